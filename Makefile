@@ -1,0 +1,71 @@
+# Thin targets: the same words for people and for CI. Everything is installed in .venv and .cache, nothing outside.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# The oldest versions we allow have wheels up to Python 3.12 only.
+FLOORS_PYTHON ?= $(firstword $(shell command -v python3.11 python3.12) $(PYTHON))
+FLOORS := .cache/floors
+FLOORS_READY := $(FLOORS)/.ready
+
+TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-peers test-floors format lint types imports bench-nameserver ci clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## create .venv with any python3 from 3.11 on, and install the package with its tools
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## a name server and what it answers, in one minute
+	$(BIN)/python examples/demo.py
+
+test: lint types imports ## style, types, imports, and every test that needs nothing but Python
+	$(BIN)/python -m pytest --quiet $(TESTS)
+	@echo "peers tests are separate: make test-peers"
+
+test-peers: $(READY) ## real Apache RocketMQ brokers, clients and tools; needs java and mvn
+	$(BIN)/python -m pytest --quiet tests/peers
+
+test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
+	$(FLOORS)/bin/python -m pytest --quiet -p no:cacheprovider tests/unit
+
+$(FLOORS_READY): pyproject.toml
+	test -x $(FLOORS)/bin/python || $(FLOORS_PYTHON) -m venv $(FLOORS)
+	$(FLOORS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+		| sed 's/>=/==/' > $(FLOORS)/constraints.txt
+	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint $(FLOORS)/constraints.txt --editable '.[dev]'
+	@touch $@
+
+format: $(READY) ## rewrite the source in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(READY) ## style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(READY) ## who imports whom
+	$(BIN)/lint-imports
+
+bench-nameserver: $(READY) ## how fast routes are found, alone and while brokers register
+	$(BIN)/python -m benchmarks.nameserver
+
+ci: ## what CI runs
+	.ci/run
+
+clean: ## remove what was built or cached, but not .venv
+	rm -rf .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

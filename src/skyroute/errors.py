@@ -1,0 +1,13 @@
+"""The root of every error this package raises on purpose."""
+
+from typing import ClassVar
+
+
+class SkyrouteError(Exception):
+    """Something we foresaw went wrong; the text says what, and what to do about it."""
+
+    retryable: ClassVar[bool] = False
+    """The same call may work later."""
+
+    stale_route: ClassVar[bool] = False
+    """Ask a name server for the route before trying again."""
