@@ -1,0 +1,165 @@
+"""What the table keeps of one broker group, and what a broker's word would change in it.
+
+Records for `RouteTable` alone: it writes them, and everyone else is given values made from them. The methods of a group
+answer and compare; they never write, so that a registration can be weighed before anything is touched.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from skyroute.routing.registration import DataVersion, TopicTable
+from skyroute.routing.topology import MASTER_ID, BrokerGroup, BrokerKey, Permission, QueueSettings, StaticMapping
+
+# A plain number, because `&` on an IntFlag builds an object, and a registration may carry ten thousand topics.
+_WRITE: Final = int(Permission.WRITE)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One broker of a group, and its lease."""
+
+    group: "Group"
+    broker_id: int
+    address: str
+    ha_address: str | None
+    version: DataVersion
+    lease_s: float
+    expires_at: float
+    holder: int
+    knows_acting: bool
+    """The broker says whether slaves may act for a master, yes or no; brokers before 5.0 do not."""
+    fingerprint: bytes | None = None
+    filter_servers: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> BrokerKey:
+        return BrokerKey(self.group.cluster, self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDelta:
+    """What would change in a group's queues and mappings."""
+
+    added: Mapping[str, QueueSettings] = field(default_factory=dict)
+    changed: Mapping[str, tuple[QueueSettings, QueueSettings]] = field(default_factory=dict)
+    removed: Mapping[str, QueueSettings] = field(default_factory=dict)
+    restored: frozenset[str] = frozenset()
+    """Topics that an operator had made read-only and that may be written again."""
+    mappings: Mapping[str, tuple[StaticMapping | None, StaticMapping | None]] = field(default_factory=dict)
+
+    @property
+    def growth(self) -> int:
+        return len(self.added) - len(self.removed)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Brokers of one name, and what they serve together."""
+
+    name: str
+    cluster: str
+    acting_master: bool = False
+    zone: str | None = None
+    members: dict[int, Member] = field(default_factory=dict)
+    queues: dict[str, QueueSettings] = field(default_factory=dict)
+    """As the brokers gave them; `settings` is what clients may use."""
+    forbidden: set[str] = field(default_factory=set)
+    """Topics that brokers would let clients write, and an operator does not."""
+    mappings: dict[str, StaticMapping] = field(default_factory=dict)
+    """Only for topics that are in `queues`."""
+
+    @property
+    def smallest(self) -> tuple[int, str] | None:
+        """The smallest id and its address."""
+        if not self.members:
+            return None
+        broker_id = min(self.members)
+        return broker_id, self.members[broker_id].address
+
+    @property
+    def master(self) -> Member | None:
+        return self.members.get(MASTER_ID)
+
+    def by_id(self) -> Iterator[Member]:
+        return (self.members[broker_id] for broker_id in sorted(self.members))
+
+    def member_at(self, address: str) -> Member | None:
+        return next((member for member in self.members.values() if member.address == address), None)
+
+    def settings(self, topic: str) -> QueueSettings | None:
+        """What clients may do with a topic now.
+
+        Write permission is worked out here and not stored: it comes back by itself with the master or the operator's
+        word, and to exactly what the broker had registered.
+        """
+        settings = self.queues.get(topic)
+        if settings is not None and (topic in self.forbidden or (self.acting_master and MASTER_ID not in self.members)):
+            return settings.read_only()
+        return settings
+
+    def writable(self) -> set[str]:
+        """Topics whose brokers let clients write."""
+        return {topic for topic, settings in self.queues.items() if settings.permission & _WRITE}
+
+    def to_value(self) -> BrokerGroup:
+        addresses = {member.broker_id: member.address for member in self.by_id()}
+        return BrokerGroup(self.name, self.cluster, addresses, acting_master=self.acting_master, zone=self.zone)
+
+    def forget_fingerprints(self) -> None:
+        for member in self.members.values():
+            member.fingerprint = None
+
+    def compare(self, table: TopicTable, *, whole: bool, delete_missing: bool) -> QueueDelta:
+        """What recording a broker's table would change.
+
+        Args:
+            table: What the broker sent.
+            whole: Its word replaces what is known; otherwise it only fills what is missing, so that a heartbeat does
+                not undo an operator's ban on writes.
+            delete_missing: Topics it does not name are gone.
+        """
+        queues, topics = self.queues, table.topics
+        added, changed, removed = topics, {}, {}
+        if queues and whole:
+            different = [(topic, after) for topic, after in topics.items() if queues.get(topic) != after]
+            added = {topic: after for topic, after in different if topic not in queues}
+            changed = {topic: (queues[topic], after) for topic, after in different if topic in queues}
+        elif queues:
+            added = {topic: after for topic, after in topics.items() if topic not in queues}
+        if delete_missing and not table.mappings:
+            removed = {topic: before for topic, before in queues.items() if topic not in topics}
+        restored = (
+            topic for topic in self.forbidden if whole and topic in topics and topics[topic].permission & _WRITE
+        )
+        mappings = self._compare_mappings(table, whole=whole) | self._mappings_gone(removed)
+        return QueueDelta(added, changed, removed, frozenset(restored), mappings)
+
+    def compare_one(self, topic: str, settings: QueueSettings) -> QueueDelta:
+        """What announcing one topic would change. It lifts an operator's ban, as any new word on a topic does."""
+        before = self.queues.get(topic)
+        return QueueDelta(
+            added={topic: settings} if before is None else {},
+            changed={topic: (before, settings)} if before is not None and before != settings else {},
+            restored=frozenset({topic} & self.forbidden if settings.permission & _WRITE else ()),
+        )
+
+    def compare_without(self, topics: Mapping[str, QueueSettings]) -> QueueDelta:
+        """What deleting these topics, all of which the group has, would change."""
+        return QueueDelta(removed=topics, mappings=self._mappings_gone(topics))
+
+    def _compare_mappings(
+        self, table: TopicTable, *, whole: bool
+    ) -> dict[str, tuple[StaticMapping | None, StaticMapping | None]]:
+        known = self.mappings
+        return {
+            topic: (known.get(topic), mapping)
+            for topic, mapping in table.mappings.items()
+            if (topic not in known or (whole and known[topic] != mapping))
+            and (topic in self.queues or topic in table.topics)
+        }
+
+    def _mappings_gone(
+        self, topics: Mapping[str, QueueSettings]
+    ) -> dict[str, tuple[StaticMapping | None, StaticMapping | None]]:
+        return {topic: (mapping, None) for topic, mapping in self.mappings.items() if topic in topics}

@@ -1,0 +1,130 @@
+"""How the table words its events. Each returns nothing where nothing changed."""
+
+from skyroute.routing.events import (
+    BrokerChanged,
+    BrokerJoined,
+    BrokerLeft,
+    Cause,
+    GroupChanged,
+    SmallestIdChanged,
+    WritesChanged,
+)
+from skyroute.routing.groups import Group, Member
+from skyroute.routing.registration import DataVersion
+
+Standing = tuple[int, str | None, DataVersion]
+"""What may change of a broker that stays: its id, its replication address, its table's edition."""
+
+
+def broker_joined(member: Member) -> BrokerJoined:
+    """A broker that was just put into its group."""
+    return BrokerJoined(
+        cluster=member.group.cluster,
+        broker_name=member.group.name,
+        broker_id=member.broker_id,
+        address=member.address,
+        ha_address=member.ha_address,
+        version=member.version,
+        lease_s=member.lease_s,
+        holder=member.holder,
+    )
+
+
+def broker_left(member: Member, cause: Cause, *, holder_is_idle: bool) -> BrokerLeft:
+    """A broker that was just taken out of its group."""
+    return BrokerLeft(
+        cluster=member.group.cluster,
+        broker_name=member.group.name,
+        broker_id=member.broker_id,
+        address=member.address,
+        cause=cause,
+        version=member.version,
+        holder=member.holder,
+        holder_is_idle=holder_is_idle,
+    )
+
+
+def broker_changed(member: Member, before: Standing, after: Standing) -> BrokerChanged:
+    """A broker that stays and has another standing."""
+    return BrokerChanged(
+        cluster=member.group.cluster,
+        broker_name=member.group.name,
+        address=member.address,
+        id_before=before[0],
+        id_after=after[0],
+        ha_address_before=before[1],
+        ha_address_after=after[1],
+        version_before=before[2],
+        version_after=after[2],
+    )
+
+
+def group_placed(
+    group: Group, cluster: str, zone: str | None, *, acting_master: bool, is_new: bool
+) -> list[GroupChanged]:
+    """What a registration says of a whole group, asked before it is written."""
+    if not is_new and (group.cluster, group.zone, group.acting_master) == (cluster, zone, acting_master):
+        return []
+    return [
+        GroupChanged(
+            broker_name=group.name,
+            cluster_before=None if is_new else group.cluster,
+            cluster_after=cluster,
+            acting_master_before=group.acting_master,
+            acting_master_after=acting_master,
+            zone_before=group.zone,
+            zone_after=zone,
+            cause=Cause.REGISTERED,
+        )
+    ]
+
+
+def group_gone(group: Group) -> GroupChanged:
+    """A group whose last broker left."""
+    return GroupChanged(
+        broker_name=group.name,
+        cluster_before=group.cluster,
+        cluster_after=None,
+        acting_master_before=group.acting_master,
+        acting_master_after=False,
+        zone_before=group.zone,
+        zone_after=None,
+        cause=Cause.GROUP_GONE,
+    )
+
+
+def writes_changed(
+    group: Group, cause: Cause, *, forbidden: frozenset[str] = frozenset(), restored: frozenset[str] = frozenset()
+) -> list[WritesChanged]:
+    """An operator's ban that was laid or lifted."""
+    if not forbidden and not restored:
+        return []
+    return [WritesChanged(group.cluster, group.name, cause, forbidden=forbidden, restored=restored)]
+
+
+def smallest_changed(
+    group: Group, before: tuple[int, str] | None, cause: Cause, registrant: Member | None = None
+) -> list[SmallestIdChanged]:
+    """Tell who has the smallest id now, if that is another id than before and there is someone to tell.
+
+    A broker that registers knows its own id; one that is left behind has to hear that it is the smallest.
+    """
+    after = group.smallest
+    if before is None or after is None or before[0] == after[0]:
+        return []
+    others = tuple(member.address for member in group.by_id() if member.broker_id != after[0])
+    if registrant is not None and not others:
+        return []
+    return [
+        SmallestIdChanged(
+            cluster=group.cluster,
+            broker_name=group.name,
+            cause=cause,
+            acting_master=group.acting_master,
+            smallest_id=after[0],
+            smallest_address=after[1],
+            others=others,
+            offline_address=before[1] if group.member_at(before[1]) is None else None,
+            ha_address=registrant.ha_address if registrant is not None and registrant.broker_id == after[0] else None,
+        )
+    ]

@@ -1,0 +1,431 @@
+"""Every change of a route.
+
+`RouteTable` is the one owner of who serves which topic. It reads no clock, and it has one writer; each method first
+decides, and may refuse, then writes everything, then returns what happened as events. A refusal leaves no trace.
+How the table is read for clients is in `discovery`.
+"""
+
+from collections.abc import Iterable, KeysView, Mapping, Sequence
+from sys import intern
+from types import MappingProxyType
+from typing import Final
+
+from skyroute.routing import reports
+from skyroute.routing.claims import Claim, find_claim
+from skyroute.routing.errors import TableFullError
+from skyroute.routing.events import BrokerLeft, Cause, FilterServersChanged, MappingsChanged, RouteEvent, TopicsChanged
+from skyroute.routing.groups import Group, Member, QueueDelta
+from skyroute.routing.leases import Leases
+from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
+from skyroute.routing.topic_index import TopicIndex
+from skyroute.routing.topology import BrokerGroup, BrokerKey, QueueSettings, StaticMapping
+
+LEASE_S: Final = 120.0
+"""How long a broker is believed that names no time of its own."""
+BROKERS_MAX: Final = 20_000
+TOPIC_ENTRIES_MAX: Final = 10_000_000
+"""Bound on pairs of a broker group and a topic it serves."""
+
+
+class RouteTable:
+    """Which brokers there are, what they serve, and until when we believe them.
+
+    A broker is one address within a cluster and one id within a group, both ways. Groups are known by name alone, as
+    nothing on the wire could tell two groups of one name apart.
+
+    Events come in an order in which a mirror can apply them: first what follows from brokers that must leave before
+    the group can take its new shape, then the group, the brokers in it, its topics, write bans, mappings and filter
+    servers, and last who has the smallest id.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease_s: float = LEASE_S,
+        brokers_max: int = BROKERS_MAX,
+        topic_entries_max: int = TOPIC_ENTRIES_MAX,
+    ) -> None:
+        self._lease_s = lease_s
+        self._brokers_max = brokers_max
+        self._topic_entries_max = topic_entries_max
+        self._groups: dict[str, Group] = {}
+        self._clusters: dict[str, dict[str, None]] = {}
+        self._leases = Leases()
+        self._index = TopicIndex()
+        self._topic_entries = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<RouteTable clusters={len(self._clusters)} groups={len(self._groups)} brokers={len(self._leases)}"
+            f" holders={self._leases.holder_count} topics={len(self._index)} topic_entries={self._topic_entries}>"
+        )
+
+    # What is there.
+
+    @property
+    def topics(self) -> KeysView[str]:
+        """Every topic, as a live view."""
+        return self._index.topics
+
+    @property
+    def groups(self) -> tuple[BrokerGroup, ...]:
+        return tuple(group.to_value() for group in self._groups.values())
+
+    @property
+    def clusters(self) -> dict[str, tuple[str, ...]]:
+        """Cluster name to the names of its groups."""
+        return {cluster: tuple(names) for cluster, names in self._clusters.items()}
+
+    def group(self, broker_name: str) -> BrokerGroup | None:
+        group = self._groups.get(broker_name)
+        return None if group is None else group.to_value()
+
+    def serving(self, topic: str) -> tuple[str, ...]:
+        """Names of the groups that serve a topic, in the order in which they began to."""
+        return self._index.serving(topic)
+
+    def topics_of(self, broker_name: str) -> KeysView[str]:
+        """Every topic a group serves, as a live view: all that a change of the group or its brokers concerns."""
+        return self.queues_of(broker_name).keys()
+
+    def queues_of(self, broker_name: str) -> Mapping[str, QueueSettings]:
+        """Topic to its settings as the brokers gave them, as a live view; `settings` is what clients may use."""
+        group = self._groups.get(broker_name)
+        return MappingProxyType({} if group is None else group.queues)
+
+    def settings(self, broker_name: str, topic: str) -> QueueSettings | None:
+        """The queues of a topic on one group, with the permission that holds now."""
+        group = self._groups.get(broker_name)
+        return None if group is None else group.settings(topic)
+
+    def mapping(self, broker_name: str, topic: str) -> StaticMapping | None:
+        group = self._groups.get(broker_name)
+        return None if group is None else group.mappings.get(topic)
+
+    def filter_servers(self, broker_name: str) -> dict[str, tuple[str, ...]]:
+        """Broker address to the filter servers beside it, where there are any."""
+        group = self._groups.get(broker_name)
+        members = () if group is None else group.by_id()
+        return {member.address: member.filter_servers for member in members if member.filter_servers}
+
+    def version_of(self, key: BrokerKey) -> DataVersion | None:
+        """The edition of a broker's topic table that is known here."""
+        member = self._leases.find(key)
+        return None if member is None else member.version
+
+    def remembers(self, key: BrokerKey, broker_name: str, broker_id: int, fingerprint: bytes) -> bool:
+        """Whether a registration with this body need not be decoded, because the body cannot change anything.
+
+        Called by the registration handler before it decodes.
+        """
+        member = self._leases.find(key)
+        return (
+            member is not None
+            and member.fingerprint == fingerprint
+            and member.broker_id == broker_id
+            and member.group.name == broker_name
+        )
+
+    def forget_fingerprints(self) -> None:
+        """Have every next body decoded. Called when a setting changes what bodies mean."""
+        for member in self._leases:
+            member.fingerprint = None
+
+    # Brokers and topics come.
+
+    def register(
+        self, registration: Registration, *, holder: int, now: float, delete_missing_topics: bool = False
+    ) -> RegistrationOutcome:
+        """Take a broker's word that it is there and what it serves.
+
+        Args:
+            registration: What it says. Without a table, `remembers` must have said that its body is known.
+            holder: Who speaks for it; the broker leaves with its holder.
+            now: Monotonic seconds.
+            delete_missing_topics: A topic the broker no longer names is gone, unless the broker has static topics.
+
+        Raises:
+            RegistrationRefusedError: One of the rules is against it; nothing was changed.
+            ValueError: There is no table and the body is not remembered.
+        """
+        table = registration.table
+        if table is None:
+            return self._register_unchanged(registration, holder=holder, now=now)
+        claim = find_claim(self._groups, self._leases, registration, table)
+        if claim.is_superseded:
+            return RegistrationOutcome(superseded=True)
+        claim.refuse_partial()
+        if claim.own is not None and claim.is_overtaken(holder):
+            claim.own.expires_at = now + claim.own.lease_s
+            return RegistrationOutcome()
+        delta = claim.compare_topics(delete_missing=delete_missing_topics)
+        self._check_room(brokers=int(claim.is_newcomer), topic_entries=delta.growth)
+        return self._admit(claim, delta, holder=holder, now=now)
+
+    def register_topic(self, topic: str, settings: Mapping[str, QueueSettings]) -> tuple[RouteEvent, ...]:
+        """Announce one topic outside a registration, by broker name. One unknown name makes it all void.
+
+        Raises:
+            TableFullError: The table has no room for it; nothing was changed.
+        """
+        if not settings.keys() <= self._groups.keys():
+            return ()
+        deltas = {name: self._groups[name].compare_one(topic, one) for name, one in settings.items()}
+        self._check_room(brokers=0, topic_entries=sum(delta.growth for delta in deltas.values()))
+        events: list[RouteEvent] = []
+        for name, delta in deltas.items():
+            self._groups[name].forget_fingerprints()
+            events += self._apply(self._groups[name], delta, Cause.TOPIC_REGISTERED)
+        return tuple(events)
+
+    def renew(self, key: BrokerKey, now: float) -> bool:
+        """Believe a broker for another lease. False: it is not known here."""
+        member = self._leases.find(key)
+        if member is None:
+            return False
+        member.expires_at = now + member.lease_s
+        return True
+
+    # Brokers and topics go.
+
+    def unregister(self, cluster: str, address: str, broker_name: str, broker_id: int) -> tuple[RouteEvent, ...]:
+        """Take a broker's goodbye, if it is registered exactly so: a late one must not end a newer registration."""
+        member = self._leases.find(BrokerKey(cluster, address))
+        if member is None or member.group.name != broker_name or member.broker_id != broker_id:
+            return ()
+        return tuple(self._leave([member], Cause.UNREGISTERED))
+
+    def drop_holder(self, holder: int) -> tuple[RouteEvent, ...]:
+        """Let every broker go that speaks through this holder."""
+        return tuple(self._leave(self._leases.held_by(holder), Cause.CONNECTION_CLOSED))
+
+    def evict_expired(self, now: float) -> tuple[RouteEvent, ...]:
+        """Let every broker go whose lease has run out."""
+        return tuple(self._leave(self._leases.expired(now), Cause.LEASE_EXPIRED))
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> tuple[RouteEvent, ...]:
+        """Forget a topic, in one cluster or everywhere. A broker that still has it brings it back by registering."""
+        events: list[RouteEvent] = []
+        for name in self._index.serving(topic):
+            group = self._groups[name]
+            if cluster is None or group.cluster == cluster:
+                group.forget_fingerprints()
+                delta = group.compare_without({topic: group.queues[topic]})
+                events += self._apply(group, delta, Cause.TOPIC_DELETED)
+        return tuple(events)
+
+    # An operator's word.
+
+    def forbid_writes(self, broker_name: str) -> tuple[int, tuple[RouteEvent, ...]]:
+        """Make a group's topics read-only until its broker sends a new edition. Returns how many topics it has."""
+        group = self._groups.get(broker_name)
+        if group is None:
+            return 0, ()
+        forbidden = frozenset(group.writable() - group.forbidden)
+        group.forbidden |= forbidden
+        return len(group.queues), tuple(reports.writes_changed(group, Cause.WRITES_FORBIDDEN, forbidden=forbidden))
+
+    def restore_writes(self, broker_name: str) -> tuple[int, tuple[RouteEvent, ...]]:
+        """Give a group's topics back the permission its broker registered. Returns how many topics it has."""
+        group = self._groups.get(broker_name)
+        if group is None:
+            return 0, ()
+        restored = frozenset(group.forbidden)
+        group.forbidden.clear()
+        return len(group.queues), tuple(reports.writes_changed(group, Cause.WRITES_RESTORED, restored=restored))
+
+    # How it is done.
+
+    def _check_room(self, *, brokers: int, topic_entries: int) -> None:
+        if brokers > 0 and len(self._leases) + brokers > self._brokers_max:
+            raise TableFullError(f"the table is full: it holds {len(self._leases)} brokers (brokers_max)")
+        if topic_entries > 0 and self._topic_entries + topic_entries > self._topic_entries_max:
+            raise TableFullError(
+                f"the table is full: {self._topic_entries} topic entries and {topic_entries} new ones are more than"
+                f" {self._topic_entries_max} (topic_entries_max)"
+            )
+
+    def _register_unchanged(self, registration: Registration, *, holder: int, now: float) -> RegistrationOutcome:
+        key, name, broker_id = registration.key, registration.broker_name, registration.broker_id
+        fingerprint, member = registration.fingerprint, self._leases.find(key)
+        if member is None or fingerprint is None or not self.remembers(key, name, broker_id, fingerprint):
+            raise ValueError(f"no table and no remembered body for {name}[{broker_id}] at {key}")
+        if member.knows_acting != (registration.acting_master is not None):
+            # It may be this broker's topics that count from now on, and they are not at hand: decode the next body.
+            member.fingerprint = None
+        events = [
+            *self._place(member.group, registration),
+            *self._refresh(member, registration, member.version, holder=holder, now=now),
+        ]
+        return _outcome(member, events)
+
+    def _admit(self, claim: Claim, delta: QueueDelta, *, holder: int, now: float) -> RegistrationOutcome:
+        """Write a claim that has passed every rule: nothing from here on refuses."""
+        registration, table, group, member = claim.registration, claim.table, claim.group, claim.own
+        smallest_before = group.smallest
+        events: list[RouteEvent] = []
+        if claim.stray is not None:
+            events += self._leave([claim.stray], Cause.ADDRESS_REPLACED, joining=holder)
+        events += [self._remove(gone, Cause.ADDRESS_REPLACED, joining=holder) for gone in claim.displaced]
+        events += self._place(group, registration)
+        if claim.rival is not None:
+            events.append(self._remove(claim.rival, Cause.ADDRESS_REPLACED, joining=holder))
+        if member is None:
+            member = self._join(group, registration, table.version, holder=holder, now=now)
+            events.append(reports.broker_joined(member))
+        else:
+            events += self._refresh(member, registration, table.version, holder=holder, now=now)
+        member.fingerprint = registration.fingerprint
+        events += self._apply(group, delta, Cause.REGISTERED, table.version)
+        if table.filter_servers is not None and table.filter_servers != member.filter_servers:
+            event = FilterServersChanged(
+                cluster=group.cluster,
+                broker_name=group.name,
+                address=member.address,
+                before=member.filter_servers,
+                after=table.filter_servers,
+                cause=Cause.REGISTERED,
+            )
+            events.append(event)
+            member.filter_servers = table.filter_servers
+        events += reports.smallest_changed(group, smallest_before, Cause.REGISTERED, registrant=member)
+        return _outcome(member, events)
+
+    def _place(self, group: Group, registration: Registration) -> Sequence[RouteEvent]:
+        """Put a group where its last registrant says it is."""
+        cluster, zone, acting_master = registration.cluster, registration.zone, registration.acting_master is True
+        is_new = group.name not in self._groups
+        events = reports.group_placed(group, cluster, zone, acting_master=acting_master, is_new=is_new)
+        group.zone, group.acting_master = zone, acting_master
+        if is_new:
+            self._groups[group.name] = group
+            self._clusters.setdefault(cluster, {})[group.name] = None
+        elif group.cluster != cluster:
+            self._move(group, cluster)
+        return events
+
+    def _move(self, group: Group, cluster: str) -> None:
+        for member in group.members.values():
+            self._leases.remove(member)
+        self._leave_cluster(group)
+        group.cluster = cluster
+        group.forget_fingerprints()
+        self._clusters.setdefault(cluster, {})[group.name] = None
+        for member in group.members.values():
+            self._leases.add(member)
+
+    def _join(
+        self, group: Group, registration: Registration, version: DataVersion, *, holder: int, now: float
+    ) -> Member:
+        lease_s = self._lease_s if registration.lease_s is None else registration.lease_s
+        member = Member(
+            group=group,
+            broker_id=registration.broker_id,
+            address=registration.address,
+            ha_address=registration.ha_address,
+            version=version,
+            lease_s=lease_s,
+            expires_at=now + lease_s,
+            holder=holder,
+            knows_acting=registration.acting_master is not None,
+        )
+        group.forget_fingerprints()
+        group.members[member.broker_id] = member
+        self._leases.add(member)
+        return member
+
+    def _refresh(
+        self, member: Member, registration: Registration, version: DataVersion, *, holder: int, now: float
+    ) -> list[RouteEvent]:
+        """Renew the lease of a broker that is still there, perhaps by another id or through another holder."""
+        group, before = member.group, (member.broker_id, member.ha_address, member.version)
+        after = (registration.broker_id, registration.ha_address, version)
+        self._leases.hand_over(member, holder)
+        member.lease_s = self._lease_s if registration.lease_s is None else registration.lease_s
+        member.expires_at = now + member.lease_s
+        member.knows_acting = registration.acting_master is not None
+        if before == after:
+            return []
+        if before[0] != after[0]:
+            group.forget_fingerprints()
+            del group.members[before[0]]
+            group.members[after[0]] = member
+        member.broker_id, member.ha_address, member.version = after
+        return [reports.broker_changed(member, before, after)]
+
+    def _leave(self, members: Iterable[Member], cause: Cause, *, joining: int | None = None) -> list[RouteEvent]:
+        """Let brokers go, with all that follows for their groups.
+
+        The largest ids go first, so that of brokers that leave together only the last to go can change who is smallest.
+        """
+        events: list[RouteEvent] = []
+        for member in sorted(members, key=lambda member: -member.broker_id):
+            group, smallest_before = member.group, member.group.smallest
+            events.append(self._remove(member, cause, joining=joining))
+            if not group.members:
+                events += self._dissolve(group)
+            events += reports.smallest_changed(group, smallest_before, cause)
+        return events
+
+    def _remove(self, member: Member, cause: Cause, *, joining: int | None) -> BrokerLeft:
+        """Take one broker out of its group, which may be left empty.
+
+        `joining` is the holder that is about to speak for a broker, and so is not idle.
+        """
+        group = member.group
+        self._leases.remove(member)
+        del group.members[member.broker_id]
+        group.forget_fingerprints()
+        is_idle = member.holder != joining and not self._leases.held_by(member.holder)
+        return reports.broker_left(member, cause, holder_is_idle=is_idle)
+
+    def _dissolve(self, group: Group) -> list[RouteEvent]:
+        delta = group.compare_without(group.queues)
+        group.queues = {}
+        events = self._apply(group, delta, Cause.GROUP_GONE)
+        del self._groups[group.name]
+        self._leave_cluster(group)
+        return [*events, reports.group_gone(group)]
+
+    def _leave_cluster(self, group: Group) -> None:
+        names = self._clusters[group.cluster]
+        del names[group.name]
+        if not names:
+            del self._clusters[group.cluster]
+
+    def _apply(
+        self, group: Group, delta: QueueDelta, cause: Cause, version: DataVersion | None = None
+    ) -> list[RouteEvent]:
+        """Write what changed of a group's topics."""
+        events: list[RouteEvent] = []
+        if delta.added or delta.changed or delta.removed:
+            # Every group has its own copy of every name, and most settings are alike: keep one object of each.
+            names, alike = list(map(intern, delta.added)), dict[QueueSettings, QueueSettings]()
+            settings = delta.added.values()
+            group.queues.update(zip(names, map(alike.setdefault, settings, settings), strict=True))
+            group.queues.update((topic, after) for topic, (_, after) in delta.changed.items())
+            for topic in delta.removed:
+                group.queues.pop(topic, None)
+            group.forbidden.difference_update(delta.changed, delta.removed)
+            self._index.add(names, group.name)
+            self._index.remove(delta.removed, group.name)
+            self._topic_entries += delta.growth
+            added, changed, removed = delta.added, delta.changed, delta.removed
+            events.append(TopicsChanged(group.cluster, group.name, cause, version, added, changed, removed))
+        group.forbidden.difference_update(delta.restored)
+        events += reports.writes_changed(group, cause, restored=delta.restored)
+        if delta.mappings:
+            for topic, (_, mapping) in delta.mappings.items():
+                if mapping is None:
+                    del group.mappings[topic]
+                else:
+                    group.mappings[topic] = mapping
+            events.append(MappingsChanged(group.cluster, group.name, cause, delta.mappings))
+        return events
+
+
+def _outcome(member: Member, events: list[RouteEvent]) -> RegistrationOutcome:
+    master = member.group.master
+    if master is None or master is member:
+        return RegistrationOutcome(tuple(events))
+    return RegistrationOutcome(tuple(events), master_address=master.address, master_ha_address=master.ha_address)

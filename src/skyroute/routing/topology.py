@@ -1,0 +1,107 @@
+"""The values a route is made of. None of them can change once made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+MASTER_ID: Final = 0
+"""The broker id of a group's master; every larger id is a slave."""
+
+NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Permission(IntFlag):
+    """What clients may do with a queue. Brokers may send bits we do not know: keep them."""
+
+    INHERIT = 1
+    WRITE = 2
+    READ = 4
+    PRIORITY = 8
+
+
+class TopicFlag(IntFlag):
+    """Marks of a topic that only the unit lists look at."""
+
+    UNIT = 1
+    UNIT_SUBSCRIPTION = 2
+
+
+class QueueSettings(NamedTuple):
+    """What one broker group says of its queues of one topic.
+
+    A named tuple, not a dataclass: a heartbeat compares ten thousand of them.
+    """
+
+    read_queues: int
+    write_queues: int
+    permission: int
+    sys_flag: int = 0
+
+    def read_only(self) -> "QueueSettings":
+        # In plain numbers: the complement of a flag may lack the bits we do not know.
+        return self._replace(permission=self.permission & ~int(Permission.WRITE))
+
+
+class BrokerKey(NamedTuple):
+    """One broker process: an address within a cluster."""
+
+    cluster: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StaticMapping:
+    """Which physical queues of one broker group stand behind a static topic's logical queues."""
+
+    topic: str
+    broker_name: str
+    total_queues: int
+    epoch: int
+    scope: str = "__global__"
+    dirty: bool = False
+    current_ids: Mapping[int, int] = field(default_factory=dict)
+    """Logical queue id to physical queue id."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerGroup:
+    """Brokers of one name: a master and its slaves, by id."""
+
+    name: str
+    cluster: str
+    addresses: Mapping[int, str]
+    acting_master: bool = False
+    """The group's slaves may act for a lost master."""
+    zone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerQueues:
+    """The queues of one topic on one broker group, as clients may use them now."""
+
+    broker_name: str
+    settings: QueueSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """Everything a client needs to reach a topic."""
+
+    groups: tuple[BrokerGroup, ...]
+    queues: tuple[BrokerQueues, ...]
+    filter_servers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Broker address to the filter servers that run beside it."""
+    mappings: Mapping[str, StaticMapping] = field(default_factory=dict)
+    """Broker name to its part of a static topic."""
+    order_config: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Every group and every cluster at one instant."""
+
+    groups: tuple[BrokerGroup, ...]
+    clusters: Mapping[str, tuple[str, ...]]
+    """Cluster name to the names of its groups."""
