@@ -1,0 +1,393 @@
+"""What brokers say to name servers about themselves: register, heartbeat, compare versions, say goodbye."""
+
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.topology import BrokerKey, Permission, QueueSettings, StaticMapping
+from skyroute.wire import fastjson
+from skyroute.wire.codes import V3_0_11, V5_0_0, RequestCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import BodyError
+from skyroute.wire.fastjson import Dialect
+from skyroute.wire.fields import optional_int, required_int, required_name, truth
+
+INFLATED_BYTES_MAX: Final = 256 * 1024 * 1024
+_INT32 = Struct(">i")
+_INT64_MAX: Final = (1 << 63) - 1
+_FILTER_TYPES: Final = frozenset({"SINGLE_TAG", "MULTI_TAG"})
+
+T = TypeVar("T")
+
+
+class _Version(msgspec.Struct, gc=False):
+    counter: int = 0
+    stateVersion: int = 0  # noqa: N815 - the wire's name
+    timestamp: int = 0
+
+    def value(self) -> DataVersion:
+        return DataVersion(self.stateVersion, self.timestamp, self.counter)
+
+
+class _Topic(msgspec.Struct, gc=False, rename={"read_queues": "readQueueNums", "write_queues": "writeQueueNums"}):
+    read_queues: int = 16
+    write_queues: int = 16
+    perm: int = Permission.READ | Permission.WRITE
+    topicSysFlag: int = 0  # noqa: N815 - the wire's name
+
+
+class _Mapping(msgspec.Struct):
+    bname: str
+    topic: str = ""
+    totalQueues: int = 0  # noqa: N815 - the wire's name
+    epoch: int = 0
+    scope: str | None = "__global__"
+    dirty: bool = False
+    currIdMap: dict[int, int] | None = None  # noqa: N815 - the wire's name
+
+    def value(self, topic: str) -> StaticMapping:
+        return StaticMapping(
+            topic=self.topic or topic,
+            broker_name=_name("bname", self.bname),
+            total_queues=self.totalQueues,
+            epoch=self.epoch,
+            scope=self.scope or "__global__",
+            dirty=self.dirty,
+            current_ids=self.currIdMap or {},
+        )
+
+
+class _TopicConfigs(msgspec.Struct):
+    topicConfigTable: dict[str, _Topic]  # noqa: N815 - the wire's name
+    dataVersion: _Version | None = None  # noqa: N815 - the wire's name
+    topicQueueMappingInfoMap: dict[str, _Mapping] | None = None  # noqa: N815 - the wire's name
+
+
+class _Body(msgspec.Struct):
+    topicConfigSerializeWrapper: _TopicConfigs  # noqa: N815 - the wire's name
+    filterServerList: list[str] | None = None  # noqa: N815 - the wire's name
+
+
+def decode_registration(request: Request) -> Registration:
+    """Read the header of a registration. The body is left for `decode_topic_table`: mostly it is one already known.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    fields = request.fields
+    heartbeat_ms = optional_int(fields, "heartbeatTimeoutMillis", 0, _INT64_MAX)
+    acting = fields.get("enableActingMaster")
+    return Registration(
+        cluster=required_name(fields, "clusterName"),
+        broker_name=required_name(fields, "brokerName"),
+        broker_id=required_int(fields, "brokerId"),
+        address=required_name(fields, "brokerAddr"),
+        ha_address=fields.get("haServerAddr"),
+        zone=fields.get("__ZONE_NAME"),
+        acting_master=None if acting is None else truth(fields, "enableActingMaster"),
+        lease_s=heartbeat_ms / 1000 if heartbeat_ms > 0 else None,
+        fingerprint=_fingerprint(request),
+    )
+
+
+def encode_registration(registration: Registration) -> Request:
+    """Write a registration as a 5.x broker does."""
+    table = registration.table or TopicTable()
+    topics = {
+        topic: {
+            "attributes": {},
+            "order": False,
+            "perm": settings.permission,
+            "readQueueNums": settings.read_queues,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": topic,
+            "topicSysFlag": settings.sys_flag,
+            "writeQueueNums": settings.write_queues,
+        }
+        for topic, settings in table.topics.items()
+    }
+    mappings = {topic: mapping_members(mapping) for topic, mapping in table.mappings.items()}
+    wrapper = {
+        "dataVersion": _version_members(table.version),
+        "mappingDataVersion": _version_members(DataVersion()),
+        "topicConfigTable": topics,
+        "topicQueueMappingDetailMap": {},
+        "topicQueueMappingInfoMap": mappings,
+    }
+    members = {"filterServerList": list(table.filter_servers or ()), "topicConfigSerializeWrapper": wrapper}
+    body = fastjson.dumps(members, Dialect.LEGACY)
+    fields = {
+        "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF),
+        "brokerAddr": registration.address,
+        "brokerId": str(registration.broker_id),
+        "brokerName": registration.broker_name,
+        "clusterName": registration.cluster,
+        "compressed": "false",
+        "haServerAddr": registration.ha_address,
+        "enableActingMaster": None if registration.acting_master is None else _truth(registration.acting_master),
+        "heartbeatTimeoutMillis": None if registration.lease_s is None else str(round(registration.lease_s * 1000)),
+        "__ZONE_NAME": registration.zone,
+    }
+    return Request(
+        RequestCode.REGISTER_BROKER, {name: text for name, text in fields.items() if text is not None}, body=body
+    )
+
+
+def _truth(value: bool) -> str:  # noqa: FBT001 - it is the value itself
+    return "true" if value else "false"
+
+
+def mapping_members(mapping: StaticMapping) -> dict[str, Any]:
+    """Return a part of a static topic under the wire's names."""
+    return {
+        "bname": mapping.broker_name,
+        "currIdMap": mapping.current_ids,
+        "dirty": mapping.dirty,
+        "epoch": mapping.epoch,
+        "scope": mapping.scope,
+        "topic": mapping.topic,
+        "totalQueues": mapping.total_queues,
+    }
+
+
+def _version_members(version: DataVersion) -> dict[str, Any]:
+    return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
+
+
+def _fingerprint(request: Request) -> bytes:
+    """Identify the body, together with everything that decides how it is read."""
+    how = f"{request.fields.get('bodyCrc32')} {truth(request.fields, 'compressed')} {_generation(request.version)}"
+    return hashlib.sha256(request.body).digest() + how.encode()
+
+
+def _generation(version: int) -> int:
+    """Which of the three body formats a sender of this version writes."""
+    return (version >= V3_0_11) + (version >= V5_0_0)
+
+
+def decode_topic_table(request: Request, inflated_bytes_max: int = INFLATED_BYTES_MAX) -> TopicTable:
+    """Read the body of a registration.
+
+    Raises:
+        FieldError: `compressed` or `bodyCrc32` is malformed.
+        BodyError: the checksum is wrong, or the body cannot be read.
+    """
+    body = request.body
+    checksum = optional_int(request.fields, "bodyCrc32", 0)
+    if checksum and checksum != zlib.crc32(body) & 0x7FFFFFFF:
+        raise BodyError("crc32 not match")
+    if not body:
+        return TopicTable()
+    try:
+        if request.version < V3_0_11:
+            return _table(_decode_json(body, _TopicConfigs), None)
+        # Brokers of 5.x announce a compressed body as plain; no JSON starts as zlib does.
+        if truth(request.fields, "compressed") or _looks_like_zlib(body):
+            return _decode_compressed(_inflate(body, inflated_bytes_max), with_mappings=request.version >= V5_0_0)
+        decoded = _decode_json(body, _Body)
+        servers = decoded.filterServerList
+        return _table(decoded.topicConfigSerializeWrapper, None if servers is None else tuple(servers))
+    except BodyError as error:
+        raise BodyError(f"Failed to decode RegisterBrokerBody: {error}") from None
+
+
+def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None) -> TopicTable:
+    # Thousands of topics share a handful of settings: keep one copy of each.
+    shared: dict[tuple[int, int, int, int], QueueSettings] = {}
+    topics: dict[str, QueueSettings] = {}
+    for topic, config in configs.topicConfigTable.items():
+        key = (config.read_queues, config.write_queues, config.perm, config.topicSysFlag)
+        settings = shared.get(key)
+        if settings is None:
+            settings = shared[key] = QueueSettings(*key)
+        topics[topic] = settings
+    mappings = {topic: mapping.value(topic) for topic, mapping in (configs.topicQueueMappingInfoMap or {}).items()}
+    _check_names(topics)
+    version = configs.dataVersion
+    return TopicTable(version.value() if version else DataVersion(), topics, mappings, filter_servers)
+
+
+def _check_names(topics: Mapping[str, QueueSettings]) -> None:
+    # One look at all names together; only if something is wrong is it worth finding out which.
+    if "".join(topics).isprintable() and "" not in topics:
+        return
+    for topic in topics:
+        _name("topic", topic)
+
+
+def _name(what: str, name: str) -> str:
+    if not name or not name.isprintable():
+        raise BodyError(f"{what} is no name: {name[:80]!r}")
+    return name
+
+
+def _decode_json(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return _decode_lenient_json(body, kind)
+
+
+def _decode_lenient_json(body: bytes, kind: type[T]) -> T:
+    """Read what Java would: bare keys, numbers written as text."""
+    try:
+        return msgspec.json.decode(fastjson.standardise(body), type=kind, strict=False)
+    except (msgspec.DecodeError, fastjson.JsonError) as error:
+        raise BodyError(str(error)) from None
+    except RecursionError:
+        raise BodyError("it is nested too deeply") from None
+
+
+def _looks_like_zlib(body: bytes) -> bool:
+    return body[0] == 0x78 and len(body) > 2 and int.from_bytes(body[:2]) % 31 == 0
+
+
+def _inflate(body: bytes, bytes_max: int) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        inflated = inflater.decompress(body, bytes_max)
+    except zlib.error as error:
+        raise BodyError(f"it does not inflate: {error}") from None
+    if inflater.unconsumed_tail:
+        raise BodyError(f"it inflates to more than {bytes_max} bytes")
+    if not inflater.eof:
+        raise BodyError("the compressed stream is cut short")
+    return inflated
+
+
+class _Reader:
+    """Reads counted pieces off an inflated body."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def count(self) -> int:
+        try:
+            (number,) = _INT32.unpack_from(self._data, self._at)
+        except StructError:
+            raise BodyError("the inflated stream is cut short") from None
+        self._at += 4
+        # Every counted thing takes at least a byte, so a larger count cannot be true.
+        if not 0 <= number <= len(self._data) - self._at:
+            raise BodyError("the inflated stream counts more than it holds")
+        return int(number)
+
+    def piece(self) -> bytes:
+        length = self.count()
+        self._at += length
+        return self._data[self._at - length : self._at]
+
+
+def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> TopicTable:
+    reader = _Reader(inflated)
+    version = _decode_json(reader.piece(), _Version).value()
+    topics: dict[str, QueueSettings] = {}
+    shared: dict[QueueSettings, QueueSettings] = {}
+    for _ in range(reader.count()):
+        topic, settings = _decode_topic_line(reader.piece())
+        topics[topic] = shared.setdefault(settings, settings)
+    filter_servers = _decode_filter_servers(reader.piece())
+    mappings: dict[str, StaticMapping] = {}
+    if with_mappings:
+        for _ in range(reader.count()):
+            mapping = _decode_json(reader.piece(), _Mapping)
+            mappings[_name("topic", mapping.topic)] = mapping.value(mapping.topic)
+    return TopicTable(version, topics, mappings, filter_servers)
+
+
+def _decode_topic_line(line: bytes) -> tuple[str, QueueSettings]:
+    """Read `topic read write perm filter-type [attributes]`; the attributes may hold blanks and do not matter here."""
+    try:
+        words = line.decode().split(" ", 5)
+        topic, filter_type = _name("topic", words[0]), words[4]
+        settings = QueueSettings(int(words[1]), int(words[2]), int(words[3]))
+    except (UnicodeDecodeError, ValueError, IndexError):
+        raise BodyError(f"not a topic: {line[:80]!r}") from None
+    if filter_type not in _FILTER_TYPES:
+        raise BodyError(f"not a topic: {line[:80]!r}")
+    return topic, settings
+
+
+def _decode_filter_servers(piece: bytes) -> tuple[str, ...]:
+    try:
+        return tuple(_decode_json(piece, list[str]))
+    except BodyError:
+        return ()  # As Java: the list has had no use since 4.4, and is not worth losing a broker for.
+
+
+def encode_registration_reply(outcome: RegistrationOutcome, order_topics: bytes) -> Response:
+    """Write what a broker is told: its master, if it is a slave, and the table of ordered topics."""
+    fields: dict[str, str] = {}
+    if outcome.master_ha_address is not None:
+        fields["haServerAddr"] = outcome.master_ha_address
+    if outcome.master_address is not None:
+        fields["masterAddr"] = outcome.master_address
+    return Response(fields=fields, body=order_topics)
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """A broker's word that it is leaving."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+
+
+def decode_goodbye(request: Request) -> Goodbye:
+    """Read an unregistration.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    fields = request.fields
+    return Goodbye(
+        cluster=required_name(fields, "clusterName"),
+        broker_name=required_name(fields, "brokerName"),
+        broker_id=required_int(fields, "brokerId"),
+        address=required_name(fields, "brokerAddr"),
+    )
+
+
+def encode_goodbye(goodbye: Goodbye) -> Request:
+    """Write an unregistration."""
+    fields = {
+        "brokerAddr": goodbye.address,
+        "brokerId": str(goodbye.broker_id),
+        "brokerName": goodbye.broker_name,
+        "clusterName": goodbye.cluster,
+    }
+    return Request(RequestCode.UNREGISTER_BROKER, fields)
+
+
+def decode_broker_key(request: Request) -> BrokerKey:
+    """Read which broker a heartbeat or a question about versions speaks for.
+
+    Raises:
+        FieldError: a field is missing.
+    """
+    return BrokerKey(required_name(request.fields, "clusterName"), required_name(request.fields, "brokerAddr"))
+
+
+def decode_data_version(body: bytes) -> DataVersion | None:
+    """Read a version sent for comparison; None where none was sent.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    return _decode_json(body, _Version).value() if body else None
+
+
+def encode_version_reply(known: DataVersion | None, *, changed: bool) -> Response:
+    """Write the version known here, and whether it differs from the asker's."""
+    body = b"" if known is None else fastjson.dumps(_version_members(known), Dialect.LEGACY)
+    return Response(fields={"changed": _truth(changed)}, body=body)

@@ -1,0 +1,176 @@
+"""Asking where a topic is, and the answer, in both of its dialects."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from skyroute.routing.topology import (
+    BrokerGroup,
+    BrokerQueues,
+    ClusterView,
+    QueueSettings,
+    StaticMapping,
+    TopicRoute,
+)
+from skyroute.wire import fastjson
+from skyroute.wire.calls.registration import mapping_members
+from skyroute.wire.codes import V4_9_4, RequestCode
+from skyroute.wire.command import Request
+from skyroute.wire.errors import BodyError
+from skyroute.wire.fastjson import Dialect
+from skyroute.wire.fields import required_name, required_text, truth
+
+_STRICT, _LEGACY = Dialect.STRICT, Dialect.LEGACY
+
+
+class RouteQuery(msgspec.Struct, frozen=True, gc=False):
+    """Which topic, how to write the answer, and the zone to keep to, if any."""
+
+    topic: str
+    dialect: Dialect
+    zone: str | None
+
+
+def decode_route_query(request: Request) -> RouteQuery:
+    """Read a question for a route.
+
+    Raises:
+        FieldError: it names no topic.
+    """
+    fields = request.fields
+    # Newer peers read standard JSON; foreign ones, whose version says little, may insist on it.
+    strict = request.version >= V4_9_4 or truth(fields, "acceptStandardJsonOnly")
+    zone = None
+    if "__ZONE_MODE" in fields and truth(fields, "__ZONE_MODE"):
+        zone = fields.get("__ZONE_NAME", "").strip() or None
+    return RouteQuery(required_text(fields, "topic"), _STRICT if strict else _LEGACY, zone)
+
+
+def encode_route(route: TopicRoute, dialect: Dialect) -> bytes:
+    """Write a route. Every list and map is there even when empty: clients crash on a missing one."""
+    members: dict[str, Any] = {
+        "brokerDatas": [_broker_data(group) for group in route.groups],
+        "filterServerTable": {address: servers for address, servers in route.filter_servers.items() if servers},
+        "orderTopicConf": route.order_config,
+        "queueDatas": [_queue_data(queues.broker_name, queues.settings) for queues in route.queues],
+        "topicQueueMappingByBroker": {name: mapping_members(part) for name, part in route.mappings.items()} or None,
+    }
+    return fastjson.dumps(members, dialect)
+
+
+def _broker_data(group: BrokerGroup) -> dict[str, Any]:
+    return {
+        "brokerAddrs": group.addresses,
+        "brokerName": group.name,
+        "cluster": group.cluster,
+        "enableActingMaster": group.acting_master,
+        "zoneName": group.zone,
+    }
+
+
+def _queue_data(broker_name: str, settings: QueueSettings) -> dict[str, Any]:
+    return {
+        "brokerName": broker_name,
+        "perm": settings.permission,
+        "readQueueNums": settings.read_queues,
+        "topicSysFlag": settings.sys_flag,
+        "writeQueueNums": settings.write_queues,
+    }
+
+
+def encode_route_query(topic: str) -> Request:
+    """Ask for a route; our version says that standard JSON will do."""
+    return Request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+
+
+def decode_route(body: bytes) -> TopicRoute:
+    """Read a route in either dialect.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    try:
+        members = fastjson.loads(body)
+        return TopicRoute(
+            groups=tuple(_group(data) for data in members.get("brokerDatas") or ()),
+            queues=tuple(BrokerQueues(data["brokerName"], _settings(data)) for data in members.get("queueDatas") or ()),
+            filter_servers={key: tuple(value) for key, value in (members.get("filterServerTable") or {}).items()},
+            mappings={
+                name: StaticMapping(
+                    topic=part.get("topic") or "",
+                    broker_name=part.get("bname") or name,
+                    total_queues=int(part.get("totalQueues", 0)),
+                    epoch=int(part.get("epoch", 0)),
+                    scope=part.get("scope") or "__global__",
+                    dirty=bool(part.get("dirty")),
+                    current_ids={int(key): int(value) for key, value in (part.get("currIdMap") or {}).items()},
+                )
+                for name, part in (members.get("topicQueueMappingByBroker") or {}).items()
+            },
+            order_config=members.get("orderTopicConf"),
+        )
+    except (fastjson.JsonError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BodyError(f"not a route: {type(error).__name__}: {error}") from None
+
+
+def _group(data: dict[str, Any]) -> BrokerGroup:
+    return BrokerGroup(
+        name=data["brokerName"],
+        cluster=data.get("cluster") or "",
+        addresses={int(key): value for key, value in (data.get("brokerAddrs") or {}).items()},
+        acting_master=bool(data.get("enableActingMaster")),
+        zone=data.get("zoneName"),
+    )
+
+
+def _settings(data: dict[str, Any]) -> QueueSettings:
+    return QueueSettings(
+        int(data.get("readQueueNums", 0)),
+        int(data.get("writeQueueNums", 0)),
+        int(data.get("perm", 0)),
+        int(data.get("topicSysFlag", 0)),
+    )
+
+
+def structure_dialect(request: Request) -> Dialect:
+    """Return how to write bodies other than routes: as Java always does, but for peers that say they cannot read it."""
+    return Dialect.STRICT if truth(request.fields, "acceptStandardJsonOnly") else Dialect.LEGACY
+
+
+def encode_cluster_view(view: ClusterView, dialect: Dialect) -> bytes:
+    """Write every group and every cluster."""
+    members = {
+        "brokerAddrTable": {group.name: _broker_data(group) for group in view.groups},
+        "clusterAddrTable": view.clusters,
+    }
+    return fastjson.dumps(members, dialect)
+
+
+def encode_member_group(cluster: str, broker_name: str, addresses: Mapping[int, str], dialect: Dialect) -> bytes:
+    """Write the members of one group; the cluster is the asker's own word."""
+    group = {"brokerAddrs": addresses, "brokerName": broker_name, "cluster": cluster}
+    return fastjson.dumps({"brokerMemberGroup": group}, dialect)
+
+
+def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:
+    """Write a list of topics, and one broker that knows more."""
+    return fastjson.dumps({"brokerAddr": broker_address, "topicList": list(topics)}, Dialect.LEGACY)
+
+
+def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSettings]]:
+    """Read the announcement of a single topic: its name, and its queues by broker name.
+
+    Raises:
+        FieldError: it names no topic.
+        BodyError: the body cannot be read.
+    """
+    topic = required_name(request.fields, "topic")
+    if not request.body:
+        return topic, {}
+    try:
+        route = fastjson.loads(request.body)
+        queues = {data["brokerName"]: _settings(data) for data in route.get("queueDatas") or ()}
+    except (fastjson.JsonError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BodyError(f"not a topic's route: {type(error).__name__}: {error}") from None
+    return topic, queues

@@ -1,0 +1,56 @@
+"""One thing said by one peer to another: a request or a response."""
+
+from typing import Annotated, Final, Self
+
+import msgspec
+
+from skyroute.wire.codes import OUR_VERSION, ResponseCode
+
+FLAG_RESPONSE: Final = 1
+FLAG_ONEWAY: Final = 2
+
+FORM_JSON: Final = 0
+FORM_BINARY: Final = 1
+"""How a header is written. Every frame says which; a response is written as its request was."""
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+
+
+class Request(msgspec.Struct, gc=False):
+    """What a peer asks.
+
+    The JSON form of a header is decoded straight into this; `body` and `form` are the frame's own word, and overwrite
+    whatever a peer puts into its header under those names.
+    """
+
+    code: Int32 = 0
+    fields: dict[str, str] = msgspec.field(default_factory=dict, name="extFields")
+    flag: Int32 = 0
+    language: str | None = "JAVA"
+    request_id: Int32 = msgspec.field(default=0, name="opaque")
+    remark: str | None = None
+    version: Int32 = 0
+    body: bytes = b""
+    form: int = FORM_JSON
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & FLAG_ONEWAY)
+
+
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """What a peer is told. It knows nothing of who asked, so one can answer many."""
+
+    code: int = 0
+    remark: str | None = None
+    fields: dict[str, str] | None = None
+    body: bytes = b""
+    version: int = OUR_VERSION
+
+    @classmethod
+    def error(cls, remark: str, code: int = ResponseCode.SYSTEM_ERROR) -> Self:
+        return cls(code, remark)

@@ -1,0 +1,156 @@
+"""JSON as RocketMQ's Java library reads and writes it, where that differs from the standard.
+
+Java writes maps with numeric keys unquoted (`{0:"10.0.0.1:10911"}`), and reads far more than it writes. Newer clients
+ask for standard JSON; Java then writes a second dialect with quirks of its own.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from skyroute.wire.errors import WireError
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class JsonError(WireError):
+    """Not JSON, not even for Java's lenient reader."""
+
+
+class Dialect(Enum):
+    """How a body is to be written."""
+
+    LEGACY = "legacy"
+    """Numeric keys bare, text as it is. What peers before 4.9.4 know."""
+    STRICT = "strict"
+    """Numeric keys quoted, keys sorted, all but ASCII and the slash escaped."""
+
+
+def loads(data: bytes) -> Any:
+    """Read JSON in any form that Java's reader accepts and that peers send.
+
+    Raises:
+        JsonError: it is in none.
+    """
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return _loads_standardised(data)
+
+
+def _loads_standardised(data: bytes) -> Any:
+    try:
+        return _decode(standardise(data))
+    except msgspec.DecodeError as error:
+        raise JsonError(str(error)) from None
+    except RecursionError:
+        raise JsonError("it is nested too deeply") from None
+
+
+_TOKEN: Final = re.compile(
+    r"""(?P<text>"(?:[^"\\]|\\.)*")|(?P<single>'(?:[^'\\]|\\.)*')|(?P<mark>[{}\[\],])|(?P<colon>\s*:)|(?P<blank>\s+)"""
+    r"""|(?P<atom>[^\s{}\[\],:"']+)|(?P<other>.)""",
+    re.DOTALL,
+)
+
+
+def standardise(data: bytes) -> bytes:
+    """Rewrite Java's lenient JSON as standard JSON: bare and single-quoted keys and texts, superfluous commas.
+
+    Linear in the length of `data`; whatever it does not understand it leaves for the real parser to refuse.
+
+    Raises:
+        JsonError: the bytes are not UTF-8.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise JsonError("it is not UTF-8") from None
+    return "".join(_standard_tokens(text)).encode()
+
+
+def _standard_tokens(text: str) -> Iterator[str]:
+    # One token is held back: a comma until something worth separating follows, an atom until it is known to be a key.
+    held, last = "", "["
+    for match in _TOKEN.finditer(text):
+        kind, token = match.lastgroup, match.group()
+        if kind == "blank":
+            continue
+        if kind == "colon":
+            if held and held != "," and not held.startswith('"'):
+                held = _encode(held).decode()
+            yield from (held, ":")
+            held, last = "", ":"
+        elif token == ",":
+            if held == "," or (not held and last in "[{"):
+                continue
+            yield held
+            held, last = ",", ","
+        else:
+            if not (held == "," and token in "}]"):
+                yield held
+            held, last = "", token
+            if kind == "single":
+                held = _encode(re.sub(r"\\(.)", r"\1", token[1:-1], flags=re.DOTALL)).decode()
+            elif kind == "mark":
+                yield token
+            else:
+                held = token
+    yield held
+
+
+_LEGACY_ESCAPES: Final = {
+    **{number: f"\\u{number:04X}" for number in range(0x20)},
+    **{ord(plain): f"\\{letter}" for plain, letter in zip('"\\\b\f\n\r\t', '"\\bfnrt', strict=True)},
+}
+_STRICT_ESCAPES: Final = {**_LEGACY_ESCAPES, ord("/"): "\\/"}
+_BEYOND_ASCII: Final = re.compile("[\x7f-\U0010ffff]")
+
+
+def _escape_beyond_ascii(match: re.Match[str]) -> str:
+    units = match.group().encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{int.from_bytes(units[at : at + 2]):04X}" for at in range(0, len(units), 2))
+
+
+def dumps(value: object, dialect: Dialect) -> bytes:
+    """Write a body as Java would. Members that are None are left out; nothing is ever indented or spaced.
+
+    The Go client cuts addresses out of the raw text, so a single blank would break it.
+    """
+    return _write(value, dialect).encode("utf-8", "replace")
+
+
+def _write(value: object, dialect: Dialect) -> str:
+    match value:
+        case str():
+            return _write_text(value, dialect)
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value)
+        case Mapping():
+            items = [(key, member) for key, member in value.items() if member is not None]
+            if dialect is Dialect.STRICT:
+                items.sort()
+            members = [f"{_write_key(key, dialect)}:{_write(member, dialect)}" for key, member in items]
+            return "{" + ",".join(members) + "}"
+        case Sequence():
+            return "[" + ",".join(_write(item, dialect) for item in value) + "]"
+        case _:
+            raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def _write_text(text: str, dialect: Dialect) -> str:
+    if dialect is Dialect.LEGACY:
+        return f'"{text.translate(_LEGACY_ESCAPES)}"'
+    return f'"{_BEYOND_ASCII.sub(_escape_beyond_ascii, text.translate(_STRICT_ESCAPES))}"'
+
+
+def _write_key(key: object, dialect: Dialect) -> str:
+    if isinstance(key, str):
+        return _write_text(key, dialect)
+    return str(key) if dialect is Dialect.LEGACY else f'"{key}"'

@@ -1,0 +1,71 @@
+"""Typed readings of a request's fields, which are all text on the wire."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from skyroute.wire.errors import FieldError
+
+_INT32_MAX: Final = (1 << 31) - 1
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+def required_text(fields: Mapping[str, str], name: str) -> str:
+    """Return a field that must be there.
+
+    Raises:
+        FieldError: it is absent or empty.
+    """
+    value = fields.get(name)
+    if not value:
+        raise FieldError(f"{name} is required")
+    return value
+
+
+def required_name(fields: Mapping[str, str], name: str) -> str:
+    """Return a field that names something and will be shown to people and peers.
+
+    Raises:
+        FieldError: it is absent, or has characters that no name has.
+    """
+    value = required_text(fields, name)
+    if not value.isprintable():
+        raise FieldError(f"{name} has control characters: {value!r}")
+    return value
+
+
+def required_int(fields: Mapping[str, str], name: str) -> int:
+    """Return a 64-bit number that must be there.
+
+    Raises:
+        FieldError: it is absent or no number.
+    """
+    return _parse_int(name, required_text(fields, name), _INT64_MAX)
+
+
+def optional_int(fields: Mapping[str, str], name: str, default: int, largest: int = _INT32_MAX) -> int:
+    """Return a number, or the default where the field is absent.
+
+    Raises:
+        FieldError: it is there and no number.
+    """
+    value = fields.get(name)
+    return _parse_int(name, value, largest) if value else default
+
+
+def _parse_int(name: str, value: str, largest: int) -> int:
+    # int() alone would also take blanks, underscores and other scripts' digits.
+    if not (value.isascii() and value.lstrip("+-").isdigit()) or len(value) > 20:
+        raise FieldError(f"{name} is not a number: {value[:40]!r}")
+    try:
+        number = int(value)
+    except ValueError:
+        raise FieldError(f"{name} is not a number: {value[:40]!r}") from None
+    if not -largest - 1 <= number <= largest:
+        raise FieldError(f"{name} is out of range: {value}")
+    return number
+
+
+def truth(fields: Mapping[str, str], name: str) -> bool:
+    """Return whether a field says true; anything else, and nothing at all, is false."""
+    value = fields.get(name)
+    return value is not None and value.lower() == "true"

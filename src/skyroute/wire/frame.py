@@ -1,0 +1,98 @@
+"""Cuts a stream of bytes into frames, and a frame into header form, header and body.
+
+A frame is a 4-byte length, then that many bytes: a word that holds the header's form (1 byte) and length (3 bytes), the
+header, the body. Nothing is decoded here but the length, and, for the few kinds of request that may be longer than all
+others, the request's code.
+"""
+
+from collections.abc import Mapping
+from struct import Struct
+from types import MappingProxyType
+from typing import Final
+
+from skyroute.wire.errors import FrameError
+from skyroute.wire.header import decode_request_header
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The longest frame, its length word included, that every peer accepts."""
+
+EXEMPT_HEADER_BYTES_MAX: Final = 64 * 1024
+"""The longest header of a frame that claims to be one of the exempt kinds."""
+
+_LENGTH = Struct(">I")
+_TWO_WORDS = Struct(">II")
+
+
+class FrameDecoder:
+    """Give it bytes as they come; it gives back whole frames, without their length word.
+
+    `exempt` maps a request code to the longest frame of that kind, where it may exceed `frame_bytes_max`.
+    """
+
+    __slots__ = ("_buffer", "_bytes_max", "_exempt", "_wanted")
+
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, exempt: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
+        self._bytes_max = frame_bytes_max
+        self._exempt = exempt
+        self._buffer = bytearray()
+        self._wanted = 0
+        """How many buffered bytes it takes before looking again makes sense."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held of a frame that is not whole yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take the next bytes of the stream and return the frames they complete.
+
+        Raises:
+            FrameError: the stream is not in frames, or one is too long. The decoder is of no use afterwards.
+        """
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._wanted:
+                return []
+            data = bytes(self._buffer)
+            self._buffer = bytearray()
+        frames: list[bytes] = []
+        at, end = 0, len(data)
+        wanted = 4
+        while end - at >= 4:
+            (length,) = _LENGTH.unpack_from(data, at)
+            stop = at + 4 + length
+            if length + 4 > self._bytes_max:
+                wanted = self._wanted_of_exempt(data, at, length)
+            elif length < 4:
+                raise FrameError(f"a frame announces {length} bytes; it takes at least 4")
+            else:
+                wanted = 4 + length
+            if stop > end:
+                break
+            frames.append(data[at + 4 : stop])
+            at = stop
+            wanted = 4
+        if at < end:
+            self._buffer += memoryview(data)[at:]
+            self._wanted = wanted
+        return frames
+
+    def _wanted_of_exempt(self, data: bytes, at: int, length: int) -> int:
+        """Let a frame beyond the common limit pass only once its header has proved that it may."""
+        too_long = FrameError(f"a frame announces {length} bytes; at most {self._bytes_max - 4} are allowed")
+        if length + 4 > max(self._exempt.values(), default=0):
+            raise too_long
+        if len(data) - at < 8:
+            return 8
+        _, word = _TWO_WORDS.unpack_from(data, at)
+        header_bytes: int = word & 0xFFFFFF
+        if header_bytes > EXEMPT_HEADER_BYTES_MAX:
+            raise too_long
+        if len(data) - at < 8 + header_bytes:
+            return 8 + header_bytes
+        request = decode_request_header(word >> 24, data[at + 8 : at + 8 + header_bytes])
+        if request.is_response or length + 4 > self._exempt.get(request.code, 0):
+            raise too_long
+        return 4 + length

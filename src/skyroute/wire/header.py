@@ -1,0 +1,218 @@
+"""Headers of frames, in both forms: JSON, and RocketMQ's own binary one."""
+
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
+from typing import Any, Final
+
+import msgspec
+
+from skyroute.wire import fastjson
+from skyroute.wire.codes import LANGUAGES, OUR_VERSION
+from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response
+from skyroute.wire.errors import FrameError, HeaderError
+
+_WORD = Struct(">I")
+_TWO_WORDS = Struct(">II")
+_BINARY_START = Struct(">hBhiii")
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+_LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES)}
+_INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
+
+_decode_strict_json = msgspec.json.Decoder(Request).decode
+_encode_json = msgspec.json.Encoder().encode
+
+
+def decode_command(frame: bytes) -> Request:
+    """Read a frame. A response comes back as a `Request` too, with `is_response` set: see `as_response`.
+
+    Raises:
+        FrameError: the frame contradicts itself, or its header cannot be read.
+    """
+    (word,) = _WORD.unpack_from(frame)
+    header_end = 4 + (word & 0xFFFFFF)
+    if header_end > len(frame):
+        raise FrameError(f"a frame of {len(frame)} bytes announces a header of {header_end - 4}")
+    request = decode_request_header(word >> 24, frame[4:header_end])
+    request.form = word >> 24
+    request.body = frame[header_end:]
+    return request
+
+
+def decode_request_header(form: int, header: bytes) -> Request:
+    """Read a header of either form.
+
+    Raises:
+        HeaderError: it is neither, or does not parse.
+    """
+    if form == FORM_JSON:
+        try:
+            return _decode_strict_json(header)
+        except (msgspec.DecodeError, RecursionError):
+            # What is not plain JSON of the expected types may still be something Java's reader accepts.
+            return _decode_lenient_json(header)
+    if form == FORM_BINARY:
+        return _decode_binary(header)
+    raise HeaderError(f"a header of form {form}; 0 (JSON) and 1 (binary) are known")
+
+
+def as_response(request: Request) -> Response:
+    """Return the response that came in as `request`."""
+    return Response(request.code, request.remark, request.fields, request.body, request.version)
+
+
+def _decode_lenient_json(header: bytes) -> Request:
+    try:
+        members = fastjson.loads(header)
+    except fastjson.JsonError as error:
+        raise HeaderError(f"the header is not JSON: {error}") from None
+    if not isinstance(members, dict):
+        raise HeaderError("the header is not a JSON object")
+    fields = members.get("extFields")
+    if fields is None:
+        fields = {}
+    if not isinstance(fields, dict):
+        raise HeaderError("extFields is not a JSON object")
+    remark = members.get("remark")
+    return Request(
+        code=_lenient_int(members, "code"),
+        fields={key: _as_text(value) for key, value in fields.items() if value is not None},
+        flag=_lenient_int(members, "flag"),
+        language=_lenient_language(members.get("language", "JAVA")),
+        request_id=_lenient_int(members, "opaque"),
+        remark=None if remark is None else _as_text(remark),
+        version=_lenient_int(members, "version"),
+    )
+
+
+def _lenient_int(members: dict[str, Any], name: str) -> int:
+    """Java's reader takes numbers as text, with a zero fraction, and null for 0."""
+    value = members.get(name)
+    if value is None:
+        return 0
+    try:
+        if isinstance(value, bool):
+            number = int(value)
+        elif isinstance(value, str):
+            number = int(value.strip() or 0)
+        elif isinstance(value, int | float) and value == int(value):
+            number = int(value)
+        else:
+            raise HeaderError(f"{name} is not a whole number")
+    except (ValueError, OverflowError):
+        raise HeaderError(f"{name} is not a whole number") from None
+    if not _INT32_MIN <= number <= _INT32_MAX:
+        raise HeaderError(f"{name} does not fit 32 bits")
+    return number
+
+
+def _lenient_language(value: object) -> str | None:
+    if isinstance(value, str):
+        name = value.upper()
+        return name if name in _LANGUAGE_NUMBERS else None
+    if value is None:
+        return None
+    if isinstance(value, int) and 0 <= value < len(LANGUAGES):
+        return LANGUAGES[value]
+    raise HeaderError("language is neither a name nor a known number")
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else _encode_json(value).decode()
+
+
+def _decode_binary(header: bytes) -> Request:
+    try:
+        code, language, version, request_id, flag, remark_bytes = _BINARY_START.unpack_from(header)
+        at = _BINARY_START.size
+        remark, at = _take_text(header, at, remark_bytes)
+        (fields_bytes,) = _INT32.unpack_from(header, at)
+        at += 4
+        end = at + fields_bytes
+        if fields_bytes < 0 or end > len(header):
+            raise HeaderError("the fields of a binary header run past its end")
+        fields: dict[str, str] = {}
+        while at < end:
+            (key_bytes,) = _INT16.unpack_from(header, at)
+            key, at = _take_text(header, at + 2, key_bytes)
+            (value_bytes,) = _INT32.unpack_from(header, at)
+            value, at = _take_text(header, at + 4, value_bytes)
+            # An empty text stands for an absent one.
+            if key and value:
+                fields[key] = value
+    except StructError:
+        raise HeaderError("a binary header is cut short") from None
+    return Request(
+        code=code,
+        fields=fields,
+        flag=flag,
+        language=LANGUAGES[language] if language < len(LANGUAGES) else None,
+        request_id=request_id,
+        remark=remark or None,
+        version=version,
+    )
+
+
+def _take_text(header: bytes, at: int, length: int) -> tuple[str, int]:
+    end = at + length
+    if length < 0 or end > len(header):
+        raise HeaderError("a text of a binary header runs past its end")
+    try:
+        return header[at:end].decode(), end
+    except UnicodeDecodeError:
+        raise HeaderError("a text of a binary header is not UTF-8") from None
+
+
+def response_head(response: Response, request_id: int, form: int) -> bytes:
+    """Write all of a response's frame but the body."""
+    if form == FORM_BINARY:
+        header = _encode_binary(
+            response.code, response.version, request_id, FLAG_RESPONSE, response.remark, response.fields
+        )
+    elif response.remark is None and response.fields is None:
+        header = b'{"code":%d,"flag":1,"language":"JAVA","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":%d}' % (
+            response.code,
+            request_id,
+            response.version,
+        )
+    else:
+        header = _encode_json_header(
+            response.code, response.version, request_id, FLAG_RESPONSE, response.remark, response.fields
+        )
+    return _TWO_WORDS.pack(4 + len(header) + len(response.body), form << 24 | len(header)) + header
+
+
+def encode_request(request: Request, request_id: int) -> bytes:
+    """Write a request's whole frame."""
+    encode = _encode_binary if request.form == FORM_BINARY else _encode_json_header
+    version = request.version or OUR_VERSION
+    header = encode(request.code, version, request_id, request.flag, request.remark, request.fields or None)
+    words = _TWO_WORDS.pack(4 + len(header) + len(request.body), request.form << 24 | len(header))
+    return words + header + request.body
+
+
+def _encode_json_header(
+    code: int, version: int, request_id: int, flag: int, remark: str | None, fields: dict[str, str] | None
+) -> bytes:
+    members: dict[str, object] = {"code": code}
+    if fields is not None:
+        members["extFields"] = fields
+    members |= {"flag": flag, "language": "JAVA", "opaque": request_id}
+    if remark is not None:
+        members["remark"] = remark
+    members |= {"serializeTypeCurrentRPC": "JSON", "version": version}
+    return _encode_json(members)
+
+
+def _encode_binary(
+    code: int, version: int, request_id: int, flag: int, remark: str | None, fields: dict[str, str] | None
+) -> bytes:
+    remark_bytes = (remark or "").encode()
+    entries = bytearray()
+    for key, value in (fields or {}).items():
+        if value:
+            key_bytes, value_bytes = key.encode(), value.encode()
+            entries += _INT16.pack(len(key_bytes)) + key_bytes + _INT32.pack(len(value_bytes)) + value_bytes
+    # Java peers read any language byte; JAVA (0) is what every one of them expects of a server.
+    start = _BINARY_START.pack(code, 0, version, request_id, flag, len(remark_bytes))
+    return start + remark_bytes + _INT32.pack(len(entries)) + bytes(entries)

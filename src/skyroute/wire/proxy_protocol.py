@@ -1,0 +1,92 @@
+"""The PROXY protocol's header: a load balancer puts it first on a connection, to say who is behind it.
+
+Nobody vouches for it: any peer can send one. It serves for display only.
+"""
+
+import ipaddress
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from skyroute.wire.errors import FrameError
+
+V2_SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
+V1_START: Final = b"PROXY"
+V1_BYTES_MAX: Final = 108
+DECIDING_BYTES: Final = len(V2_SIGNATURE)
+"""How many bytes it takes to know whether there is a header. Every legal first frame is longer."""
+
+_V2_FIXED = Struct(">12sBBH")
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedPeer:
+    """Who is behind the proxy; None where the header does not say."""
+
+    address: str | None
+    header_bytes: int
+
+
+def read_proxy_header(data: bytes) -> ProxiedPeer | None:
+    """Read the header at the start of `data`; None means that more bytes are needed.
+
+    Called once `DECIDING_BYTES` are there. A stream without a header gives a `ProxiedPeer` of no bytes.
+
+    Raises:
+        FrameError: it starts as a header and is none.
+    """
+    if data.startswith(V2_SIGNATURE):
+        return _read_v2(data)
+    if data.startswith(V1_START):
+        return _read_v1(data)
+    return ProxiedPeer(None, 0)
+
+
+def _read_v1(data: bytes) -> ProxiedPeer | None:
+    end = data.find(b"\r\n", 0, V1_BYTES_MAX + 2)
+    if end < 0:
+        if len(data) >= V1_BYTES_MAX:
+            raise FrameError("a PROXY header without an end")
+        return None
+    words = data[:end].decode("ascii", "replace").split(" ")
+    if words[0] != "PROXY" or len(words) < 2:
+        raise FrameError("a malformed PROXY header")
+    if words[1] == "UNKNOWN":
+        return ProxiedPeer(None, end + 2)
+    if words[1] not in ("TCP4", "TCP6") or len(words) != 6:
+        raise FrameError("a malformed PROXY header")
+    try:
+        source, port = ipaddress.ip_address(words[2]), int(words[4])
+    except ValueError:
+        raise FrameError("a PROXY header with a malformed address") from None
+    if not 0 <= port <= 65535:
+        raise FrameError("a PROXY header with a malformed port")
+    return ProxiedPeer(_display(source, port), end + 2)
+
+
+def _read_v2(data: bytes) -> ProxiedPeer | None:
+    if len(data) < _V2_FIXED.size:
+        return None
+    _, version_and_command, family, length = _V2_FIXED.unpack_from(data)
+    if version_and_command >> 4 != 2 or version_and_command & 0xF > 1:
+        raise FrameError("a PROXY header of an unknown version or command")
+    end = _V2_FIXED.size + length
+    if len(data) < end:
+        return None
+    if version_and_command & 0xF == 0:  # LOCAL: the proxy speaks for itself
+        return ProxiedPeer(None, end)
+    address_bytes = {0x11: 4, 0x21: 16}.get(family)
+    if address_bytes is None:  # not TCP over IP: nothing we could show
+        return ProxiedPeer(None, end)
+    if length < 2 * address_bytes + 4:
+        raise FrameError("a PROXY header too short for its addresses")
+    at = _V2_FIXED.size
+    source = ipaddress.ip_address(data[at : at + address_bytes])
+    port = int.from_bytes(data[at + 2 * address_bytes : at + 2 * address_bytes + 2])
+    return ProxiedPeer(_display(source, port), end)
+
+
+def _display(source: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> str | None:
+    if port == 0:
+        return None
+    return f"[{source}]:{port}" if source.version == 6 else f"{source}:{port}"
