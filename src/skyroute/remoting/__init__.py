@@ -1,0 +1,1 @@
+"""Carries commands between peers over asyncio, and knows nothing of their meaning."""

@@ -1,0 +1,356 @@
+"""One accepted connection: its first bytes, its frames, its answers, its pace."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+from skyroute.clock import Clock
+from skyroute.remoting.dispatch import Dispatcher, Peer, failure
+from skyroute.remoting.errors import TlsError
+from skyroute.remoting.tls import ServerTls, TlsStream
+from skyroute.remoting.tls_settings import TlsMode
+from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
+from skyroute.wire.errors import FrameError
+from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
+from skyroute.wire.header import decode_command, response_head
+from skyroute.wire.proxy_protocol import DECIDING_BYTES, read_proxy_header
+
+log = logging.getLogger(__name__)
+
+WRITE_BYTES: Final = 64 * 1024
+"""Answers to one read are gathered up to this size before they are written."""
+
+AWAITED_MAX: Final = 1024
+"""How many answers of one connection may be waited for before reading stops."""
+
+_TLS_HANDSHAKE: Final = 0x16
+_EITHER_FLAG: Final = FLAG_RESPONSE | FLAG_ONEWAY
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every bound a peer can run into."""
+
+    connections_max: int = 50_000
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    exempt: Mapping[int, int] = field(default_factory=dict)
+    """Request code to the longest frame of that kind, where it may be longer than all others."""
+    buffered_bytes_max: int = 1 << 30
+    """All frames together that peers have begun and not finished, or that wait for their turn."""
+    unsent_bytes_max: int = 1 << 30
+    """All answers together that peers are slow to take."""
+    write_high_bytes: int = 64 * 1024
+    write_low_bytes: int = 32 * 1024
+    idle_s: float = 120.0
+    opening_s: float = 10.0
+    """How long the first bytes, up to the end of a TLS handshake, may take."""
+    listen_backlog: int = 1024
+    send_buffer_bytes: int = 0
+    receive_buffer_bytes: int = 0
+    """Sizes of the system's own buffers; 0 leaves them to the system."""
+
+
+class Tally:
+    """A sum over all connections that must stay within a bound."""
+
+    __slots__ = ("_bound", "_shares", "total")
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._shares: dict[int, int] = {}
+        self.total = 0
+
+    def put(self, connection: int, share: int) -> bool:
+        """Set one connection's share; false means that it grew and the sum is now too large."""
+        grown = share - self._shares.get(connection, 0)
+        if share:
+            self._shares[connection] = share
+        else:
+            self._shares.pop(connection, None)
+        self.total += grown
+        return grown <= 0 or self.total <= self._bound
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the connections of one server share."""
+
+    dispatcher: Dispatcher
+    tls: ServerTls
+    clock: Clock
+    limits: Limits
+    buffered: Tally
+    unsent: Tally
+    on_made: "Callable[[Connection], None]"
+    on_lost: "Callable[[Connection, Exception | None], None]"
+    """Called exactly once for every connection that was made."""
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    """Runs something in the background until it ends or the server stops."""
+
+
+class Connection(asyncio.Protocol):
+    """Reads frames, has them answered in order, and writes the answers.
+
+    A connection is *opening* until its first bytes have told whether a PROXY header and TLS come first. It stops
+    reading, and answering, while its peer does not take the answers.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_backlog",
+        "_decoder",
+        "_first_bytes",
+        "_held",
+        "_service",
+        "_tls",
+        "_transport",
+        "_unsent",
+        "_waiting",
+        "active_at",
+        "closing_since",
+        "opening",
+        "peer",
+    )
+
+    def __init__(self, service: Service, number: int) -> None:
+        self._service = service
+        self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
+        self._decoder = FrameDecoder(service.limits.frame_bytes_max, service.limits.exempt)
+        self._first_bytes = b""
+        self._tls: TlsStream | None = None
+        self._backlog: deque[bytes] = deque()
+        """Frames that wait for the peer to take earlier answers."""
+        self._held = 0
+        """Bytes of this connection in the server's account of what it buffers."""
+        self._waiting = False
+        """The peer does not take our answers at present."""
+        self._awaited = 0
+        """Answers that a handler is still working on."""
+        self._unsent = 0
+        """Bytes not yet taken by the peer when the server last looked."""
+        self.opening = True
+        self.active_at = service.clock.monotonic()
+        self.closing_since: float | None = None
+        self.peer = Peer(number, "?")
+
+    def __repr__(self) -> str:
+        state = "closing" if self.closing_since is not None else "opening" if self.opening else "open"
+        return f"<Connection {self.peer.connection} {self.peer.address} {state}>"
+
+    # What asyncio tells us
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        limits = self._service.limits
+        self._transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+        address = transport.get_extra_info("peername")
+        if isinstance(address, tuple):
+            host = f"[{address[0]}]" if ":" in address[0] else address[0]
+            self.peer = Peer(self.peer.connection, f"{host}:{address[1]}")
+        self._service.on_made(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._backlog.clear()
+        self._hold(0)
+        self._service.unsent.put(self.peer.connection, 0)
+        self._service.on_lost(self, exc)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self.opening:
+                data = self._open(data)
+            elif self._tls is not None:
+                data = self._decrypt(data)
+            if data:
+                self._receive(data)
+        except (FrameError, TlsError) as error:
+            self.close(str(error))
+
+    def pause_writing(self) -> None:
+        self._waiting = True
+        self._pause_reading()
+        if not self._service.unsent.put(self.peer.connection, self._transport.get_write_buffer_size()):
+            self.abort("too many unread answers in all")
+
+    def resume_writing(self) -> None:
+        self._waiting = False
+        self._service.unsent.put(self.peer.connection, 0)
+        self._go_on()
+
+    # What the server asks of us
+
+    def close(self, reason: str | None = None) -> None:
+        """End the connection once its answers are sent; say why if the peer is to blame."""
+        if self.closing_since is not None:
+            return
+        if reason is not None:
+            log.warning("connection closed peer=%s reason=%s", self.peer.address, reason)
+        self.closing_since = self._service.clock.monotonic()
+        self._backlog.clear()
+        self._transport.close()
+
+    def abort(self, reason: str | None = None) -> None:
+        """End the connection at once, sent or not."""
+        if reason is not None:
+            log.warning("connection closed peer=%s reason=%s", self.peer.address, reason)
+        self.closing_since = self._service.clock.monotonic()
+        self._backlog.clear()
+        self._transport.abort()
+
+    def note_progress(self, now: float) -> None:
+        """A peer that takes answers is not idle, though it asks nothing."""
+        unsent = self._transport.get_write_buffer_size()
+        if unsent < self._unsent:
+            self.active_at = now
+        self._unsent = unsent
+
+    # First bytes
+
+    def _open(self, data: bytes) -> bytes:
+        """Look for a PROXY header, then for TLS; return what follows, or nothing while that is undecided."""
+        if self._tls is not None:
+            return self._decrypt(data)
+        data = self._first_bytes + data
+        if len(data) < DECIDING_BYTES or (proxied := read_proxy_header(data)) is None:
+            self._first_bytes = data
+            return b""
+        rest = data[proxied.header_bytes :]
+        if not rest:
+            self._first_bytes = data
+            return b""
+        self._first_bytes = b""
+        if proxied.address is not None:
+            self.peer = Peer(self.peer.connection, proxied.address)
+        mode = self._service.tls.mode
+        if rest[0] == _TLS_HANDSHAKE:
+            if mode is TlsMode.DISABLED:
+                raise TlsError("the peer speaks TLS, which tls.server.mode=disabled forbids")
+            self._tls = TlsStream(self._service.tls.context())
+            return self._decrypt(rest)
+        if mode is TlsMode.ENFORCING:
+            raise TlsError("the peer does not speak TLS, which tls.server.mode=enforcing demands")
+        self.opening = False
+        return rest
+
+    def _decrypt(self, data: bytes) -> bytes:
+        assert self._tls is not None
+        try:
+            plain = self._tls.decrypt(data)
+        finally:
+            if pending := self._tls.pending():
+                self._transport.write(pending)
+        if self._tls.established:
+            self.opening = False
+        return plain
+
+    # Frames and answers
+
+    def _receive(self, data: bytes) -> None:
+        frames = self._decoder.feed(data)
+        if self._decoder.buffered or self._held:
+            self._hold(self._decoder.buffered)
+        if not frames:
+            return
+        self.active_at = self._service.clock.monotonic()
+        if self._backlog or self._stalled:
+            self._put_back(frames)
+        else:
+            self._answer(frames)
+
+    @property
+    def _stalled(self) -> bool:
+        return self._waiting or self._awaited >= AWAITED_MAX
+
+    def _put_back(self, frames: list[bytes]) -> None:
+        self._backlog.extend(frames)
+        self._hold(self._decoder.buffered + sum(map(len, self._backlog)))
+        self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._transport.is_closing():  # uvloop refuses to pause what is closing
+            self._transport.pause_reading()
+
+    def _answer(self, frames: list[bytes]) -> None:
+        """Answer frames in order, and write the answers together."""
+        answer, peer = self._service.dispatcher.answer, self.peer
+        out: list[bytes] = []
+        size = 0
+        for at, frame in enumerate(frames):
+            try:
+                request = decode_command(frame)
+            except FrameError as error:
+                self._write(out)
+                self.close(str(error))
+                return
+            if request.flag & _EITHER_FLAG:
+                self._take_quietly(request)
+                continue
+            response = answer(request, peer)
+            if type(response) is Response:
+                out += (response_head(response, request.request_id, request.form), response.body)
+                size += len(response.body)
+            else:
+                self._await_answer(request, cast("Awaitable[Response]", response))
+            if size > WRITE_BYTES or self._awaited >= AWAITED_MAX:
+                self._write(out)
+                out, size = [], 0
+                if self.closing_since is not None:
+                    return
+                if self._stalled:
+                    self._put_back(frames[at + 1 :])
+                    return
+        self._write(out)
+
+    def _take_quietly(self, request: Request) -> None:
+        """Carry out a one-way request; drop a response, for nothing was asked through this connection."""
+        if request.flag & FLAG_RESPONSE:
+            log.info("response dropped peer=%s request=%d", self.peer.address, request.request_id)
+            return
+        response = self._service.dispatcher.answer(request, self.peer)
+        if type(response) is not Response:
+            self._await_answer(request, cast("Awaitable[Response]", response))
+
+    def _await_answer(self, request: Request, response: Awaitable[Response]) -> None:
+        self._awaited += 1
+        self._service.spawn(self._finish(request, response))
+
+    async def _finish(self, request: Request, awaited: Awaitable[Response]) -> None:
+        try:
+            response = await awaited
+        except Exception as error:  # noqa: BLE001 - one peer's request must not end the others' service
+            response = failure(error, request, self.peer)
+        finally:
+            self._awaited -= 1
+        if self.closing_since is None and not request.is_oneway:
+            self._write([response_head(response, request.request_id, request.form), response.body])
+        self._go_on()
+
+    def _write(self, out: list[bytes]) -> None:
+        if not out:
+            return
+        data = b"".join(out)
+        if self._tls is not None:
+            self._tls.encrypt(data)
+            data = self._tls.pending()
+        self._transport.write(data)
+
+    def _go_on(self) -> None:
+        """Take up what was put back, and read again once nothing is left of it."""
+        if self.closing_since is not None or self._stalled:
+            return
+        if self._backlog:
+            frames = list(self._backlog)
+            self._backlog.clear()
+            self._answer(frames)
+        if not self._backlog and not self._stalled:
+            self._hold(self._decoder.buffered)
+            self._transport.resume_reading()
+
+    def _hold(self, size: int) -> None:
+        """Account for the bytes we keep; a server that keeps too many for all its peers parts with this one."""
+        self._held = size
+        if not self._service.buffered.put(self.peer.connection, size):
+            self.abort("too many unfinished frames in all")

@@ -1,0 +1,61 @@
+"""From a request to the function that answers it."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from skyroute.errors import SkyrouteError
+from skyroute.wire.codes import V5_3_1, ResponseCode
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+_GO_AWAY: Final = Response(ResponseCode.GO_AWAY, "please go away")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is asking."""
+
+    connection: int
+    """A number no other connection of this process ever has."""
+    address: str
+    """For people: where the peer says it is."""
+
+
+Handler = Callable[[Request, Peer], Response | Awaitable[Response]]
+"""Answers one kind of request. A plain function runs whole before anything else does."""
+
+
+class Dispatcher:
+    """Answers requests by their code; turns whatever a handler raises into an answer."""
+
+    __slots__ = ("_handlers", "draining")
+
+    def __init__(self, handlers: Mapping[int, Handler]) -> None:
+        self._handlers = dict(handlers)
+        self.draining = False
+        """The server is about to stop: peers that understand it are sent away, the others still served."""
+
+    def answer(self, request: Request, peer: Peer) -> Response | Awaitable[Response]:
+        """Carry out a request."""
+        if self.draining and request.version > V5_3_1:
+            return _GO_AWAY
+        handler = self._handlers.get(request.code)
+        if handler is None:
+            # The blank before the text is the protocol's.
+            return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+        try:
+            return handler(request, peer)
+        except Exception as error:  # noqa: BLE001 - one peer's request must not end the others' service
+            return failure(error, request, peer)
+
+
+def failure(error: Exception, request: Request, peer: Peer) -> Response:
+    """Answer for a handler that raised: the peer's fault with its reason, ours with a log line of its own."""
+    if isinstance(error, SkyrouteError):
+        log.warning("request refused code=%d peer=%s reason=%s", request.code, peer.address, error)
+        return Response.error(str(error))
+    log.error("request failed code=%d peer=%s", request.code, peer.address, exc_info=error)
+    return Response.error(f"{type(error).__name__}: {error}")

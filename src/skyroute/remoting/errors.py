@@ -1,0 +1,33 @@
+"""What can go wrong with the line between two peers."""
+
+from skyroute.errors import SkyrouteError
+
+
+class RemotingError(SkyrouteError):
+    """The line failed, not the one at its other end."""
+
+    retryable = True
+
+
+class BindError(RemotingError):
+    """The address we were told to serve cannot be had."""
+
+    retryable = False
+
+
+class TlsError(RemotingError):
+    """Key, certificate or trust material cannot be used."""
+
+    retryable = False
+
+
+class ConnectError(RemotingError):
+    """Nobody answers at the address."""
+
+
+class ConnectionLostError(RemotingError):
+    """The connection ended before the answer came; whether the request was carried out is unknown."""
+
+
+class CallTimeoutError(RemotingError):
+    """No answer came in time; whether the request was carried out is unknown."""

@@ -1,0 +1,182 @@
+"""Listens, keeps the accepted connections, and parts with those that do not behave."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from skyroute.clock import Clock
+from skyroute.remoting.connection import Connection, Limits, Service, Tally
+from skyroute.remoting.dispatch import Dispatcher
+from skyroute.remoting.errors import BindError
+from skyroute.remoting.tls import ServerTls
+
+log = logging.getLogger(__name__)
+
+SWEEP_S: Final = 1.0
+CLOSING_S: Final = 5.0
+"""How long a closing connection may take to hand over its last answers."""
+
+
+class Server:
+    """One listening address. `on_disconnect` hears of every connection that ends, exactly once."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        tls: ServerTls,
+        clock: Clock,
+        on_disconnect: Callable[[int], None],
+        limits: Limits | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self._service = Service(
+            dispatcher=dispatcher,
+            tls=tls,
+            clock=clock,
+            limits=limits,
+            buffered=Tally(limits.buffered_bytes_max),
+            unsent=Tally(limits.unsent_bytes_max),
+            on_made=self._on_made,
+            on_lost=self._on_lost,
+            spawn=self.spawn,
+        )
+        self._on_disconnect = on_disconnect
+        self._connections: dict[int, Connection] = {}
+        self._accepted = 0
+        self._turned_away = 0
+        self._listener: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._empty = asyncio.Event()
+
+    def __repr__(self) -> str:
+        held = self._service
+        return (
+            f"<Server connections={len(self._connections)} buffered={held.buffered.total} unsent={held.unsent.total}>"
+        )
+
+    # Life
+
+    async def start(self, host: str, port: int) -> None:
+        """Begin to listen; port 0 lets the system choose.
+
+        Raises:
+            BindError: the address cannot be had.
+        """
+        loop, limits = asyncio.get_running_loop(), self._service.limits
+        try:
+            self._listener = await loop.create_server(
+                self._accept, host, port, backlog=limits.listen_backlog, reuse_address=True, start_serving=False
+            )
+            for listening in self._listener.sockets:  # what is accepted inherits the sizes
+                if limits.send_buffer_bytes:
+                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
+                if limits.receive_buffer_bytes:
+                    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
+            await self._listener.start_serving()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise BindError(
+                f"Failed to bind to {host}:{port}: {reason}. Is another server running there?"
+                " Set listenPort or bindAddress to something free."
+            ) from None
+        self.spawn(self._sweep_for_ever())
+
+    @property
+    def port(self) -> int:
+        """The port we listen on."""
+        assert self._listener is not None
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Stop listening, serve what is under way for `drain_s`, then hand over the last answers and end."""
+        if self._listener is None:
+            return
+        if drain_s > 0:
+            self._service.dispatcher.draining = True
+            log.info("server drains seconds=%.0f connections=%d", drain_s, len(self._connections))
+            await self._until_empty(drain_s)
+        self._listener.close()
+        for connection in list(self._connections.values()):
+            connection.close()
+        await self._until_empty(CLOSING_S)
+        for connection in list(self._connections.values()):
+            connection.abort()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._until_empty(1.0)
+
+    async def _until_empty(self, timeout_s: float) -> None:
+        self._empty.clear()
+        if self._connections:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._empty.wait()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in the background until it ends or the server stops."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Connections
+
+    def close_connection(self, number: int) -> None:
+        """End a connection, if it is still there."""
+        connection = self._connections.get(number)
+        if connection is not None:
+            connection.close()
+
+    def sweep(self, now: float) -> None:
+        """Part with connections that are idle, never got started, or do not end."""
+        limits = self._service.limits
+        for connection in list(self._connections.values()):
+            connection.note_progress(now)
+            since = connection.closing_since
+            if since is not None:
+                if now - since > CLOSING_S:
+                    connection.abort()
+            elif connection.opening and now - connection.active_at > limits.opening_s:
+                connection.abort("its first request, or its TLS handshake, did not come")
+            elif now - connection.active_at > limits.idle_s:
+                log.info("connection closed peer=%s reason=idle", connection.peer.address)
+                connection.abort()
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep(self._service.clock.monotonic())
+
+    def _accept(self) -> Connection:
+        self._accepted += 1
+        return Connection(self._service, self._accepted)
+
+    def _on_made(self, connection: Connection) -> None:
+        self._connections[connection.peer.connection] = connection
+        allowed = self._service.limits.connections_max
+        if len(self._connections) <= allowed:
+            return
+        self._turned_away += 1
+        if self._turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a flood must not flood the log
+            log.warning(
+                "connection turned away peer=%s reason=serverMaxConnections=%d are open turned_away=%d",
+                connection.peer.address,
+                allowed,
+                self._turned_away,
+            )
+        connection.abort()
+
+    def _on_lost(self, connection: Connection, error: Exception | None) -> None:
+        number = connection.peer.connection
+        del self._connections[number]
+        if not self._connections:
+            self._empty.set()
+        if error is not None:
+            log.debug("connection lost peer=%s reason=%s", connection.peer.address, error)
+        self._on_disconnect(number)

@@ -1,0 +1,211 @@
+"""TLS on either side: contexts built from settings and rebuilt when files change, and one peer's encrypted stream."""
+
+import hashlib
+import logging
+import shutil
+import ssl
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from skyroute.remoting.errors import TlsError
+from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 256 * 1024
+
+
+class ServerTls:
+    """The accepting side's mode and its current context."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """Build the context; that of test mode only when the first peer asks for it.
+
+        Raises:
+            TlsError: the files named in the settings cannot be used.
+        """
+        self.mode = settings.mode
+        self._settings = settings
+        self._context: ssl.SSLContext | None = None
+        self._digests: dict[str, bytes] = {}
+        if self.mode is not TlsMode.DISABLED and not settings.test_mode:
+            self._context = server_context(settings)
+            self._digests = self._digest_files()
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for a new connection.
+
+        Raises:
+            TlsError: there is none to be had.
+        """
+        if self._context is None:
+            self._context = _throw_away_context()
+        return self._context
+
+    def reload_if_changed(self) -> bool:
+        """Take up new files. Key and certificate belong together: one changed alone is a change half written.
+
+        A new file that cannot be used is logged, and the old context stays. Called every half second.
+        """
+        digests = self._digest_files()
+        changed = {path for path in self._digests if path in digests and digests[path] != self._digests[path]}
+        pair = {path for path in (self._settings.key_path, self._settings.cert_path) if path in self._digests}
+        if not (self._settings.trust_cert_path in changed or (pair and pair <= changed)):
+            return False
+        self._digests |= digests
+        try:
+            self._context = server_context(self._settings)
+        except TlsError as error:
+            log.error("tls reload failed, the old certificate stays in use: %s", error)  # noqa: TRY400 - expected
+            return False
+        log.info("tls reloaded files=%s", sorted(changed))
+        return True
+
+    def _digest_files(self) -> dict[str, bytes]:
+        paths = (self._settings.key_path, self._settings.cert_path, self._settings.trust_cert_path)
+        digests = {}
+        for path in paths:
+            try:
+                if path is not None:
+                    digests[path] = hashlib.sha256(Path(path).read_bytes()).digest()
+            except OSError:
+                continue  # A file that is away for a moment is about to be replaced.
+        return digests
+
+
+def server_context(settings: TlsSettings) -> ssl.SSLContext:
+    """Build the context that serves the configured certificate.
+
+    Raises:
+        TlsError: the files cannot be used, or the settings contradict each other.
+    """
+    if settings.cert_path is None or settings.key_path is None:
+        raise TlsError("TLS without test mode needs tls.server.certPath and tls.server.keyPath")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load(context, settings.cert_path, settings.key_path, settings.key_password)
+    if settings.need_client_auth is ClientAuth.NONE:
+        return context
+    if not settings.auth_client:
+        if settings.need_client_auth is ClientAuth.OPTIONAL:
+            return context  # A certificate that nobody checks need not be asked for.
+        raise TlsError(
+            "tls.server.need.client.auth=require needs tls.server.authClient=true and tls.server.trustCertPath:"
+            " a certificate that is not checked proves nothing"
+        )
+    if settings.trust_cert_path is None:
+        raise TlsError("tls.server.authClient=true needs tls.server.trustCertPath")
+    _trust(context, settings.trust_cert_path)
+    optional = settings.need_client_auth is ClientAuth.OPTIONAL
+    context.verify_mode = ssl.CERT_OPTIONAL if optional else ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(settings: TlsClientSettings, *, test_mode: bool) -> ssl.SSLContext:
+    """Build the context for connections we open. Peers are reached by address, so names are never checked.
+
+    Raises:
+        TlsError: the files cannot be used.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if test_mode:
+        return context
+    if settings.auth_server:
+        if settings.trust_cert_path is None:
+            raise TlsError("tls.client.authServer=true needs tls.client.trustCertPath")
+        _trust(context, settings.trust_cert_path)
+        context.verify_mode = ssl.CERT_REQUIRED
+    if settings.cert_path is not None and settings.key_path is not None:
+        _load(context, settings.cert_path, settings.key_path, settings.key_password)
+    return context
+
+
+def _load(context: ssl.SSLContext, cert_path: str, key_path: str, password: str | None) -> None:
+    try:
+        # A function, so that a missing password fails instead of asking whoever sits at the terminal.
+        context.load_cert_chain(cert_path, key_path, lambda: password or "")
+    except (OSError, ValueError) as error:
+        raise TlsError(f"certificate {cert_path} with key {key_path} cannot be used: {_reason(error)}") from None
+
+
+def _trust(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        raise TlsError(f"trust file {path} cannot be used: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _throw_away_context() -> ssl.SSLContext:
+    """Serve a certificate made up now: it hides the traffic from onlookers, and proves nothing to anyone."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        raise TlsError(
+            "tls.test.mode.enable makes up a certificate with the openssl command, which is not here;"
+            " install it, or set tls.test.mode.enable=false with tls.server.certPath and tls.server.keyPath"
+        )
+    with tempfile.TemporaryDirectory(prefix="skyroute-tls-") as folder:
+        key, certificate = f"{folder}/key.pem", f"{folder}/cert.pem"
+        command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=skyroute"
+        try:
+            subprocess.run(
+                [openssl, *command.split(), "-keyout", key, "-out", certificate],
+                check=True,
+                capture_output=True,
+                timeout=30,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise TlsError(f"openssl could not make a certificate for tls.test.mode.enable: {error}") from None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _load(context, certificate, key, None)
+    log.warning("tls serves a throw-away certificate: tls.test.mode.enable is on")
+    return context
+
+
+class TlsStream:
+    """One accepted peer's stream: cipher text in, plain text out, and back.
+
+    asyncio's own TLS cannot be started once bytes were read, and we must read some to know that a peer speaks TLS.
+    """
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self.established = False
+
+    def decrypt(self, data: bytes) -> bytes:
+        """Take what came in and return the plain text it completes. Afterwards see `pending`.
+
+        Raises:
+            TlsError: the handshake failed or the stream is broken.
+        """
+        self._incoming.write(data)
+        pieces: list[bytes] = []
+        try:
+            if not self.established:
+                self._object.do_handshake()
+                self.established = True
+            while piece := self._object.read(_READ_BYTES):
+                pieces.append(piece)
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            pass
+        except ssl.SSLError as error:
+            raise TlsError(f"tls failed: {error.reason or error}") from None
+        return b"".join(pieces)
+
+    def encrypt(self, data: bytes) -> None:
+        """Encrypt plain text; take the result from `pending`."""
+        view = memoryview(data)
+        while view:
+            view = view[self._object.write(view) :]
+
+    def pending(self) -> bytes:
+        """Return what must go out now."""
+        return self._outgoing.read()
