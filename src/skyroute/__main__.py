@@ -1,0 +1,6 @@
+"""`python -m skyroute` is the command `skyroute`."""
+
+from skyroute.cli.main import main
+
+if __name__ == "__main__":
+    main()

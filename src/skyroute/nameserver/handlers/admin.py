@@ -1,0 +1,66 @@
+"""What operators do through a name server: permissions, deletions, settings."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.errors import BlackListedError, MalformedPropertiesError
+from skyroute.nameserver.handlers.brokers import Publish
+from skyroute.remoting.dispatch import Peer
+from skyroute.routing.table import RouteTable
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.fields import required_name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminHandlers:
+    """Every call is logged with who made it: Apache's name server has no other guard, and neither do we."""
+
+    table: RouteTable
+    config: NameServerConfig
+    publish: Publish
+    on_config_changed: Callable[[], None]
+
+    def forbid_writes(self, request: Request, peer: Peer) -> Response:
+        broker_name = required_name(request.fields, "brokerName")
+        count, events = self.table.forbid_writes(broker_name)
+        log.info("writes forbidden by operator peer=%s broker=%s topics=%d", peer.address, broker_name, count)
+        self.publish(events)
+        return Response(fields={"wipeTopicCount": str(count)})
+
+    def restore_writes(self, request: Request, peer: Peer) -> Response:
+        broker_name = required_name(request.fields, "brokerName")
+        count, events = self.table.restore_writes(broker_name)
+        log.info("writes restored by operator peer=%s broker=%s topics=%d", peer.address, broker_name, count)
+        self.publish(events)
+        return Response(fields={"addTopicCount": str(count)})
+
+    def delete_topic(self, request: Request, peer: Peer) -> Response:
+        topic = required_name(request.fields, "topic")
+        cluster = request.fields.get("clusterName") or None
+        events = self.table.delete_topic(topic, cluster)
+        log.info("topic deleted by operator peer=%s topic=%s cluster=%s", peer.address, topic, cluster)
+        self.publish(events)
+        return Response()
+
+    def get_config(self, _request: Request, _peer: Peer) -> Response:
+        return Response(body=self.config.render().encode())
+
+    def update_config(self, request: Request, peer: Peer) -> Response:
+        try:
+            updated = self.config.apply_update(request.body.decode())
+        except BlackListedError as error:
+            log.warning("settings update refused peer=%s reason=%s", peer.address, error)
+            return Response(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
+        except (UnicodeDecodeError, MalformedPropertiesError) as error:
+            log.warning("settings update refused peer=%s reason=%s", peer.address, error)
+            return Response.error(f"string2Properties error: {error}")
+        log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(updated.changed)) or "none")
+        if updated.needs_restart:
+            log.warning("settings take effect after a restart keys=%s", ",".join(sorted(updated.needs_restart)))
+        self.on_config_changed()
+        return Response()

@@ -1,0 +1,105 @@
+"""What a broker can say to a name server."""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from skyroute.clock import Clock
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.kv_config import KvConfig
+from skyroute.remoting.dispatch import Peer
+from skyroute.routing.errors import PartialFirstRegistrationError
+from skyroute.routing.events import RouteEvent
+from skyroute.routing.registration import Registration
+from skyroute.routing.table import RouteTable
+from skyroute.wire.calls.kv import ORDER_TOPICS, encode_kv_table
+from skyroute.wire.calls.registration import (
+    decode_broker_key,
+    decode_data_version,
+    decode_goodbye,
+    decode_registration,
+    decode_topic_table,
+    encode_registration_reply,
+    encode_version_reply,
+)
+from skyroute.wire.calls.route import decode_topic_registration
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+Publish = Callable[[Collection[RouteEvent]], None]
+"""Tells everyone concerned what a change of the table did."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerHandlers:
+    """Registration, heartbeat and goodbye."""
+
+    table: RouteTable
+    kv: KvConfig
+    config: NameServerConfig
+    clock: Clock
+    publish: Publish
+
+    def register(self, request: Request, peer: Peer) -> Response:
+        registration = self._decode(request)
+        try:
+            outcome = self.table.register(
+                registration,
+                holder=peer.connection,
+                now=self.clock.monotonic(),
+                delete_missing_topics=self.config.delete_topic_with_broker_registration,
+            )
+        except PartialFirstRegistrationError as error:
+            log.warning("registration refused peer=%s reason=%s", peer.address, error)
+            return Response.error("register broker failed")  # the protocol's own words
+        if outcome.superseded:
+            log.warning(
+                "registration superseded broker=%s id=%d address=%s: a broker of a newer epoch holds this id",
+                registration.broker_name,
+                registration.broker_id,
+                registration.address,
+            )
+        self.publish(outcome.events)
+        return encode_registration_reply(outcome, self._order_topics())
+
+    def _decode(self, request: Request) -> Registration:
+        """Read a registration; a body seen before is not read again."""
+        registration = decode_registration(request)
+        broker_name, broker_id, fingerprint = registration.broker_name, registration.broker_id, registration.fingerprint
+        if fingerprint is not None and self.table.remembers(registration.key, broker_name, broker_id, fingerprint):
+            return registration
+        return replace(registration, table=decode_topic_table(request, self.config.registration_max_length))
+
+    def _order_topics(self) -> bytes:
+        table = None
+        if self.config.return_order_topic_config_to_broker:
+            table = self.kv.namespace_table(ORDER_TOPICS)
+        return b"" if table is None else encode_kv_table(table)
+
+    def unregister(self, request: Request, peer: Peer) -> Response:
+        goodbye = decode_goodbye(request)
+        events = self.table.unregister(goodbye.cluster, goodbye.address, goodbye.broker_name, goodbye.broker_id)
+        if not events:
+            log.info("goodbye of an unknown broker peer=%s %s", peer.address, goodbye)
+        self.publish(events)
+        return Response()
+
+    def heartbeat(self, request: Request, _peer: Peer) -> Response:
+        self.table.renew(decode_broker_key(request), self.clock.monotonic())
+        return Response()
+
+    def query_data_version(self, request: Request, _peer: Peer) -> Response:
+        """Compare versions. It counts as a heartbeat whatever the outcome: some brokers send nothing else."""
+        key = decode_broker_key(request)
+        theirs, ours = decode_data_version(request.body), self.table.version_of(key)
+        self.table.renew(key, self.clock.monotonic())
+        return encode_version_reply(ours, changed=ours is None or ours != theirs)
+
+    def register_topic(self, request: Request, peer: Peer) -> Response:
+        topic, queues = decode_topic_registration(request)
+        events = self.table.register_topic(topic, queues)
+        if not events:
+            log.info("single topic changed nothing peer=%s topic=%s brokers=%s", peer.address, topic, list(queues))
+        self.publish(events)
+        return Response()

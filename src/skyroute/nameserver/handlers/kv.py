@@ -1,0 +1,55 @@
+"""Key-value config: small facts that operators leave at a name server, the order of topics among them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from skyroute.nameserver.kv_config import KvConfig
+from skyroute.remoting.dispatch import Peer
+from skyroute.wire.calls.kv import ORDER_TOPICS, decode_kv_key, encode_kv_table
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import FieldError
+from skyroute.wire.fields import required_text
+
+
+@dataclass(frozen=True, slots=True)
+class KvHandlers:
+    """Every change is on disk before it is answered."""
+
+    kv: KvConfig
+    on_order_changed: Callable[[], None]
+    """Called when the order of a topic changed, which routes show."""
+
+    def put(self, request: Request, _peer: Peer) -> Response:
+        where = decode_kv_key(request)
+        value = request.fields.get("value")
+        if value is None:
+            raise FieldError("value is required")
+        self.kv.put(where.namespace, where.key, value)
+        self._tell(where.namespace)
+        return Response()
+
+    def get(self, request: Request, _peer: Peer) -> Response:
+        where = decode_kv_key(request)
+        value = self.kv.get(where.namespace, where.key)
+        if value is None:
+            remark = f"No config item, Namespace: {where.namespace} Key: {where.key}"
+            return Response(ResponseCode.QUERY_NOT_FOUND, remark)
+        return Response(fields={"value": value})
+
+    def delete(self, request: Request, _peer: Peer) -> Response:
+        where = decode_kv_key(request)
+        self.kv.delete(where.namespace, where.key)
+        self._tell(where.namespace)
+        return Response()
+
+    def list_namespace(self, request: Request, _peer: Peer) -> Response:
+        namespace = required_text(request.fields, "namespace")
+        table = self.kv.namespace_table(namespace)
+        if table is None:
+            return Response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+        return Response(body=encode_kv_table(table))
+
+    def _tell(self, namespace: str) -> None:
+        if namespace == ORDER_TOPICS:
+            self.on_order_changed()

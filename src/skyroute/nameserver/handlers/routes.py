@@ -1,0 +1,172 @@
+"""Where things are: routes of topics, members of clusters, lists of topics."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from skyroute.clock import Clock
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.upstream import Upstream
+from skyroute.remoting.dispatch import Peer
+from skyroute.routing import discovery
+from skyroute.routing.events import MappingsChanged, RouteEvent, TopicsChanged, WritesChanged
+from skyroute.routing.table import RouteTable
+from skyroute.wire.calls.kv import ORDER_TOPICS
+from skyroute.wire.calls.route import (
+    RouteQuery,
+    decode_route_query,
+    encode_cluster_view,
+    encode_member_group,
+    encode_route,
+    encode_topic_list,
+    structure_dialect,
+)
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.fastjson import Dialect
+from skyroute.wire.fields import required_name
+
+log = logging.getLogger(__name__)
+
+REMEMBERED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""How many bytes of encoded routes are kept at most."""
+
+_NOT_READY: Final = Response.error("name server not ready")
+_DISABLED: Final = Response.error("disable")
+_FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+
+
+class RouteHandlers:
+    """Answers for clients. Encoded routes are kept until a change touches them."""
+
+    def __init__(
+        self, table: RouteTable, kv: KvConfig, config: NameServerConfig, clock: Clock, upstream: Upstream | None = None
+    ) -> None:
+        self._table = table
+        self._kv = kv
+        self._config = config
+        self._clock = clock
+        self._upstream = upstream
+        self._started_at = clock.monotonic()
+        self._strict_answers: dict[str, Response] = {}
+        self._legacy_answers: dict[str, Response] = {}
+        self._answer_bytes = 0
+
+    # The route of a topic
+
+    def get_route(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
+        if self._config.need_wait_for_service and self._is_waiting():
+            return _NOT_READY
+        query = decode_route_query(request)
+        if query.zone is None:
+            known = self._answers_in(query.dialect).get(query.topic)
+            if known is not None:
+                return known
+        return self._look_up(query)
+
+    def get_route_of_test_cluster(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
+        """Answer for a test environment: what it does not have is looked for in the production environment."""
+        query = msgspec.structs.replace(decode_route_query(request), dialect=Dialect.LEGACY)
+        response = self._look_up(query)
+        if response.code == ResponseCode.TOPIC_NOT_EXIST and self._upstream is not None:
+            return self._upstream.find_route(query.topic, response)
+        return response
+
+    def _is_waiting(self) -> bool:
+        return self._clock.monotonic() - self._started_at < self._config.wait_for_service_s
+
+    def _look_up(self, query: RouteQuery) -> Response:
+        config = self._config
+        route = discovery.find_route(
+            self._table, query.topic, acting_master=config.support_acting_master, zone=query.zone
+        )
+        if route is None:
+            remark = f"No topic route info in name server for the topic: {query.topic}\n{_FAQ}"
+            return Response(ResponseCode.TOPIC_NOT_EXIST, remark)
+        if config.order_message_enable or config.cluster_test:
+            route = replace(route, order_config=self._kv.get(ORDER_TOPICS, query.topic))
+        response = Response(body=encode_route(route, query.dialect))
+        if query.zone is None:
+            self._remember(query, response)
+        return response
+
+    def _remember(self, query: RouteQuery, response: Response) -> None:
+        if self._answer_bytes + len(response.body) > REMEMBERED_BYTES_MAX:
+            self.forget_all()
+        self._answer_bytes += len(response.body)
+        self._answers_in(query.dialect)[query.topic] = response
+
+    def _answers_in(self, dialect: Dialect) -> dict[str, Response]:
+        return self._strict_answers if dialect is Dialect.STRICT else self._legacy_answers
+
+    def forget(self, events: Iterable[RouteEvent]) -> None:
+        """Drop the answers that these changes made untrue."""
+        for event in events:
+            if not self._answer_bytes:
+                return
+            match event:
+                case TopicsChanged():
+                    self._forget_topics([*event.added, *event.changed, *event.removed])
+                case WritesChanged():
+                    self._forget_topics(event.forbidden | event.restored)
+                case MappingsChanged():
+                    self._forget_topics(event.changed)
+                case _:
+                    self._forget_topics(self._table.topics_of(event.broker_name))
+
+    def _forget_topics(self, topics: Iterable[str]) -> None:
+        for answers in (self._strict_answers, self._legacy_answers):
+            for topic in topics:
+                gone = answers.pop(topic, None)
+                if gone is not None:
+                    self._answer_bytes -= len(gone.body)
+
+    def forget_all(self) -> None:
+        """Drop every answer: something changed that all of them depend on."""
+        self._strict_answers.clear()
+        self._legacy_answers.clear()
+        self._answer_bytes = 0
+
+    # Clusters and lists
+
+    def get_cluster_info(self, request: Request, _peer: Peer) -> Response:
+        view = discovery.cluster_view(self._table)
+        return Response(body=encode_cluster_view(view, structure_dialect(request)))
+
+    def get_member_group(self, request: Request, _peer: Peer) -> Response:
+        cluster = required_name(request.fields, "clusterName")
+        broker_name = required_name(request.fields, "brokerName")
+        addresses = discovery.member_addresses(self._table, broker_name)
+        return Response(body=encode_member_group(cluster, broker_name, addresses, structure_dialect(request)))
+
+    def get_all_topics(self, _request: Request, peer: Peer) -> Response:
+        log.info("all topics listed peer=%s", peer.address)
+        if not self._config.enable_all_topic_list:
+            return _DISABLED
+        return Response(body=encode_topic_list(discovery.all_topics(self._table)))
+
+    def get_system_topics(self, _request: Request, _peer: Peer) -> Response:
+        names, address = discovery.system_topics(self._table)
+        return Response(body=encode_topic_list(names, address))
+
+    def get_topics_of_cluster(self, request: Request, _peer: Peer) -> Response:
+        cluster = required_name(request.fields, "cluster")
+        return self._listed(lambda table: discovery.topics_of_cluster(table, cluster))
+
+    def get_unit_topics(self, _request: Request, _peer: Peer) -> Response:
+        return self._listed(discovery.unit_topics)
+
+    def get_unit_subscription_topics(self, _request: Request, _peer: Peer) -> Response:
+        return self._listed(discovery.unit_subscription_topics)
+
+    def get_unit_subscription_only_topics(self, _request: Request, _peer: Peer) -> Response:
+        return self._listed(discovery.unit_subscription_only_topics)
+
+    def _listed(self, find: Callable[[RouteTable], Iterable[str]]) -> Response:
+        if not self._config.enable_topic_list:
+            return _DISABLED
+        return Response(body=encode_topic_list(find(self._table)))

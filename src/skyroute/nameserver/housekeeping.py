@@ -1,0 +1,77 @@
+"""What happens when nobody speaks: leases run out, certificates are renewed, the key-value table is printed."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from skyroute.clock import Clock
+from skyroute.nameserver.handlers.brokers import Publish
+from skyroute.nameserver.kv_config import KvConfig
+from skyroute.remoting.tls import ServerTls
+from skyroute.routing.events import BrokerLeft, RouteEvent
+from skyroute.routing.table import RouteTable
+
+log = logging.getLogger(__name__)
+
+TLS_CHECK_S: Final = 0.5
+KV_FIRST_PRINT_S: Final = 60.0
+KV_PRINT_S: Final = 600.0
+
+
+@dataclass(slots=True)
+class LeaseScan:
+    """Evicts brokers that have been silent for too long."""
+
+    table: RouteTable
+    publish: Publish
+    close_connection: Callable[[int], None]
+    interval_s: float
+    clock: Clock
+    _last_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._last_at = self.clock.monotonic()
+
+    def scan(self, now: float) -> None:
+        """Evict what has expired, unless this scan itself comes late.
+
+        If it does, this process stood still, and heartbeats may wait unread in their sockets: they come first.
+        """
+        late_s = now - self._last_at - self.interval_s
+        self._last_at = now
+        if late_s > self.interval_s:
+            log.warning("lease scan late seconds=%.1f: nobody is evicted before the next one", late_s)
+            return
+        events = self.table.evict_expired(now)
+        self.publish(events)
+        self._close_silent(events)
+
+    def _close_silent(self, events: Iterable[RouteEvent]) -> None:
+        for event in events:
+            # A container's brokers share a connection: the silence of one must not cut off the others.
+            if isinstance(event, BrokerLeft) and event.holder_is_idle:
+                self.close_connection(event.holder)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self.interval_s)
+            self.scan(self.clock.monotonic())
+
+
+async def watch_tls_files(tls: ServerTls) -> None:
+    """Take up new certificates soon after they are written."""
+    while True:
+        await asyncio.sleep(TLS_CHECK_S)
+        tls.reload_if_changed()
+
+
+async def print_kv(kv: KvConfig) -> None:
+    """Leave the key-value table in the log now and then, for whoever reads it after a loss."""
+    await asyncio.sleep(KV_FIRST_PRINT_S)
+    while True:
+        for namespace, entries in kv.tables().items():
+            for key, value in entries.items():
+                log.info("kv config namespace=%s key=%s value=%s", namespace, key, value)
+        await asyncio.sleep(KV_PRINT_S)

@@ -1,0 +1,134 @@
+"""The key-value table that operators keep on a name server, and the JSON file behind it.
+
+It is the only thing a name server knows that brokers will not repeat, so a change counts only once it is on disk.
+The file has Java's form and may be handed back and forth: `{"configTable":{namespace:{key:value}}}`.
+"""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from skyroute.nameserver.errors import ConfigError, KvConfigRefusedError
+from skyroute.nameserver.files import backup_path, replace_file
+
+log = logging.getLogger(__name__)
+
+Table = dict[str, dict[str, str]]
+
+
+class _KvFile(msgspec.Struct, forbid_unknown_fields=True):
+    configTable: dict[str, dict[str, str | None]] | None = None  # noqa: N815 - Java's spelling
+
+
+class KvConfig:
+    """The table by namespace and key; written by the key-value handlers, read by the route handlers.
+
+    A namespace whose last key was deleted still exists.
+    """
+
+    def __init__(self, path: str | Path, bytes_max: int = 16 * 1024 * 1024) -> None:
+        self._path = Path(path)
+        self._bytes_max = bytes_max
+        self._table: Table = {}
+        self._file_is_sound = True
+
+    def __repr__(self) -> str:
+        entry_count = sum(map(len, self._table.values()))
+        return f"<KvConfig {self._path} namespaces={len(self._table)} entries={entry_count}>"
+
+    def load(self) -> None:
+        """Read the file; a missing one is an empty table, and a damaged one is replaced by its backup.
+
+        Called by the server once, before it serves.
+
+        Raises:
+            ConfigError: neither the file nor its backup can be used.
+        """
+        backup = backup_path(self._path)
+        self._file_is_sound = True
+        try:
+            table = self._read(self._path)
+        except ConfigError as damage:
+            try:
+                table = self._read(backup)
+            except ConfigError as backup_damage:
+                raise ConfigError(f"{damage}; and {backup_damage}") from damage
+            if table is None:
+                raise ConfigError(f"{damage}; and no {backup.name} stands in for it") from damage
+            # The next change must not push the damaged file over the only good one.
+            self._file_is_sound = False
+            log.warning(
+                "kv config file damaged, its backup is used file=%s backup=%s cause=%s", self._path, backup, damage
+            )
+        self._table = table or {}
+
+    def get(self, namespace: str, key: str) -> str | None:
+        """The value, or None if there is no such entry."""
+        return self._table.get(namespace, {}).get(key)
+
+    def namespace_table(self, namespace: str) -> dict[str, str] | None:
+        """A copy of one namespace's entries, or None if it was never used."""
+        entries = self._table.get(namespace)
+        return None if entries is None else dict(entries)
+
+    def tables(self) -> Table:
+        """A copy of everything."""
+        return {namespace: dict(entries) for namespace, entries in self._table.items()}
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        """Set one entry, creating its namespace if need be.
+
+        Raises:
+            KvConfigRefusedError: the table would outgrow its bound.
+            FileWriteError: the disk refused; the table is as it was.
+        """
+        self._store({**self._table, namespace: {**self._table.get(namespace, {}), key: value}})
+
+    def delete(self, namespace: str, key: str) -> bool:
+        """Remove one entry; False if there was none, in which case nothing is written.
+
+        Raises:
+            FileWriteError: the disk refused; the entry is still there.
+        """
+        entries = self._table.get(namespace, {})
+        if key not in entries:
+            return False
+        self._store({**self._table, namespace: {k: v for k, v in entries.items() if k != key}})
+        return True
+
+    def _store(self, table: Table) -> None:
+        try:
+            content = msgspec.json.encode({"configTable": table})
+        except UnicodeEncodeError as error:
+            raise KvConfigRefusedError("a namespace, key or value is not valid text") from error
+        if len(content) > self._bytes_max:
+            raise KvConfigRefusedError(
+                f"the table would take {len(content)} bytes, kvConfigMaxBytes is {self._bytes_max}"
+            )
+        replace_file(self._path, content, keep_backup=self._file_is_sound)
+        self._table = table
+        self._file_is_sound = True
+
+    def _read(self, path: Path) -> Table | None:
+        """A file's table, or None if there is no file or an empty one that nothing preceded."""
+        try:
+            with path.open("rb") as file:
+                content = file.read(self._bytes_max + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        if len(content) > self._bytes_max:
+            raise ConfigError(f"{path} is larger than kvConfigMaxBytes, which is {self._bytes_max}")
+        if not content and not backup_path(path).exists():
+            # Java truncates before it writes: without a backup this was the first write ever, and nothing is lost.
+            return None
+        try:
+            stored = msgspec.json.decode(content, type=_KvFile)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is not a key-value table in JSON: {error}") from error
+        return {
+            namespace: {key: value for key, value in entries.items() if value is not None}
+            for namespace, entries in (stored.configTable or {}).items()
+        }

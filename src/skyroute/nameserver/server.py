@@ -1,0 +1,174 @@
+"""A name server: its parts, its start and its stop."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Collection, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+from skyroute.clock import Clock, SystemClock
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.event_log import log_events
+from skyroute.nameserver.files import ensure_replaceable
+from skyroute.nameserver.handlers.admin import AdminHandlers
+from skyroute.nameserver.handlers.brokers import BrokerHandlers
+from skyroute.nameserver.handlers.kv import KvHandlers
+from skyroute.nameserver.handlers.routes import RouteHandlers
+from skyroute.nameserver.housekeeping import LeaseScan, print_kv, watch_tls_files
+from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.notify import Notifier
+from skyroute.nameserver.upstream import Upstream
+from skyroute.remoting.connection import Limits
+from skyroute.remoting.dispatch import Dispatcher, Handler
+from skyroute.remoting.server import Server
+from skyroute.remoting.tls import ServerTls, client_context
+from skyroute.routing.events import RouteEvent
+from skyroute.routing.table import RouteTable
+from skyroute.wire.codes import RequestCode
+
+log = logging.getLogger(__name__)
+
+
+class NameServer:
+    """One name server. `start` it inside a running loop, `stop` it there; it can be embedded in any program."""
+
+    def __init__(self, config: NameServerConfig, *, upstream: Sequence[str] = (), clock: Clock | None = None) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.table = RouteTable(brokers_max=config.brokers_max, topic_entries_max=config.topic_entries_max)
+        self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
+        self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
+        self._routes = RouteHandlers(self.table, self.kv, config, self.clock, self._upstream)
+        self._notifier: Notifier | None = None
+        self._server: Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<NameServer {self.address if self._server else 'not started'} {self.table!r}>"
+
+    @property
+    def address(self) -> str:
+        """Where we listen, as `host:port`."""
+        assert self._server is not None
+        return f"{self.config.bind_address}:{self._server.port}"
+
+    async def start(self) -> None:
+        """Load what was kept, and begin to serve.
+
+        Raises:
+            SkyrouteError: a file, a certificate or the port cannot be used; its text says which and why.
+        """
+        config = self.config
+        ensure_replaceable(Path(config.kv_config_path))
+        self.kv.load()
+        tls = ServerTls(config.tls)
+        outbound = (
+            client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
+        )
+        self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
+        server = Server(
+            Dispatcher(self._handlers()),
+            tls=tls,
+            clock=self.clock,
+            on_disconnect=self._on_disconnect,
+            limits=_limits(config),
+        )
+        await server.start(config.bind_address, config.listen_port)
+        self._server = server
+        config.listen_port = server.port
+        if config.cluster_test and self._upstream is None:
+            log.warning("clusterTest is on and no other name server is known: give one with -n or NAMESRV_ADDR")
+        scan = LeaseScan(self.table, self._publish, server.close_connection, config.scan_interval_s, self.clock)
+        for work in (scan.run(), watch_tls_files(tls), print_kv(self.kv), self._notifier.run()):
+            self._spawn(work)
+
+    async def stop(self) -> None:
+        """Serve what is under way, close every connection, and end within a bounded time."""
+        if self._server is not None:
+            await self._server.stop(self.config.shutdown_wait_s if self.config.enable_shutdown_gracefully else 0.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._upstream is not None:
+            self._upstream.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(_complain)
+        self._tasks.append(task)
+
+    def _handlers(self) -> dict[int, Handler]:
+        """Every request we answer. Whatever is not here is answered "not supported"."""
+        routes = self._routes
+        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish)
+        kv = KvHandlers(self.kv, routes.forget_all)
+        admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed)
+        return {
+            RequestCode.PUT_KV_CONFIG: kv.put,
+            RequestCode.GET_KV_CONFIG: kv.get,
+            RequestCode.DELETE_KV_CONFIG: kv.delete,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: kv.list_namespace,
+            RequestCode.REGISTER_BROKER: brokers.register,
+            RequestCode.UNREGISTER_BROKER: brokers.unregister,
+            RequestCode.BROKER_HEARTBEAT: brokers.heartbeat,
+            RequestCode.QUERY_DATA_VERSION: brokers.query_data_version,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: brokers.register_topic,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: (
+                routes.get_route_of_test_cluster if self.config.cluster_test else routes.get_route
+            ),
+            RequestCode.GET_BROKER_CLUSTER_INFO: routes.get_cluster_info,
+            RequestCode.GET_BROKER_MEMBER_GROUP: routes.get_member_group,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: routes.get_all_topics,
+            RequestCode.GET_TOPICS_BY_CLUSTER: routes.get_topics_of_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: routes.get_system_topics,
+            RequestCode.GET_UNIT_TOPIC_LIST: routes.get_unit_topics,
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: routes.get_unit_subscription_topics,
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: routes.get_unit_subscription_only_topics,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: admin.forbid_writes,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: admin.restore_writes,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: admin.delete_topic,
+            RequestCode.GET_NAMESRV_CONFIG: admin.get_config,
+            RequestCode.UPDATE_NAMESRV_CONFIG: admin.update_config,
+        }
+
+    # What follows from a change
+
+    def _publish(self, events: Collection[RouteEvent]) -> None:
+        if not events:
+            return
+        self._routes.forget(events)
+        log_events(events)
+        if self.config.notify_min_broker_id_changed and self._notifier is not None:
+            self._notifier.put(events)
+
+    def _on_disconnect(self, connection: int) -> None:
+        self._publish(self.table.drop_holder(connection))
+
+    def _on_config_changed(self) -> None:
+        self._routes.forget_all()
+        self.table.forget_fingerprints()
+
+
+def _limits(config: NameServerConfig) -> Limits:
+    # As in Netty, the two marks count only together.
+    marks = config.write_buffer_high_water_mark > 0 and config.write_buffer_low_water_mark > 0
+    return Limits(
+        connections_max=config.server_max_connections,
+        frame_bytes_max=config.frame_max_length,
+        exempt={RequestCode.REGISTER_BROKER: config.registration_max_length},
+        buffered_bytes_max=config.server_buffered_bytes_max,
+        write_high_bytes=config.write_buffer_high_water_mark if marks else 64 * 1024,
+        write_low_bytes=config.write_buffer_low_water_mark if marks else 32 * 1024,
+        idle_s=config.idle_timeout_s or math.inf,
+        opening_s=config.prologue_timeout_s,
+        listen_backlog=config.server_socket_backlog,
+        send_buffer_bytes=config.server_socket_snd_buf_size,
+        receive_buffer_bytes=config.server_socket_rcv_buf_size,
+    )
+
+
+def _complain(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background work ended task=%s", task.get_coro(), exc_info=error)

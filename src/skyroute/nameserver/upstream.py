@@ -1,0 +1,52 @@
+"""The production environment behind a test environment: who to ask for topics that the test has not got."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from skyroute.remoting.client import Channel, connect
+from skyroute.remoting.errors import RemotingError
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+
+class Upstream:
+    """Name servers of another environment, asked in turn until one knows."""
+
+    def __init__(self, addresses: Sequence[str], timeout_s: float) -> None:
+        self._addresses = tuple(addresses)
+        self._timeout_s = timeout_s
+        self._channels: dict[str, Channel] = {}
+        self._connecting = asyncio.Lock()
+
+    async def find_route(self, topic: str, not_found: Response) -> Response:
+        """Return the first route that any of them has, or `not_found`."""
+        for address in self._addresses:
+            try:
+                channel = await self._channel(address)
+                # Version 1 is older than any client: the answer comes in the dialect this mode always speaks.
+                request = Request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, version=1)
+                response = await channel.call(request, self._timeout_s)
+            except RemotingError as error:
+                log.warning("production name server does not answer address=%s reason=%s", address, error)
+                continue
+            if response.code == ResponseCode.SUCCESS and response.body:
+                return Response(body=response.body)
+        return not_found
+
+    async def _channel(self, address: str) -> Channel:
+        async with self._connecting:
+            channel = self._channels.get(address)
+            if channel is None or channel.closed:
+                channel = self._channels[address] = await connect(address, timeout_s=self._timeout_s)
+            return channel
+
+    def close(self) -> None:
+        """End all connections."""
+        for channel in self._channels.values():
+            with contextlib.suppress(RemotingError):
+                channel.close()
+        self._channels.clear()
