@@ -1,6 +1,7 @@
 """`skyroute nameserver`: the flags of Java's mqnamesrv, and the life of the process around the server."""
 
 import asyncio
+import gc
 import logging
 import os
 import resource
@@ -111,6 +112,9 @@ async def _serve(server: NameServer, serialize_type: str) -> None:
         loop.add_signal_handler(each, ask_to_stop, each)
     await server.start()
     try:
+        # What start-up made lives as long as the process: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
         _tell(f"The Name Server boot success. serializeType={serialize_type}, address {server.address}")
         await stop_asked.wait()
     finally:
