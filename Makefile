@@ -1,11 +1,11 @@
-# Thin targets: the same words for people and for CI. Everything is installed in .venv and .cache, nothing outside.
+# Thin targets: the same words for people and for CI. Python packages go to .venv and .cache, never to the system.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The oldest versions we allow have wheels up to Python 3.12 only.
-FLOORS_PYTHON ?= $(firstword $(shell command -v python3.11 python3.12) $(PYTHON))
+FLOORS_PYTHON ?= $(firstword $(shell for p in python3.11 python3.12; do $$p -c '' 2>/dev/null && echo $$p; done) $(PYTHON))
 FLOORS := .cache/floors
 FLOORS_READY := $(FLOORS)/.ready
 
@@ -39,7 +39,7 @@ test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our d
 	$(FLOORS)/bin/python -m pytest --quiet -p no:cacheprovider tests/unit
 
 $(FLOORS_READY): pyproject.toml
-	test -x $(FLOORS)/bin/python || $(FLOORS_PYTHON) -m venv $(FLOORS)
+	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
 	$(FLOORS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
 		| sed 's/>=/==/' > $(FLOORS)/constraints.txt
 	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check \

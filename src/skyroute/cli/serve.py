@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -108,6 +109,7 @@ async def _serve(server: NameServer, serialize_type: str) -> None:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
 
+    loop.set_exception_handler(_complain_now_and_then())
     for each in _STOP_SIGNALS:
         loop.add_signal_handler(each, ask_to_stop, each)
     await server.start()
@@ -120,6 +122,24 @@ async def _serve(server: NameServer, serialize_type: str) -> None:
     finally:
         await server.stop()
     log.info("name server stopped")
+
+
+def _complain_now_and_then() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """Let the loop report its own trouble once a second: out of open files, it does so for every one it misses."""
+    silent_until = 0.0
+
+    def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        nonlocal silent_until
+        if loop.time() < silent_until:
+            return
+        silent_until = loop.time() + 1.0
+        error = context.get("exception")
+        if isinstance(error, OSError):
+            log.error("%s reason=%s", context.get("message"), error)
+        else:
+            log.error("%s", context.get("message"), exc_info=error)
+
+    return complain
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -91,7 +91,7 @@ class NameServerConfig:
     shutdown_wait_time_seconds: int = setting(Scope.SERVER, default=30)
 
     frame_max_length: int = setting(Scope.OWN, default=16 * 1024 * 1024, at_least=1024)
-    registration_max_length: int = setting(Scope.OWN, default=256 * 1024 * 1024, at_least=1024)
+    registration_max_length: int = setting(Scope.OWN, default=64 * 1024 * 1024, at_least=1024)
     """Frames longer than `frame_max_length` may be registrations only; their inflated bodies end here too."""
     server_max_connections: int = setting(Scope.OWN, default=50_000, at_least=1)
     server_buffered_bytes_max: int = setting(Scope.OWN, default=1024 * 1024 * 1024, at_least=1024, at_most=LONG_MAX)

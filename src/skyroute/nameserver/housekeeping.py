@@ -15,6 +15,8 @@ from skyroute.routing.table import RouteTable
 
 log = logging.getLogger(__name__)
 
+LATE_S: Final = 1.0
+"""How late a scan may come before this process is taken to have stood still."""
 TLS_CHECK_S: Final = 0.5
 KV_FIRST_PRINT_S: Final = 60.0
 KV_PRINT_S: Final = 600.0
@@ -30,6 +32,7 @@ class LeaseScan:
     interval_s: float
     clock: Clock
     _last_at: float = field(init=False)
+    _held_back: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self._last_at = self.clock.monotonic()
@@ -37,11 +40,13 @@ class LeaseScan:
     def scan(self, now: float) -> None:
         """Evict what has expired, unless this scan itself comes late.
 
-        If it does, this process stood still, and heartbeats may wait unread in their sockets: they come first.
+        If it does, this process stood still, and heartbeats may wait unread in their sockets: they come first. But
+        never twice in a row, or a server that is always late would evict nobody.
         """
         late_s = now - self._last_at - self.interval_s
         self._last_at = now
-        if late_s > self.interval_s:
+        self._held_back = not self._held_back and late_s > min(self.interval_s, LATE_S)
+        if self._held_back:
             log.warning("lease scan late seconds=%.1f: nobody is evicted before the next one", late_s)
             return
         events = self.table.evict_expired(now)
@@ -73,5 +78,5 @@ async def print_kv(kv: KvConfig) -> None:
     while True:
         for namespace, entries in kv.tables().items():
             for key, value in entries.items():
-                log.info("kv config namespace=%s key=%s value=%s", namespace, key, value)
+                log.info("kv config namespace=%r key=%r value=%r", namespace, key, value)
         await asyncio.sleep(KV_PRINT_S)

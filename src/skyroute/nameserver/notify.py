@@ -1,13 +1,13 @@
 """Tells brokers that another of their group now has the smallest id, so that a slave can act for a lost master."""
 
 import asyncio
-import contextlib
 import logging
 import ssl
+from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from skyroute.remoting.client import Channel, connect
+from skyroute.remoting.client import connect
 from skyroute.remoting.errors import RemotingError
 from skyroute.routing.events import RouteEvent, SmallestIdChanged
 from skyroute.wire.codes import RequestCode
@@ -15,24 +15,24 @@ from skyroute.wire.command import Request
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX: Final = 10_000
-"""Notices not yet sent; beyond that the newest are dropped, for brokers ask for themselves every second."""
+BROKERS_MAX: Final = 1_000
+"""Brokers that are being told at the same time; notices to more are dropped, for brokers ask for themselves as well."""
 
-CHANNELS_MAX: Final = 256
-"""Connections to brokers kept open; the longest open is closed for a new one."""
+NOTICES_MAX: Final = 100
+"""Notices that wait for one broker; beyond that the oldest is dropped, for only the last one still matters."""
 
 
 class Notifier:
-    """Sends notices one after another, so that each broker hears of changes in the order they happened."""
+    """Tells each broker of changes in the order they happened; one that does not answer keeps nobody else waiting."""
 
     def __init__(self, *, connect_timeout_s: float, tls: ssl.SSLContext | None) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._tls = tls
-        self._waiting: asyncio.Queue[tuple[str, Request]] = asyncio.Queue(WAITING_MAX)
-        self._channels: dict[str, Channel] = {}
+        self._waiting: dict[str, deque[Request]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def put(self, events: Iterable[RouteEvent]) -> None:
-        """Queue the notices that these changes call for."""
+        """Send the notices that these changes call for, soon."""
         for event in events:
             if isinstance(event, SmallestIdChanged) and event.acting_master:
                 self._put(event)
@@ -47,32 +47,34 @@ class Notifier:
         elif event.ha_address is not None:
             fields["haBrokerAddr"] = event.ha_address
         for address in recipients:
-            try:
-                self._waiting.put_nowait((address, Request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, dict(fields))))
-            except asyncio.QueueFull:
-                log.warning("notice dropped broker=%s reason=%d are waiting", address, WAITING_MAX)
+            self._send(address, Request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, dict(fields)))
 
-    async def run(self) -> None:
-        """Send for as long as the server lives."""
+    def _send(self, address: str, request: Request) -> None:
+        waiting = self._waiting.get(address)
+        if waiting is not None:
+            waiting.append(request)
+        elif len(self._waiting) < BROKERS_MAX:
+            self._waiting[address] = deque([request], NOTICES_MAX)
+            task = asyncio.get_running_loop().create_task(self._deliver(address))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            log.warning("notice dropped broker=%s reason=%d brokers are being told", address, BROKERS_MAX)
+
+    async def _deliver(self, address: str) -> None:
+        waiting = self._waiting[address]
         try:
-            while True:
-                address, request = await self._waiting.get()
-                try:
-                    channel = await self._channel(address)
-                    channel.send_oneway(request)
-                except RemotingError as error:
-                    log.warning("notice lost broker=%s reason=%s", address, error)
-        finally:
-            for channel in self._channels.values():
-                channel.close()
-
-    async def _channel(self, address: str) -> Channel:
-        channel = self._channels.pop(address, None)
-        if channel is None or channel.closed:
             channel = await connect(address, tls=self._tls, timeout_s=self._connect_timeout_s)
-        if len(self._channels) >= CHANNELS_MAX:
-            oldest = next(iter(self._channels))
-            with contextlib.suppress(RemotingError):
-                self._channels.pop(oldest).close()
-        self._channels[address] = channel
-        return channel
+            while waiting:
+                channel.send_oneway(waiting.popleft())
+            channel.close()
+        except RemotingError as error:
+            log.warning("notice lost broker=%s reason=%s", address, error)
+        finally:
+            del self._waiting[address]
+
+    async def stop(self) -> None:
+        """Send no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -19,7 +19,7 @@ from skyroute.nameserver.housekeeping import LeaseScan, print_kv, watch_tls_file
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.notify import Notifier
 from skyroute.nameserver.upstream import Upstream
-from skyroute.remoting.connection import Limits
+from skyroute.remoting.connection import Limits, join_address
 from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
@@ -42,6 +42,7 @@ class NameServer:
         self._routes = RouteHandlers(self.table, self.kv, config, self.clock, self._upstream)
         self._notifier: Notifier | None = None
         self._server: Server | None = None
+        self._lease_scan: LeaseScan | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def __repr__(self) -> str:
@@ -51,7 +52,7 @@ class NameServer:
     def address(self) -> str:
         """Where we listen, as `host:port`."""
         assert self._server is not None
-        return f"{self.config.bind_address}:{self._server.port}"
+        return join_address(self.config.bind_address, self._server.port)
 
     async def start(self) -> None:
         """Load what was kept, and begin to serve.
@@ -79,8 +80,10 @@ class NameServer:
         config.listen_port = server.port
         if config.cluster_test and self._upstream is None:
             log.warning("clusterTest is on and no other name server is known: give one with -n or NAMESRV_ADDR")
-        scan = LeaseScan(self.table, self._publish, server.close_connection, config.scan_interval_s, self.clock)
-        for work in (scan.run(), watch_tls_files(tls), print_kv(self.kv), self._notifier.run()):
+        self._lease_scan = LeaseScan(
+            self.table, self._publish, server.close_connection, config.scan_interval_s, self.clock
+        )
+        for work in (self._lease_scan.run(), watch_tls_files(tls), print_kv(self.kv)):
             self._spawn(work)
 
     async def stop(self) -> None:
@@ -91,6 +94,8 @@ class NameServer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        if self._notifier is not None:
+            await self._notifier.stop()
         if self._upstream is not None:
             self._upstream.close()
 

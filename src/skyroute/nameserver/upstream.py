@@ -1,7 +1,6 @@
 """The production environment behind a test environment: who to ask for topics that the test has not got."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 
@@ -19,8 +18,7 @@ class Upstream:
     def __init__(self, addresses: Sequence[str], timeout_s: float) -> None:
         self._addresses = tuple(addresses)
         self._timeout_s = timeout_s
-        self._channels: dict[str, Channel] = {}
-        self._connecting = asyncio.Lock()
+        self._channels: dict[str, asyncio.Task[Channel]] = {}
 
     async def find_route(self, topic: str, not_found: Response) -> Response:
         """Return the first route that any of them has, or `not_found`."""
@@ -38,15 +36,18 @@ class Upstream:
         return not_found
 
     async def _channel(self, address: str) -> Channel:
-        async with self._connecting:
-            channel = self._channels.get(address)
-            if channel is None or channel.closed:
-                channel = self._channels[address] = await connect(address, timeout_s=self._timeout_s)
-            return channel
+        """Return the connection to a name server; all who wait for it wait for the same attempt."""
+        task = self._channels.get(address)
+        if task is None or (task.done() and (task.exception() is not None or task.result().closed)):
+            task = asyncio.create_task(connect(address, timeout_s=self._timeout_s))
+            self._channels[address] = task
+        return await asyncio.shield(task)
 
     def close(self) -> None:
         """End all connections."""
-        for channel in self._channels.values():
-            with contextlib.suppress(RemotingError):
-                channel.close()
+        for task in self._channels.values():
+            if not task.done():
+                task.cancel()
+            elif not task.cancelled() and task.exception() is None:
+                task.result().close()
         self._channels.clear()

@@ -96,7 +96,7 @@ async def connect(address: str, *, tls: ssl.SSLContext | None = None, timeout_s:
         ConnectError: nobody answers there, or not in time.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
         raise ConnectError(f"{address!r} is not an address: host:port is expected")
     loop = asyncio.get_running_loop()
     try:
@@ -104,6 +104,6 @@ async def connect(address: str, *, tls: ssl.SSLContext | None = None, timeout_s:
             _, channel = await loop.create_connection(lambda: Channel(address), host.strip("[]"), int(port), ssl=tls)
     except TimeoutError:
         raise ConnectError(f"{address} did not take the connection in {timeout_s} s") from None
-    except OSError as error:
-        raise ConnectError(f"{address} cannot be reached: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # a name that cannot be one, such as a very long one, is a ValueError
+        raise ConnectError(f"{address!r} cannot be reached: {getattr(error, 'strerror', None) or error}") from None
     return channel

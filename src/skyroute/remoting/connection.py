@@ -30,6 +30,11 @@ _TLS_HANDSHAKE: Final = 0x16
 _EITHER_FLAG: Final = FLAG_RESPONSE | FLAG_ONEWAY
 
 
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, as it is written for people."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Every bound a peer can run into."""
@@ -104,6 +109,7 @@ class Connection(asyncio.Protocol):
         "_decoder",
         "_first_bytes",
         "_held",
+        "_lost",
         "_service",
         "_tls",
         "_transport",
@@ -111,6 +117,7 @@ class Connection(asyncio.Protocol):
         "_waiting",
         "active_at",
         "closing_since",
+        "first_byte_at",
         "opening",
         "peer",
     )
@@ -131,7 +138,9 @@ class Connection(asyncio.Protocol):
         """Answers that a handler is still working on."""
         self._unsent = 0
         """Bytes not yet taken by the peer when the server last looked."""
+        self._lost = False
         self.opening = True
+        self.first_byte_at: float | None = None
         self.active_at = service.clock.monotonic()
         self.closing_since: float | None = None
         self.peer = Peer(number, "?")
@@ -148,11 +157,11 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
-            host = f"[{address[0]}]" if ":" in address[0] else address[0]
-            self.peer = Peer(self.peer.connection, f"{host}:{address[1]}")
+            self.peer = Peer(self.peer.connection, join_address(address[0], address[1]))
         self._service.on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
         self._backlog.clear()
         self._hold(0)
         self._service.unsent.put(self.peer.connection, 0)
@@ -211,16 +220,17 @@ class Connection(asyncio.Protocol):
 
     def _open(self, data: bytes) -> bytes:
         """Look for a PROXY header, then for TLS; return what follows, or nothing while that is undecided."""
+        if self.first_byte_at is None:
+            self.first_byte_at = self._service.clock.monotonic()
         if self._tls is not None:
             return self._decrypt(data)
         data = self._first_bytes + data
-        if len(data) < DECIDING_BYTES or (proxied := read_proxy_header(data)) is None:
+        proxied = read_proxy_header(data) if len(data) >= DECIDING_BYTES else None
+        if proxied is None or proxied.header_bytes == len(data):
             self._first_bytes = data
+            self._account()
             return b""
         rest = data[proxied.header_bytes :]
-        if not rest:
-            self._first_bytes = data
-            return b""
         self._first_bytes = b""
         if proxied.address is not None:
             self.peer = Peer(self.peer.connection, proxied.address)
@@ -244,6 +254,8 @@ class Connection(asyncio.Protocol):
                 self._transport.write(pending)
         if self._tls.established:
             self.opening = False
+        if self._tls.buffered or self._held:
+            self._account()
         return plain
 
     # Frames and answers
@@ -251,7 +263,7 @@ class Connection(asyncio.Protocol):
     def _receive(self, data: bytes) -> None:
         frames = self._decoder.feed(data)
         if self._decoder.buffered or self._held:
-            self._hold(self._decoder.buffered)
+            self._account()
         if not frames:
             return
         self.active_at = self._service.clock.monotonic()
@@ -261,12 +273,16 @@ class Connection(asyncio.Protocol):
             self._answer(frames)
 
     @property
+    def _is_over(self) -> bool:
+        return self._lost or self.closing_since is not None or self._transport.is_closing()
+
+    @property
     def _stalled(self) -> bool:
         return self._waiting or self._awaited >= AWAITED_MAX
 
     def _put_back(self, frames: list[bytes]) -> None:
         self._backlog.extend(frames)
-        self._hold(self._decoder.buffered + sum(map(len, self._backlog)))
+        self._account()
         self._pause_reading()
 
     def _pause_reading(self) -> None:
@@ -307,7 +323,7 @@ class Connection(asyncio.Protocol):
     def _take_quietly(self, request: Request) -> None:
         """Carry out a one-way request; drop a response, for nothing was asked through this connection."""
         if request.flag & FLAG_RESPONSE:
-            log.info("response dropped peer=%s request=%d", self.peer.address, request.request_id)
+            log.debug("response dropped peer=%s request=%d", self.peer.address, request.request_id)
             return
         response = self._service.dispatcher.answer(request, self.peer)
         if type(response) is not Response:
@@ -324,7 +340,9 @@ class Connection(asyncio.Protocol):
             response = failure(error, request, self.peer)
         finally:
             self._awaited -= 1
-        if self.closing_since is None and not request.is_oneway:
+        if self._is_over:
+            return
+        if not request.is_oneway:
             self._write([response_head(response, request.request_id, request.form), response.body])
         self._go_on()
 
@@ -339,15 +357,19 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Take up what was put back, and read again once nothing is left of it."""
-        if self.closing_since is not None or self._stalled:
+        if self._is_over or self._stalled:
             return
         if self._backlog:
             frames = list(self._backlog)
             self._backlog.clear()
             self._answer(frames)
         if not self._backlog and not self._stalled:
-            self._hold(self._decoder.buffered)
+            self._account()
             self._transport.resume_reading()
+
+    def _account(self) -> None:
+        held = len(self._first_bytes) + self._decoder.buffered + sum(map(len, self._backlog))
+        self._hold(held + (self._tls.buffered if self._tls is not None else 0))
 
     def _hold(self, size: int) -> None:
         """Account for the bytes we keep; a server that keeps too many for all its peers parts with this one."""

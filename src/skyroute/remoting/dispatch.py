@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 _GO_AWAY: Final = Response(ResponseCode.GO_AWAY, "please go away")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Peer:
     """Who is asking."""
 
@@ -22,6 +22,13 @@ class Peer:
     """A number no other connection of this process ever has."""
     address: str
     """For people: where the peer says it is."""
+    refusals: int = 0
+    """How many of its requests were refused."""
+
+    def is_worth_a_line(self) -> bool:
+        """Count a refusal; true for the 1st, 2nd, 4th, 8th …, so that one peer cannot flood the log."""
+        self.refusals += 1
+        return self.refusals.bit_count() == 1
 
 
 Handler = Callable[[Request, Peer], Response | Awaitable[Response]]
@@ -55,7 +62,14 @@ class Dispatcher:
 def failure(error: Exception, request: Request, peer: Peer) -> Response:
     """Answer for a handler that raised: the peer's fault with its reason, ours with a log line of its own."""
     if isinstance(error, SkyrouteError):
-        log.warning("request refused code=%d peer=%s reason=%s", request.code, peer.address, error)
+        if peer.is_worth_a_line():
+            log.warning(
+                "request refused code=%d peer=%s refusals=%d reason=%s",
+                request.code,
+                peer.address,
+                peer.refusals,
+                error,
+            )
         return Response.error(str(error))
     log.error("request failed code=%d peer=%s", request.code, peer.address, exc_info=error)
     return Response.error(f"{type(error).__name__}: {error}")

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from skyroute.clock import Clock
-from skyroute.remoting.connection import Connection, Limits, Service, Tally
+from skyroute.remoting.connection import Connection, Limits, Service, Tally, join_address
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.tls import ServerTls
@@ -51,6 +52,7 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
+        self._stopping = False
 
     def __repr__(self) -> str:
         held = self._service
@@ -78,10 +80,10 @@ class Server:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
             await self._listener.start_serving()
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = os.strerror(error.errno) if error.errno else str(error)
             raise BindError(
-                f"Failed to bind to {host}:{port}: {reason}. Is another server running there?"
-                " Set listenPort or bindAddress to something free."
+                f"Failed to bind to {join_address(host, port)}: {reason}."
+                " Is another server running there? Set listenPort or bindAddress to something free."
             ) from None
         self.spawn(self._sweep_for_ever())
 
@@ -100,6 +102,7 @@ class Server:
             self._service.dispatcher.draining = True
             log.info("server drains seconds=%.0f connections=%d", drain_s, len(self._connections))
             await self._until_empty(drain_s)
+        self._stopping = True
         self._listener.close()
         for connection in list(self._connections.values()):
             connection.close()
@@ -142,16 +145,21 @@ class Server:
             if since is not None:
                 if now - since > CLOSING_S:
                     connection.abort()
-            elif connection.opening and now - connection.active_at > limits.opening_s:
-                connection.abort("its first request, or its TLS handshake, did not come")
+            elif connection.opening and now - (connection.first_byte_at or now) > limits.opening_s:
+                connection.abort("it began, and its first request or TLS handshake did not follow")
             elif now - connection.active_at > limits.idle_s:
                 log.info("connection closed peer=%s reason=idle", connection.peer.address)
                 connection.abort()
 
     async def _sweep_for_ever(self) -> None:
+        clock = self._service.clock
         while True:
+            due_at = clock.monotonic() + SWEEP_S
             await asyncio.sleep(SWEEP_S)
-            self.sweep(self._service.clock.monotonic())
+            now = clock.monotonic()
+            # If this process stood still, what peers sent meanwhile waits unread: it comes first.
+            if now - due_at < SWEEP_S:
+                self.sweep(now)
 
     def _accept(self) -> Connection:
         self._accepted += 1
@@ -159,6 +167,9 @@ class Server:
 
     def _on_made(self, connection: Connection) -> None:
         self._connections[connection.peer.connection] = connection
+        if self._stopping:
+            connection.abort()
+            return
         allowed = self._service.limits.connections_max
         if len(self._connections) <= allowed:
             return

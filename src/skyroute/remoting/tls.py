@@ -30,6 +30,9 @@ class ServerTls:
         self._settings = settings
         self._context: ssl.SSLContext | None = None
         self._digests: dict[str, bytes] = {}
+        """Of the files in use."""
+        self._refused: dict[str, bytes] = {}
+        """Of the files that were last tried in vain."""
         if self.mode is not TlsMode.DISABLED and not settings.test_mode:
             self._context = server_context(settings)
             self._digests = self._digest_files()
@@ -54,12 +57,16 @@ class ServerTls:
         pair = {path for path in (self._settings.key_path, self._settings.cert_path) if path in self._digests}
         if not (self._settings.trust_cert_path in changed or (pair and pair <= changed)):
             return False
-        self._digests |= digests
+        if digests == self._refused:
+            return False
         try:
             self._context = server_context(self._settings)
         except TlsError as error:
+            # Perhaps a rotation half done: look again when a file changes.
+            self._refused = digests
             log.error("tls reload failed, the old certificate stays in use: %s", error)  # noqa: TRY400 - expected
             return False
+        self._digests |= digests
         log.info("tls reloaded files=%s", sorted(changed))
         return True
 
@@ -179,6 +186,11 @@ class TlsStream:
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.established = False
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held of a record that is not whole yet."""
+        return self._incoming.pending
 
     def decrypt(self, data: bytes) -> bytes:
         """Take what came in and return the plain text it completes. Afterwards see `pending`.

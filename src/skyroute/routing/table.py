@@ -264,6 +264,9 @@ class RouteTable:
         registration, table, group, member = claim.registration, claim.table, claim.group, claim.own
         smallest_before = group.smallest
         events: list[RouteEvent] = []
+        if member is not None:
+            # First of all, so that those who leave know whether their holder still speaks for anyone.
+            self._leases.hand_over(member, holder)
         if claim.stray is not None:
             events += self._leave([claim.stray], Cause.ADDRESS_REPLACED, joining=holder)
         events += [self._remove(gone, Cause.ADDRESS_REPLACED, joining=holder) for gone in claim.displaced]

@@ -14,6 +14,7 @@ FORM_BINARY: Final = 1
 """How a header is written. Every frame says which; a response is written as its request was."""
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class Request(msgspec.Struct, gc=False):

@@ -33,6 +33,15 @@ def required_name(fields: Mapping[str, str], name: str) -> str:
     return value
 
 
+def optional_name(fields: Mapping[str, str], name: str) -> str | None:
+    """Return a field that names something, or None where it is absent.
+
+    Raises:
+        FieldError: it has characters that no name has.
+    """
+    return required_name(fields, name) if fields.get(name) else None
+
+
 def required_int(fields: Mapping[str, str], name: str) -> int:
     """Return a 64-bit number that must be there.
 

@@ -19,6 +19,9 @@ _INT32 = Struct(">i")
 _LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES)}
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
+HEADER_BYTES_MAX: Final = 0xFFFFFF
+"""What three bytes of length can say."""
+
 _decode_strict_json = msgspec.json.Decoder(Request).decode
 _encode_json = msgspec.json.Encoder().encode
 
@@ -48,7 +51,7 @@ def decode_request_header(form: int, header: bytes) -> Request:
     if form == FORM_JSON:
         try:
             return _decode_strict_json(header)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # What is not plain JSON of the expected types may still be something Java's reader accepts.
             return _decode_lenient_json(header)
     if form == FORM_BINARY:
@@ -164,7 +167,7 @@ def _take_text(header: bytes, at: int, length: int) -> tuple[str, int]:
 
 
 def response_head(response: Response, request_id: int, form: int) -> bytes:
-    """Write all of a response's frame but the body."""
+    """Write all of a response's frame but the body. Only responses without one have headers of any length."""
     if form == FORM_BINARY:
         header = _encode_binary(
             response.code, response.version, request_id, FLAG_RESPONSE, response.remark, response.fields
@@ -179,6 +182,11 @@ def response_head(response: Response, request_id: int, form: int) -> bytes:
         header = _encode_json_header(
             response.code, response.version, request_id, FLAG_RESPONSE, response.remark, response.fields
         )
+    if len(header) > HEADER_BYTES_MAX:
+        too_long = Response.error(
+            f"the answer's header would take {len(header)} bytes; {HEADER_BYTES_MAX} are possible"
+        )
+        return response_head(too_long, request_id, form)
     return _TWO_WORDS.pack(4 + len(header) + len(response.body), form << 24 | len(header)) + header
 
 

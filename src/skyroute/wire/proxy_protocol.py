@@ -48,8 +48,10 @@ def _read_v1(data: bytes) -> ProxiedPeer | None:
         if len(data) >= V1_BYTES_MAX:
             raise FrameError("a PROXY header without an end")
         return None
-    words = data[:end].decode("ascii", "replace").split(" ")
-    if words[0] != "PROXY" or len(words) < 2:
+    line = data[:end].decode("ascii", "replace")
+    words = line.split(" ")
+    # A scope ("fe80::1%eth0") means nothing beyond the machine that wrote it, and may hold any character.
+    if not line.isprintable() or "%" in line or words[0] != "PROXY" or len(words) < 2:
         raise FrameError("a malformed PROXY header")
     if words[1] == "UNKNOWN":
         return ProxiedPeer(None, end + 2)

@@ -11,7 +11,7 @@ from skyroute.remoting.dispatch import Peer
 from skyroute.routing.table import RouteTable
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
-from skyroute.wire.fields import required_name
+from skyroute.wire.fields import optional_name, required_name
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class AdminHandlers:
 
     def delete_topic(self, request: Request, peer: Peer) -> Response:
         topic = required_name(request.fields, "topic")
-        cluster = request.fields.get("clusterName") or None
+        cluster = optional_name(request.fields, "clusterName")
         events = self.table.delete_topic(topic, cluster)
         log.info("topic deleted by operator peer=%s topic=%s cluster=%s", peer.address, topic, cluster)
         self.publish(events)

@@ -51,9 +51,10 @@ class BrokerHandlers:
                 delete_missing_topics=self.config.delete_topic_with_broker_registration,
             )
         except PartialFirstRegistrationError as error:
-            log.warning("registration refused peer=%s reason=%s", peer.address, error)
+            if peer.is_worth_a_line():
+                log.warning("registration refused peer=%s reason=%s", peer.address, error)
             return Response.error("register broker failed")  # the protocol's own words
-        if outcome.superseded:
+        if outcome.superseded and peer.is_worth_a_line():
             log.warning(
                 "registration superseded broker=%s id=%d address=%s: a broker of a newer epoch holds this id",
                 registration.broker_name,
@@ -81,7 +82,7 @@ class BrokerHandlers:
         goodbye = decode_goodbye(request)
         events = self.table.unregister(goodbye.cluster, goodbye.address, goodbye.broker_name, goodbye.broker_id)
         if not events:
-            log.info("goodbye of an unknown broker peer=%s %s", peer.address, goodbye)
+            log.debug("goodbye of an unknown broker peer=%s %s", peer.address, goodbye)
         self.publish(events)
         return Response()
 
@@ -100,6 +101,6 @@ class BrokerHandlers:
         topic, queues = decode_topic_registration(request)
         events = self.table.register_topic(topic, queues)
         if not events:
-            log.info("single topic changed nothing peer=%s topic=%s brokers=%s", peer.address, topic, list(queues))
+            log.debug("single topic changed nothing peer=%s topic=%s brokers=%s", peer.address, topic, list(queues))
         self.publish(events)
         return Response()

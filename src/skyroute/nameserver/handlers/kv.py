@@ -33,7 +33,7 @@ class KvHandlers:
         where = decode_kv_key(request)
         value = self.kv.get(where.namespace, where.key)
         if value is None:
-            remark = f"No config item, Namespace: {where.namespace} Key: {where.key}"
+            remark = f"No config item, Namespace: {where.namespace[:255]} Key: {where.key[:255]}"
             return Response(ResponseCode.QUERY_NOT_FOUND, remark)
         return Response(fields={"value": value})
 
@@ -47,7 +47,7 @@ class KvHandlers:
         namespace = required_text(request.fields, "namespace")
         table = self.kv.namespace_table(namespace)
         if table is None:
-            return Response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
+            return Response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
         return Response(body=encode_kv_table(table))
 
     def _tell(self, namespace: str) -> None:

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 REMEMBERED_BYTES_MAX: Final = 64 * 1024 * 1024
 """How many bytes of encoded routes are kept at most."""
 
+REMARK_CHARS_MAX: Final = 512
+"""How much of a peer's own text it gets to see again."""
+
 _NOT_READY: Final = Response.error("name server not ready")
 _DISABLED: Final = Response.error("disable")
 _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -85,7 +88,7 @@ class RouteHandlers:
             self._table, query.topic, acting_master=config.support_acting_master, zone=query.zone
         )
         if route is None:
-            remark = f"No topic route info in name server for the topic: {query.topic}\n{_FAQ}"
+            remark = f"No topic route info in name server for the topic: {query.topic[:REMARK_CHARS_MAX]}\n{_FAQ}"
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark)
         if config.order_message_enable or config.cluster_test:
             route = replace(route, order_config=self._kv.get(ORDER_TOPICS, query.topic))
@@ -144,7 +147,7 @@ class RouteHandlers:
         return Response(body=encode_member_group(cluster, broker_name, addresses, structure_dialect(request)))
 
     def get_all_topics(self, _request: Request, peer: Peer) -> Response:
-        log.info("all topics listed peer=%s", peer.address)
+        log.debug("all topics listed peer=%s", peer.address)
         if not self._config.enable_all_topic_list:
             return _DISABLED
         return Response(body=encode_topic_list(discovery.all_topics(self._table)))

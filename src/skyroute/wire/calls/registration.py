@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -14,12 +14,14 @@ from skyroute.routing.registration import DataVersion, Registration, Registratio
 from skyroute.routing.topology import BrokerKey, Permission, QueueSettings, StaticMapping
 from skyroute.wire import fastjson
 from skyroute.wire.codes import V3_0_11, V5_0_0, RequestCode
-from skyroute.wire.command import Request, Response
+from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fastjson import Dialect
-from skyroute.wire.fields import optional_int, required_int, required_name, truth
+from skyroute.wire.fields import optional_int, optional_name, required_int, required_name, truth
 
-INFLATED_BYTES_MAX: Final = 256 * 1024 * 1024
+INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
+TOPICS_MAX: Final = 1_000_000
+"""The most topics one registration may bring."""
 _INT32 = Struct(">i")
 _INT64_MAX: Final = (1 << 63) - 1
 _FILTER_TYPES: Final = frozenset({"SINGLE_TAG", "MULTI_TAG"})
@@ -28,29 +30,29 @@ T = TypeVar("T")
 
 
 class _Version(msgspec.Struct, gc=False):
-    counter: int = 0
-    stateVersion: int = 0  # noqa: N815 - the wire's name
-    timestamp: int = 0
+    counter: Int64 = 0
+    stateVersion: Int64 = 0  # noqa: N815 - the wire's name
+    timestamp: Int64 = 0
 
     def value(self) -> DataVersion:
         return DataVersion(self.stateVersion, self.timestamp, self.counter)
 
 
 class _Topic(msgspec.Struct, gc=False, rename={"read_queues": "readQueueNums", "write_queues": "writeQueueNums"}):
-    read_queues: int = 16
-    write_queues: int = 16
-    perm: int = Permission.READ | Permission.WRITE
-    topicSysFlag: int = 0  # noqa: N815 - the wire's name
+    read_queues: Int32 = 16
+    write_queues: Int32 = 16
+    perm: Int32 = Permission.READ | Permission.WRITE
+    topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
 
 
 class _Mapping(msgspec.Struct):
     bname: str
     topic: str = ""
-    totalQueues: int = 0  # noqa: N815 - the wire's name
-    epoch: int = 0
+    totalQueues: Int32 = 0  # noqa: N815 - the wire's name
+    epoch: Int64 = 0
     scope: str | None = "__global__"
     dirty: bool = False
-    currIdMap: dict[int, int] | None = None  # noqa: N815 - the wire's name
+    currIdMap: dict[Int32, Int32] | None = None  # noqa: N815 - the wire's name
 
     def value(self, topic: str) -> StaticMapping:
         return StaticMapping(
@@ -89,8 +91,8 @@ def decode_registration(request: Request) -> Registration:
         broker_name=required_name(fields, "brokerName"),
         broker_id=required_int(fields, "brokerId"),
         address=required_name(fields, "brokerAddr"),
-        ha_address=fields.get("haServerAddr"),
-        zone=fields.get("__ZONE_NAME"),
+        ha_address=optional_name(fields, "haServerAddr"),
+        zone=optional_name(fields, "__ZONE_NAME"),
         acting_master=None if acting is None else truth(fields, "enableActingMaster"),
         lease_s=heartbeat_ms / 1000 if heartbeat_ms > 0 else None,
         fingerprint=_fingerprint(request),
@@ -191,6 +193,8 @@ def decode_topic_table(request: Request, inflated_bytes_max: int = INFLATED_BYTE
         # Brokers of 5.x announce a compressed body as plain; no JSON starts as zlib does.
         if truth(request.fields, "compressed") or _looks_like_zlib(body):
             return _decode_compressed(_inflate(body, inflated_bytes_max), with_mappings=request.version >= V5_0_0)
+        # A topic is an object with at most one other in it, so this bounds what decoding may cost.
+        _check_count(body.count(b"{") // 3)
         decoded = _decode_json(body, _Body)
         servers = decoded.filterServerList
         return _table(decoded.topicConfigSerializeWrapper, None if servers is None else tuple(servers))
@@ -214,6 +218,11 @@ def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None) -> To
     return TopicTable(version.value() if version else DataVersion(), topics, mappings, filter_servers)
 
 
+def _check_count(topics: int) -> None:
+    if topics > TOPICS_MAX:
+        raise BodyError(f"it has more than {TOPICS_MAX} topics")
+
+
 def _check_names(topics: Mapping[str, QueueSettings]) -> None:
     # One look at all names together; only if something is wrong is it worth finding out which.
     if "".join(topics).isprintable() and "" not in topics:
@@ -230,19 +239,9 @@ def _name(what: str, name: str) -> str:
 
 def _decode_json(body: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError):
-        return _decode_lenient_json(body, kind)
-
-
-def _decode_lenient_json(body: bytes, kind: type[T]) -> T:
-    """Read what Java would: bare keys, numbers written as text."""
-    try:
-        return msgspec.json.decode(fastjson.standardise(body), type=kind, strict=False)
-    except (msgspec.DecodeError, fastjson.JsonError) as error:
+        return cast("T", fastjson.decode(body, kind))
+    except fastjson.JsonError as error:
         raise BodyError(str(error)) from None
-    except RecursionError:
-        raise BodyError("it is nested too deeply") from None
 
 
 def _looks_like_zlib(body: bytes) -> bool:
@@ -291,7 +290,9 @@ def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> TopicTable:
     version = _decode_json(reader.piece(), _Version).value()
     topics: dict[str, QueueSettings] = {}
     shared: dict[QueueSettings, QueueSettings] = {}
-    for _ in range(reader.count()):
+    topic_count = reader.count()
+    _check_count(topic_count)
+    for _ in range(topic_count):
         topic, settings = _decode_topic_line(reader.piece())
         topics[topic] = shared.setdefault(settings, settings)
     filter_servers = _decode_filter_servers(reader.piece())
@@ -308,12 +309,19 @@ def _decode_topic_line(line: bytes) -> tuple[str, QueueSettings]:
     try:
         words = line.decode().split(" ", 5)
         topic, filter_type = _name("topic", words[0]), words[4]
-        settings = QueueSettings(int(words[1]), int(words[2]), int(words[3]))
+        settings = QueueSettings(*(_int32(word) for word in words[1:4]))
     except (UnicodeDecodeError, ValueError, IndexError):
         raise BodyError(f"not a topic: {line[:80]!r}") from None
     if filter_type not in _FILTER_TYPES:
         raise BodyError(f"not a topic: {line[:80]!r}")
     return topic, settings
+
+
+def _int32(word: str) -> int:
+    number = int(word[:12])
+    if not -(1 << 31) <= number < 1 << 31 or len(word) > 11:
+        raise ValueError(word)
+    return number
 
 
 def _decode_filter_servers(piece: bytes) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from skyroute.routing.topology import (
 from skyroute.wire import fastjson
 from skyroute.wire.calls.registration import mapping_members
 from skyroute.wire.codes import V4_9_4, RequestCode
-from skyroute.wire.command import Request
+from skyroute.wire.command import Int32, Request
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import required_name, required_text, truth
@@ -158,6 +158,18 @@ def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) 
     return fastjson.dumps({"brokerAddr": broker_address, "topicList": list(topics)}, Dialect.LEGACY)
 
 
+class _QueueData(msgspec.Struct, gc=False):
+    brokerName: str  # noqa: N815 - the wire's name
+    readQueueNums: Int32 = 0  # noqa: N815 - the wire's name
+    writeQueueNums: Int32 = 0  # noqa: N815 - the wire's name
+    perm: Int32 = 0
+    topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
+
+
+class _TopicQueues(msgspec.Struct):
+    queueDatas: list[_QueueData] | None = None  # noqa: N815 - the wire's name
+
+
 def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSettings]]:
     """Read the announcement of a single topic: its name, and its queues by broker name.
 
@@ -169,8 +181,10 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
     if not request.body:
         return topic, {}
     try:
-        route = fastjson.loads(request.body)
-        queues = {data["brokerName"]: _settings(data) for data in route.get("queueDatas") or ()}
-    except (fastjson.JsonError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BodyError(f"not a topic's route: {type(error).__name__}: {error}") from None
-    return topic, queues
+        announced: _TopicQueues = fastjson.decode(request.body, _TopicQueues)
+    except fastjson.JsonError as error:
+        raise BodyError(f"not a topic's queues: {error}") from None
+    return topic, {
+        data.brokerName: QueueSettings(data.readQueueNums, data.writeQueueNums, data.perm, data.topicSysFlag)
+        for data in announced.queueDatas or ()
+    }

@@ -1,0 +1,26 @@
+"""In CI nothing may be skipped: a test that says it cannot run has failed."""
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+NO_SKIP = os.environ.get("SKYROUTE_NO_SKIP") == "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if NO_SKIP and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, though SKYROUTE_NO_SKIP=1: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if NO_SKIP and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, though SKYROUTE_NO_SKIP=1: {report.longrepr}"
+    return report

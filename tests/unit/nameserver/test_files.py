@@ -1,0 +1,130 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skyroute.nameserver.errors import FileWriteError
+from skyroute.nameserver.files import backup_path, ensure_replaceable, replace_file
+
+
+def names_in(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+def test_a_new_file_brings_its_directories_and_no_backup(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file.json"
+    replace_file(path, b"one")
+    assert path.read_bytes() == b"one"
+    assert names_in(path.parent) == {"file.json"}
+
+
+def test_the_replaced_file_is_kept_as_the_backup(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    for content in (b"one", b"two", b"three"):
+        replace_file(path, content)
+    assert path.read_bytes() == b"three"
+    assert backup_path(path).read_bytes() == b"two"
+    assert names_in(tmp_path) == {"file.json", "file.json.bak"}
+
+
+def test_a_backup_can_be_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    backup_path(path).write_bytes(b"good")
+    path.write_bytes(b"damaged")
+    replace_file(path, b"new", keep_backup=False)
+    assert (path.read_bytes(), backup_path(path).read_bytes()) == (b"new", b"good")
+
+
+def test_the_mode_of_the_replaced_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(b"one")
+    path.chmod(0o640)
+    replace_file(path, b"two")
+    assert path.stat().st_mode & 0o7777 == 0o640
+
+
+def test_through_a_link_the_target_is_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "target.json"
+    target.write_bytes(b"one")
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    replace_file(link, b"two")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"two"
+
+
+def test_what_a_crash_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(b"one")
+    (tmp_path / "file.json.tmp").write_bytes(b"half")
+    (tmp_path / "file.json.bak.tmp").write_bytes(b"half")
+    replace_file(path, b"two")
+    assert names_in(tmp_path) == {"file.json", "file.json.bak"}
+    assert backup_path(path).read_bytes() == b"one"
+
+
+def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "parent").write_bytes(b"")
+    with pytest.raises(FileWriteError, match=r"cannot write .*parent/file\.json: "):
+        replace_file(tmp_path / "parent" / "file.json", b"one")
+
+
+# Each name stands for one step that meets a directory where a file should be: staging, linking, keeping the backup and
+# replacing. All users are stopped by that, while root walks through permissions.
+@pytest.mark.parametrize("blocked", ["file.json.tmp", "file.json.bak.tmp", "file.json.bak"])
+def test_whichever_step_fails_the_file_is_as_it_was(tmp_path: Path, blocked: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(b"one")
+    (tmp_path / blocked / "full").mkdir(parents=True)
+    with pytest.raises(FileWriteError):
+        replace_file(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert names_in(tmp_path) == {"file.json", blocked}
+
+
+def test_a_target_that_is_a_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.mkdir()
+    with pytest.raises(FileWriteError, match="Is a directory"):
+        replace_file(path, b"one")
+    assert names_in(tmp_path) == {"file.json"}
+
+
+# A limit on the size of files makes the write itself fail, in a process of its own because limits are not raised again.
+WRITE_UNDER_A_LIMIT = """
+import resource, signal, sys
+from pathlib import Path
+from skyroute.nameserver.errors import FileWriteError
+from skyroute.nameserver.files import replace_file
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+    replace_file(Path(sys.argv[1]), b"x" * 1000)
+except FileWriteError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_takes_no_more_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_bytes(b"one")
+    run = subprocess.run([sys.executable, "-c", WRITE_UNDER_A_LIMIT, path], capture_output=True, text=True, check=True)
+    assert run.stdout == f"cannot write {path}: File too large\n"
+    assert path.read_bytes() == b"one"
+    assert names_in(tmp_path) == {"file.json"}
+
+
+def test_a_place_is_proven_writable_without_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.json"
+    ensure_replaceable(path)
+    assert names_in(path.parent) == set()
+
+
+def test_a_place_that_is_not_writable_is_found_out(tmp_path: Path) -> None:
+    (tmp_path / "parent").write_bytes(b"")
+    with pytest.raises(FileWriteError, match="cannot write"):
+        ensure_replaceable(tmp_path / "parent" / "file.json")
+    with pytest.raises(FileWriteError, match="it is a directory"):
+        ensure_replaceable(tmp_path)

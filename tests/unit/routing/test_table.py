@@ -1,0 +1,485 @@
+"""The life of brokers in the table: coming, staying, changing and leaving."""
+
+import pytest
+
+from skyroute.routing.discovery import all_topics, cluster_view, find_route, member_addresses
+from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError, TableFullError
+from skyroute.routing.events import (
+    BrokerChanged,
+    BrokerJoined,
+    BrokerLeft,
+    Cause,
+    FilterServersChanged,
+    GroupChanged,
+    SmallestIdChanged,
+    TopicsChanged,
+)
+from skyroute.routing.registration import DataVersion, RegistrationOutcome
+from skyroute.routing.table import RouteTable
+from skyroute.routing.topology import BrokerKey, ClusterView
+from tests.unit.routing.brokers import HA, MASTER, OTHER, SLAVE, only, registration, tell
+
+EMPTY = "<RouteTable clusters=0 groups=0 brokers=0 holders=0 topics=0 topic_entries=0>"
+
+
+def test_the_repr_counts_what_is_there() -> None:
+    table = RouteTable()
+    assert repr(table) == EMPTY
+    tell(table, registration(), holder=1)
+    tell(table, registration(1, SLAVE), holder=1)
+    tell(table, registration(0, OTHER, name="broker-b", cluster="c2", topics=("T1", "T3")), holder=2)
+    assert repr(table) == "<RouteTable clusters=2 groups=2 brokers=3 holders=2 topics=3 topic_entries=4>"
+
+
+# Coming
+
+
+def test_a_first_registration_reports_group_broker_and_topics_in_that_order() -> None:
+    said = registration(zone="z1", acting_master=True, lease_s=10.0)
+    outcome = tell(RouteTable(), said, holder=7)
+    version = DataVersion(0, 1, 1)
+    assert said.table is not None
+    assert outcome == RegistrationOutcome(
+        (
+            GroupChanged("broker-a", None, "c1", False, True, None, "z1", Cause.REGISTERED),
+            BrokerJoined("c1", "broker-a", 0, MASTER, HA[MASTER], version, 10.0, 7),
+            TopicsChanged("c1", "broker-a", Cause.REGISTERED, version, added=said.table.topics, changed={}, removed={}),
+        )
+    )
+
+
+def test_a_heartbeat_that_changes_nothing_reports_nothing() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    assert tell(table, registration()) == RegistrationOutcome()
+
+
+def test_a_new_edition_of_the_same_topics_reports_only_the_edition() -> None:
+    table = RouteTable()
+    tell(table, registration(version=1))
+    (event,) = tell(table, registration(version=2)).events
+    assert isinstance(event, BrokerChanged)
+    assert (event.version_before, event.version_after) == (DataVersion(0, 1, 1), DataVersion(0, 2, 2))
+    assert table.version_of(BrokerKey("c1", MASTER)) == DataVersion(0, 2, 2)
+
+
+def test_a_slave_is_told_where_its_master_is_and_a_master_is_told_nothing() -> None:
+    table = RouteTable()
+    assert tell(table, registration()).master_address is None
+    outcome = tell(table, registration(1, SLAVE))
+    assert (outcome.master_address, outcome.master_ha_address) == (MASTER, HA[MASTER])
+
+
+def test_a_slave_without_a_master_is_told_nothing() -> None:
+    outcome = tell(RouteTable(), registration(1, SLAVE))
+    assert (outcome.master_address, outcome.master_ha_address) == (None, None)
+
+
+def test_the_last_registrant_decides_zone_and_acting_master_of_its_group() -> None:
+    table = RouteTable()
+    tell(table, registration(zone="z1", acting_master=True))
+    event = only(tell(table, registration(1, SLAVE, zone="z2", acting_master=None)).events, GroupChanged)
+    assert (event.zone_before, event.zone_after) == ("z1", "z2")
+    assert (event.acting_master_before, event.acting_master_after) == (True, False)
+
+
+def test_filter_servers_are_kept_when_unsaid_and_cleared_when_empty() -> None:
+    table = RouteTable()
+    tell(table, registration(filter_servers=("f:1", "f:2")))
+    tell(table, registration(filter_servers=None))
+    assert table.filter_servers("broker-a") == {MASTER: ("f:1", "f:2")}
+    event = only(tell(table, registration(filter_servers=())).events, FilterServersChanged)
+    assert (event.before, event.after) == (("f:1", "f:2"), ())
+    assert table.filter_servers("broker-a") == {}
+
+
+# Refusing
+
+
+def test_a_single_topic_from_an_unknown_broker_is_refused_without_a_trace() -> None:
+    """No phantom group stays behind in cluster or group lists (§23 #5)."""
+    table = RouteTable()
+    with pytest.raises(PartialFirstRegistrationError, match="whole table first"):
+        tell(table, registration(topics=("T1",)))
+    assert repr(table) == EMPTY
+    assert cluster_view(table) == ClusterView((), {})
+
+
+def test_a_refusal_changes_neither_zone_nor_flags_nor_roles_of_the_group() -> None:
+    """Everything is decided before anything is written (§23 #5)."""
+    table = RouteTable()
+    tell(table, registration())
+    tell(table, registration(1, SLAVE))
+    before = cluster_view(table)
+    with pytest.raises(PartialFirstRegistrationError):
+        tell(table, registration(2, SLAVE, topics=("T9",), zone="z9", acting_master=True))
+    assert cluster_view(table) == before
+
+
+def test_a_single_topic_from_a_known_broker_is_added() -> None:
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2"), version=1))
+    tell(table, registration(topics=("T3",), version=2))
+    assert all_topics(table) == ("T1", "T2", "T3")
+
+
+def test_a_broker_of_an_older_epoch_cannot_take_an_id_and_changes_nothing() -> None:
+    table = RouteTable()
+    tell(table, registration(version=DataVersion(5, 1, 1)))
+    before = cluster_view(table)
+    outcome = tell(table, registration(0, OTHER, version=DataVersion(4, 9, 9), zone="z9"))
+    assert outcome == RegistrationOutcome(superseded=True)
+    assert cluster_view(table) == before
+
+
+def test_a_superseded_broker_keeps_the_id_it_has() -> None:
+    """The Java server forgets the refused broker's lease and role (§23 #5)."""
+    table = RouteTable()
+    tell(table, registration(version=DataVersion(5, 1, 1)))
+    tell(table, registration(1, SLAVE, version=DataVersion(4, 1, 1)))
+    assert tell(table, registration(0, SLAVE, version=DataVersion(4, 2, 2))).superseded
+    assert member_addresses(table, "broker-a") == {0: MASTER, 1: SLAVE}
+    assert table.version_of(BrokerKey("c1", SLAVE)) == DataVersion(4, 1, 1)
+
+
+def test_a_full_table_refuses_a_newcomer_and_still_takes_heartbeats_and_replacements() -> None:
+    table = RouteTable(brokers_max=1)
+    tell(table, registration())
+    with pytest.raises(TableFullError, match="brokers_max"):
+        tell(table, registration(name="broker-b", address=OTHER))
+    assert table.group("broker-b") is None
+    tell(table, registration())
+    tell(table, registration(0, OTHER))
+    assert member_addresses(table, "broker-a") == {0: OTHER}
+
+
+def test_too_many_topics_are_refused_before_one_of_them_is_written() -> None:
+    table = RouteTable(topic_entries_max=3)
+    tell(table, registration(topics=("T1", "T2")))
+    with pytest.raises(TableFullError, match="topic_entries_max"):
+        tell(table, registration(topics=("T1", "T2", "T3", "T4"), version=2))
+    assert all_topics(table) == ("T1", "T2")
+    assert table.version_of(BrokerKey("c1", MASTER)) == DataVersion(0, 1, 1)
+
+
+# One address, one id
+
+
+def test_another_address_under_the_same_id_takes_over_and_the_old_lease_is_gone() -> None:
+    """A broker that restarted with a new address leaves no lease behind that expires later (§23 #3)."""
+    table = RouteTable()
+    tell(table, registration(filter_servers=("f:1",)), holder=1)
+    events = tell(table, registration(0, OTHER), holder=2).events
+    assert [type(event) for event in events] == [BrokerLeft, BrokerJoined]
+    left = only(events, BrokerLeft)
+    assert (left.address, left.cause, left.holder, left.holder_is_idle) == (MASTER, Cause.ADDRESS_REPLACED, 1, True)
+    assert member_addresses(table, "broker-a") == {0: OTHER}
+    assert not table.renew(BrokerKey("c1", MASTER), now=1.0)
+    assert table.drop_holder(1) == ()
+    assert table.filter_servers("broker-a") == {}
+
+
+def test_topics_outlive_the_replacement_of_the_only_broker() -> None:
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2")))
+    tell(table, registration(0, OTHER, topics=("T1", "T3")))
+    assert all_topics(table) == ("T1", "T2", "T3")
+
+
+def test_a_slave_that_becomes_master_gives_up_its_old_id() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    tell(table, registration(1, SLAVE))
+    table.unregister("c1", MASTER, "broker-a", 0)
+    event = only(tell(table, registration(0, SLAVE)).events, BrokerChanged)
+    assert (event.id_before, event.id_after) == (1, 0)
+    assert member_addresses(table, "broker-a") == {0: SLAVE}
+    tell(table, registration(1, MASTER))
+    assert member_addresses(table, "broker-a") == {0: SLAVE, 1: MASTER}
+
+
+def test_a_slave_may_take_the_masters_id_while_the_master_is_there() -> None:
+    table = RouteTable()
+    tell(table, registration(), holder=1)
+    tell(table, registration(1, SLAVE), holder=2)
+    events = tell(table, registration(0, SLAVE), holder=2).events
+    assert [type(event) for event in events] == [BrokerLeft, BrokerChanged]
+    assert member_addresses(table, "broker-a") == {0: SLAVE}
+
+
+def test_a_broker_that_changes_its_name_leaves_its_old_group() -> None:
+    table = RouteTable()
+    tell(table, registration(), holder=1)
+    events = tell(table, registration(name="broker-b"), holder=1).events
+    assert [(type(event), event.broker_name) for event in events] == [
+        (BrokerLeft, "broker-a"),
+        (TopicsChanged, "broker-a"),
+        (GroupChanged, "broker-a"),
+        (GroupChanged, "broker-b"),
+        (BrokerJoined, "broker-b"),
+        (TopicsChanged, "broker-b"),
+    ]
+    assert not only(events, BrokerLeft).holder_is_idle, "it speaks through the same holder under its new name"
+    assert cluster_view(table).clusters == {"c1": ("broker-b",)}
+
+
+# Clusters
+
+
+def test_a_group_that_changes_its_cluster_leaves_the_old_one() -> None:
+    """A name is in one cluster only, and an emptied cluster is gone (§23 #4)."""
+    table = RouteTable()
+    tell(table, registration())
+    tell(table, registration(1, SLAVE))
+    events = tell(table, registration(cluster="c2")).events
+    event = only(events, GroupChanged)
+    assert (event.cluster_before, event.cluster_after) == ("c1", "c2")
+    view = cluster_view(table)
+    assert view.clusters == {"c2": ("broker-a",)}
+    assert view.groups[0].cluster == "c2"
+    assert view.groups[0].addresses == {0: MASTER, 1: SLAVE}
+
+
+def test_leases_move_with_their_group_to_another_cluster() -> None:
+    """No lease is left that nobody can renew or end (§23 #3)."""
+    table = RouteTable()
+    tell(table, registration(), holder=1)
+    tell(table, registration(1, SLAVE), holder=2)
+    tell(table, registration(cluster="c2"), holder=1)
+    assert not table.renew(BrokerKey("c1", SLAVE), now=1.0)
+    assert table.renew(BrokerKey("c2", SLAVE), now=1.0)
+    table.drop_holder(2)
+    assert member_addresses(table, "broker-a") == {0: MASTER}
+
+
+def test_two_clusters_cannot_share_a_broker_name_and_id() -> None:
+    """The second is refused and told who has the name, instead of both being mixed (§23 #4)."""
+    table = RouteTable()
+    tell(table, registration(cluster="c1"))
+    before = cluster_view(table)
+    with pytest.raises(NameTakenError, match=r"broker-a\[0\] is taken by 10\.0\.0\.1:10911 of cluster c1.*unique"):
+        tell(table, registration(0, OTHER, cluster="c2"))
+    assert cluster_view(table) == before
+
+
+def test_a_broker_whose_address_is_known_in_the_new_cluster_does_not_follow_its_group() -> None:
+    table = RouteTable()
+    tell(table, registration(0, MASTER, cluster="c1"), holder=1)
+    tell(table, registration(1, SLAVE, cluster="c1"), holder=2)
+    tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"), holder=3)
+    left = only(tell(table, registration(0, MASTER, cluster="c2"), holder=1).events, BrokerLeft)
+    assert (left.cluster, left.broker_name, left.address) == ("c1", "broker-a", SLAVE)
+    assert member_addresses(table, "broker-a") == {0: MASTER}
+    assert member_addresses(table, "broker-b") == {0: SLAVE}
+
+
+def test_a_group_moves_even_if_none_of_its_brokers_can_follow() -> None:
+    table = RouteTable()
+    tell(table, registration(1, SLAVE, acting_master=False))
+    tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"))
+    tell(table, registration(0, MASTER, cluster="c2", topics=("T2", "T3")))
+    assert member_addresses(table, "broker-a") == {0: MASTER}
+    assert cluster_view(table).clusters == {"c2": ("broker-b", "broker-a")}
+    assert set(table.topics_of("broker-a")) == {"T1", "T2", "T3"}
+
+
+# Leaving
+
+
+def test_a_silent_broker_is_evicted_just_after_its_lease() -> None:
+    table = RouteTable()
+    tell(table, registration(), holder=7, now=0.0)
+    assert table.evict_expired(now=120.0) == ()
+    left = only(table.evict_expired(now=120.1), BrokerLeft)
+    assert (left.holder, left.holder_is_idle, left.cause) == (7, True, Cause.LEASE_EXPIRED)
+
+
+def test_a_broker_may_name_its_own_lease_and_a_renewal_keeps_to_it() -> None:
+    table = RouteTable(lease_s=60.0)
+    tell(table, registration(lease_s=3.0), now=0.0)
+    assert table.renew(BrokerKey("c1", MASTER), now=2.0)
+    assert table.evict_expired(now=5.0) == ()
+    assert table.evict_expired(now=5.1) != ()
+
+
+def test_an_unknown_broker_cannot_renew() -> None:
+    table = RouteTable()
+    assert not table.renew(BrokerKey("c1", MASTER), now=0.0)
+    assert table.version_of(BrokerKey("c1", MASTER)) is None
+
+
+def test_the_last_broker_takes_group_topics_and_cluster_with_it() -> None:
+    table = RouteTable()
+    tell(table, registration(zone="z1"))
+    events = table.drop_holder(1)
+    assert [(type(event), event.cause) for event in events] == [
+        (BrokerLeft, Cause.CONNECTION_CLOSED),
+        (TopicsChanged, Cause.GROUP_GONE),
+        (GroupChanged, Cause.GROUP_GONE),
+    ]
+    assert set(only(events, TopicsChanged).removed) == {"T1", "T2"}
+    assert repr(table) == EMPTY
+
+
+def test_topics_of_other_groups_stay_when_a_group_goes() -> None:
+    """Only the group's own topics are looked at, however many there are (§23 #11)."""
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2")), holder=1)
+    tell(table, registration(0, OTHER, name="broker-b", topics=("T2", "T3")), holder=2)
+    assert set(only(table.drop_holder(1), TopicsChanged).removed) == {"T1", "T2"}
+    assert all_topics(table) == ("T2", "T3")
+    assert table.serving("T2") == ("broker-b",)
+
+
+def test_every_broker_behind_a_closed_connection_leaves() -> None:
+    """A container registers many brokers over one connection (§23 #2)."""
+    table = RouteTable()
+    for name, address in (("broker-a", MASTER), ("broker-b", SLAVE), ("broker-c", OTHER)):
+        tell(table, registration(0, address, name=name), holder=1)
+    left = [event for event in table.drop_holder(1) if isinstance(event, BrokerLeft)]
+    assert [event.broker_name for event in left] == ["broker-a", "broker-b", "broker-c"]
+    assert [event.holder_is_idle for event in left] == [False, False, True]
+    assert repr(table) == EMPTY
+    assert table.drop_holder(1) == ()
+
+
+def test_a_holder_is_not_idle_while_another_of_its_brokers_lives() -> None:
+    table = RouteTable()
+    tell(table, registration(lease_s=1.0), holder=1)
+    tell(table, registration(0, OTHER, name="broker-b"), holder=1)
+    assert not only(table.evict_expired(now=2.0), BrokerLeft).holder_is_idle
+
+
+def test_closing_an_old_connection_does_not_end_a_broker_that_came_back_over_a_new_one() -> None:
+    """A late end of an old connection cannot wipe a fresh registration (§23 #1)."""
+    table = RouteTable()
+    tell(table, registration(), holder=1)
+    tell(table, registration(), holder=2)
+    assert table.drop_holder(1) == ()
+    assert member_addresses(table, "broker-a") == {0: MASTER}
+    assert table.drop_holder(2) != ()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "address", "name", "broker_id"),
+    [
+        ("c2", MASTER, "broker-a", 0),
+        ("c1", OTHER, "broker-a", 0),
+        ("c1", MASTER, "broker-b", 0),
+        ("c1", MASTER, "broker-a", 1),
+    ],
+)
+def test_a_goodbye_that_does_not_match_the_registration_has_no_effect(
+    cluster: str, address: str, name: str, broker_id: int
+) -> None:
+    """A late goodbye never removes a fresh registration, and a wrong one spoils nothing (§23 #1 and #16)."""
+    table = RouteTable()
+    tell(table, registration())
+    assert table.unregister(cluster, address, name, broker_id) == ()
+    assert member_addresses(table, "broker-a") == {0: MASTER}
+
+
+def test_the_goodbye_of_a_replaced_broker_does_not_remove_its_successor() -> None:
+    table = RouteTable()
+    tell(table, registration(0, MASTER))
+    tell(table, registration(0, OTHER))
+    assert table.unregister("c1", MASTER, "broker-a", 0) == ()
+    assert member_addresses(table, "broker-a") == {0: OTHER}
+
+
+def test_a_matching_goodbye_is_taken_once() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    assert only(table.unregister("c1", MASTER, "broker-a", 0), BrokerLeft).cause is Cause.UNREGISTERED
+    assert table.unregister("c1", MASTER, "broker-a", 0) == ()
+    assert find_route(table, "T1") is None
+
+
+# The smallest id
+
+
+def test_a_group_that_loses_its_smallest_id_reports_who_left_and_who_is_next() -> None:
+    table = RouteTable()
+    tell(table, registration(acting_master=True), holder=1)
+    tell(table, registration(1, SLAVE, acting_master=True), holder=2)
+    tell(table, registration(2, OTHER, acting_master=True), holder=3)
+    events = table.drop_holder(1)
+    assert events[-1] == SmallestIdChanged(
+        cluster="c1",
+        broker_name="broker-a",
+        cause=Cause.CONNECTION_CLOSED,
+        acting_master=True,
+        smallest_id=1,
+        smallest_address=SLAVE,
+        others=(OTHER,),
+        offline_address=MASTER,
+        ha_address=None,
+    )
+
+
+def test_a_new_smallest_id_is_reported_with_its_replication_address() -> None:
+    table = RouteTable()
+    tell(table, registration(1, SLAVE, acting_master=True))
+    tell(table, registration(2, OTHER, acting_master=True))
+    events = tell(table, registration(acting_master=True)).events
+    assert events[-1] == SmallestIdChanged(
+        cluster="c1",
+        broker_name="broker-a",
+        cause=Cause.REGISTERED,
+        acting_master=True,
+        smallest_id=0,
+        smallest_address=MASTER,
+        others=(SLAVE, OTHER),
+        offline_address=None,
+        ha_address=HA[MASTER],
+    )
+
+
+def test_the_first_broker_of_a_group_has_nobody_to_report_to() -> None:
+    """An empty group has no smallest id, not id 0 (§23 #15)."""
+    events = tell(RouteTable(), registration(3, acting_master=True)).events
+    assert not any(isinstance(event, SmallestIdChanged) for event in events)
+
+
+def test_a_lone_broker_that_changes_its_role_is_not_told_about_itself() -> None:
+    """Smallest ids are compared before and after the role switch (§23 #15)."""
+    table = RouteTable()
+    tell(table, registration(1, acting_master=True))
+    (event,) = tell(table, registration(0, acting_master=True)).events
+    assert isinstance(event, BrokerChanged)
+
+
+def test_a_role_switch_is_reported_to_the_others_and_says_whether_acting_masters_are_allowed() -> None:
+    """Registering and leaving report alike, and the receiver decides by the group's own flag (§23 #15)."""
+    table = RouteTable()
+    tell(table, registration(1, SLAVE, acting_master=False))
+    tell(table, registration(2, OTHER, acting_master=False))
+    event = only(tell(table, registration(0, OTHER, acting_master=False)).events, SmallestIdChanged)
+    assert not event.acting_master
+    assert (event.smallest_id, event.smallest_address, event.others) == (0, OTHER, (SLAVE,))
+
+
+def test_a_master_that_steps_down_is_not_reported_as_gone() -> None:
+    table = RouteTable()
+    tell(table, registration(0, MASTER))
+    tell(table, registration(1, SLAVE))
+    event = only(tell(table, registration(2, MASTER)).events, SmallestIdChanged)
+    assert (event.smallest_id, event.smallest_address, event.others) == (1, SLAVE, (MASTER,))
+    assert (event.offline_address, event.ha_address) == (None, None)
+
+
+def test_a_replaced_address_under_the_smallest_id_changes_no_smallest_id() -> None:
+    table = RouteTable()
+    tell(table, registration(0, MASTER))
+    tell(table, registration(1, SLAVE))
+    events = tell(table, registration(0, OTHER)).events
+    assert not any(isinstance(event, SmallestIdChanged) for event in events)
+
+
+def test_brokers_that_leave_together_are_reported_once_by_the_one_that_was_smallest() -> None:
+    table = RouteTable()
+    tell(table, registration(0, MASTER), holder=1)
+    tell(table, registration(1, SLAVE), holder=1)
+    tell(table, registration(2, OTHER), holder=2)
+    event = only(table.drop_holder(1), SmallestIdChanged)
+    assert (event.smallest_id, event.offline_address, event.others) == (2, MASTER, ())

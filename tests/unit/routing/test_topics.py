@@ -1,0 +1,464 @@
+"""What brokers serve: whose topics count, when they replace what is known, and who may write."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from skyroute.routing.discovery import all_topics, find_route
+from skyroute.routing.errors import TableFullError
+from skyroute.routing.events import (
+    BrokerChanged,
+    Cause,
+    GroupChanged,
+    MappingsChanged,
+    RouteEvent,
+    TopicsChanged,
+    WritesChanged,
+)
+from skyroute.routing.registration import DataVersion, RegistrationOutcome
+from skyroute.routing.table import RouteTable
+from skyroute.routing.topology import BrokerKey, QueueSettings
+from tests.unit.routing.brokers import (
+    MASTER,
+    OTHER,
+    READ_ONLY,
+    SLAVE,
+    WRITABLE,
+    mapping,
+    only,
+    registration,
+    tell,
+)
+
+KEY = BrokerKey("c1", MASTER)
+FEW = QueueSettings(read_queues=1, write_queues=1, permission=6)
+
+
+def permissions(table: RouteTable, name: str = "broker-a") -> dict[str, int]:
+    effective = {topic: table.settings(name, topic) for topic in table.topics_of(name)}
+    return {topic: settings.permission for topic, settings in effective.items() if settings is not None}
+
+
+# Whose topics count
+
+
+def test_topics_of_ordinary_slaves_are_not_recorded() -> None:
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2")))
+    tell(table, registration(1, SLAVE, topics=("T1", "T9"), acting_master=True))
+    assert all_topics(table) == ("T1", "T2")
+
+
+@pytest.mark.parametrize(("acting_master", "permission"), [(True, 4), (False, 6), (None, None)])
+def test_a_lone_slave_serves_topics_if_it_knows_of_acting_masters(
+    acting_master: bool | None, permission: int | None
+) -> None:
+    table = RouteTable()
+    tell(table, registration(1, SLAVE, acting_master=acting_master))
+    route = find_route(table, "T1")
+    assert (None if route is None else route.queues[0].settings.permission) == permission
+
+
+def test_only_the_smallest_slave_speaks_for_a_group_without_master() -> None:
+    table = RouteTable()
+    tell(table, registration(2, OTHER, topics=("T1", "T2"), acting_master=True))
+    tell(table, registration(1, SLAVE, topics=("T1", "T3"), acting_master=True))
+    tell(table, registration(2, OTHER, topics=("T1", "T4"), acting_master=True, version=2))
+    assert all_topics(table) == ("T1", "T2", "T3")
+
+
+def test_a_group_that_loses_its_master_is_read_only_until_a_master_returns_if_slaves_may_act() -> None:
+    table = RouteTable()
+    tell(table, registration(acting_master=True), holder=1)
+    tell(table, registration(1, SLAVE, acting_master=True), holder=2)
+    table.drop_holder(1)
+    assert permissions(table) == {"T1": 4, "T2": 4}
+    tell(table, registration(acting_master=True), holder=3)
+    assert permissions(table) == {"T1": 6, "T2": 6}
+
+
+def test_a_group_without_acting_master_keeps_its_permissions_when_the_master_leaves() -> None:
+    table = RouteTable()
+    tell(table, registration(), holder=1)
+    tell(table, registration(1, SLAVE), holder=2)
+    table.drop_holder(1)
+    assert permissions(table) == {"T1": 6, "T2": 6}
+
+
+# Editions
+
+
+def test_a_new_edition_replaces_settings_and_keeps_topics_it_does_not_name() -> None:
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2"), version=1))
+    event = only(tell(table, registration(topics={"T1": FEW, "T3": FEW}, version=2)).events, TopicsChanged)
+    assert (dict(event.added), dict(event.changed), dict(event.removed)) == (
+        {"T3": FEW},
+        {"T1": (WRITABLE, FEW)},
+        {},
+    )
+    assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": WRITABLE, "T3": FEW}
+
+
+def test_the_same_edition_only_adds_what_is_missing() -> None:
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2"), version=1))
+    tell(table, registration(topics={"T1": FEW, "T3": FEW}, version=1))
+    assert dict(table.queues_of("broker-a")) == {"T1": WRITABLE, "T2": WRITABLE, "T3": FEW}
+
+
+def test_an_older_edition_over_the_same_connection_renews_the_lease_and_nothing_else() -> None:
+    """A registration that was overtaken does not undo the one that overtook it (§23 #13)."""
+    table = RouteTable()
+    tell(table, registration(topics={"T1": FEW, "T2": FEW}, version=DataVersion(0, 50, 5)), now=0.0)
+    old = registration(topics=("T1", "T2", "T3"), version=DataVersion(0, 40, 4), zone="z9", fingerprint=b"old")
+    assert tell(table, old, now=100.0) == RegistrationOutcome()
+    assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": FEW}
+    assert table.version_of(KEY) == DataVersion(0, 50, 5)
+    assert not table.remembers(KEY, "broker-a", 0, b"old")
+    assert table.evict_expired(now=200.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("broker_id", "version", "holder"),
+    [
+        pytest.param(0, DataVersion(0, 40, 4), 2, id="another connection"),
+        pytest.param(0, DataVersion(1, 40, 4), 1, id="a newer epoch"),
+        pytest.param(0, DataVersion(0, 60, 4), 1, id="a later clock"),
+        pytest.param(1, DataVersion(0, 40, 4), 1, id="a slave"),
+    ],
+)
+def test_a_smaller_edition_is_news_unless_it_was_overtaken(broker_id: int, version: DataVersion, holder: int) -> None:
+    table = RouteTable()
+    tell(table, registration(broker_id, acting_master=False, version=DataVersion(0, 50, 5)), holder=1)
+    said = registration(broker_id, acting_master=False, topics={"T1": FEW, "T2": FEW}, version=version)
+    tell(table, said, holder=holder)
+    assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": FEW}
+
+
+@pytest.mark.parametrize(
+    ("id_before", "id_after", "cluster"),
+    [pytest.param(0, 0, "c2", id="another cluster"), pytest.param(1, 0, "c1", id="another role")],
+)
+def test_a_smaller_edition_is_news_from_a_broker_in_a_new_place(id_before: int, id_after: int, cluster: str) -> None:
+    table = RouteTable()
+    tell(table, registration(id_before, acting_master=False, version=DataVersion(0, 50, 5)))
+    topics = {"T1": FEW, "T2": FEW}
+    tell(table, registration(id_after, topics=topics, cluster=cluster, version=DataVersion(0, 40, 4)))
+    assert dict(table.queues_of("broker-a")) == topics
+
+
+def test_the_same_edition_replaces_what_is_known_when_it_comes_from_another_cluster() -> None:
+    table = RouteTable()
+    tell(table, registration(cluster="c1"))
+    tell(table, registration(cluster="c2", topics={"T1": FEW, "T2": FEW}))
+    assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": FEW}
+
+
+def test_a_slave_speaks_for_its_group_when_the_smaller_one_cannot_follow_into_the_new_cluster() -> None:
+    table = RouteTable()
+    tell(table, registration(1, SLAVE, acting_master=False))
+    tell(table, registration(0, SLAVE, name="broker-b", cluster="c2"))
+    tell(table, registration(2, OTHER, cluster="c2", topics=("T1", "T9"), acting_master=False))
+    assert table.serving("T9") == ("broker-a",)
+
+
+def test_topics_a_broker_no_longer_names_stay_unless_asked_otherwise() -> None:
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2")))
+    tell(table, registration(0, OTHER, name="broker-b", topics=("T1", "T2")))
+    shorter = registration(topics=("T2", "T3"), version=2)
+    tell(table, shorter)
+    assert set(table.topics_of("broker-a")) == {"T1", "T2", "T3"}
+    event = only(tell(table, shorter, delete_missing_topics=True).events, TopicsChanged)
+    assert dict(event.removed) == {"T1": WRITABLE}
+    assert table.serving("T1") == ("broker-b",)
+
+
+def test_a_broker_with_static_topics_deletes_none_by_not_naming_them() -> None:
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2")))
+    said = registration(topics=("T2", "T3"), version=2, mappings={"T2": mapping("T2")})
+    tell(table, said, delete_missing_topics=True)
+    assert set(table.topics_of("broker-a")) == {"T1", "T2", "T3"}
+
+
+# Bodies that need not be decoded again
+
+
+def remembered(table: RouteTable) -> bool:
+    return table.remembers(KEY, "broker-a", 0, b"body")
+
+
+def test_a_known_body_is_remembered_for_the_broker_that_sent_it() -> None:
+    table = RouteTable()
+    tell(table, registration(fingerprint=b"body"))
+    assert remembered(table)
+    assert not table.remembers(KEY, "broker-a", 0, b"else")
+    assert not table.remembers(KEY, "broker-a", 1, b"body")
+    assert not table.remembers(KEY, "broker-b", 0, b"body")
+    assert not table.remembers(BrokerKey("c2", MASTER), "broker-a", 0, b"body")
+
+
+def test_an_unchanged_body_renews_the_lease_and_moves_the_holder() -> None:
+    table = RouteTable()
+    said = registration(fingerprint=b"body")
+    tell(table, said, holder=1, now=0.0)
+    assert tell(table, replace(said, table=None), holder=2, now=100.0) == RegistrationOutcome()
+    assert table.drop_holder(1) == ()
+    assert table.evict_expired(now=200.0) == ()
+    assert remembered(table)
+
+
+def test_header_facts_are_taken_from_a_registration_with_an_unchanged_body() -> None:
+    table = RouteTable()
+    said = registration(fingerprint=b"body", acting_master=False)
+    tell(table, said)
+    said = replace(said, table=None, zone="z1", acting_master=True, ha_address="ha:1", lease_s=1.0)
+    events = tell(table, said).events
+    assert [type(event) for event in events] == [GroupChanged, BrokerChanged]
+    assert only(events, BrokerChanged).ha_address_after == "ha:1"
+    assert table.version_of(KEY) == DataVersion(0, 1, 1)
+    assert table.evict_expired(now=1.5) != ()
+
+
+def test_a_slave_with_an_unchanged_body_is_told_of_its_master() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    said = registration(1, SLAVE, fingerprint=b"body")
+    tell(table, said)
+    assert tell(table, replace(said, table=None)).master_address == MASTER
+
+
+def test_a_missing_body_that_is_not_remembered_is_a_bug_of_the_caller() -> None:
+    table = RouteTable()
+    with pytest.raises(ValueError, match="no remembered body"):
+        tell(table, replace(registration(fingerprint=b"body"), table=None))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda table: table.delete_topic("T1"), id="a deleted topic"),
+        pytest.param(lambda table: table.register_topic("T9", {"broker-a": FEW}), id="an announced topic"),
+        pytest.param(lambda table: tell(table, registration(2, OTHER)), id="a broker that joins"),
+        pytest.param(lambda table: tell(table, registration(2, SLAVE)), id="a broker with another id"),
+        pytest.param(lambda table: table.drop_holder(2), id="a broker that leaves"),
+        pytest.param(lambda table: tell(table, registration(1, SLAVE, cluster="c2")), id="another cluster"),
+        pytest.param(lambda table: tell(table, registration()), id="a body without a fingerprint"),
+        pytest.param(lambda table: table.forget_fingerprints(), id="another setting"),
+    ],
+)
+def test_a_body_is_forgotten_by_whatever_could_make_it_news_again(change: Callable[[RouteTable], object]) -> None:
+    table = RouteTable()
+    tell(table, registration(1, SLAVE), holder=2)
+    tell(table, registration(fingerprint=b"body"), holder=1)
+    change(table)
+    assert not remembered(table)
+    assert not table.remembers(BrokerKey("c2", MASTER), "broker-a", 0, b"body")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda table: table.delete_topic("unknown"), id="a topic nobody has"),
+        pytest.param(lambda table: table.forbid_writes("broker-a"), id="a ban, which the same edition does not lift"),
+        pytest.param(lambda table: table.renew(KEY, now=1.0), id="a heartbeat"),
+        pytest.param(lambda table: tell(table, registration(1, SLAVE, version=2)), id="a slave's new edition"),
+        pytest.param(lambda table: tell(table, registration(name="b", address=OTHER)), id="another group"),
+    ],
+)
+def test_a_body_stays_known_through_what_cannot_make_it_news(change: Callable[[RouteTable], object]) -> None:
+    table = RouteTable()
+    tell(table, registration(1, SLAVE), holder=2)
+    tell(table, registration(fingerprint=b"body"), holder=1)
+    change(table)
+    assert remembered(table)
+
+
+def test_a_body_is_decoded_again_when_its_sender_learns_of_acting_masters() -> None:
+    table = RouteTable()
+    said = registration(1, MASTER, fingerprint=b"body", acting_master=None)
+    tell(table, said)
+    tell(table, replace(said, table=None, acting_master=False))
+    assert not table.remembers(KEY, "broker-a", 1, b"body"), "its topics count from now on"
+
+
+# An operator's ban on writes
+
+
+def test_forbidding_writes_takes_the_write_bit_and_restoring_gives_back_what_was_registered() -> None:
+    """A read-only topic stays read-only, and other bits are kept (§23 #9)."""
+    table = RouteTable()
+    odd = QueueSettings(4, 4, permission=2 | 4 | 8 | 64)
+    tell(table, registration(topics={"T1": WRITABLE, "T2": READ_ONLY, "T3": odd}))
+    count, events = table.forbid_writes("broker-a")
+    assert count == 3
+    assert events == (
+        WritesChanged(
+            "c1", "broker-a", Cause.WRITES_FORBIDDEN, forbidden=frozenset({"T1", "T3"}), restored=frozenset()
+        ),
+    )
+    assert permissions(table) == {"T1": 4, "T2": 4, "T3": 4 | 8 | 64}
+    count, events = table.restore_writes("broker-a")
+    assert count == 3
+    assert only(events, WritesChanged).restored == {"T1", "T3"}
+    assert permissions(table) == {"T1": 6, "T2": 4, "T3": 2 | 4 | 8 | 64}
+
+
+def test_saying_it_twice_counts_the_topics_and_changes_nothing() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    assert table.restore_writes("broker-a") == (2, ())
+    table.forbid_writes("broker-a")
+    assert table.forbid_writes("broker-a") == (2, ())
+
+
+def test_an_unknown_broker_has_no_topics_to_forbid_or_restore() -> None:
+    assert RouteTable().forbid_writes("nobody") == (0, ())
+    assert RouteTable().restore_writes("nobody") == (0, ())
+
+
+def test_a_ban_outlives_heartbeats_and_ends_with_a_new_edition() -> None:
+    table = RouteTable()
+    tell(table, registration(version=1))
+    table.forbid_writes("broker-a")
+    tell(table, registration(version=1))
+    assert permissions(table) == {"T1": 4, "T2": 4}
+    event = only(tell(table, registration(version=2, topics=("T1",))).events, WritesChanged)
+    assert (event.cause, event.restored) == (Cause.REGISTERED, frozenset({"T1"}))
+    assert permissions(table) == {"T1": 6, "T2": 4}
+
+
+def test_a_topic_that_comes_back_read_only_is_not_reported_as_restored() -> None:
+    table = RouteTable()
+    tell(table, registration(version=1))
+    table.forbid_writes("broker-a")
+    tell(table, registration(version=2, topics={"T1": READ_ONLY}))
+    assert table.restore_writes("broker-a")[1] == (
+        WritesChanged("c1", "broker-a", Cause.WRITES_RESTORED, forbidden=frozenset(), restored=frozenset({"T2"})),
+    )
+
+
+def test_a_topic_that_is_deleted_and_comes_back_is_not_forbidden() -> None:
+    table = RouteTable()
+    tell(table, registration(version=1))
+    table.forbid_writes("broker-a")
+    table.delete_topic("T1")
+    tell(table, registration(version=1))
+    assert permissions(table) == {"T2": 4, "T1": 6}
+
+
+# Single topics
+
+
+def test_a_deleted_topic_is_gone_in_one_cluster_or_everywhere() -> None:
+    table = RouteTable()
+    tell(table, registration(cluster="c1"))
+    tell(table, registration(0, OTHER, name="broker-b", cluster="c2"))
+    event = only(table.delete_topic("T1", cluster="c2"), TopicsChanged)
+    assert (event.broker_name, event.cause, dict(event.removed)) == ("broker-b", Cause.TOPIC_DELETED, {"T1": WRITABLE})
+    assert table.serving("T1") == ("broker-a",)
+    table.delete_topic("T2")
+    assert all_topics(table) == ("T1",)
+
+
+def test_deleting_an_unknown_topic_or_in_an_unknown_cluster_is_no_event() -> None:
+    """What cannot be meant changes nothing and reports nothing (§23 #8)."""
+    table = RouteTable()
+    tell(table, registration())
+    assert table.delete_topic("T9") == ()
+    assert table.delete_topic("T1", cluster="nowhere") == ()
+    assert table.delete_topic("") == ()
+
+
+def test_a_deleted_topic_that_the_broker_still_has_comes_back_with_the_same_edition() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    table.delete_topic("T1")
+    tell(table, registration())
+    assert find_route(table, "T1") is not None
+
+
+def test_an_announced_topic_is_served_by_the_groups_named() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    tell(table, registration(0, OTHER, name="broker-b"))
+    events = table.register_topic("T9", {"broker-a": FEW, "broker-b": WRITABLE})
+    assert [(type(event), event.broker_name, event.cause) for event in events] == [
+        (TopicsChanged, "broker-a", Cause.TOPIC_REGISTERED),
+        (TopicsChanged, "broker-b", Cause.TOPIC_REGISTERED),
+    ]
+    assert table.serving("T9") == ("broker-a", "broker-b")
+    assert table.register_topic("T9", {"broker-a": FEW}) == ()
+
+
+def test_an_announced_topic_with_one_unknown_broker_is_announced_nowhere() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    assert table.register_topic("T9", {"broker-a": FEW, "nobody": FEW}) == ()
+    assert table.register_topic("T9", {}) == ()
+    assert table.serving("T9") == ()
+
+
+def test_announcing_a_topic_lifts_the_ban_on_it() -> None:
+    table = RouteTable()
+    tell(table, registration())
+    table.forbid_writes("broker-a")
+    (event,) = table.register_topic("T1", {"broker-a": WRITABLE})
+    assert isinstance(event, WritesChanged)
+    assert event.restored == {"T1"}
+    assert permissions(table) == {"T1": 6, "T2": 4}
+
+
+def test_an_announced_topic_must_find_room() -> None:
+    table = RouteTable(topic_entries_max=2)
+    tell(table, registration())
+    with pytest.raises(TableFullError):
+        table.register_topic("T9", {"broker-a": FEW})
+    table.register_topic("T1", {"broker-a": FEW})
+    assert table.serving("T9") == ()
+
+
+# Static topics
+
+
+def mapped(events: tuple[RouteEvent, ...]) -> dict[str, bool]:
+    return {topic: after is not None for topic, (_, after) in only(events, MappingsChanged).changed.items()}
+
+
+def test_mappings_go_with_their_topic_and_with_their_group() -> None:
+    """No mapping outlives what it belongs to (§23 #7)."""
+    table = RouteTable()
+    said = registration(mappings={"T1": mapping("T1"), "T2": mapping("T2")})
+    assert mapped(tell(table, said).events) == {"T1": True, "T2": True}
+    assert mapped(table.delete_topic("T1")) == {"T1": False}
+    assert table.mapping("broker-a", "T1") is None
+    assert mapped(table.drop_holder(1)) == {"T2": False}
+    tell(table, registration())
+    assert table.mapping("broker-a", "T2") is None
+
+
+def test_mappings_go_with_topics_a_broker_no_longer_names() -> None:
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2"), mappings={"T1": mapping("T1")}))
+    events = tell(table, registration(topics=("T2", "T3"), version=2), delete_missing_topics=True).events
+    assert mapped(events) == {"T1": False}
+
+
+def test_a_mapping_that_is_missing_is_merged_by_the_same_edition_and_a_known_one_is_not_replaced() -> None:
+    """A table sent in parts brings its mappings with the last part, under the edition of the first (§23 #7)."""
+    table = RouteTable()
+    tell(table, registration(topics=("T1", "T2")))
+    tell(table, registration(topics=("T3", "T4"), mappings={"T1": mapping("T1", epoch=1)}))
+    tell(table, registration(topics=("T3", "T4"), mappings={"T1": mapping("T1", epoch=2)}))
+    assert table.mapping("broker-a", "T1") == mapping("T1", epoch=1)
+    tell(table, registration(topics=("T3", "T4"), mappings={"T1": mapping("T1", epoch=2)}, version=2))
+    assert table.mapping("broker-a", "T1") == mapping("T1", epoch=2)
+
+
+def test_a_mapping_of_a_topic_the_group_does_not_serve_is_not_kept() -> None:
+    table = RouteTable()
+    tell(table, registration(mappings={"T9": mapping("T9")}))
+    assert table.mapping("broker-a", "T9") is None

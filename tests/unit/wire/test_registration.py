@@ -1,0 +1,587 @@
+"""Registrations whose body is JSON, and everything in their header. The compressed form has a file of its own."""
+
+import json
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
+from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
+from skyroute.wire.calls.registration import (
+    Goodbye,
+    decode_broker_key,
+    decode_data_version,
+    decode_goodbye,
+    decode_registration,
+    decode_topic_table,
+    encode_goodbye,
+    encode_registration,
+    encode_registration_reply,
+    encode_version_reply,
+)
+from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import BodyError, FieldError, WireError
+from tests.unit.wire.golden import golden_line
+
+V3, V4, V5 = 36, 409, 479
+FIELDS = {
+    "brokerAddr": "10.0.0.1:10911",
+    "brokerId": "0",
+    "brokerName": "broker-a",
+    "clusterName": "DefaultCluster",
+    "haServerAddr": "10.0.0.1:10912",
+}
+BODY_5 = golden_line("spec/registration-5x.txt")
+
+
+def registration(**fields: str | None) -> Registration:
+    merged = {key: value for key, value in {**FIELDS, **fields}.items() if value is not None}
+    return decode_registration(Request(code=103, fields=merged, version=V5))
+
+
+def table_of(body: bytes, version: int = V5, **fields: str) -> TopicTable:
+    return decode_topic_table(Request(code=103, fields=fields, version=version, body=body))
+
+
+def body_of(configs: str, rest: str = "") -> bytes:
+    return f'{{{rest}"topicConfigSerializeWrapper":{configs}}}'.encode()
+
+
+def topics_of(table: str) -> Mapping[str, QueueSettings]:
+    return table_of(body_of(f'{{"topicConfigTable":{table}}}')).topics
+
+
+def mappings_of(mappings: str) -> Mapping[str, StaticMapping]:
+    return table_of(body_of(f'{{"topicConfigTable":{{}},"topicQueueMappingInfoMap":{mappings}}}')).mappings
+
+
+# ------------------------------------------------------------------------------------------------------ header
+
+
+def test_a_header_of_4_9() -> None:
+    assert replace(registration(), fingerprint=None) == Registration(
+        cluster="DefaultCluster",
+        broker_name="broker-a",
+        broker_id=0,
+        address="10.0.0.1:10911",
+        ha_address="10.0.0.1:10912",
+        zone=None,
+        acting_master=None,
+        lease_s=None,
+    )
+
+
+def test_a_header_of_5_with_everything() -> None:
+    told = registration(
+        brokerId="2", enableActingMaster="true", heartbeatTimeoutMillis="1500", compressed="false", __ZONE_NAME="z1"
+    )
+    assert (told.broker_id, told.acting_master, told.lease_s, told.zone) == (2, True, 1.5, "z1")
+
+
+@pytest.mark.parametrize(
+    ("value", "acting"), [(None, None), ("true", True), ("True", True), ("false", False), ("", False)]
+)
+def test_a_broker_too_old_for_acting_masters_differs_from_one_that_declines(
+    value: str | None, acting: bool | None
+) -> None:
+    assert registration(enableActingMaster=value).acting_master is acting
+
+
+@pytest.mark.parametrize(("value", "lease_s"), [(None, None), ("", None), ("0", None), ("-1", None), ("10000", 10.0)])
+def test_a_lease_is_the_brokers_own_if_it_names_one(value: str | None, lease_s: float | None) -> None:
+    assert registration(heartbeatTimeoutMillis=value).lease_s == lease_s
+
+
+def test_a_lease_may_be_as_long_as_64_bits_allow() -> None:
+    assert registration(heartbeatTimeoutMillis=str((1 << 63) - 1)).lease_s == ((1 << 63) - 1) / 1000
+
+
+@pytest.mark.parametrize("name", ["brokerAddr", "brokerId", "brokerName", "clusterName"])
+@pytest.mark.parametrize("value", [None, ""])
+def test_a_missing_field_is_refused_by_name(name: str, value: str | None) -> None:
+    with pytest.raises(FieldError, match=f"{name} is required"):
+        registration(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["brokerAddr", "brokerName", "clusterName", "haServerAddr", "__ZONE_NAME"])
+def test_a_name_with_control_characters_is_refused(name: str) -> None:
+    with pytest.raises(FieldError, match=name):
+        registration(**{name: "a\nb"})
+
+
+@pytest.mark.parametrize("name", ["brokerId", "heartbeatTimeoutMillis"])
+def test_a_number_that_is_none_is_refused_by_name(name: str) -> None:
+    with pytest.raises(FieldError, match=f"{name} is not a number"):
+        registration(**{name: "zero"})
+
+
+@pytest.mark.parametrize("absent", [None, ""])
+def test_an_absent_ha_address_or_zone_is_none(absent: str | None) -> None:
+    told = registration(haServerAddr=absent, __ZONE_NAME=absent)
+    assert (told.ha_address, told.zone) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["AccessKey", "Signature", "SecurityToken", "OnsChannel", "nsd", "ns", "ReqT", "lo"])
+def test_fields_of_others_are_ignored(name: str) -> None:
+    assert registration(**{name: "\0anything"}) == registration()
+
+
+# -------------------------------------------------------------------------------------------------------- body
+
+
+@pytest.mark.parametrize("version", [0, V3, V4, V5])
+@pytest.mark.parametrize("fields", [{}, {"bodyCrc32": "0"}, {"compressed": "true"}, {"bodyCrc32": ""}])
+def test_an_absent_body_is_an_empty_table(version: int, fields: dict[str, str]) -> None:
+    assert table_of(b"", version, **fields) == TopicTable(DataVersion(0, 0, 0), {}, {}, None)
+
+
+def test_a_table_of_4_9_has_no_state_version_and_no_mappings() -> None:
+    body = body_of(
+        '{"dataVersion":{"counter":3,"timestamp":1758275140000},"topicConfigTable":{"TopicA":{"order":false,"perm":6,'
+        '"readQueueNums":8,"topicFilterType":"SINGLE_TAG","topicName":"TopicA","topicSysFlag":2,"writeQueueNums":4}}}',
+        '"filterServerList":[],',
+    )
+    assert table_of(body, V4, compressed="false") == TopicTable(
+        DataVersion(0, 1758275140000, 3), {"TopicA": QueueSettings(8, 4, 6, 2)}, {}, ()
+    )
+
+
+@pytest.mark.parametrize("version", [0, 1, 36])
+@pytest.mark.parametrize("compressed", ["true", "false"])
+def test_before_3_0_11_the_body_is_a_bare_table_and_never_compressed(version: int, compressed: str) -> None:
+    body = b'{"dataVersion":{"counter":1,"timestamp":2},"topicConfigTable":{"T":{"perm":4}}}'
+    table = table_of(body, version, compressed=compressed)
+    assert table == TopicTable(DataVersion(0, 2, 1), {"T": QueueSettings(16, 16, 4)}, {}, None)
+    with pytest.raises(BodyError):
+        table_of(body, 37)
+
+
+def test_before_3_0_11_a_body_in_the_later_form_is_refused() -> None:
+    with pytest.raises(BodyError):
+        table_of(BODY_5, 36)
+    assert len(table_of(BODY_5, 37).topics) == 2
+
+
+@pytest.mark.parametrize(
+    ("rest", "servers"),
+    [
+        ("", None),
+        ('"filterServerList":null,', None),
+        ('"filterServerList":[],', ()),
+        ('"filterServerList":["10.0.0.9:1","10.0.0.9:2"],', ("10.0.0.9:1", "10.0.0.9:2")),
+    ],
+)
+def test_an_absent_list_of_filter_servers_differs_from_an_empty_one(rest: str, servers: tuple[str, ...] | None) -> None:
+    assert table_of(body_of('{"topicConfigTable":{}}', rest)).filter_servers == servers
+
+
+def test_a_topics_missing_members_have_javas_defaults() -> None:
+    assert topics_of('{"T":{}}') == {"T": QueueSettings(16, 16, 6, 0)}
+
+
+def test_members_of_a_topic_that_do_not_matter_are_ignored() -> None:
+    written = '{"T":{"attributes":{"+a":"b"},"order":true,"topicFilterType":"MULTI_TAG","topicName":"X","new":[1]}}'
+    assert topics_of(written) == {"T": QueueSettings(16, 16, 6, 0)}
+
+
+@pytest.mark.parametrize("attributes", ['{"$ref":"$.topicConfigTable.A.attributes"}', '{"$ref":".."}', "null", "5"])
+def test_attributes_may_be_a_reference_to_earlier_ones(attributes: str) -> None:
+    assert topics_of(f'{{"A":{{"attributes":{{}}}},"B":{{"attributes":{attributes},"perm":2}}}}') == {
+        "A": QueueSettings(16, 16, 6),
+        "B": QueueSettings(16, 16, 2),
+    }
+
+
+def test_bits_of_the_permission_that_nobody_knows_are_kept() -> None:
+    assert topics_of('{"T":{"perm":55,"topicSysFlag":12}}') == {"T": QueueSettings(16, 16, 55, 12)}
+
+
+def test_numbers_may_be_written_as_text() -> None:
+    written = '{"T":{"perm":"4","readQueueNums":"8","writeQueueNums":8.0,"topicSysFlag":"1"}}'
+    assert topics_of(written) == {"T": QueueSettings(8, 8, 4, 1)}
+
+
+def test_a_topic_said_twice_has_its_last_settings() -> None:
+    assert topics_of('{"T":{"perm":6},"U":{},"T":{"perm":4}}') == {
+        "T": QueueSettings(16, 16, 4),
+        "U": QueueSettings(16, 16, 6),
+    }
+
+
+@pytest.mark.parametrize("name", ["T", "%RETRY%group", "主题/1", "a b", "TBW102", "x" * 255])
+def test_a_topic_may_have_any_printable_name(name: str) -> None:
+    assert list(topics_of(json.dumps({name: {}}))) == [name]
+
+
+@pytest.mark.parametrize("name", ["", "\0", "a\nb", "a\x7f", "\u2028", "\x1b[2J"])
+def test_a_topic_without_a_printable_name_is_refused(name: str) -> None:
+    with pytest.raises(BodyError, match="topic is no name") as caught:
+        topics_of(json.dumps({"Good": {}, name: {}}))
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "version",
+    ['{"counter":3,"stateVersion":7,"timestamp":5}', '{"timestamp":"5","counter":3.0,"stateVersion":7,"x":1}'],
+)
+def test_a_data_version_has_three_numbers(version: str) -> None:
+    assert table_of(body_of(f'{{"topicConfigTable":{{}},"dataVersion":{version}}}')).version == DataVersion(7, 5, 3)
+
+
+@pytest.mark.parametrize("version", ["", '"dataVersion":null,', '"dataVersion":{},'])
+def test_a_missing_data_version_is_all_zero(version: str) -> None:
+    assert table_of(body_of(f'{{{version}"topicConfigTable":{{}}}}')).version == DataVersion(0, 0, 0)
+
+
+def test_thousands_of_topics_share_a_handful_of_settings() -> None:
+    topics = topics_of(json.dumps({f"Topic{number}": {"perm": 6 if number % 2 else 4} for number in range(2000)}))
+    assert len(topics) == 2000
+    assert len({id(settings) for settings in topics.values()}) == 2
+
+
+# ---------------------------------------------------------------------------------------------------- mappings
+
+
+MAPPING = (
+    '{"bname":"broker-a","currIdMap":{0:0,1:1},"dirty":true,"epoch":1758275140000,"scope":"s","topic":"TopicS",'
+    '"totalQueues":2}'
+)
+
+
+@pytest.mark.parametrize("ids", ["{0:0,1:1}", '{"0":0,"1":1}', "{ 0 : 0 , 1 : 1 }", "{'0':0,'1':'1'}", "{0:0,,1:1,}"])
+def test_a_mapping_has_bare_or_quoted_queue_ids(ids: str) -> None:
+    assert mappings_of(f'{{"TopicS":{MAPPING.replace("{0:0,1:1}", ids)}}}') == {
+        "TopicS": StaticMapping("TopicS", "broker-a", 2, 1758275140000, "s", True, {0: 0, 1: 1})
+    }
+
+
+def test_a_mappings_missing_members_have_javas_defaults() -> None:
+    assert mappings_of('{"TopicS":{"bname":"broker-a"}}') == {"TopicS": StaticMapping("TopicS", "broker-a", 0, 0)}
+
+
+@pytest.mark.parametrize("written", ["null", "{}"])
+def test_a_broker_without_static_topics_has_no_mappings(written: str) -> None:
+    assert mappings_of(written) == {}
+
+
+def test_what_else_is_said_of_mappings_is_ignored() -> None:
+    body = body_of(
+        '{"topicConfigTable":{},"mappingDataVersion":{"counter":1},'
+        '"topicQueueMappingDetailMap":{"T":{"hostedQueues":{0:[{"gen":0}]},"currIdMap":{0:0}}}}'
+    )
+    assert table_of(body).mappings == {}
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        "{}",
+        "null",
+        '{"bname":null}',
+        '{"bname":""}',
+        '{"bname":"a\\nb"}',
+        '{"bname":"b","currIdMap":{"x":1}}',
+        '{"bname":"b","currIdMap":[]}',
+        '{"bname":"b","totalQueues":"many"}',
+    ],
+)
+def test_a_mapping_that_makes_no_sense_is_refused(mapping: str) -> None:
+    with pytest.raises(BodyError):
+        mappings_of(f'{{"TopicS":{mapping}}}')
+
+
+# ---------------------------------------------------------------------------------------------------- checksum
+
+
+@pytest.mark.parametrize("checksum", ["614924431", "0", "", "+614924431"])
+def test_a_right_checksum_or_none_lets_the_body_pass(checksum: str) -> None:
+    assert len(table_of(BODY_5, bodyCrc32=checksum).topics) == 2
+
+
+@pytest.mark.parametrize("checksum", ["1", "-1", "614924430", "2147483647", "-614924431"])
+def test_a_wrong_checksum_is_refused_in_javas_words(checksum: str) -> None:
+    with pytest.raises(BodyError) as caught:
+        table_of(BODY_5, bodyCrc32=checksum)
+    assert str(caught.value) == "crc32 not match"
+
+
+@pytest.mark.parametrize("checksum", ["x", "4294967296", "0x1"])
+def test_a_checksum_that_is_no_number_is_refused_by_name(checksum: str) -> None:
+    with pytest.raises(FieldError, match="bodyCrc32"):
+        table_of(BODY_5, bodyCrc32=checksum)
+
+
+def test_a_checksum_of_nothing_is_zero() -> None:
+    with pytest.raises(BodyError, match="crc32 not match"):
+        table_of(b"", bodyCrc32="5")
+
+
+def test_the_sign_bit_of_a_checksum_is_dropped() -> None:
+    body = next(
+        candidate
+        for number in range(100)
+        if zlib.crc32(candidate := body_of(f'{{"topicConfigTable":{{"T{number}":{{}}}}}}')) > 0x7FFFFFFF
+    )
+    assert len(table_of(body, bodyCrc32=str(zlib.crc32(body) & 0x7FFFFFFF)).topics) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b" ",
+        b"null",
+        b"[]",
+        b"5",
+        b"x",
+        b"{",
+        body_of("null"),
+        body_of("[]"),
+        body_of('{"topicConfigTable":null}'),
+        body_of('{"topicConfigTable":[]}'),
+        body_of('{"topicConfigTable":{"T":null}}'),
+        body_of('{"topicConfigTable":{"T":5}}'),
+        body_of('{"topicConfigTable":{"T":{"perm":"six"}}}'),
+        body_of('{"topicConfigTable":{"T":{"perm":6.5}}}'),
+        body_of('{"topicConfigTable":{"T":{"perm":[]}}}'),
+        body_of('{"topicConfigTable":{},"dataVersion":5}'),
+        body_of('{"topicConfigTable":{},"dataVersion":{"counter":"x"}}'),
+        body_of('{"topicConfigTable":{}}', '"filterServerList":5,'),
+        body_of('{"topicConfigTable":{}}', '"filterServerList":[5],'),
+        body_of('{"topicConfigTable":{}}') + b"x",
+        body_of('{"topicConfigTable":' + "[" * 100_000),
+        b"x" * 1000,
+        b"\x78\x9c",
+    ],
+)
+def test_a_body_that_cannot_be_read_is_refused_as_java_would(body: bytes) -> None:
+    with pytest.raises(BodyError, match="Failed to decode RegisterBrokerBody") as caught:
+        table_of(body)
+    assert len(str(caught.value)) < 500
+
+
+def test_every_truncation_of_a_body_is_refused() -> None:
+    for length in range(1, len(BODY_5)):
+        with pytest.raises(BodyError):
+            table_of(BODY_5[:length])
+
+
+JSON_LIKE = st.recursive(
+    st.sampled_from(["null", "true", "0", "-1", "1.5", "1e400", '""', '"6"', "'x'", "{}", "[]", "9" * 30, ","]),
+    lambda children: (
+        st.lists(children, max_size=3).map(lambda items: f"[{','.join(items)}]")
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "topicConfigTable",
+                    "dataVersion",
+                    "perm",
+                    "counter",
+                    "bname",
+                    "currIdMap",
+                    "topicQueueMappingInfoMap",
+                    "0",
+                ]
+            ),
+            children,
+            max_size=3,
+        ).map(lambda members: "{" + ",".join(f"{name}:{member}" for name, member in members.items()) + "}")
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(configs=JSON_LIKE, version=st.sampled_from([V3, V4, V5]))
+def test_any_json_is_a_table_or_refused(configs: str, version: int) -> None:
+    for body in (configs.encode(), body_of(configs), body_of(f'{{"topicConfigTable":{{"T":{configs}}}}}')):
+        with suppress(BodyError):
+            assert isinstance(table_of(body, version), TopicTable)
+
+
+@settings(deadline=None)
+@given(
+    text=st.text(max_size=60),
+    version=st.sampled_from([V3, V4, V5]),
+    fields=st.dictionaries(
+        st.sampled_from(["compressed", "bodyCrc32"]), st.sampled_from(["true", "false", "0", "1", "x"])
+    ),
+)
+def test_any_text_is_a_table_or_refused(text: str, version: int, fields: dict[str, str]) -> None:
+    with suppress(WireError):
+        assert isinstance(table_of(text.encode(), version, **fields), TopicTable)
+
+
+# ------------------------------------------------------------------------------------------------- fingerprint
+
+
+def fingerprint(body: bytes = BODY_5, version: int = V5, **fields: str) -> bytes | None:
+    return decode_registration(Request(code=103, fields=FIELDS | fields, version=version, body=body)).fingerprint
+
+
+def test_a_fingerprint_is_the_same_for_the_same_body_read_in_the_same_way() -> None:
+    assert fingerprint() is not None
+    assert fingerprint() == fingerprint(bytes(bytearray(BODY_5)), brokerName="other")
+    assert fingerprint(version=413) == fingerprint(version=600)
+    assert fingerprint(compressed="false") == fingerprint(compressed="no")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        fingerprint(BODY_5 + b" "),
+        fingerprint(b""),
+        fingerprint(compressed="true"),
+        fingerprint(bodyCrc32="1"),
+        fingerprint(version=V4),
+        fingerprint(version=V3),
+    ],
+)
+def test_a_fingerprint_tells_apart_what_may_be_read_differently(other: bytes | None) -> None:
+    assert fingerprint() != other
+
+
+# ----------------------------------------------------------------------------------------------------- writing
+
+
+TABLE = TopicTable(
+    DataVersion(7, 1758275140000, 3),
+    {"TopicA": QueueSettings(8, 4, 6, 1), "主题/1": QueueSettings(1, 2, 4)},
+    {"TopicS": StaticMapping("TopicS", "broker-a", 2, 5, "s", True, {0: 0, 1: 1})},
+    ("10.0.0.9:1",),
+)
+
+
+def test_the_example_body_of_5_is_written_byte_for_byte() -> None:
+    topics = {"TopicA": QueueSettings(8, 8, 6), "TopicB": QueueSettings(4, 4, 4)}
+    table = TopicTable(DataVersion(0, 1758275140000, 3), topics, filter_servers=())
+    request = encode_registration(Registration("c", "b", 0, "a:1", table=table))
+    expected = BODY_5.replace(
+        b'"mappingDataVersion":{"counter":0,"stateVersion":0,"timestamp":1758275139000}',
+        b'"mappingDataVersion":{"counter":0,"stateVersion":0,"timestamp":0}',
+    )
+    assert request.body == expected
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Registration("DefaultCluster", "broker-a", 0, "10.0.0.1:10911"),
+        Registration("DefaultCluster", "broker-a", 1, "10.0.0.1:10911", "10.0.0.1:10912", "z1", False, 1.5),
+        Registration("中", "b", (1 << 63) - 1, "a", None, "z/中", True, 0.001),
+    ],
+)
+def test_a_registration_is_read_back_as_it_was(told: Registration) -> None:
+    request = encode_registration(replace(told, table=TABLE))
+    request.version = V5
+    assert replace(decode_registration(request), fingerprint=None) == told
+    assert decode_topic_table(request) == TABLE
+
+
+def test_a_registration_without_a_table_has_an_empty_one() -> None:
+    request = encode_registration(Registration("c", "b", 0, "a:1"))
+    request.version = V5
+    assert decode_topic_table(request) == TopicTable(filter_servers=())
+
+
+def test_a_goodbye_is_read_back_as_it_was() -> None:
+    goodbye = Goodbye("DefaultCluster", "broker-a", 1, "10.0.0.1:10911")
+    assert decode_goodbye(encode_goodbye(goodbye)) == goodbye
+
+
+# ----------------------------------------------------------------------------------------- replies and the others
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fields"),
+    [
+        (RegistrationOutcome(), {}),
+        (RegistrationOutcome(master_address="a:1"), {"masterAddr": "a:1"}),
+        (
+            RegistrationOutcome(master_address="a:1", master_ha_address="a:2"),
+            {"haServerAddr": "a:2", "masterAddr": "a:1"},
+        ),
+    ],
+)
+def test_a_broker_is_told_its_master_if_it_has_one(outcome: RegistrationOutcome, fields: dict[str, str]) -> None:
+    response = encode_registration_reply(outcome, b"table")
+    assert (response.code, response.remark, response.fields, response.body) == (0, None, fields, b"table")
+
+
+def test_a_goodbye_names_the_broker_in_full() -> None:
+    assert decode_goodbye(Request(code=104, fields=FIELDS)) == Goodbye(
+        "DefaultCluster", "broker-a", 0, "10.0.0.1:10911"
+    )
+
+
+@pytest.mark.parametrize("name", ["brokerAddr", "brokerId", "brokerName", "clusterName"])
+def test_a_goodbye_that_lacks_a_field_is_refused_by_name(name: str) -> None:
+    with pytest.raises(FieldError, match=f"{name} is required"):
+        decode_goodbye(Request(code=104, fields={key: value for key, value in FIELDS.items() if key != name}))
+
+
+def test_a_heartbeat_names_cluster_and_address() -> None:
+    fields = {"clusterName": "DefaultCluster", "brokerAddr": "10.0.0.1:10911", "heartbeatTimeoutMills": "x"}
+    assert decode_broker_key(Request(code=904, fields=fields)) == BrokerKey("DefaultCluster", "10.0.0.1:10911")
+
+
+@pytest.mark.parametrize("name", ["brokerAddr", "clusterName"])
+def test_a_heartbeat_that_lacks_a_field_is_refused_by_name(name: str) -> None:
+    with pytest.raises(FieldError, match=f"{name} is required"):
+        decode_broker_key(Request(code=904, fields={key: value for key, value in FIELDS.items() if key != name}))
+
+
+@pytest.mark.parametrize(
+    ("body", "version"),
+    [
+        (b"", None),
+        (b"{}", DataVersion(0, 0, 0)),
+        (b'{"counter":3,"timestamp":5}', DataVersion(0, 5, 3)),
+        (b'{counter:"3",timestamp:5,stateVersion:1}', DataVersion(1, 5, 3)),
+    ],
+)
+def test_a_version_to_compare_may_be_absent_or_old(body: bytes, version: DataVersion | None) -> None:
+    assert decode_data_version(body) == version
+
+
+@pytest.mark.parametrize("body", [b"null", b"[]", b"x", b"{", b'{"counter":"x"}', b"[" * 100_000])
+def test_a_version_that_cannot_be_read_is_refused(body: bytes) -> None:
+    with pytest.raises(BodyError):
+        decode_data_version(body)
+
+
+@pytest.mark.parametrize(("changed", "text"), [(True, "true"), (False, "false")])
+def test_an_unknown_version_is_answered_without_a_body(changed: bool, text: str) -> None:
+    assert encode_version_reply(None, changed=changed) == Response(fields={"changed": text})
+
+
+@settings(deadline=None)
+@given(st.builds(DataVersion, *[st.integers(0, (1 << 63) - 1)] * 3))
+def test_any_version_is_read_back_as_it_was(version: DataVersion) -> None:
+    assert decode_data_version(encode_version_reply(version, changed=True).body) == version
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=10).filter(str.isprintable),
+        st.tuples(*[st.integers(0, (1 << 31) - 1)] * 4),
+        max_size=6,
+    )
+)
+def test_any_table_written_as_json_is_read_as_it_was(topics: dict[str, tuple[int, int, int, int]]) -> None:
+    written: dict[str, Any] = {
+        topic: {"readQueueNums": read, "writeQueueNums": write, "perm": perm, "topicSysFlag": flag}
+        for topic, (read, write, perm, flag) in topics.items()
+    }
+    expected = {topic: QueueSettings(*numbers) for topic, numbers in topics.items()}
+    for ascii_only in (True, False):
+        assert topics_of(json.dumps(written, ensure_ascii=ascii_only)) == expected
