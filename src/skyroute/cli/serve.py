@@ -23,6 +23,8 @@ from skyroute.nameserver.server import NameServer
 log = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_OTHER_FILES = 64
+"""Open files that are no connections of peers: log, sockets we open ourselves, files being replaced."""
 
 
 def _as_pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -92,7 +94,7 @@ def _run(config: NameServerConfig, upstream: tuple[str, ...]) -> None:
     except FileWriteError as error:
         # A settings file that is mounted read-only is common; only updates from afar need to write it.
         log.warning("settings cannot be updated while running cause=%s", error)
-    _raise_open_files_limit()
+    _fit_open_files(config)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(NameServer(config, upstream=upstream), config.serialize_type))
 
@@ -152,11 +154,16 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _raise_open_files_limit() -> None:
-    """Every connection is an open file, and the usual soft limit of 1024 is far below what a name server holds."""
+def _fit_open_files(config: NameServerConfig) -> None:
+    """Take as many open files as we may, and no more connections than that leaves room for."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
+    with suppress(ValueError, OSError):  # the usual soft limit of 1024 is far below what a name server holds
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = max(1, soft - _OTHER_FILES)
+    if soft != resource.RLIM_INFINITY and config.server_max_connections > room:
+        log.debug("serverMaxConnections lowered to=%d reason=the limit of open files is %d", room, soft)
+        config.server_max_connections = room
 
 
 def _tell(line: str) -> None:
