@@ -271,6 +271,8 @@ class Connection(asyncio.Protocol):
             self._put_back(frames)
         else:
             self._answer(frames)
+        if self._decoder.failure is not None:
+            raise self._decoder.failure
 
     @property
     def _is_over(self) -> bool:

@@ -77,7 +77,7 @@ _TOKEN: Final = re.compile(
     r"""|(?P<blank>\s++)|(?P<atom>[^\s{}\[\],:"']++)|(?P<rest>["'].*+)""",
     re.DOTALL,
 )
-_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_QUOTED: Final = re.compile(r"\\.|\"", re.DOTALL)
 
 
 def quote_bare_keys(data: bytes) -> bytes:
@@ -110,6 +110,11 @@ def standardise(data: bytes) -> bytes:
     return "".join(_standard_tokens(data.decode())).encode("utf-8", "replace")
 
 
+def _requote(match: re.Match[str]) -> str:
+    """Rewrite an escape of a single-quoted text for double quotes."""
+    return {'"': '\\"', "\\'": "'"}.get(match.group(), match.group())
+
+
 def _standard_tokens(text: str) -> Iterator[str]:
     # One token is held back: a comma until something worth separating follows, an atom until it is known to be a key.
     held, last = "", "["
@@ -128,11 +133,13 @@ def _standard_tokens(text: str) -> Iterator[str]:
             yield held
             held, last = ",", ","
         else:
-            if not (held == "," and token in "}]"):
-                yield held
+            if held == ",":
+                yield "" if token in "}]" else ","
+            else:
+                yield held and held + " "  # what a blank kept apart must not grow together
             held, last = "", token
             if kind == "single":
-                held = _encode(_ESCAPED.sub(r"\1", token[1:-1])).decode()
+                held = f'"{_QUOTED.sub(_requote, token[1:-1])}"'
             elif kind == "mark":
                 yield token
             else:
@@ -145,6 +152,7 @@ _LEGACY_ESCAPES: Final = {
     **{ord(plain): f"\\{letter}" for plain, letter in zip('"\\\b\f\n\r\t', '"\\bfnrt', strict=True)},
 }
 _STRICT_ESCAPES: Final = {**_LEGACY_ESCAPES, ord("/"): "\\/"}
+_BROWSER_INT_MAX: Final = (1 << 53) - 1
 _BEYOND_ASCII: Final = re.compile("[\x7f-\U0010ffff]")
 
 
@@ -168,7 +176,8 @@ def _write(value: object, dialect: Dialect) -> str:
         case bool():
             return "true" if value else "false"
         case int():
-            return str(value)
+            # Beyond what a browser can count to, strict Java writes text.
+            return f'"{value}"' if dialect is Dialect.STRICT and abs(value) > _BROWSER_INT_MAX else str(value)
         case Mapping():
             items = [(key, member) for key, member in value.items() if member is not None]
             if dialect is Dialect.STRICT:

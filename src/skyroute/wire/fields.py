@@ -29,7 +29,7 @@ def required_name(fields: Mapping[str, str], name: str) -> str:
     """
     value = required_text(fields, name)
     if not value.isprintable():
-        raise FieldError(f"{name} has control characters: {value!r}")
+        raise FieldError(f"{name} has control characters: {value[:80]!r}")
     return value
 
 

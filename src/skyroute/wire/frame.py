@@ -10,6 +10,7 @@ from struct import Struct
 from types import MappingProxyType
 from typing import Final
 
+from skyroute.wire.command import FORM_BINARY, FORM_JSON
 from skyroute.wire.errors import FrameError
 from skyroute.wire.header import decode_request_header
 
@@ -29,7 +30,7 @@ class FrameDecoder:
     `exempt` maps a request code to the longest frame of that kind, where it may exceed `frame_bytes_max`.
     """
 
-    __slots__ = ("_buffer", "_bytes_max", "_exempt", "_wanted")
+    __slots__ = ("_buffer", "_bytes_max", "_exempt", "_wanted", "failure")
 
     def __init__(
         self, frame_bytes_max: int = FRAME_BYTES_MAX, exempt: Mapping[int, int] = MappingProxyType({})
@@ -37,6 +38,8 @@ class FrameDecoder:
         self._bytes_max = frame_bytes_max
         self._exempt = exempt
         self._buffer = bytearray()
+        self.failure: FrameError | None = None
+        """Why nothing more can be read, though frames before that point were."""
         self._wanted = 0
         """How many buffered bytes it takes before looking again makes sense."""
 
@@ -48,16 +51,29 @@ class FrameDecoder:
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes of the stream and return the frames they complete.
 
+        Where good frames come before a bad one, they are returned and `failure` is set.
+
         Raises:
             FrameError: the stream is not in frames, or one is too long. The decoder is of no use afterwards.
         """
+        frames: list[bytes] = []
+        try:
+            self._cut(data, frames)
+        except FrameError as error:
+            self.failure = error
+            if not frames:
+                raise
+        return frames
+
+    def _cut(self, data: bytes, frames: list[bytes]) -> None:
+        if self.failure is not None:
+            raise self.failure
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._wanted:
-                return []
+                return
             data = bytes(self._buffer)
             self._buffer = bytearray()
-        frames: list[bytes] = []
         at, end = 0, len(data)
         wanted = 4
         while end - at >= 4:
@@ -77,7 +93,6 @@ class FrameDecoder:
         if at < end:
             self._buffer += memoryview(data)[at:]
             self._wanted = wanted
-        return frames
 
     def _wanted_of_exempt(self, data: bytes, at: int, length: int) -> int:
         """Let a frame beyond the common limit pass only once its header has proved that it may."""
@@ -88,7 +103,7 @@ class FrameDecoder:
             return 8
         _, word = _TWO_WORDS.unpack_from(data, at)
         header_bytes: int = word & 0xFFFFFF
-        if header_bytes > EXEMPT_HEADER_BYTES_MAX:
+        if word >> 24 not in (FORM_JSON, FORM_BINARY) or header_bytes > min(EXEMPT_HEADER_BYTES_MAX, length - 4):
             raise too_long
         if len(data) - at < 8 + header_bytes:
             return 8 + header_bytes

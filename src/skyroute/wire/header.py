@@ -1,5 +1,6 @@
 """Headers of frames, in both forms: JSON, and RocketMQ's own binary one."""
 
+import re
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Any, Final
@@ -19,6 +20,7 @@ _INT32 = Struct(">i")
 _LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES)}
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
+_NUMBER: Final = re.compile(r"\s*+[-+]?[0-9]{0,12}(\.0*)?\s*+", re.ASCII)
 HEADER_BYTES_MAX: Final = 0xFFFFFF
 """What three bytes of length can say."""
 
@@ -97,7 +99,9 @@ def _lenient_int(members: dict[str, Any], name: str) -> int:
         if isinstance(value, bool):
             number = int(value)
         elif isinstance(value, str):
-            number = int(value.strip() or 0)
+            if not _NUMBER.fullmatch(value):
+                raise HeaderError(f"{name} is not a whole number")
+            number = int(value.partition(".")[0] or 0)
         elif isinstance(value, int | float) and value == int(value):
             number = int(value)
         else:
@@ -218,7 +222,7 @@ def _encode_binary(
     remark_bytes = (remark or "").encode()
     entries = bytearray()
     for key, value in (fields or {}).items():
-        if value:
+        if key and value:
             key_bytes, value_bytes = key.encode(), value.encode()
             entries += _INT16.pack(len(key_bytes)) + key_bytes + _INT32.pack(len(value_bytes)) + value_bytes
     # Java peers read any language byte; JAVA (0) is what every one of them expects of a server.

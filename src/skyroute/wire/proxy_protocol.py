@@ -16,6 +16,7 @@ V1_BYTES_MAX: Final = 108
 DECIDING_BYTES: Final = len(V2_SIGNATURE)
 """How many bytes it takes to know whether there is a header. Every legal first frame is longer."""
 
+_V2_FAMILIES: Final = frozenset({0x00, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32})
 _V2_FIXED = Struct(">12sBBH")
 
 
@@ -43,7 +44,7 @@ def read_proxy_header(data: bytes) -> ProxiedPeer | None:
 
 
 def _read_v1(data: bytes) -> ProxiedPeer | None:
-    end = data.find(b"\r\n", 0, V1_BYTES_MAX + 2)
+    end = data.find(b"\r\n", 0, V1_BYTES_MAX)
     if end < 0:
         if len(data) >= V1_BYTES_MAX:
             raise FrameError("a PROXY header without an end")
@@ -57,13 +58,15 @@ def _read_v1(data: bytes) -> ProxiedPeer | None:
         return ProxiedPeer(None, end + 2)
     if words[1] not in ("TCP4", "TCP6") or len(words) != 6:
         raise FrameError("a malformed PROXY header")
+    kind = ipaddress.IPv4Address if words[1] == "TCP4" else ipaddress.IPv6Address
     try:
-        source, port = ipaddress.ip_address(words[2]), int(words[4])
+        source, _ = kind(words[2]), kind(words[3])
     except ValueError:
         raise FrameError("a PROXY header with a malformed address") from None
-    if not 0 <= port <= 65535:
-        raise FrameError("a PROXY header with a malformed port")
-    return ProxiedPeer(_display(source, port), end + 2)
+    for port in words[4:]:
+        if not (port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+            raise FrameError("a PROXY header with a malformed port")
+    return ProxiedPeer(_display(source, int(words[4])), end + 2)
 
 
 def _read_v2(data: bytes) -> ProxiedPeer | None:
@@ -77,6 +80,8 @@ def _read_v2(data: bytes) -> ProxiedPeer | None:
         return None
     if version_and_command & 0xF == 0:  # LOCAL: the proxy speaks for itself
         return ProxiedPeer(None, end)
+    if family not in _V2_FAMILIES:
+        raise FrameError("a PROXY header of an unknown family")
     address_bytes = {0x11: 4, 0x21: 16}.get(family)
     if address_bytes is None:  # not TCP over IP: nothing we could show
         return ProxiedPeer(None, end)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyroute.wire.fastjson import JsonError, loads, standardise
+from skyroute.wire.fastjson import BARE_KEYS_MAX, SMALL_BYTES, JsonError, loads, standardise
 
 TEXTS = st.text(max_size=20)
 NUMBERS = st.integers(-(1 << 80), 1 << 80) | st.floats(allow_nan=False, allow_infinity=False)
@@ -228,6 +228,18 @@ def test_no_text_without_an_end_takes_more_than_linear_time(quote: bytes, unit: 
     with suppress(JsonError):
         loads(data)
     assert time.process_time() - started < 5
+
+
+def test_beyond_a_certain_size_only_bare_names_are_allowed_for() -> None:
+    padding = b"x" * SMALL_BYTES
+    assert loads(b'{0:"' + padding + b'"}') == {"0": padding.decode()}
+    with pytest.raises(JsonError):
+        loads(b"{0:'" + padding + b"'}")
+
+
+def test_more_bare_names_than_anyone_sends_are_refused() -> None:
+    with pytest.raises(JsonError, match=f"more than {BARE_KEYS_MAX} bare keys"):
+        loads(b"{" + b"0:0," * (BARE_KEYS_MAX + 1) + b"1:1}")
 
 
 def test_a_table_with_bare_names_takes_linear_time_and_memory() -> None:

@@ -109,6 +109,13 @@ def test_a_responses_head_counts_the_body_that_follows(form: int) -> None:
     assert read(head + response.body).body == response.body
 
 
+@FORMS
+def test_a_header_longer_than_its_length_can_say_becomes_an_error(form: int) -> None:
+    received = read(response_head(Response(17, "x" * (1 << 24)), 7, form))
+    assert (received.form, received.code, received.request_id) == (form, ResponseCode.SYSTEM_ERROR, 7)
+    assert received.is_response
+
+
 def test_an_error_is_a_response_with_a_remark() -> None:
     assert Response.error("no") == Response(1, "no")
     assert Response.error("busy", ResponseCode.SYSTEM_BUSY) == Response(2, "busy")

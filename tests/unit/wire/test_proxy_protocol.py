@@ -143,6 +143,9 @@ def test_only_a_return_and_a_line_feed_end_a_line(line_end: bytes) -> None:
         v1("TCP4 192.0.2.1 198.51.100.2 65536 9876"),
         v1("TCP4 192.0.2.1 198.51.100.2 1e3 9876"),
         v1("TCP4 \xff.0.2.1 198.51.100.2 56324 9876"),
+        v1("TCP6 fe80::1%eth0 2001:db8::2 56324 9876"),
+        v1("TCP6 ::1%\nbroker=forged 2001:db8::2 56324 9876"),
+        v1("TCP6 ::1%\x1b[2J 2001:db8::2 56324 9876"),
     ],
 )
 def test_a_malformed_line_is_refused(line: bytes) -> None:
@@ -204,6 +207,7 @@ def test_any_bytes_are_a_header_or_none_or_refused(start: bytes, tail: bytes) ->
     data = start + tail
     with suppress(FrameError):
         peer = read_proxy_header(data.ljust(DECIDING_BYTES, b"\0"))
+        assert peer is None or peer.address is None or peer.address.isprintable()
         assert peer is None or peer.header_bytes <= max(len(data), DECIDING_BYTES)
 
 

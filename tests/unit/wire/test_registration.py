@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (
+    TOPICS_MAX,
     Goodbye,
     decode_broker_key,
     decode_data_version,
@@ -202,6 +203,14 @@ def test_bits_of_the_permission_that_nobody_knows_are_kept() -> None:
     assert topics_of('{"T":{"perm":55,"topicSysFlag":12}}') == {"T": QueueSettings(16, 16, 55, 12)}
 
 
+@pytest.mark.parametrize("member", ["perm", "readQueueNums", "writeQueueNums", "topicSysFlag"])
+@pytest.mark.parametrize("number", ["2147483648", "-2147483649", '"2147483648"', "1e10", "9" * 30])
+def test_a_topics_number_beyond_32_bits_is_refused(member: str, number: str) -> None:
+    # Clients read them into 32 bits: one such topic would cost every client the route of its topic.
+    with pytest.raises(BodyError):
+        topics_of(f'{{"T":{{"{member}":{number}}}}}')
+
+
 def test_numbers_may_be_written_as_text() -> None:
     written = '{"T":{"perm":"4","readQueueNums":"8","writeQueueNums":8.0,"topicSysFlag":"1"}}'
     assert topics_of(written) == {"T": QueueSettings(8, 8, 4, 1)}
@@ -289,6 +298,10 @@ def test_what_else_is_said_of_mappings_is_ignored() -> None:
         '{"bname":"b","currIdMap":{"x":1}}',
         '{"bname":"b","currIdMap":[]}',
         '{"bname":"b","totalQueues":"many"}',
+        '{"bname":"b","totalQueues":2147483648}',
+        '{"bname":"b","epoch":9223372036854775808}',
+        '{"bname":"b","currIdMap":{0:2147483648}}',
+        '{"bname":"b","currIdMap":{2147483648:0}}',
     ],
 )
 def test_a_mapping_that_makes_no_sense_is_refused(mapping: str) -> None:
@@ -366,6 +379,11 @@ def test_a_body_that_cannot_be_read_is_refused_as_java_would(body: bytes) -> Non
     with pytest.raises(BodyError, match="Failed to decode RegisterBrokerBody") as caught:
         table_of(body)
     assert len(str(caught.value)) < 500
+
+
+def test_far_more_topics_than_anyone_has_are_refused_before_they_are_read() -> None:
+    with pytest.raises(BodyError, match=f"more than {TOPICS_MAX} topics"):
+        table_of(body_of('{"topicConfigTable":' + "{" * (3 * TOPICS_MAX + 3)))
 
 
 def test_every_truncation_of_a_body_is_refused() -> None:
@@ -552,7 +570,9 @@ def test_a_version_to_compare_may_be_absent_or_old(body: bytes, version: DataVer
     assert decode_data_version(body) == version
 
 
-@pytest.mark.parametrize("body", [b"null", b"[]", b"x", b"{", b'{"counter":"x"}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"null", b"[]", b"x", b"{", b'{"counter":"x"}', b'{"counter":9223372036854775808}', b"[" * 100_000]
+)
 def test_a_version_that_cannot_be_read_is_refused(body: bytes) -> None:
     with pytest.raises(BodyError):
         decode_data_version(body)

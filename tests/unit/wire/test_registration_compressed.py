@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import QueueSettings, StaticMapping
-from skyroute.wire.calls.registration import decode_topic_table
+from skyroute.wire.calls.registration import TOPICS_MAX, decode_topic_table
 from skyroute.wire.command import Request
 from skyroute.wire.errors import BodyError
 from tests.unit.wire.by_hand import compressed_registration, piece, registration_stream
@@ -147,6 +147,9 @@ def test_a_topic_said_twice_has_its_last_settings() -> None:
         b"T 8 4 6 single_tag",
         b"T 8 4 6 NO_TAG",
         b"T 8 4 6 SINGLE_TAG{}",
+        b"T 2147483648 4 6 SINGLE_TAG",
+        b"T 8 -2147483649 6 SINGLE_TAG",
+        b"T 8 4 99999999999 SINGLE_TAG",
         b"T " + b"9" * 5000 + b" 4 6 SINGLE_TAG",
         b"T\0 8 4 6 SINGLE_TAG",
         b"T\n 8 4 6 SINGLE_TAG",
@@ -301,6 +304,12 @@ def test_a_bomb_is_refused_at_the_limit(compressed: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 4 << 20
+
+
+def test_more_topics_than_anyone_has_are_refused_before_they_are_read() -> None:
+    stream = piece(b"{}") + struct.pack(">i", TOPICS_MAX + 1) + bytes(TOPICS_MAX + 1)
+    with pytest.raises(BodyError, match=f"more than {TOPICS_MAX} topics"):
+        table_of(zlib.compress(stream, 1), inflated_bytes_max=1 << 21)
 
 
 def test_ten_thousand_topics_take_little_time_and_share_their_settings() -> None:

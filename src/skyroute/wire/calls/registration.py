@@ -45,7 +45,9 @@ class _Topic(msgspec.Struct, gc=False, rename={"read_queues": "readQueueNums", "
     topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
 
 
-class _Mapping(msgspec.Struct):
+class MappingBody(msgspec.Struct):
+    """A broker's part of a static topic, as it lies on the wire."""
+
     bname: str
     topic: str = ""
     totalQueues: Int32 = 0  # noqa: N815 - the wire's name
@@ -57,7 +59,7 @@ class _Mapping(msgspec.Struct):
     def value(self, topic: str) -> StaticMapping:
         return StaticMapping(
             topic=self.topic or topic,
-            broker_name=_name("bname", self.bname),
+            broker_name=self.bname,
             total_queues=self.totalQueues,
             epoch=self.epoch,
             scope=self.scope or "__global__",
@@ -69,7 +71,7 @@ class _Mapping(msgspec.Struct):
 class _TopicConfigs(msgspec.Struct):
     topicConfigTable: dict[str, _Topic]  # noqa: N815 - the wire's name
     dataVersion: _Version | None = None  # noqa: N815 - the wire's name
-    topicQueueMappingInfoMap: dict[str, _Mapping] | None = None  # noqa: N815 - the wire's name
+    topicQueueMappingInfoMap: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
 
 
 class _Body(msgspec.Struct):
@@ -212,10 +214,19 @@ def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None) -> To
         if settings is None:
             settings = shared[key] = QueueSettings(*key)
         topics[topic] = settings
-    mappings = {topic: mapping.value(topic) for topic, mapping in (configs.topicQueueMappingInfoMap or {}).items()}
+    mappings = {topic: _mapping(part, topic) for topic, part in (configs.topicQueueMappingInfoMap or {}).items()}
+    _check_count(len(topics))
     _check_names(topics)
+    _check_names(mappings)
     version = configs.dataVersion
     return TopicTable(version.value() if version else DataVersion(), topics, mappings, filter_servers)
+
+
+def _mapping(part: MappingBody, topic: str) -> StaticMapping:
+    mapping = part.value(topic)
+    _name("topic", mapping.topic)
+    _name("bname", mapping.broker_name)
+    return mapping
 
 
 def _check_count(topics: int) -> None:
@@ -223,7 +234,7 @@ def _check_count(topics: int) -> None:
         raise BodyError(f"it has more than {TOPICS_MAX} topics")
 
 
-def _check_names(topics: Mapping[str, QueueSettings]) -> None:
+def _check_names(topics: Mapping[str, object]) -> None:
     # One look at all names together; only if something is wrong is it worth finding out which.
     if "".join(topics).isprintable() and "" not in topics:
         return
@@ -299,8 +310,8 @@ def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> TopicTable:
     mappings: dict[str, StaticMapping] = {}
     if with_mappings:
         for _ in range(reader.count()):
-            mapping = _decode_json(reader.piece(), _Mapping)
-            mappings[_name("topic", mapping.topic)] = mapping.value(mapping.topic)
+            part = _decode_json(reader.piece(), MappingBody)
+            mappings[part.topic] = _mapping(part, part.topic)
     return TopicTable(version, topics, mappings, filter_servers)
 
 
@@ -318,10 +329,10 @@ def _decode_topic_line(line: bytes) -> tuple[str, QueueSettings]:
 
 
 def _int32(word: str) -> int:
-    number = int(word[:12])
-    if not -(1 << 31) <= number < 1 << 31 or len(word) > 11:
+    # int() alone would also take blanks, underscores and other scripts' digits.
+    if not (word.isascii() and word.removeprefix("-").isdigit()) or not -(1 << 31) <= int(word[:12]) < 1 << 31:
         raise ValueError(word)
-    return number
+    return int(word)
 
 
 def _decode_filter_servers(piece: bytes) -> tuple[str, ...]:

@@ -10,11 +10,10 @@ from skyroute.routing.topology import (
     BrokerQueues,
     ClusterView,
     QueueSettings,
-    StaticMapping,
     TopicRoute,
 )
 from skyroute.wire import fastjson
-from skyroute.wire.calls.registration import mapping_members
+from skyroute.wire.calls.registration import MappingBody, mapping_members
 from skyroute.wire.codes import V4_9_4, RequestCode
 from skyroute.wire.command import Int32, Request
 from skyroute.wire.errors import BodyError
@@ -22,6 +21,38 @@ from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import required_name, required_text, truth
 
 _STRICT, _LEGACY = Dialect.STRICT, Dialect.LEGACY
+
+
+class _BrokerData(msgspec.Struct):
+    brokerName: str  # noqa: N815 - the wire's name
+    brokerAddrs: dict[int, str] | None = None  # noqa: N815 - the wire's name
+    cluster: str | None = None
+    enableActingMaster: bool = False  # noqa: N815 - the wire's name
+    zoneName: str | None = None  # noqa: N815 - the wire's name
+
+    def value(self) -> BrokerGroup:
+        return BrokerGroup(
+            self.brokerName, self.cluster or "", self.brokerAddrs or {}, self.enableActingMaster, self.zoneName
+        )
+
+
+class _QueueData(msgspec.Struct, gc=False):
+    brokerName: str  # noqa: N815 - the wire's name
+    readQueueNums: Int32 = 0  # noqa: N815 - the wire's name
+    writeQueueNums: Int32 = 0  # noqa: N815 - the wire's name
+    perm: Int32 = 0
+    topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
+
+    def value(self) -> QueueSettings:
+        return QueueSettings(self.readQueueNums, self.writeQueueNums, self.perm, self.topicSysFlag)
+
+
+class _Route(msgspec.Struct):
+    brokerDatas: list[_BrokerData] | None = None  # noqa: N815 - the wire's name
+    queueDatas: list[_QueueData] | None = None  # noqa: N815 - the wire's name
+    filterServerTable: dict[str, list[str]] | None = None  # noqa: N815 - the wire's name
+    orderTopicConf: str | None = None  # noqa: N815 - the wire's name
+    topicQueueMappingByBroker: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
 
 
 class RouteQuery(msgspec.Struct, frozen=True, gc=False):
@@ -91,46 +122,16 @@ def decode_route(body: bytes) -> TopicRoute:
         BodyError: it cannot be read.
     """
     try:
-        members = fastjson.loads(body)
+        decoded: _Route = fastjson.decode(body, _Route)
         return TopicRoute(
-            groups=tuple(_group(data) for data in members.get("brokerDatas") or ()),
-            queues=tuple(BrokerQueues(data["brokerName"], _settings(data)) for data in members.get("queueDatas") or ()),
-            filter_servers={key: tuple(value) for key, value in (members.get("filterServerTable") or {}).items()},
-            mappings={
-                name: StaticMapping(
-                    topic=part.get("topic") or "",
-                    broker_name=part.get("bname") or name,
-                    total_queues=int(part.get("totalQueues", 0)),
-                    epoch=int(part.get("epoch", 0)),
-                    scope=part.get("scope") or "__global__",
-                    dirty=bool(part.get("dirty")),
-                    current_ids={int(key): int(value) for key, value in (part.get("currIdMap") or {}).items()},
-                )
-                for name, part in (members.get("topicQueueMappingByBroker") or {}).items()
-            },
-            order_config=members.get("orderTopicConf"),
+            groups=tuple(data.value() for data in decoded.brokerDatas or ()),
+            queues=tuple(BrokerQueues(data.brokerName, data.value()) for data in decoded.queueDatas or ()),
+            filter_servers={key: tuple(servers) for key, servers in (decoded.filterServerTable or {}).items()},
+            mappings={name: part.value("?") for name, part in (decoded.topicQueueMappingByBroker or {}).items()},
+            order_config=decoded.orderTopicConf,
         )
-    except (fastjson.JsonError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BodyError(f"not a route: {type(error).__name__}: {error}") from None
-
-
-def _group(data: dict[str, Any]) -> BrokerGroup:
-    return BrokerGroup(
-        name=data["brokerName"],
-        cluster=data.get("cluster") or "",
-        addresses={int(key): value for key, value in (data.get("brokerAddrs") or {}).items()},
-        acting_master=bool(data.get("enableActingMaster")),
-        zone=data.get("zoneName"),
-    )
-
-
-def _settings(data: dict[str, Any]) -> QueueSettings:
-    return QueueSettings(
-        int(data.get("readQueueNums", 0)),
-        int(data.get("writeQueueNums", 0)),
-        int(data.get("perm", 0)),
-        int(data.get("topicSysFlag", 0)),
-    )
+    except fastjson.JsonError as error:
+        raise BodyError(f"not a route: {error}") from None
 
 
 def structure_dialect(request: Request) -> Dialect:
@@ -158,18 +159,6 @@ def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) 
     return fastjson.dumps({"brokerAddr": broker_address, "topicList": list(topics)}, Dialect.LEGACY)
 
 
-class _QueueData(msgspec.Struct, gc=False):
-    brokerName: str  # noqa: N815 - the wire's name
-    readQueueNums: Int32 = 0  # noqa: N815 - the wire's name
-    writeQueueNums: Int32 = 0  # noqa: N815 - the wire's name
-    perm: Int32 = 0
-    topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
-
-
-class _TopicQueues(msgspec.Struct):
-    queueDatas: list[_QueueData] | None = None  # noqa: N815 - the wire's name
-
-
 def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSettings]]:
     """Read the announcement of a single topic: its name, and its queues by broker name.
 
@@ -181,10 +170,10 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
     if not request.body:
         return topic, {}
     try:
-        announced: _TopicQueues = fastjson.decode(request.body, _TopicQueues)
+        announced: _Route = fastjson.decode(request.body, _Route)
     except fastjson.JsonError as error:
         raise BodyError(f"not a topic's queues: {error}") from None
-    return topic, {
-        data.brokerName: QueueSettings(data.readQueueNums, data.writeQueueNums, data.perm, data.topicSysFlag)
-        for data in announced.queueDatas or ()
-    }
+    for data in announced.queueDatas or ():
+        if not data.brokerName or not data.brokerName.isprintable():
+            raise BodyError(f"not a topic's queues: brokerName is no name: {data.brokerName[:80]!r}")
+    return topic, {data.brokerName: data.value() for data in announced.queueDatas or ()}
