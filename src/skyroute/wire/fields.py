@@ -1,12 +1,20 @@
 """Typed readings of a request's fields, which are all text on the wire."""
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
 from skyroute.wire.errors import FieldError
 
+_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _INT32_MAX: Final = (1 << 31) - 1
 _INT64_MAX: Final = (1 << 63) - 1
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text may name something: it is there, and has nothing that would garble a log or a screen."""
+    # isprintable is quick and a little too strict, so only its no needs a second look.
+    return bool(text) and (text.isprintable() or _UNFIT.search(text) is None)
 
 
 def required_text(fields: Mapping[str, str], name: str) -> str:
@@ -28,7 +36,7 @@ def required_name(fields: Mapping[str, str], name: str) -> str:
         FieldError: it is absent, or has characters that no name has.
     """
     value = required_text(fields, name)
-    if not value.isprintable():
+    if not is_name(value):
         raise FieldError(f"{name} has control characters: {value[:80]!r}")
     return value
 

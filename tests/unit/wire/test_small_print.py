@@ -84,7 +84,7 @@ def test_an_unknown_family_of_version_2_is_refused(family: int) -> None:
 
 
 def test_frames_before_a_bad_one_come_out_however_the_stream_is_cut() -> None:
-    stream = frame(json_header(code=105)) + words(3, 0)
+    stream = frame(json_header(code=105)) + (3).to_bytes(4)
     dripped, whole = FrameDecoder(), FrameDecoder()
     taken: list[bytes] = []
     for at in range(len(stream) - 1):

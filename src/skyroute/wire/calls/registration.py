@@ -17,7 +17,7 @@ from skyroute.wire.codes import V3_0_11, V5_0_0, RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fastjson import Dialect
-from skyroute.wire.fields import optional_int, optional_name, required_int, required_name, truth
+from skyroute.wire.fields import is_name, optional_int, optional_name, required_int, required_name, truth
 
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 TOPICS_MAX: Final = 1_000_000
@@ -243,7 +243,7 @@ def _check_names(topics: Mapping[str, object]) -> None:
 
 
 def _name(what: str, name: str) -> str:
-    if not name or not name.isprintable():
+    if not is_name(name):
         raise BodyError(f"{what} is no name: {name[:80]!r}")
     return name
 

@@ -18,7 +18,7 @@ from skyroute.wire.codes import V4_9_4, RequestCode
 from skyroute.wire.command import Int32, Request
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fastjson import Dialect
-from skyroute.wire.fields import required_name, required_text, truth
+from skyroute.wire.fields import is_name, required_name, required_text, truth
 
 _STRICT, _LEGACY = Dialect.STRICT, Dialect.LEGACY
 
@@ -174,6 +174,6 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
     except fastjson.JsonError as error:
         raise BodyError(f"not a topic's queues: {error}") from None
     for data in announced.queueDatas or ():
-        if not data.brokerName or not data.brokerName.isprintable():
+        if not is_name(data.brokerName):
             raise BodyError(f"not a topic's queues: brokerName is no name: {data.brokerName[:80]!r}")
     return topic, {data.brokerName: data.value() for data in announced.queueDatas or ()}

@@ -1,0 +1,244 @@
+"""One scenario on one name server: what was asked, and every answer, in a form that two servers can be compared by."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.apache import NameServerProcess, eventually
+from tests.support.raw import (
+    VERSION_5,
+    Command,
+    DataVersion,
+    Form,
+    Line,
+    Listener,
+    Registration,
+    Request,
+    Topic,
+    canonical,
+    compact,
+    loads,
+)
+
+# Settings that differ between any two name servers on one machine.
+PLACES = frozenset({"configStorePath", "kvConfigPath", "listenPort", "rocketmqHome"})
+
+# Settings that only ours has.
+OUR_KEYS = frozenset(
+    {
+        "brokersMax",
+        "frameMaxLength",
+        "kvConfigMaxBytes",
+        "prologueTimeoutSeconds",
+        "registrationMaxLength",
+        "serverBufferedBytesMax",
+        "serverMaxConnections",
+        "topicEntriesMax",
+    }
+)
+
+STRICT_SINCE = 401  # 4.9.4: from here on 105 is answered in standard JSON
+
+Step = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two servers gave two answers."""
+
+    step: str
+    field: str
+    apache: Any
+    ours: Any
+
+    def __str__(self) -> str:
+        apache, ours = _around_the_difference(repr(self.apache), repr(self.ours))
+        return f"{self.step}: {self.field}\n    Apache: {apache}\n    ours:   {ours}"
+
+
+def _around_the_difference(left: str, right: str, width: int = 80) -> tuple[str, str]:
+    """Both texts without what they have in common at their ends, but for a little."""
+    ahead = _common(left, right)
+    behind = _common(left[:ahead:-1], right[:ahead:-1])
+
+    def cut(text: str) -> str:
+        start, end = max(0, ahead - width), min(len(text), len(text) - behind + width)
+        return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
+
+    return cut(left), cut(right)
+
+
+def _common(left: str, right: str) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+
+
+def differences(apache: Mapping[str, Step], ours: Mapping[str, Step]) -> list[Difference]:
+    """Field by field, in the order of the steps. The text counts where the values are equal and the spelling is not."""
+    found = []
+    for step in [*apache, *(step for step in ours if step not in apache)]:
+        left, right = apache.get(step, {}), ours.get(step, {})
+        differing = {field for field in left.keys() | right.keys() if left.get(field) != right.get(field)}
+        if "body" in differing:
+            differing.discard("text")
+        found += [Difference(step, field, left.get(field), right.get(field)) for field in sorted(differing)]
+    return found
+
+
+class Stage:
+    """What a scenario plays on: one server, names that are this scenario's own, and a record of every noted answer.
+
+    All names begin with `prefix`, and bodies that describe the whole server are cut down to them.
+    """
+
+    def __init__(self, server: NameServerProcess, number: int, form: Form, *, is_ours: bool) -> None:
+        self.server = server
+        self.form: Form = form
+        self.is_ours = is_ours
+        self.prefix = f"S{number:02}{form[0]}_"
+        self.cluster = f"{self.prefix}cluster"
+        self.steps: dict[str, Step] = {}
+        self._aliases: dict[str, str] = {}
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    # ---- the cast
+
+    def line(self, form: Form | None = None) -> Line:
+        """A new connection, closed when the scenario ends."""
+        return self._open.enter_context(Line(self.server.address, form=form or self.form))
+
+    def listener(self, alias: str) -> Listener:
+        """A broker's ear; its address is noted as `alias`, since two runs never have the same port."""
+        listener = self._open.enter_context(Listener())
+        self._aliases[listener.address] = alias
+        return listener
+
+    def name(self, text: str) -> str:
+        return self.prefix + text
+
+    def topics(self, *names: str, **every: Any) -> tuple[Topic, ...]:
+        return tuple(Topic(self.name(name), **every) for name in names)
+
+    def registration(self, broker: str = "a", host: int = 1, topics: str = "T1 T2", **more: Any) -> Registration:
+        """Broker `broker` of this scenario at 127.0.0.`host`; nobody ever connects there."""
+        address = f"127.0.0.{host}:10911"
+        return Registration(self.cluster, self.name(broker), address, self.topics(*topics.split()), **more)
+
+    # ---- asking without noting
+
+    def members(self, line: Line, broker: str = "a") -> dict[str, str]:
+        """Broker id to address, as 901 tells it."""
+        fields = {"clusterName": self.cluster, "brokerName": self.name(broker)}
+        group: dict[str, str] = line.call(901, fields).value["brokerMemberGroup"]["brokerAddrs"]
+        return group
+
+    def perms(self, line: Line, topic: str) -> dict[str, int]:
+        """Broker name without prefix to permission; empty when there is no route."""
+        reply = line.call(105, {"topic": self.name(topic)})
+        if reply.code != 0:
+            return {}
+        return {queue["brokerName"].removeprefix(self.prefix): queue["perm"] for queue in reply.value["queueDatas"]}
+
+    def until(self, probe: Callable[[], object], what: str) -> None:
+        """Wait for what Apache's server does in the background: it answers 104 before it has removed anything."""
+        eventually(probe, what=f"{self.server.name}: {what}")
+
+    def gone(self, line: Line, broker: str = "a") -> None:
+        self.until(lambda: not self.members(line, broker), f"{broker} leaves")
+
+    def settings(self, **values: str) -> contextlib.AbstractContextManager[None]:
+        return run_time_settings(self.server, **values)
+
+    # ---- asking and noting
+
+    def ask(
+        self,
+        step: str,
+        line: Line,
+        code: int | Request | Registration,
+        fields: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Command:
+        """Ask, note the answer under `step`, give it."""
+        reply = line.call(code.request if isinstance(code, Registration) else code, fields, body)
+        return self.note(step, reply)
+
+    def route(self, step: str, line: Line, topic: str, *, version: int = VERSION_5, **fields: str) -> Command:
+        """Ask for a route and note it, byte for byte but for what Java leaves to hash order."""
+        request = Request(105, {"topic": self.name(topic), **fields}, version=version)
+        strict = version >= STRICT_SINCE or fields.get("acceptStandardJsonOnly", "").lower() == "true"
+        return self.note(step, line.call(request), strict=strict)
+
+    def version_query(self, step: str, line: Line, registration: Registration, known: DataVersion) -> Command:
+        return self.ask(step, line, 322, registration.identity, compact(known.wire()).encode())
+
+    def note(self, step: str, command: Command, *, strict: bool = False, body: Any = None) -> Command:
+        """Write down an answer; `body` replaces the parsed body where the text itself cannot be compared."""
+        if step in self.steps:
+            raise ValueError(f"{step} was noted before")
+        noted: Step = {
+            "code": command.code,
+            "flag": command.flag,
+            "remark": self._named(command.remark),
+            "fields": {key: self._named(value) for key, value in command.fields.items()},
+            "form": command.form,
+        }
+        if body is not None:
+            noted["body"] = body
+        elif command.body:
+            noted["text"] = self._named(canonical(command.text, strict=strict, keep=self.prefix))
+            noted["body"] = loads(noted["text"])
+        self.steps[step] = noted
+        return command
+
+    def remember(self, step: str, value: Any) -> None:
+        """Note something that is not an answer."""
+        self.steps[step] = {"value": value}
+
+    def body(self, step: str) -> Any:
+        return self.steps[step]["body"]
+
+    def _named(self, text: Any) -> Any:
+        if isinstance(text, str):
+            for address, alias in self._aliases.items():
+                text = text.replace(address, alias)
+        return text
+
+
+def ids(reply: Command) -> dict[str, dict[str, str]]:
+    """Broker name to its members, of a route."""
+    return {data["brokerName"]: data["brokerAddrs"] for data in reply.value["brokerDatas"]}
+
+
+@contextlib.contextmanager
+def run_time_settings(server: NameServerProcess, **values: str) -> Iterator[None]:
+    """Change settings of a name server while it runs, and put them back."""
+    if not values:
+        yield
+        return
+    with Line(server.address) as line:
+        before = properties_of(line.call(319).text)
+        assert line.call(318, body=_properties(values)).code == 0
+    try:
+        yield
+    finally:
+        with Line(server.address) as line:
+            assert line.call(318, body=_properties({key: before[key] for key in values})).code == 0
+
+
+def properties_of(text: str) -> dict[str, str]:
+    """The lines that 319 gives: `key=value`, nothing escaped."""
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def _properties(values: Mapping[str, str]) -> bytes:
+    return "".join(f"{key}={value}\n" for key, value in values.items()).encode()
