@@ -199,6 +199,9 @@ class Connection(asyncio.Protocol):
             log.warning("connection closed peer=%s reason=%s", self.peer.address, reason)
         self.closing_since = self._service.clock.monotonic()
         self._backlog.clear()
+        if self._tls is not None and not self._transport.is_closing():
+            self._tls.finish()
+            self._transport.write(self._tls.pending())
         self._transport.close()
 
     def abort(self, reason: str | None = None) -> None:
@@ -264,7 +267,7 @@ class Connection(asyncio.Protocol):
         frames = self._decoder.feed(data)
         if self._decoder.buffered or self._held:
             self._account()
-        if not frames:
+        if not frames or self.closing_since is not None:
             return
         self.active_at = self._service.clock.monotonic()
         if self._backlog or self._stalled:
