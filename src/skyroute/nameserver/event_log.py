@@ -72,7 +72,7 @@ def describe(event: RouteEvent) -> str:  # noqa: PLR0911 - one for each kind of 
         case FilterServersChanged():
             return (
                 f"filter servers changed broker={event.broker_name} address={event.address}"
-                f" servers={_change(list(event.before), list(event.after))}"
+                f" before={_names(event.before)} after={_names(event.after)}"
             )
         case SmallestIdChanged():
             return (

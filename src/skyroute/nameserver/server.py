@@ -19,13 +19,15 @@ from skyroute.nameserver.housekeeping import LeaseScan, print_kv, watch_tls_file
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.notify import Notifier
 from skyroute.nameserver.upstream import Upstream
-from skyroute.remoting.connection import Limits, join_address
+from skyroute.remoting.connection import Limits, Traffic, join_address
 from skyroute.remoting.dispatch import Dispatcher, Handler
+from skyroute.remoting.pace import Pace
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.wire.codes import RequestCode
+from skyroute.wire.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,11 @@ class NameServer:
         self.table = RouteTable(brokers_max=config.brokers_max, topic_entries_max=config.topic_entries_max)
         self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
         self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
-        self._routes = RouteHandlers(self.table, self.kv, config, self.clock, self._upstream)
+        self._repeats = Repeats()
+        self._traffic = Traffic()
+        self._routes = RouteHandlers(
+            self.table, self.kv, config, clock=self.clock, repeats=self._repeats, upstream=self._upstream
+        )
         self._notifier: Notifier | None = None
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
@@ -69,11 +75,12 @@ class NameServer:
         )
         self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
         server = Server(
-            Dispatcher(self._handlers()),
+            Dispatcher(self._handlers(), self._repeats),
             tls=tls,
             clock=self.clock,
             on_disconnect=self._on_disconnect,
             limits=_limits(config),
+            traffic=self._traffic,
         )
         await server.start(config.bind_address, config.listen_port)
         self._server = server
@@ -107,7 +114,8 @@ class NameServer:
     def _handlers(self) -> dict[int, Handler]:
         """Every request we answer. Whatever is not here is answered "not supported"."""
         routes = self._routes
-        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish)
+        pace = Pace(self._traffic, self.clock)
+        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, pace)
         kv = KvHandlers(self.kv, routes.forget_all)
         admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed)
         return {

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from skyroute.clock import Clock
-from skyroute.remoting.dispatch import Dispatcher, Peer, failure
+from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Peer, failure
 from skyroute.remoting.errors import TlsError
 from skyroute.remoting.tls import ServerTls, TlsStream
 from skyroute.remoting.tls_settings import TlsMode
@@ -26,8 +27,14 @@ WRITE_BYTES: Final = 64 * 1024
 AWAITED_MAX: Final = 1024
 """How many answers of one connection may be waited for before reading stops."""
 
+COMPLAINTS_MAX: Final = 50
+COMPLAINTS_WINDOW_S: Final = 10.0
+"""Of all peers that break the protocol in one such window, so many get a line of their own in the log."""
+
+TLS_HANDSHAKE_BYTES: Final = 64 * 1024
+"""What a handshake under way is taken to hold: the library does not say."""
+
 _TLS_HANDSHAKE: Final = 0x16
-_EITHER_FLAG: Final = FLAG_RESPONSE | FLAG_ONEWAY
 
 
 def join_address(host: str, port: int) -> str:
@@ -79,6 +86,31 @@ class Tally:
         return grown <= 0 or self.total <= self._bound
 
 
+@dataclass(slots=True)
+class Complaints:
+    """Keeps peers that connect again and again from filling the log."""
+
+    lines: int = 0
+    window_began_at: float = -math.inf
+
+    def is_heard(self, now: float) -> bool:
+        """Count a complaint about a peer; false once there were enough in this window of time."""
+        if now - self.window_began_at > COMPLAINTS_WINDOW_S:
+            if self.lines > COMPLAINTS_MAX:
+                log.warning("connections closed without a line each count=%d", self.lines - COMPLAINTS_MAX)
+            self.lines, self.window_began_at = 0, now
+        self.lines += 1
+        return self.lines <= COMPLAINTS_MAX
+
+
+@dataclass(slots=True)
+class Traffic:
+    """How much peers have to say, for whoever has long work to do and wants to know if others wait."""
+
+    reads: int = 0
+    """How often something whole was read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """What the connections of one server share."""
@@ -89,6 +121,8 @@ class Service:
     limits: Limits
     buffered: Tally
     unsent: Tally
+    complaints: Complaints
+    traffic: Traffic
     on_made: "Callable[[Connection], None]"
     on_lost: "Callable[[Connection, Exception | None], None]"
     """Called exactly once for every connection that was made."""
@@ -113,6 +147,7 @@ class Connection(asyncio.Protocol):
         "_service",
         "_tls",
         "_transport",
+        "_turn_bytes",
         "_unsent",
         "_waiting",
         "active_at",
@@ -136,6 +171,8 @@ class Connection(asyncio.Protocol):
         """The peer does not take our answers at present."""
         self._awaited = 0
         """Answers that a handler is still working on."""
+        self._turn_bytes = 0
+        """Size of a frame whose answer all later ones wait for; 0 where there is none."""
         self._unsent = 0
         """Bytes not yet taken by the peer when the server last looked."""
         self._lost = False
@@ -161,7 +198,7 @@ class Connection(asyncio.Protocol):
         self._service.on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
+        self._lost = self.peer.gone = True
         self._backlog.clear()
         self._hold(0)
         self._service.unsent.put(self.peer.connection, 0)
@@ -175,6 +212,8 @@ class Connection(asyncio.Protocol):
                 data = self._decrypt(data)
             if data:
                 self._receive(data)
+            if self._tls is not None and self._tls.ended:
+                self.close()
         except (FrameError, TlsError) as error:
             self.close(str(error))
 
@@ -195,8 +234,7 @@ class Connection(asyncio.Protocol):
         """End the connection once its answers are sent; say why if the peer is to blame."""
         if self.closing_since is not None:
             return
-        if reason is not None:
-            log.warning("connection closed peer=%s reason=%s", self.peer.address, reason)
+        self._complain(reason)
         self.closing_since = self._service.clock.monotonic()
         self._backlog.clear()
         if self._tls is not None and not self._transport.is_closing():
@@ -206,11 +244,14 @@ class Connection(asyncio.Protocol):
 
     def abort(self, reason: str | None = None) -> None:
         """End the connection at once, sent or not."""
-        if reason is not None:
-            log.warning("connection closed peer=%s reason=%s", self.peer.address, reason)
+        self._complain(reason)
         self.closing_since = self._service.clock.monotonic()
         self._backlog.clear()
         self._transport.abort()
+
+    def _complain(self, reason: str | None) -> None:
+        if reason is not None and self._service.complaints.is_heard(self._service.clock.monotonic()):
+            log.warning("connection closed peer=%s reason=%s", self.peer.address, reason)
 
     def note_progress(self, now: float) -> None:
         """A peer that takes answers is not idle, though it asks nothing."""
@@ -257,25 +298,26 @@ class Connection(asyncio.Protocol):
                 self._transport.write(pending)
         if self._tls.established:
             self.opening = False
-        if self._tls.buffered or self._held:
-            self._account()
+        self._account()
         return plain
 
     # Frames and answers
 
     def _receive(self, data: bytes) -> None:
-        frames = self._decoder.feed(data)
-        if self._decoder.buffered or self._held:
+        decoder = self._decoder
+        frames = decoder.feed(data)
+        if decoder.buffer or self._held:
             self._account()
         if not frames or self.closing_since is not None:
             return
         self.active_at = self._service.clock.monotonic()
+        self._service.traffic.reads += 1
         if self._backlog or self._stalled:
             self._put_back(frames)
         else:
             self._answer(frames)
-        if self._decoder.failure is not None:
-            raise self._decoder.failure
+        if not self._backlog:
+            self._end_if_broken()
 
     @property
     def _is_over(self) -> bool:
@@ -283,7 +325,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _stalled(self) -> bool:
-        return self._waiting or self._awaited >= AWAITED_MAX
+        return self._waiting or self._turn_bytes > 0 or self._awaited >= AWAITED_MAX
 
     def _put_back(self, frames: list[bytes]) -> None:
         self._backlog.extend(frames)
@@ -296,55 +338,61 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, frames: list[bytes]) -> None:
         """Answer frames in order, and write the answers together."""
-        answer, peer = self._service.dispatcher.answer, self.peer
+        dispatcher, peer = self._service.dispatcher, self.peer
+        find_repeat, answer = dispatcher.repeats.find, dispatcher.answer
         out: list[bytes] = []
         size = 0
-        for at, frame in enumerate(frames):
-            try:
-                request = decode_command(frame)
-            except FrameError as error:
-                self._write(out)
-                self.close(str(error))
-                return
-            if request.flag & _EITHER_FLAG:
-                self._take_quietly(request)
-                continue
-            response = answer(request, peer)
-            if type(response) is Response:
-                out += (response_head(response, request.request_id, request.form), response.body)
-                size += len(response.body)
-            else:
-                self._await_answer(request, cast("Awaitable[Response]", response))
-            if size > WRITE_BYTES or self._awaited >= AWAITED_MAX:
-                self._write(out)
-                out, size = [], 0
-                if self.closing_since is not None:
-                    return
-                if self._stalled:
-                    self._put_back(frames[at + 1 :])
-                    return
-        self._write(out)
+        try:
+            for at, frame in enumerate(frames):
+                known = find_repeat(frame)
+                if known is not None:
+                    out += known
+                    size += len(known[3])
+                else:
+                    request = decode_command(frame)
+                    if request.flag & FLAG_RESPONSE:
+                        log.debug("response dropped peer=%s request=%d", peer.address, request.request_id)
+                        continue
+                    response = answer(request, peer)
+                    if type(response) is not Response:
+                        self._await_answer(request, len(frame), response)
+                    elif not request.flag & FLAG_ONEWAY:
+                        out.append(response_head(response, request.request_id, request.form))
+                        out.append(response.body)
+                        size += len(response.body)
+                        if response.lasting:
+                            dispatcher.keep(frame, request, response)
+                if size > WRITE_BYTES or self._awaited:
+                    self._write(out)
+                    out, size = [], 0
+                    if self._is_over:
+                        return
+                    if self._stalled:
+                        self._put_back(frames[at + 1 :])
+                        return
+        except FrameError as error:
+            self._write(out)
+            self.close(str(error))
+        else:
+            self._write(out)
 
-    def _take_quietly(self, request: Request) -> None:
-        """Carry out a one-way request; drop a response, for nothing was asked through this connection."""
-        if request.flag & FLAG_RESPONSE:
-            log.debug("response dropped peer=%s request=%d", self.peer.address, request.request_id)
-            return
-        response = self._service.dispatcher.answer(request, self.peer)
-        if type(response) is not Response:
-            self._await_answer(request, cast("Awaitable[Response]", response))
-
-    def _await_answer(self, request: Request, response: Awaitable[Response]) -> None:
+    def _await_answer(self, request: Request, frame_bytes: int, answer: Answer) -> None:
         self._awaited += 1
-        self._service.spawn(self._finish(request, response))
+        in_turn = isinstance(answer, InTurn)
+        if isinstance(answer, InTurn):
+            self._turn_bytes = frame_bytes
+            answer = answer.work
+        self._service.spawn(self._finish(request, cast("Awaitable[Response]", answer), in_turn=in_turn))
 
-    async def _finish(self, request: Request, awaited: Awaitable[Response]) -> None:
+    async def _finish(self, request: Request, awaited: Awaitable[Response], *, in_turn: bool) -> None:
         try:
             response = await awaited
         except Exception as error:  # noqa: BLE001 - one peer's request must not end the others' service
             response = failure(error, request, self.peer)
         finally:
             self._awaited -= 1
+            if in_turn:
+                self._turn_bytes = 0
         if self._is_over:
             return
         if not request.is_oneway:
@@ -368,13 +416,25 @@ class Connection(asyncio.Protocol):
             frames = list(self._backlog)
             self._backlog.clear()
             self._answer(frames)
-        if not self._backlog and not self._stalled:
-            self._account()
-            self._transport.resume_reading()
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self._backlog or self._stalled or self._is_over:
+            return
+        self._account()
+        self._transport.resume_reading()
+        self._end_if_broken()
+
+    def _end_if_broken(self) -> None:
+        """Close once everything before the broken part of the stream has been answered."""
+        if self._decoder.failure is not None and not self._stalled:
+            self.close(str(self._decoder.failure))
 
     def _account(self) -> None:
-        held = len(self._first_bytes) + self._decoder.buffered + sum(map(len, self._backlog))
-        self._hold(held + (self._tls.buffered if self._tls is not None else 0))
+        held = len(self._first_bytes) + len(self._decoder.buffer) + self._turn_bytes + sum(map(len, self._backlog))
+        if self._tls is not None:
+            held += self._tls.buffered if self._tls.established else TLS_HANDSHAKE_BYTES
+        self._hold(held)
 
     def _hold(self, size: int) -> None:
         """Account for the bytes we keep; a server that keeps too many for all its peers parts with this one."""

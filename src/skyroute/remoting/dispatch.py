@@ -8,6 +8,7 @@ from typing import Final
 from skyroute.errors import SkyrouteError
 from skyroute.wire.codes import V5_3_1, ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ class Peer:
     """For people: where the peer says it is."""
     refusals: int = 0
     """How many of its requests were refused."""
+    gone: bool = False
+    """The connection has ended: nobody may be registered through it any more."""
 
     def is_worth_a_line(self) -> bool:
         """Count a refusal; true for the 1st, 2nd, 4th, 8th …, so that one peer cannot flood the log."""
@@ -31,23 +34,42 @@ class Peer:
         return self.refusals.bit_count() == 1
 
 
-Handler = Callable[[Request, Peer], Response | Awaitable[Response]]
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """An answer that takes a while, and that later requests of the same connection wait for."""
+
+    work: Awaitable[Response]
+
+
+Answer = Response | InTurn | Awaitable[Response]
+Handler = Callable[[Request, Peer], Answer]
 """Answers one kind of request. A plain function runs whole before anything else does."""
 
 
 class Dispatcher:
     """Answers requests by their code; turns whatever a handler raises into an answer."""
 
-    __slots__ = ("_handlers", "draining")
+    __slots__ = ("_draining", "_handlers", "repeats")
 
-    def __init__(self, handlers: Mapping[int, Handler]) -> None:
+    def __init__(self, handlers: Mapping[int, Handler], repeats: Repeats | None = None) -> None:
         self._handlers = dict(handlers)
-        self.draining = False
-        """The server is about to stop: peers that understand it are sent away, the others still served."""
+        self._draining = False
+        self.repeats = repeats or Repeats()
+        """Answers that handlers marked as lasting; whoever changes what they say makes this forget."""
 
-    def answer(self, request: Request, peer: Peer) -> Response | Awaitable[Response]:
+    def drain(self) -> None:
+        """Be about to stop: send away peers that understand it, and still serve the others."""
+        self._draining = True
+        self.repeats.forget()
+
+    def keep(self, frame: bytes, request: Request, response: Response) -> None:
+        """Remember a lasting answer for the next one who asks the same."""
+        if not self._draining:
+            self.repeats.remember(frame, request, response)
+
+    def answer(self, request: Request, peer: Peer) -> Answer:
         """Carry out a request."""
-        if self.draining and request.version > V5_3_1:
+        if self._draining and request.version > V5_3_1:
             return _GO_AWAY
         handler = self._handlers.get(request.code)
         if handler is None:

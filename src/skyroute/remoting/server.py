@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from skyroute.clock import Clock
-from skyroute.remoting.connection import Connection, Limits, Service, Tally, join_address
+from skyroute.remoting.connection import Complaints, Connection, Limits, Service, Tally, Traffic, join_address
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.tls import ServerTls
@@ -35,6 +35,7 @@ class Server:
         clock: Clock,
         on_disconnect: Callable[[int], None],
         limits: Limits | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         limits = limits or Limits()
         self._service = Service(
@@ -44,6 +45,8 @@ class Server:
             limits=limits,
             buffered=Tally(limits.buffered_bytes_max),
             unsent=Tally(limits.unsent_bytes_max),
+            complaints=Complaints(),
+            traffic=traffic or Traffic(),
             on_made=self._on_made,
             on_lost=self._on_lost,
             spawn=self.spawn,
@@ -53,6 +56,8 @@ class Server:
         self._accepted = 0
         self._turned_away = 0
         self._listener: asyncio.Server | None = None
+        self.port = 0
+        """The port we listen on, once started."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._stopping = False
@@ -84,27 +89,22 @@ class Server:
                 if limits.receive_buffer_bytes:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
             await self._listener.start_serving()
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
+            self.port = self._listener.sockets[0].getsockname()[1]
+        except (OSError, ValueError) as error:  # a name that cannot be one is a ValueError
+            errno = None if isinstance(error, socket.gaierror) else getattr(error, "errno", None)
+            reason = os.strerror(errno) if errno else getattr(error, "strerror", None) or str(error)
             raise BindError(
                 f"Failed to bind to {join_address(host, port)}: {reason}."
                 " Is another server running there? Set listenPort or bindAddress to something free."
             ) from None
         self.spawn(self._sweep_for_ever())
 
-    @property
-    def port(self) -> int:
-        """The port we listen on."""
-        assert self._listener is not None
-        port: int = self._listener.sockets[0].getsockname()[1]
-        return port
-
     async def stop(self, drain_s: float = 0.0) -> None:
         """Stop listening, serve what is under way for `drain_s`, then hand over the last answers and end."""
         if self._listener is None:
             return
         if drain_s > 0:
-            self._service.dispatcher.draining = True
+            self._service.dispatcher.drain()
             log.info("server drains seconds=%.0f connections=%d", drain_s, len(self._connections))
             await self._until_empty(drain_s)
         self._stopping = True

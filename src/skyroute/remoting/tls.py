@@ -187,11 +187,10 @@ class TlsStream:
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.established = False
-
-    @property
-    def buffered(self) -> int:
-        """Bytes held of a record that is not whole yet."""
-        return self._incoming.pending
+        self.ended = False
+        """The peer has said that nothing follows."""
+        self.buffered = 0
+        """Bytes that came in since plain text last came out: at most so many are held."""
 
     def decrypt(self, data: bytes) -> bytes:
         """Take what came in and return the plain text it completes. Afterwards see `pending`.
@@ -200,6 +199,7 @@ class TlsStream:
             TlsError: the handshake failed or the stream is broken.
         """
         self._incoming.write(data)
+        self.buffered += len(data)
         pieces: list[bytes] = []
         try:
             if not self.established:
@@ -207,10 +207,15 @@ class TlsStream:
                 self.established = True
             while piece := self._object.read(_READ_BYTES):
                 pieces.append(piece)
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            self.ended = True  # only the peer's last word reads as nothing
+        except ssl.SSLWantReadError:
             pass
+        except ssl.SSLZeroReturnError:
+            self.ended = True
         except ssl.SSLError as error:
             raise TlsError(f"tls failed: {error.reason or error}") from None
+        if pieces:
+            self.buffered = 0
         return b"".join(pieces)
 
     def encrypt(self, data: bytes) -> None:

@@ -51,6 +51,8 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     fields: dict[str, str] | None = None
     body: bytes = b""
     version: int = OUR_VERSION
+    lasting: bool = False
+    """The same question has the same answer until its giver says otherwise: see `wire.repeats`."""
 
     @classmethod
     def error(cls, remark: str, code: int = ResponseCode.SYSTEM_ERROR) -> Self:

@@ -5,7 +5,7 @@ ask for standard JSON; Java then writes a second dialect with quirks of its own.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -32,6 +32,9 @@ class Dialect(Enum):
 BARE_KEYS_MAX: Final = 500_000
 """How many bare keys are quoted in one text: a broker sends one for each queue of its static topics."""
 
+LARGE_BYTES: Final = 24 * 1024 * 1024
+"""Up to this length bare keys are allowed for."""
+
 SMALL_BYTES: Final = 64 * 1024
 """Up to this length every leniency of Java's is allowed for; real peers need no more than bare keys."""
 
@@ -52,7 +55,8 @@ def decode(data: bytes, kind: Any) -> Any:
         JsonError: it is not JSON, or not of that kind.
     """
     # Each attempt is dearer than the one before, and only bad syntax is worth another.
-    attempts = (bytes, quote_bare_keys, standardise) if len(data) <= SMALL_BYTES else (bytes, quote_bare_keys)
+    attempts: list[Callable[[bytes], bytes]] = [bytes, quote_bare_keys, standardise]
+    attempts = attempts[: 1 + (len(data) <= LARGE_BYTES) + (len(data) <= SMALL_BYTES)]
     reason = ""
     for prepare in attempts:
         try:
@@ -153,6 +157,8 @@ _LEGACY_ESCAPES: Final = {
 }
 _STRICT_ESCAPES: Final = {**_LEGACY_ESCAPES, ord("/"): "\\/"}
 _BROWSER_INT_MAX: Final = (1 << 53) - 1
+_PLAIN: Final = re.compile(r"[\w.:;,|%@#-]*+", re.ASCII)
+"""What no dialect escapes: nearly every name and address."""
 _BEYOND_ASCII: Final = re.compile("[\x7f-\U0010ffff]")
 
 
@@ -166,13 +172,14 @@ def dumps(value: object, dialect: Dialect) -> bytes:
 
     The Go client cuts addresses out of the raw text, so a single blank would break it.
     """
-    return _write(value, dialect).encode("utf-8", "replace")
+    return write(value, dialect).encode("utf-8", "replace")
 
 
-def _write(value: object, dialect: Dialect) -> str:
+def write(value: object, dialect: Dialect) -> str:
+    """Write a value as text, where it is part of a larger one."""
     match value:
         case str():
-            return _write_text(value, dialect)
+            return write_text(value, dialect)
         case bool():
             return "true" if value else "false"
         case int():
@@ -182,15 +189,18 @@ def _write(value: object, dialect: Dialect) -> str:
             items = [(key, member) for key, member in value.items() if member is not None]
             if dialect is Dialect.STRICT:
                 items.sort()
-            members = [f"{_write_key(key, dialect)}:{_write(member, dialect)}" for key, member in items]
+            members = [f"{_write_key(key, dialect)}:{write(member, dialect)}" for key, member in items]
             return "{" + ",".join(members) + "}"
         case Sequence():
-            return "[" + ",".join(_write(item, dialect) for item in value) + "]"
+            return "[" + ",".join(write(item, dialect) for item in value) + "]"
         case _:
             raise TypeError(f"no JSON form for {type(value).__name__}")
 
 
-def _write_text(text: str, dialect: Dialect) -> str:
+def write_text(text: str, dialect: Dialect) -> str:
+    """Write a text with its quotes."""
+    if _PLAIN.fullmatch(text):
+        return f'"{text}"'
     if dialect is Dialect.LEGACY:
         return f'"{text.translate(_LEGACY_ESCAPES)}"'
     return f'"{_BEYOND_ASCII.sub(_escape_beyond_ascii, text.translate(_STRICT_ESCAPES))}"'
@@ -198,5 +208,5 @@ def _write_text(text: str, dialect: Dialect) -> str:
 
 def _write_key(key: object, dialect: Dialect) -> str:
     if isinstance(key, str):
-        return _write_text(key, dialect)
+        return write_text(key, dialect)
     return str(key) if dialect is Dialect.LEGACY else f'"{key}"'

@@ -6,6 +6,8 @@ from typing import Final
 
 from skyroute.wire.errors import FieldError
 
+NAME_CHARS_MAX: Final = 512
+"""The longest name: Java allows topics and groups 255 characters, and hosts have no more."""
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _INT32_MAX: Final = (1 << 31) - 1
 _INT64_MAX: Final = (1 << 63) - 1
@@ -14,7 +16,7 @@ _INT64_MAX: Final = (1 << 63) - 1
 def is_name(text: str) -> bool:
     """Return whether a text may name something: it is there, and has nothing that would garble a log or a screen."""
     # isprintable is quick and a little too strict, so only its no needs a second look.
-    return bool(text) and (text.isprintable() or _UNFIT.search(text) is None)
+    return 0 < len(text) <= NAME_CHARS_MAX and (text.isprintable() or _UNFIT.search(text) is None)
 
 
 def required_text(fields: Mapping[str, str], name: str) -> str:
@@ -37,7 +39,7 @@ def required_name(fields: Mapping[str, str], name: str) -> str:
     """
     value = required_text(fields, name)
     if not is_name(value):
-        raise FieldError(f"{name} has control characters: {value[:80]!r}")
+        raise FieldError(f"{name} is too long, or has control characters: {value[:80]!r}")
     return value
 
 

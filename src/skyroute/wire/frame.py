@@ -25,28 +25,24 @@ _TWO_WORDS = Struct(">II")
 
 
 class FrameDecoder:
-    """Give it bytes as they come; it gives back whole frames, without their length word.
+    """Give it bytes as they come; it gives back whole frames, each with its length word.
 
     `exempt` maps a request code to the longest frame of that kind, where it may exceed `frame_bytes_max`.
     """
 
-    __slots__ = ("_buffer", "_bytes_max", "_exempt", "_wanted", "failure")
+    __slots__ = ("_bytes_max", "_exempt", "_wanted", "buffer", "failure")
 
     def __init__(
         self, frame_bytes_max: int = FRAME_BYTES_MAX, exempt: Mapping[int, int] = MappingProxyType({})
     ) -> None:
         self._bytes_max = frame_bytes_max
         self._exempt = exempt
-        self._buffer = bytearray()
-        self.failure: FrameError | None = None
-        """Why nothing more can be read, though frames before that point were."""
         self._wanted = 0
         """How many buffered bytes it takes before looking again makes sense."""
-
-    @property
-    def buffered(self) -> int:
-        """Bytes held of a frame that is not whole yet."""
-        return len(self._buffer)
+        self.buffer = bytearray()
+        """What is held of a frame that is not whole yet."""
+        self.failure: FrameError | None = None
+        """Why nothing more can be read, though frames before that point were."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes of the stream and return the frames they complete.
@@ -56,46 +52,44 @@ class FrameDecoder:
         Raises:
             FrameError: the stream is not in frames, or one is too long. The decoder is of no use afterwards.
         """
+        if self.buffer:
+            self.buffer += data
+            if len(self.buffer) < self._wanted:
+                return []
+            data = bytes(self.buffer)
+            self.buffer = bytearray()
         frames: list[bytes] = []
+        at, end = 0, len(data)
         try:
-            self._cut(data, frames)
+            while end - at >= 4:
+                (length,) = _LENGTH.unpack_from(data, at)
+                stop = at + 4 + length
+                if not 4 <= length <= self._bytes_max - 4:
+                    self._wanted = self._check_odd_length(data, at, length)
+                else:
+                    self._wanted = 4 + length
+                if stop > end:
+                    break
+                frames.append(data[at:stop])
+                at = stop
+            else:
+                self._wanted = 4
         except FrameError as error:
             self.failure = error
             if not frames:
                 raise
+            return frames
+        if at < end:
+            self.buffer += memoryview(data)[at:]
         return frames
 
-    def _cut(self, data: bytes, frames: list[bytes]) -> None:
-        if self.failure is not None:
-            raise self.failure
-        if self._buffer:
-            self._buffer += data
-            if len(self._buffer) < self._wanted:
-                return
-            data = bytes(self._buffer)
-            self._buffer = bytearray()
-        at, end = 0, len(data)
-        wanted = 4
-        while end - at >= 4:
-            (length,) = _LENGTH.unpack_from(data, at)
-            stop = at + 4 + length
-            if length + 4 > self._bytes_max:
-                wanted = self._wanted_of_exempt(data, at, length)
-            elif length < 4:
-                raise FrameError(f"a frame announces {length} bytes; it takes at least 4")
-            else:
-                wanted = 4 + length
-            if stop > end:
-                break
-            frames.append(data[at + 4 : stop])
-            at = stop
-            wanted = 4
-        if at < end:
-            self._buffer += memoryview(data)[at:]
-            self._wanted = wanted
+    def _check_odd_length(self, data: bytes, at: int, length: int) -> int:
+        """Let a frame beyond the common limit pass only once its header has proved that it may.
 
-    def _wanted_of_exempt(self, data: bytes, at: int, length: int) -> int:
-        """Let a frame beyond the common limit pass only once its header has proved that it may."""
+        Returns how many bytes of it are wanted before looking again.
+        """
+        if length < 4:
+            raise FrameError(f"a frame announces {length} bytes; it takes at least 4")
         too_long = FrameError(f"a frame announces {length} bytes; at most {self._bytes_max - 4} are allowed")
         if length + 4 > max(self._exempt.values(), default=0):
             raise too_long

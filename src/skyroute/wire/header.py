@@ -12,7 +12,6 @@ from skyroute.wire.codes import LANGUAGES, OUR_VERSION
 from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response
 from skyroute.wire.errors import FrameError, HeaderError
 
-_WORD = Struct(">I")
 _TWO_WORDS = Struct(">II")
 _BINARY_START = Struct(">hBhiii")
 _INT16 = Struct(">h")
@@ -34,11 +33,11 @@ def decode_command(frame: bytes) -> Request:
     Raises:
         FrameError: the frame contradicts itself, or its header cannot be read.
     """
-    (word,) = _WORD.unpack_from(frame)
-    header_end = 4 + (word & 0xFFFFFF)
+    _, word = _TWO_WORDS.unpack_from(frame)
+    header_end = 8 + (word & 0xFFFFFF)
     if header_end > len(frame):
-        raise FrameError(f"a frame of {len(frame)} bytes announces a header of {header_end - 4}")
-    request = decode_request_header(word >> 24, frame[4:header_end])
+        raise FrameError(f"a frame of {len(frame)} bytes announces a header of {header_end - 8}")
+    request = decode_request_header(word >> 24, frame[8:header_end])
     request.form = word >> 24
     request.body = frame[header_end:]
     return request

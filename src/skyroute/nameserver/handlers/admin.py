@@ -54,12 +54,15 @@ class AdminHandlers:
         try:
             updated = self.config.apply_update(request.body.decode())
         except BlackListedError as error:
-            log.warning("settings update refused peer=%s reason=%s", peer.address, error)
+            if peer.is_worth_a_line():
+                log.warning("settings update refused peer=%s reason=%s", peer.address, error)
             return Response(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
         except (UnicodeDecodeError, MalformedPropertiesError) as error:
-            log.warning("settings update refused peer=%s reason=%s", peer.address, error)
+            if peer.is_worth_a_line():
+                log.warning("settings update refused peer=%s reason=%s", peer.address, error)
             return Response.error(f"string2Properties error: {error}")
-        log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(updated.changed)) or "none")
+        if updated.changed:
+            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(updated.changed)))
         if updated.needs_restart:
             log.warning("settings take effect after a restart keys=%s", ",".join(sorted(updated.needs_restart)))
         self.on_config_changed()

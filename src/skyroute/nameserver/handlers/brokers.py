@@ -1,19 +1,22 @@
 """What a broker can say to a name server."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.pace import Pace, run_through
 from skyroute.routing.errors import PartialFirstRegistrationError
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.kv import ORDER_TOPICS, encode_kv_table
 from skyroute.wire.calls.registration import (
+    body_fingerprint,
     decode_broker_key,
     decode_data_version,
     decode_goodbye,
@@ -26,6 +29,9 @@ from skyroute.wire.calls.route import decode_topic_registration
 from skyroute.wire.command import Request, Response
 
 log = logging.getLogger(__name__)
+
+LARGE_BODY_BYTES: Final = 64 * 1024
+"""Beyond this a registration would keep others waiting for more than a moment."""
 
 Publish = Callable[[Collection[RouteEvent]], None]
 """Tells everyone concerned what a change of the table did."""
@@ -40,9 +46,22 @@ class BrokerHandlers:
     config: NameServerConfig
     clock: Clock
     publish: Publish
+    pace: Pace
 
-    def register(self, request: Request, peer: Peer) -> Response:
-        registration = self._decode(request)
+    def register(self, request: Request, peer: Peer) -> Answer:
+        """Take a registration: a small one at once, a large one in steps between which others are answered."""
+        steps = self._register(request, peer)
+        return InTurn(self.pace.run(steps)) if len(request.body) > LARGE_BODY_BYTES else run_through(steps)
+
+    def _register(self, request: Request, peer: Peer) -> Generator[None, None, Response]:
+        registration = replace(decode_registration(request), fingerprint=body_fingerprint(request))
+        yield
+        if not self._remembers(registration):
+            table = yield from decode_topic_table(request, self.config.registration_max_length)
+            registration = replace(registration, table=table)
+            yield
+        if peer.gone:
+            return Response.error("the connection ended")  # nobody reads this; and nobody must join through it
         try:
             outcome = self.table.register(
                 registration,
@@ -64,13 +83,10 @@ class BrokerHandlers:
         self.publish(outcome.events)
         return encode_registration_reply(outcome, self._order_topics())
 
-    def _decode(self, request: Request) -> Registration:
-        """Read a registration; a body seen before is not read again."""
-        registration = decode_registration(request)
+    def _remembers(self, registration: Registration) -> bool:
+        """Return whether a body was seen before and need not be read again."""
         broker_name, broker_id, fingerprint = registration.broker_name, registration.broker_id, registration.fingerprint
-        if fingerprint is not None and self.table.remembers(registration.key, broker_name, broker_id, fingerprint):
-            return registration
-        return replace(registration, table=decode_topic_table(request, self.config.registration_max_length))
+        return fingerprint is not None and self.table.remembers(registration.key, broker_name, broker_id, fingerprint)
 
     def _order_topics(self) -> bytes:
         table = None

@@ -10,10 +10,10 @@ import msgspec
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.nameserver.upstream import Upstream
+from skyroute.nameserver.upstream import FORWARDED, Upstream
 from skyroute.remoting.dispatch import Peer
 from skyroute.routing import discovery
-from skyroute.routing.events import MappingsChanged, RouteEvent, TopicsChanged, WritesChanged
+from skyroute.routing.events import BrokerChanged, MappingsChanged, RouteEvent, TopicsChanged, WritesChanged
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import (
@@ -29,6 +29,7 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import required_name
+from skyroute.wire.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ REMEMBERED_BYTES_MAX: Final = 64 * 1024 * 1024
 REMARK_CHARS_MAX: Final = 512
 """How much of a peer's own text it gets to see again."""
 
+_STRICT: Final = Dialect.STRICT
 _NOT_READY: Final = Response.error("name server not ready")
 _DISABLED: Final = Response.error("disable")
 _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
@@ -47,12 +49,20 @@ class RouteHandlers:
     """Answers for clients. Encoded routes are kept until a change touches them."""
 
     def __init__(
-        self, table: RouteTable, kv: KvConfig, config: NameServerConfig, clock: Clock, upstream: Upstream | None = None
+        self,
+        table: RouteTable,
+        kv: KvConfig,
+        config: NameServerConfig,
+        *,
+        clock: Clock,
+        repeats: Repeats,
+        upstream: Upstream | None = None,
     ) -> None:
         self._table = table
         self._kv = kv
         self._config = config
         self._clock = clock
+        self._repeats = repeats
         self._upstream = upstream
         self._started_at = clock.monotonic()
         self._strict_answers: dict[str, Response] = {}
@@ -65,17 +75,18 @@ class RouteHandlers:
         if self._config.need_wait_for_service and self._is_waiting():
             return _NOT_READY
         query = decode_route_query(request)
-        if query.zone is None:
-            known = self._answers_in(query.dialect).get(query.topic)
-            if known is not None:
-                return known
+        answers = self._strict_answers if query.dialect is _STRICT else self._legacy_answers
+        known = answers.get(query.topic)
+        if known is not None and query.zone is None:
+            return known
         return self._look_up(query)
 
     def get_route_of_test_cluster(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
         """Answer for a test environment: what it does not have is looked for in the production environment."""
         query = msgspec.structs.replace(decode_route_query(request), dialect=Dialect.LEGACY)
         response = self._look_up(query)
-        if response.code == ResponseCode.TOPIC_NOT_EXIST and self._upstream is not None:
+        unknown = response.code == ResponseCode.TOPIC_NOT_EXIST
+        if unknown and self._upstream is not None and FORWARDED not in request.fields:
             return self._upstream.find_route(query.topic, response)
         return response
 
@@ -92,19 +103,19 @@ class RouteHandlers:
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark)
         if config.order_message_enable or config.cluster_test:
             route = replace(route, order_config=self._kv.get(ORDER_TOPICS, query.topic))
-        response = Response(body=encode_route(route, query.dialect))
-        if query.zone is None:
-            self._remember(query, response)
+        body = encode_route(route, query.dialect)
+        if query.zone is not None:
+            return Response(body=body)
+        response = Response(body=body, lasting=True)
+        self._remember(query, response)
         return response
 
     def _remember(self, query: RouteQuery, response: Response) -> None:
         if self._answer_bytes + len(response.body) > REMEMBERED_BYTES_MAX:
             self.forget_all()
         self._answer_bytes += len(response.body)
-        self._answers_in(query.dialect)[query.topic] = response
-
-    def _answers_in(self, dialect: Dialect) -> dict[str, Response]:
-        return self._strict_answers if dialect is Dialect.STRICT else self._legacy_answers
+        answers = self._strict_answers if query.dialect is _STRICT else self._legacy_answers
+        answers[query.topic] = response
 
     def forget(self, events: Iterable[RouteEvent]) -> None:
         """Drop the answers that these changes made untrue."""
@@ -118,6 +129,8 @@ class RouteHandlers:
                     self._forget_topics(event.forbidden | event.restored)
                 case MappingsChanged():
                     self._forget_topics(event.changed)
+                case BrokerChanged() if event.id_before == event.id_after:
+                    continue  # versions and replication addresses are not in a route
                 case _:
                     self._forget_topics(self._table.topics_of(event.broker_name))
 
@@ -127,12 +140,14 @@ class RouteHandlers:
                 gone = answers.pop(topic, None)
                 if gone is not None:
                     self._answer_bytes -= len(gone.body)
+                    self._repeats.forget()
 
     def forget_all(self) -> None:
         """Drop every answer: something changed that all of them depend on."""
         self._strict_answers.clear()
         self._legacy_answers.clear()
         self._answer_bytes = 0
+        self._repeats.forget()
 
     # Clusters and lists
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
@@ -17,11 +17,24 @@ from skyroute.wire.codes import V3_0_11, V5_0_0, RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fastjson import Dialect
-from skyroute.wire.fields import is_name, optional_int, optional_name, required_int, required_name, truth
+from skyroute.wire.fields import (
+    NAME_CHARS_MAX,
+    is_name,
+    optional_int,
+    optional_name,
+    required_int,
+    required_name,
+    truth,
+)
 
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
-TOPICS_MAX: Final = 1_000_000
-"""The most topics one registration may bring."""
+TOPICS_MAX: Final = 300_000
+"""The most topics one registration may bring: about what fits its longest body."""
+FILTER_SERVERS_MAX: Final = 1_000
+MAPPED_QUEUES_MAX: Final = 100_000
+"""The most queues of static topics one registration may bring."""
+LINES_A_STEP: Final = 2_000
+"""How many lines of a compressed table are read before others have their turn."""
 _INT32 = Struct(">i")
 _INT64_MAX: Final = (1 << 63) - 1
 _FILTER_TYPES: Final = frozenset({"SINGLE_TAG", "MULTI_TAG"})
@@ -97,7 +110,6 @@ def decode_registration(request: Request) -> Registration:
         zone=optional_name(fields, "__ZONE_NAME"),
         acting_master=None if acting is None else truth(fields, "enableActingMaster"),
         lease_s=heartbeat_ms / 1000 if heartbeat_ms > 0 else None,
-        fingerprint=_fingerprint(request),
     )
 
 
@@ -165,8 +177,8 @@ def _version_members(version: DataVersion) -> dict[str, Any]:
     return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
 
 
-def _fingerprint(request: Request) -> bytes:
-    """Identify the body, together with everything that decides how it is read."""
+def body_fingerprint(request: Request) -> bytes:
+    """Identify the body of a registration, together with everything that decides how it is read."""
     how = f"{request.fields.get('bodyCrc32')} {truth(request.fields, 'compressed')} {_generation(request.version)}"
     return hashlib.sha256(request.body).digest() + how.encode()
 
@@ -176,11 +188,13 @@ def _generation(version: int) -> int:
     return (version >= V3_0_11) + (version >= V5_0_0)
 
 
-def decode_topic_table(request: Request, inflated_bytes_max: int = INFLATED_BYTES_MAX) -> TopicTable:
-    """Read the body of a registration.
+def decode_topic_table(
+    request: Request, inflated_bytes_max: int = INFLATED_BYTES_MAX
+) -> Generator[None, None, TopicTable]:
+    """Read the body of a registration, in steps: it yields between them, and returns the table.
 
     Raises:
-        FieldError: `compressed` or `bodyCrc32` is malformed.
+        FieldError: `bodyCrc32` is malformed.
         BodyError: the checksum is wrong, or the body cannot be read.
     """
     body = request.body
@@ -190,21 +204,27 @@ def decode_topic_table(request: Request, inflated_bytes_max: int = INFLATED_BYTE
     if not body:
         return TopicTable()
     try:
-        if request.version < V3_0_11:
-            return _table(_decode_json(body, _TopicConfigs), None)
         # Brokers of 5.x announce a compressed body as plain; no JSON starts as zlib does.
-        if truth(request.fields, "compressed") or _looks_like_zlib(body):
-            return _decode_compressed(_inflate(body, inflated_bytes_max), with_mappings=request.version >= V5_0_0)
+        if request.version >= V3_0_11 and (truth(request.fields, "compressed") or _looks_like_zlib(body)):
+            inflated = _inflate(body, inflated_bytes_max)
+            yield
+            return (yield from _decode_compressed(inflated, with_mappings=request.version >= V5_0_0))
         # A topic is an object with at most one other in it, so this bounds what decoding may cost.
-        _check_count(body.count(b"{") // 3)
-        decoded = _decode_json(body, _Body)
-        servers = decoded.filterServerList
-        return _table(decoded.topicConfigSerializeWrapper, None if servers is None else tuple(servers))
+        _check_count(body.count(b"{") // 2)
+        if request.version < V3_0_11:
+            configs, servers = _decode_json(body, _TopicConfigs), None
+        else:
+            decoded = _decode_json(body, _Body)
+            configs, servers = decoded.topicConfigSerializeWrapper, decoded.filterServerList
+        yield
+        return _table(configs, None if servers is None else tuple(servers))
     except BodyError as error:
         raise BodyError(f"Failed to decode RegisterBrokerBody: {error}") from None
 
 
 def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None) -> TopicTable:
+    parts = configs.topicQueueMappingInfoMap or {}
+    _check_extent(filter_servers or (), parts.values())
     # Thousands of topics share a handful of settings: keep one copy of each.
     shared: dict[tuple[int, int, int, int], QueueSettings] = {}
     topics: dict[str, QueueSettings] = {}
@@ -214,7 +234,7 @@ def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None) -> To
         if settings is None:
             settings = shared[key] = QueueSettings(*key)
         topics[topic] = settings
-    mappings = {topic: _mapping(part, topic) for topic, part in (configs.topicQueueMappingInfoMap or {}).items()}
+    mappings = {topic: _mapping(part, topic) for topic, part in parts.items()}
     _check_count(len(topics))
     _check_names(topics)
     _check_names(mappings)
@@ -234,9 +254,18 @@ def _check_count(topics: int) -> None:
         raise BodyError(f"it has more than {TOPICS_MAX} topics")
 
 
+def _check_extent(filter_servers: Sequence[str], parts: Collection[MappingBody]) -> None:
+    if len(filter_servers) > FILTER_SERVERS_MAX:
+        raise BodyError(f"it has more than {FILTER_SERVERS_MAX} filter servers")
+    if len(parts) + sum(len(part.currIdMap or ()) for part in parts) > MAPPED_QUEUES_MAX:
+        raise BodyError(f"it has more than {MAPPED_QUEUES_MAX} queues of static topics")
+    for server in filter_servers:
+        _name("filter server", server)
+
+
 def _check_names(topics: Mapping[str, object]) -> None:
     # One look at all names together; only if something is wrong is it worth finding out which.
-    if "".join(topics).isprintable() and "" not in topics:
+    if "".join(topics).isprintable() and "" not in topics and max(map(len, topics), default=0) <= NAME_CHARS_MAX:
         return
     for topic in topics:
         _name("topic", topic)
@@ -296,22 +325,22 @@ class _Reader:
         return self._data[self._at - length : self._at]
 
 
-def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> TopicTable:
+def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> Generator[None, None, TopicTable]:
     reader = _Reader(inflated)
     version = _decode_json(reader.piece(), _Version).value()
     topics: dict[str, QueueSettings] = {}
     shared: dict[QueueSettings, QueueSettings] = {}
     topic_count = reader.count()
     _check_count(topic_count)
-    for _ in range(topic_count):
+    for number in range(topic_count):
+        if number % LINES_A_STEP == 0:
+            yield
         topic, settings = _decode_topic_line(reader.piece())
         topics[topic] = shared.setdefault(settings, settings)
     filter_servers = _decode_filter_servers(reader.piece())
-    mappings: dict[str, StaticMapping] = {}
-    if with_mappings:
-        for _ in range(reader.count()):
-            part = _decode_json(reader.piece(), MappingBody)
-            mappings[part.topic] = _mapping(part, part.topic)
+    parts = [_decode_json(reader.piece(), MappingBody) for _ in range(reader.count())] if with_mappings else []
+    _check_extent(filter_servers, parts)
+    mappings = {part.topic: _mapping(part, part.topic) for part in parts}
     return TopicTable(version, topics, mappings, filter_servers)
 
 

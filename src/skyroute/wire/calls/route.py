@@ -1,7 +1,7 @@
 """Asking where a topic is, and the answer, in both of its dialects."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import partial
 
 import msgspec
 
@@ -16,9 +16,9 @@ from skyroute.wire import fastjson
 from skyroute.wire.calls.registration import MappingBody, mapping_members
 from skyroute.wire.codes import V4_9_4, RequestCode
 from skyroute.wire.command import Int32, Request
-from skyroute.wire.errors import BodyError
+from skyroute.wire.errors import BodyError, FieldError
 from skyroute.wire.fastjson import Dialect
-from skyroute.wire.fields import is_name, required_name, required_text, truth
+from skyroute.wire.fields import is_name, required_name, truth
 
 _STRICT, _LEGACY = Dialect.STRICT, Dialect.LEGACY
 
@@ -75,39 +75,40 @@ def decode_route_query(request: Request) -> RouteQuery:
     zone = None
     if "__ZONE_MODE" in fields and truth(fields, "__ZONE_MODE"):
         zone = fields.get("__ZONE_NAME", "").strip() or None
-    return RouteQuery(required_text(fields, "topic"), _STRICT if strict else _LEGACY, zone)
+    topic = fields.get("topic")
+    if not topic:
+        raise FieldError("topic is required")
+    return RouteQuery(topic, _STRICT if strict else _LEGACY, zone)
 
 
 def encode_route(route: TopicRoute, dialect: Dialect) -> bytes:
     """Write a route. Every list and map is there even when empty: clients crash on a missing one."""
-    members: dict[str, Any] = {
-        "brokerDatas": [_broker_data(group) for group in route.groups],
-        "filterServerTable": {address: servers for address, servers in route.filter_servers.items() if servers},
-        "orderTopicConf": route.order_config,
-        "queueDatas": [_queue_data(queues.broker_name, queues.settings) for queues in route.queues],
-        "topicQueueMappingByBroker": {name: mapping_members(part) for name, part in route.mappings.items()} or None,
-    }
-    return fastjson.dumps(members, dialect)
+    write, write_map = partial(fastjson.write_text, dialect=dialect), partial(fastjson.write, dialect=dialect)
+    groups = ",".join([_write_group(group, dialect) for group in route.groups])
+    # Written out by hand: a busy name server rebuilds many routes after a change, and each has a dozen of these.
+    queues = ",".join(
+        [
+            f'{{"brokerName":{write(name)},"perm":{settings.permission},"readQueueNums":{settings.read_queues},'
+            f'"topicSysFlag":{settings.sys_flag},"writeQueueNums":{settings.write_queues}}}'
+            for name, settings in ((queues.broker_name, queues.settings) for queues in route.queues)
+        ]
+    )
+    filters = write_map({address: servers for address, servers in route.filter_servers.items() if servers})
+    order = f'"orderTopicConf":{write(route.order_config)},' if route.order_config is not None else ""
+    parts = {name: mapping_members(part) for name, part in route.mappings.items()}
+    mappings = f',"topicQueueMappingByBroker":{write_map(parts)}' if parts else ""
+    text = f'{{"brokerDatas":[{groups}],"filterServerTable":{filters},{order}"queueDatas":[{queues}]{mappings}}}'
+    return text.encode("utf-8", "replace")
 
 
-def _broker_data(group: BrokerGroup) -> dict[str, Any]:
-    return {
-        "brokerAddrs": group.addresses,
-        "brokerName": group.name,
-        "cluster": group.cluster,
-        "enableActingMaster": group.acting_master,
-        "zoneName": group.zone,
-    }
-
-
-def _queue_data(broker_name: str, settings: QueueSettings) -> dict[str, Any]:
-    return {
-        "brokerName": broker_name,
-        "perm": settings.permission,
-        "readQueueNums": settings.read_queues,
-        "topicSysFlag": settings.sys_flag,
-        "writeQueueNums": settings.write_queues,
-    }
+def _write_group(group: BrokerGroup, dialect: Dialect) -> str:
+    zone = f',"zoneName":{fastjson.write_text(group.zone, dialect)}' if group.zone is not None else ""
+    return (
+        f'{{"brokerAddrs":{fastjson.write(group.addresses, dialect)},'
+        f'"brokerName":{fastjson.write_text(group.name, dialect)},'
+        f'"cluster":{fastjson.write_text(group.cluster, dialect)},'
+        f'"enableActingMaster":{"true" if group.acting_master else "false"}{zone}}}'
+    )
 
 
 def encode_route_query(topic: str) -> Request:
@@ -141,11 +142,10 @@ def structure_dialect(request: Request) -> Dialect:
 
 def encode_cluster_view(view: ClusterView, dialect: Dialect) -> bytes:
     """Write every group and every cluster."""
-    members = {
-        "brokerAddrTable": {group.name: _broker_data(group) for group in view.groups},
-        "clusterAddrTable": view.clusters,
-    }
-    return fastjson.dumps(members, dialect)
+    groups = sorted(view.groups, key=lambda group: group.name)
+    brokers = ",".join(f"{fastjson.write_text(group.name, dialect)}:{_write_group(group, dialect)}" for group in groups)
+    text = f'{{"brokerAddrTable":{{{brokers}}},"clusterAddrTable":{fastjson.write(view.clusters, dialect)}}}'
+    return text.encode("utf-8", "replace")
 
 
 def encode_member_group(cluster: str, broker_name: str, addresses: Mapping[int, str], dialect: Dialect) -> bytes:

@@ -1,0 +1,130 @@
+"""Many messages in one body: what a producer sends as a batch, and what some topics store as one record.
+
+A batch is a row of items. Each is its length, two words that nobody reads, a flag, then body and properties with their
+lengths. Topic, queue and addresses are those of the request or record around it.
+"""
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from struct import error as StructError  # noqa: N812
+from typing import Final, NamedTuple
+
+from skyroute.message.errors import BatchError, InvalidMessageError
+from skyroute.message.flags import COMPRESSED, WRAPPED_BATCH
+from skyroute.message.message import Message, StoredMessage
+from skyroute.message.positions import QueueOffset
+from skyroute.message.record import body_crc
+from skyroute.message.reserved_topics import is_retry_topic
+
+_HEAD: Final = Struct(">iiiii")
+_PROPERTIES_LENGTH: Final = Struct(">h")
+_ITEM_BYTES_MIN: Final = _HEAD.size + _PROPERTIES_LENGTH.size
+
+
+class BatchItem(NamedTuple):
+    """One message of a batch."""
+
+    body: bytes
+    raw_properties: bytes = b""
+    flag: int = 0
+
+
+def encode_batch(items: Iterable[BatchItem]) -> bytes:
+    """Return the body of a batch.
+
+    Raises:
+        BatchError: an item has too long properties or a flag that does not fit.
+    """
+    parts: list[bytes] = []
+    for body, raw_properties, flag in items:
+        size = _ITEM_BYTES_MIN + len(body) + len(raw_properties)
+        try:
+            parts += (
+                _HEAD.pack(size, 0, 0, flag, len(body)),
+                body,
+                _PROPERTIES_LENGTH.pack(len(raw_properties)),
+                raw_properties,
+            )
+        except StructError as error:
+            raise BatchError(f"an item does not fit a batch: {error}") from error
+    return b"".join(parts)
+
+
+def decode_batch(body: bytes) -> list[BatchItem]:
+    """Return the messages of a batch.
+
+    Raises:
+        BatchError: the body is not whole items from its first byte to its last.
+    """
+    items: list[BatchItem] = []
+    at, end = 0, len(body)
+    try:
+        while at < end:
+            size, _, _, flag, body_bytes = _HEAD.unpack_from(body, at)
+            start = at + _HEAD.size
+            stop = start + body_bytes
+            if body_bytes < 0:
+                raise BatchError(f"the item at {at} announces a body of {body_bytes} bytes")
+            (properties_bytes,) = _PROPERTIES_LENGTH.unpack_from(body, stop)
+            at_next = stop + 2 + properties_bytes
+            if properties_bytes < 0 or at_next != at + size or at_next > end:
+                raise BatchError(f"the item at {at} announces {size} bytes and has {min(at_next, end) - at}")
+            items.append(BatchItem(body[start:stop], body[stop + 2 : at_next], flag))
+            at = at_next
+    except StructError:
+        raise BatchError(f"the batch ends inside the item at {at}") from None
+    return items
+
+
+def check_batch(messages: Sequence[Message]) -> None:
+    """Let pass messages that may travel as one batch.
+
+    Raises:
+        InvalidMessageError: they may not, or there are none.
+    """
+    if not messages:
+        raise InvalidMessageError("a batch has at least one message")
+    first = messages[0]
+    if is_retry_topic(first.topic):
+        raise InvalidMessageError("Retry Group is not supported for batching")
+    for message in messages:
+        if message.delay_level or message.deliver_at is not None or message.deliver_after_s is not None:
+            raise InvalidMessageError("TimeDelayLevel is not supported for batching")
+        if message.topic != first.topic:
+            raise InvalidMessageError("The topic of the messages in one batch should be the same")
+        if message.wait_stored != first.wait_stored:
+            raise InvalidMessageError("The waitStoreMsgOK of the messages in one batch should the same")
+
+
+def unwrap_batches(messages: list[StoredMessage]) -> list[StoredMessage]:
+    """Return the messages with every wrapped batch among them replaced by those inside it.
+
+    Raises:
+        BatchError: a body that should be a batch is none.
+        CompressionError: it cannot even be unpacked.
+    """
+    if not any(message.is_wrapped_batch for message in messages):
+        return messages
+    found: list[StoredMessage] = []
+    for message in messages:
+        if message.is_wrapped_batch:
+            found += _unwrap(message)
+        else:
+            found.append(message)
+    return found
+
+
+def _unwrap(batch: StoredMessage) -> list[StoredMessage]:
+    return [
+        batch.replace(
+            queue_offset=QueueOffset(batch.queue_offset + place),
+            stored_body=item.body,
+            raw_properties=item.raw_properties,
+            flag=item.flag,
+            # What comes out is neither a batch nor compressed any more.
+            sys_flag=batch.sys_flag & ~(WRAPPED_BATCH | COMPRESSED),
+            body_crc=body_crc(item.body),
+            record_bytes=_ITEM_BYTES_MIN + len(item.body) + len(item.raw_properties),
+        )
+        for place, item in enumerate(decode_batch(batch.body))
+    ]

@@ -1,0 +1,73 @@
+"""The bits of a record's system flag: how to read its body and its addresses, and where it stands in a transaction.
+
+Plain numbers, because every record that passes is tested for some of them.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+from skyroute.message.errors import CompressionError
+
+COMPRESSED: Final = 0x1
+MULTI_TAGS: Final = 0x2
+"""The topic's filter type was MULTI_TAG when the record was stored. Nothing is read differently for it."""
+TRANSACTION_MASK: Final = 0xC
+BORN_HOST_IPV6: Final = 0x10
+STORE_HOST_IPV6: Final = 0x20
+NEEDS_UNWRAPPING: Final = 0x40
+INNER_BATCH: Final = 0x80
+COMPRESSION_MASK: Final = 0x700
+
+HOSTS_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
+WRAPPED_BATCH: Final = NEEDS_UNWRAPPING | INNER_BATCH
+
+
+class TransactionState(IntEnum):
+    """Where a record stands in a transaction: two bits of the system flag, taken together."""
+
+    NONE = 0x0
+    PREPARED = 0x4
+    COMMITTED = 0x8
+    ROLLED_BACK = 0xC
+
+
+class Compression(IntEnum):
+    """How a body is compressed: three bits of the system flag."""
+
+    LZ4 = 1
+    ZSTD = 2
+    ZLIB = 3
+
+
+def transaction_of(sys_flag: int) -> TransactionState:
+    """Return where a record with this flag stands in a transaction."""
+    return TransactionState(sys_flag & TRANSACTION_MASK)
+
+
+def with_transaction(sys_flag: int, state: TransactionState) -> int:
+    """Return the flag with another transaction state, all else as it was."""
+    return sys_flag & ~TRANSACTION_MASK | int(state)
+
+
+def compression_of(sys_flag: int) -> Compression | None:
+    """Return how the body is compressed, or None where it is not.
+
+    Raises:
+        CompressionError: in a way that has no name yet.
+    """
+    if not sys_flag & COMPRESSED:
+        return None
+    kind = (sys_flag & COMPRESSION_MASK) >> 8
+    # Clients older than the type bits, and Go's to this day, leave them zero and mean zlib.
+    if kind == 0:
+        return Compression.ZLIB
+    try:
+        return Compression(kind)
+    except ValueError:
+        raise CompressionError(f"nobody knows compression type {kind}") from None
+
+
+def with_compression(sys_flag: int, compression: Compression | None) -> int:
+    """Return the flag of a body compressed in this way, or, for None, not at all."""
+    plain = sys_flag & ~(COMPRESSED | COMPRESSION_MASK)
+    return plain if compression is None else plain | COMPRESSED | int(compression) << 8

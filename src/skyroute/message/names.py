@@ -1,0 +1,95 @@
+"""What a topic and a group may be called: Apache's limits, and the very texts its servers refuse with."""
+
+import re
+from typing import Final
+
+from skyroute.message.errors import InvalidNameError
+from skyroute.message.reserved_topics import DLQ_PREFIX, RETRY_PREFIX, is_closed_to_senders, is_system_topic
+
+TOPIC_CHARS_MAX: Final = 127
+RETRY_TOPIC_CHARS_MAX: Final = 255
+"""Also of a dead letter topic."""
+GROUP_CHARS_MAX: Final = 120
+"""Less than a topic's, because retry topics are made of a group and a topic."""
+
+DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
+DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
+
+_PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
+_LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def check_topic(topic: str) -> None:
+    """Let pass what may name a topic of any kind.
+
+    Raises:
+        InvalidNameError: it may not.
+    """
+    if not topic or topic.isspace():
+        raise InvalidNameError("The specified topic is blank.")
+    if _LEGAL.fullmatch(topic) is None:
+        raise InvalidNameError(f"The specified topic: {topic}, contains illegal characters, allowing only {_PATTERN}")
+    if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        if len(topic) > RETRY_TOPIC_CHARS_MAX:
+            raise InvalidNameError(
+                f"The specified topic is DLQ or Retry topic: {topic}, "
+                f"and it's longer than topic max length: {RETRY_TOPIC_CHARS_MAX}"
+            )
+    elif len(topic) > TOPIC_CHARS_MAX:
+        raise InvalidNameError(f"The specified topic: {topic}, is longer than topic max length: {TOPIC_CHARS_MAX}")
+
+
+def check_group(group: str) -> None:
+    """Let pass what may name a group of producers or consumers.
+
+    Raises:
+        InvalidNameError: it may not.
+    """
+    if not group or group.isspace():
+        raise InvalidNameError("The specified group is blank.")
+    if _LEGAL.fullmatch(group) is None:
+        raise InvalidNameError(f"The specified group: {group}, contains illegal characters, allowing only {_PATTERN}")
+    if len(group) > GROUP_CHARS_MAX:
+        raise InvalidNameError(f"The specified group: {group}, is longer than group max length: {GROUP_CHARS_MAX}")
+
+
+def check_producer_group(group: str) -> None:
+    """Let pass what an application may call its group of producers.
+
+    Raises:
+        InvalidNameError: it may not.
+    """
+    check_group(group)
+    if group == DEFAULT_PRODUCER_GROUP:
+        raise InvalidNameError(f"producerGroup can not equal {group}, please specify another one.")
+
+
+def check_consumer_group(group: str) -> None:
+    """Let pass what an application may call its group of consumers.
+
+    Raises:
+        InvalidNameError: it may not.
+    """
+    check_group(group)
+    if group == DEFAULT_CONSUMER_GROUP:
+        raise InvalidNameError(f"consumerGroup can not equal {group}, please specify another one.")
+
+
+def check_open_to_senders(topic: str) -> None:
+    """Let pass a topic that clients may send to.
+
+    Raises:
+        InvalidNameError: only the broker itself writes there.
+    """
+    if is_closed_to_senders(topic):
+        raise InvalidNameError(f"Sending message to topic[{topic}] is forbidden.")
+
+
+def check_not_system_topic(topic: str) -> None:
+    """Let pass a topic that people may create and delete.
+
+    Raises:
+        InvalidNameError: it is one of the system's own.
+    """
+    if is_system_topic(topic):
+        raise InvalidNameError(f"The topic[{topic}] is conflict with system topic.")

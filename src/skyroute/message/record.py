@@ -1,0 +1,255 @@
+"""Bytes to records and back: what the commit log holds, and what brokers answer pulls and queries with.
+
+Records follow each other with nothing in between. Reading is quick rather than curious: one look at the head, three
+slices, and nothing is decoded that may not be wanted. Checksums are looked at when asked for.
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError  # noqa: N812
+from typing import Final
+
+from skyroute.message.errors import ChecksumError, RecordError
+from skyroute.message.flags import HOSTS_IPV6
+from skyroute.message.host import IPV4_HOST_BYTES, IPV6_HOST_BYTES
+from skyroute.message.layout import (
+    HEAD_BYTES,
+    HEADS,
+    MAGIC_SEGMENT_END,
+    MAGIC_V1,
+    MAGIC_V2,
+    V1_TOPIC_BYTES_MAX,
+    V2_TOPIC_BYTES_MAX,
+    find_damage,
+)
+from skyroute.message.message import StoredMessage
+from skyroute.message.properties import PROPERTIES_BYTES_MAX, delete_property, find_property
+from skyroute.message.property_names import RECORD_CRC
+from skyroute.message.queue_ref import QueueRef
+
+_WORDS: Final = Struct(">iI")
+_LENGTHS: Final = Struct(">i")
+_SEAL_BYTES: Final = len(RECORD_CRC) + 12
+_NO_LIMIT: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRun:
+    """The good records at the start of a buffer, and what comes after them."""
+
+    messages: list[StoredMessage]
+    stop: int
+    """Where the last of them ends, and the next would start."""
+    failure: RecordError | None
+    """Why there are no more: damage, a segment's end, a record cut short. None where the buffer or the limit ends."""
+
+
+def decode_records(
+    buffer: bytes | bytearray | memoryview, *, queue: QueueRef | None = None, check_crc: bool = False
+) -> list[StoredMessage]:
+    """Return all records of a buffer.
+
+    `queue` is the queue they were pulled from: messages then bear its id and its broker's name.
+
+    Raises:
+        RecordError: the buffer is not whole records from its first byte to its last.
+        ChecksumError: with `check_crc`, a body is not what was stored.
+    """
+    run = decode_run(buffer, queue=queue, check_crc=check_crc)
+    if run.failure is not None:
+        raise run.failure
+    return run.messages
+
+
+def decode_record(buffer: bytes | bytearray | memoryview, at: int = 0, *, check_crc: bool = False) -> StoredMessage:
+    """Return the record that starts here. Of anything but bytes, no more than the record is copied.
+
+    Raises:
+        RecordError: there is none.
+        ChecksumError: with `check_crc`, its body is not what was stored.
+    """
+    if not isinstance(buffer, bytes):
+        size = _LENGTHS.unpack_from(buffer, at)[0] if len(buffer) - at >= 4 else 0
+        buffer, at = bytes(buffer[at : at + max(size, HEAD_BYTES)]), 0
+    run = decode_run(buffer, at, count_max=1, check_crc=check_crc)
+    if run.messages:
+        return run.messages[0]
+    raise run.failure or find_damage(buffer, at)
+
+
+def decode_run(
+    buffer: bytes | bytearray | memoryview,
+    at: int = 0,
+    *,
+    count_max: int = _NO_LIMIT,
+    queue: QueueRef | None = None,
+    check_crc: bool = False,
+) -> RecordRun:
+    """Return the good records from `at` on, as many as there are, and why there are no more.
+
+    What recovery of a log and reading of a growing one want: neither takes a bad record for a reason to lose good ones.
+    """
+    buffer = bytes(buffer)  # of bytes, no copy
+    messages: list[StoredMessage] = []
+    failure: RecordError | None = None
+    keep: Callable[[StoredMessage], None] = messages.append
+    broker_name, pulled_id = (queue.broker_name, queue.queue_id) if queue is not None else ("", None)
+    end = len(buffer)
+    read_head = HEADS[0].unpack_from
+    last_topic, topic = b"", ""
+    try:
+        while at < end and count_max > 0:
+            (size, magic, crc, queue_id, flag, queue_offset, position, sys_flag, born_ms, born_host, stored_ms,
+             store_host, reconsumed, prepared, body_bytes) = read_head(buffer, at)  # fmt: skip
+            body_at = at + HEAD_BYTES
+            if sys_flag & HOSTS_IPV6:
+                head = HEADS[sys_flag >> 4 & 3]
+                body_at = at + head.size
+                (_, _, _, _, _, _, _, _, _, born_host, stored_ms,
+                 store_host, reconsumed, prepared, body_bytes) = head.unpack_from(buffer, at)  # fmt: skip
+            body_stop = body_at + body_bytes
+            if magic == MAGIC_V1:
+                topic_at = body_stop + 1
+                topic_stop = topic_at + buffer[body_stop]
+            elif magic == MAGIC_V2:
+                topic_at = body_stop + 2
+                topic_stop = topic_at + (buffer[body_stop] << 8 | buffer[body_stop + 1])
+            else:
+                failure = find_damage(buffer, at)
+                break
+            properties_bytes = buffer[topic_stop] << 8 | buffer[topic_stop + 1]
+            stop = at + size
+            # With a body that is not negative, parts that add up to the size are each within the record.
+            if (
+                topic_stop + 2 + properties_bytes != stop
+                or stop > end
+                or body_bytes < 0
+                or properties_bytes > PROPERTIES_BYTES_MAX
+            ):
+                failure = find_damage(buffer, at)
+                break
+            raw_topic = buffer[topic_at:topic_stop]
+            if raw_topic != last_topic:
+                last_topic, topic = raw_topic, raw_topic.decode("utf-8", "replace")
+            body = buffer[body_at:body_stop]
+            if check_crc and body_crc(body) != crc:
+                failure = ChecksumError(f"the body of the record at {at} is not the one that was stored", at)
+                break
+            keep(
+                StoredMessage(
+                    topic,
+                    queue_id if pulled_id is None else pulled_id,
+                    queue_offset,
+                    position,
+                    body,
+                    buffer[topic_stop + 2 : stop],
+                    sys_flag,
+                    flag,
+                    born_ms,
+                    born_host,
+                    stored_ms,
+                    store_host,
+                    reconsumed,
+                    prepared,
+                    crc,
+                    size,
+                    broker_name,
+                )
+            )
+            at = stop
+            count_max -= 1
+    except (StructError, IndexError):
+        failure = find_damage(buffer, at)
+    return RecordRun(messages, at, failure)
+
+
+def encode_record(message: StoredMessage, *, seal: bool = False) -> bytes:
+    """Return a record's bytes.
+
+    Its size, its version and the flag's address bits follow from the content; the body's checksum is the field's.
+    `seal` adds a checksum over the whole record as a last property, as brokers with `enabledAppendPropCRC` do.
+
+    Raises:
+        RecordError: something does not fit into its place.
+    """
+    try:
+        topic = message.topic.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError("the topic holds half a surrogate pair, which no UTF-8 has") from error
+    properties = message.raw_properties
+    if seal:
+        properties = delete_property(properties, RECORD_CRC)
+        if properties and not properties.endswith(b"\x02"):
+            properties += b"\x02"
+    properties_bytes = len(properties) + (_SEAL_BYTES if seal else 0)
+    if len(topic) > V2_TOPIC_BYTES_MAX or properties_bytes > PROPERTIES_BYTES_MAX:
+        raise RecordError(f"a topic of {len(topic)} or properties of {properties_bytes} bytes do not fit a record")
+    if len(topic) <= V1_TOPIC_BYTES_MAX:
+        magic, topic_length = MAGIC_V1, len(topic).to_bytes(1, "big")
+    else:
+        magic, topic_length = MAGIC_V2, len(topic).to_bytes(2, "big")
+    body, born_host, store_host = message.stored_body, message.raw_born_host, message.raw_store_host
+    families = _family_bits(born_host) | _family_bits(store_host) << 1
+    head = HEADS[families]
+    try:
+        start = head.pack(
+            head.size + len(body) + len(topic_length) + len(topic) + 2 + properties_bytes,
+            magic,
+            message.body_crc,
+            message.queue_id,
+            message.flag,
+            message.queue_offset,
+            message.log_position,
+            message.sys_flag & ~HOSTS_IPV6 | families << 4,
+            message.born_at_ms,
+            born_host,
+            message.stored_at_ms,
+            store_host,
+            message.reconsume_times,
+            message.prepared_position,
+            len(body),
+        )
+    except StructError as error:
+        raise RecordError(f"a number does not fit its place in a record: {error}") from error
+    record = b"".join((start, body, topic_length, topic, properties_bytes.to_bytes(2, "big"), properties))
+    return record + _seal_of(record) if seal else record
+
+
+def _family_bits(raw_host: bytes) -> int:
+    if len(raw_host) == IPV4_HOST_BYTES:
+        return 0
+    if len(raw_host) == IPV6_HOST_BYTES:
+        return 1
+    raise RecordError(f"a host takes {IPV4_HOST_BYTES} or {IPV6_HOST_BYTES} bytes, not {len(raw_host)}")
+
+
+def record_bytes(*, topic_bytes: int, body_bytes: int, properties_bytes: int, ipv6_hosts: int = 0) -> int:
+    """Return how long a record is, from how long its parts are."""
+    width = 1 if topic_bytes <= V1_TOPIC_BYTES_MAX else 2
+    hosts = ipv6_hosts * (IPV6_HOST_BYTES - IPV4_HOST_BYTES)
+    return HEAD_BYTES + hosts + body_bytes + width + topic_bytes + 2 + properties_bytes
+
+
+def segment_end(bytes_left: int) -> bytes:
+    """Return the mark that says a segment of the log ends here, with so many bytes left in its file, these included."""
+    return _WORDS.pack(bytes_left, MAGIC_SEGMENT_END)
+
+
+def body_crc(body: bytes | memoryview) -> int:
+    """Return the checksum a record holds of its stored body: CRC-32 without its top bit."""
+    return zlib.crc32(body) & 0x7FFFFFFF
+
+
+def seal_holds(record: bytes) -> bool | None:
+    """Return whether a sealed record is as it was when it was sealed; None where it has no seal."""
+    raw = record[-_SEAL_BYTES:]
+    if len(record) < HEAD_BYTES + _SEAL_BYTES or find_property(raw, RECORD_CRC) is None:
+        return None
+    return raw == _seal_of(record[:-_SEAL_BYTES])
+
+
+def _seal_of(record: bytes) -> bytes:
+    # Ten digits, the lowest first, as Apache's brokers write it.
+    return f"{RECORD_CRC}\x01{str(body_crc(record))[::-1]:0<10}\x02".encode()

@@ -1,0 +1,171 @@
+"""Topics and groups that the system keeps for itself, and the names it makes out of others.
+
+A namespace is a prefix that keeps apart the topics and groups of several tenants; brokers do not know of it.
+"""
+
+from typing import Final
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
+REPLY_SUFFIX: Final = "_REPLY_TOPIC"
+SYSTEM_PREFIX: Final = "rmq_sys_"
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+LOGICAL_BROKER_PREFIX: Final = "__syslo__"
+"""Starts the made-up broker names of a static topic's logical queues."""
+
+DEFAULT_TOPIC: Final = "TBW102"
+"""Its route and settings stand in for those of a topic that does not exist yet."""
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+HALF_DONE_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+ROCKSDB_HALF_TOPIC: Final = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
+ROCKSDB_HALF_DONE_TOPIC: Final = "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
+HALF_GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_TOPIC: Final = "OFFSET_MOVED_EVENT"
+CHECKPOINT_TOPIC: Final = "CHECKPOINT_TOPIC"
+
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        DEFAULT_TOPIC,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        HALF_TOPIC,
+        HALF_DONE_TOPIC,
+        ROCKSDB_HALF_TOPIC,
+        ROCKSDB_HALF_DONE_TOPIC,
+        HALF_GIVEN_UP_TOPIC,
+        TRACE_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+        CHECKPOINT_TOPIC,
+    }
+)
+
+CLOSED_TO_SENDERS: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        HALF_DONE_TOPIC,
+        ROCKSDB_HALF_TOPIC,
+        ROCKSDB_HALF_DONE_TOPIC,
+        HALF_GIVEN_UP_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_TOPIC,
+    }
+)
+"""Only a broker writes there."""
+
+PREDEFINED_GROUPS: Final = frozenset(
+    {
+        "TOOLS_CONSUMER",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_PULL",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_OWNER",
+        "CID_RMQ_SYS_TRANS",
+    }
+)
+"""Groups of consumers that every broker knows from its start."""
+
+CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+
+
+def is_system_topic(topic: str) -> bool:
+    """Return whether a topic is the system's own. A broker adds a few that carry its own and its cluster's name."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+
+
+def is_closed_to_senders(topic: str) -> bool:
+    """Return whether only a broker may write to a topic."""
+    return topic in CLOSED_TO_SENDERS
+
+
+def is_system_group(group: str) -> bool:
+    """Return whether a group is the system's own."""
+    return group.startswith(SYSTEM_GROUP_PREFIX)
+
+
+def retry_topic(group: str) -> str:
+    """Return where messages wait that a group of consumers will be given again."""
+    return f"{RETRY_PREFIX}{group}"
+
+
+def dead_letter_topic(group: str) -> str:
+    """Return where messages end that a group of consumers failed too often."""
+    return f"{DLQ_PREFIX}{group}"
+
+
+def pop_retry_topic(group: str, topic: str, *, version: int = 1) -> str:
+    """Return where popped messages of a topic wait that a group will be given again.
+
+    Version 2 parts group from topic by a character that neither can have; brokers use it only when told to.
+    """
+    return f"{RETRY_PREFIX}{group}{'+' if version == 2 else '_'}{topic}"
+
+
+def reply_topic(cluster: str) -> str:
+    """Return where the replies to requests of a cluster's clients go."""
+    return f"{cluster}{REPLY_SUFFIX}"
+
+
+def is_retry_topic(topic: str) -> bool:
+    """Return whether a topic holds messages that a group will be given again."""
+    return topic.startswith(RETRY_PREFIX)
+
+
+def is_dead_letter_topic(topic: str) -> bool:
+    """Return whether a topic holds messages that a group failed too often."""
+    return topic.startswith(DLQ_PREFIX)
+
+
+def group_of(topic: str) -> str | None:
+    """Return the group whose retry or dead letter topic this is, or None for any other topic.
+
+    Of a pop retry topic of version 1 it is group and topic in one: nothing says where one ends.
+    """
+    prefix, name = _cut_prefix(topic)
+    if not prefix:
+        return None
+    return name.partition("+")[0] if prefix == RETRY_PREFIX else name
+
+
+def with_namespace(namespace: str | None, name: str) -> str:
+    """Return the name that a topic or group of a namespace has for brokers. The system's own have none."""
+    if not namespace or not name or _is_system(name):
+        return name
+    prefix, plain = _cut_prefix(name)
+    return name if plain.startswith(f"{namespace}%") else f"{prefix}{namespace}%{plain}"
+
+
+def without_namespace(namespace: str | None, name: str) -> str:
+    """Return the name that a topic or group has within its namespace; one of another namespace stays as it is."""
+    prefix, plain = _cut_prefix(name)
+    if not namespace or not plain.startswith(f"{namespace}%") or _is_system(name):
+        return name
+    return f"{prefix}{plain.removeprefix(f'{namespace}%')}"
+
+
+def namespace_of(name: str) -> str | None:
+    """Return the namespace in front of a topic's or group's name, or None."""
+    if _is_system(name):
+        return None
+    namespace, bar, _ = _cut_prefix(name)[1].partition("%")
+    return namespace if namespace and bar else None
+
+
+def _is_system(name: str) -> bool:
+    return is_system_topic(name) or is_system_group(name)
+
+
+def _cut_prefix(name: str) -> tuple[str, str]:
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name.removeprefix(prefix)
+    return "", name

@@ -1,0 +1,66 @@
+"""Tags, and the expressions that subscribe to some of them.
+
+A broker keeps only a tag's hash beside a queue and selects by it; the client, who sees the tag itself, selects again.
+"""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from skyroute.message.errors import TagExpressionError
+
+EVERY_TAG: Final = "*"
+_JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
+
+
+@lru_cache(maxsize=4096)
+def java_hash(text: str) -> int:
+    """Return what Java's `String.hashCode` gives: a signed 32-bit number over UTF-16 code units."""
+    units = memoryview(text.encode("utf-16-le", "surrogatepass"))
+    total = 0
+    for low, high in zip(units[::2], units[1::2], strict=True):
+        total = (31 * total + (high << 8 | low)) & 0xFFFFFFFF
+    return total - (1 << 32) if total & 0x80000000 else total
+
+
+def tag_code(tag: str | None) -> int:
+    """Return the number that stands for a tag in a consume queue; 0 where there is none."""
+    return java_hash(tag) if tag else 0
+
+
+@dataclass(frozen=True, slots=True)
+class TagExpression:
+    """Which tags a subscription wants. Made by `parse_tag_expression`."""
+
+    text: str
+    tags: AbstractSet[str]
+    codes: AbstractSet[int]
+
+    @property
+    def wants_everything(self) -> bool:
+        return self.text == EVERY_TAG
+
+    def may_want(self, code: int) -> bool:
+        """Return whether a message with this tag code is to be sent to the subscriber. Tags may share a code."""
+        # A consume queue holds the code as 64 bits, of which subscriptions know the lower 32.
+        code &= 0xFFFFFFFF
+        return self.wants_everything or (code - (1 << 32) if code & 0x80000000 else code) in self.codes
+
+    def wants(self, tag: str | None) -> bool:
+        """Return whether a message with this very tag is to be shown to the subscriber."""
+        return not self.tags or tag in self.tags
+
+
+def parse_tag_expression(text: str | None) -> TagExpression:
+    """Read `*`, nothing (which means `*`), or tags with `||` between them.
+
+    Raises:
+        TagExpressionError: there is nothing but `||`.
+    """
+    if not text or text == EVERY_TAG:
+        return TagExpression(EVERY_TAG, frozenset(), frozenset())
+    if not text.replace("||", ""):
+        raise TagExpressionError(f"no tag between the bars: {text[:80]!r}")
+    tags = frozenset(tag for piece in text.split("||") if (tag := piece.strip(_JAVA_BLANKS)))
+    return TagExpression(text, tags, frozenset(map(java_hash, tags)))
