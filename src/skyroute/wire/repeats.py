@@ -44,15 +44,18 @@ class Repeats:
 
     def remember(self, frame: bytes, request: Request, response: Response) -> None:
         """Keep an answer until `forget`. What cannot be told apart by its bytes alone is not kept."""
+        # A number of 0 may also stand for one that is missing, and what looks like it be something else.
+        if len(frame) > FRAME_BYTES_MAX or request.form != FORM_JSON or request.body or request.request_id == 0:
+            return
         before, _, rest = frame.partition(_NUMBER_KEY)
         number, _, after = rest.partition(b",")
         plain = frame.count(b"opaque") == 1 and b"\\" not in frame and number == b"%d" % request.request_id
-        if not plain or len(number) > _DIGITS_MAX or request.form != FORM_JSON or request.body:
+        if not plain or len(number) > _DIGITS_MAX:
             return
         if len(self._known) >= REMEMBERED_MAX:
             self._known.clear()
         head = response_head(response, request.request_id, FORM_JSON)
-        start, _, tail = head.partition(_NUMBER_KEY)
+        start, _, tail = head.rpartition(_NUMBER_KEY)
         self._known[before, after] = (start + _NUMBER_KEY, tail[len(number) :], response.body)
 
     def forget(self) -> None:

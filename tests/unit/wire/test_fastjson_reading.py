@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyroute.wire.fastjson import BARE_KEYS_MAX, SMALL_BYTES, JsonError, loads, standardise
+from skyroute.wire.fastjson import BARE_KEYS_MAX, LARGE_BYTES, SMALL_BYTES, JsonError, loads, standardise
 
 TEXTS = st.text(max_size=20)
 NUMBERS = st.integers(-(1 << 80), 1 << 80) | st.floats(allow_nan=False, allow_infinity=False)
@@ -235,6 +235,14 @@ def test_beyond_a_certain_size_only_bare_names_are_allowed_for() -> None:
     assert loads(b'{0:"' + padding + b'"}') == {"0": padding.decode()}
     with pytest.raises(JsonError):
         loads(b"{0:'" + padding + b"'}")
+
+
+def test_beyond_the_longest_body_only_standard_json_is_read() -> None:
+    padding = b"x" * (LARGE_BYTES - len(b'{0:""}'))
+    assert list(loads(b'{0:"' + padding + b'"}')) == ["0"]
+    with pytest.raises(JsonError):
+        loads(b'{0:"x' + padding + b'"}')
+    assert list(loads(b'{"0":"x' + padding + b'"}')) == ["0"]
 
 
 def test_more_bare_names_than_anyone_sends_are_refused() -> None:

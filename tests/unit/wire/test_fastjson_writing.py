@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyroute.wire.fastjson import Dialect, dumps, loads
+from skyroute.wire.fastjson import Dialect, dumps, loads, write, write_text
 
 LEGACY, STRICT = Dialect.LEGACY, Dialect.STRICT
 BOTH = pytest.mark.parametrize("dialect", Dialect)
@@ -161,3 +161,17 @@ def test_there_is_never_a_blank_outside_of_texts(value: Any, dialect: Dialect) -
     compact = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     blanks = compact.count(" ")
     assert dumps(value, dialect).count(b" ") == blanks
+
+
+@BOTH
+def test_a_character_is_written_alike_alone_and_among_others(dialect: Dialect) -> None:
+    # The second of two texts needs an escape, so it never takes the short way of plain ones.
+    for number in range(0x250):
+        alone, among = write_text(chr(number), dialect), write_text(f"\t{chr(number)}", dialect)
+        assert among == f'"\\t{alone[1:]}'
+
+
+@settings(deadline=None)
+@given(value=VALUES, dialect=st.sampled_from(Dialect))
+def test_a_value_is_written_as_the_text_that_is_dumped(value: Any, dialect: Dialect) -> None:
+    assert write(value, dialect).encode() == dumps(value, dialect)

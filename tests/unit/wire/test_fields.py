@@ -3,7 +3,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyroute.wire.errors import FieldError
-from skyroute.wire.fields import optional_int, required_int, required_name, required_text, truth
+from skyroute.wire.fields import (
+    NAME_CHARS_MAX,
+    is_name,
+    optional_int,
+    optional_name,
+    required_int,
+    required_name,
+    required_text,
+    truth,
+)
 
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 NO_NUMBERS = [
@@ -44,9 +53,28 @@ def test_a_name_is_taken_verbatim(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["a\n", "\0", "a\x1b[31m", "a\x7fb", "a\u2028b", "a\u202eb"])
 def test_a_name_has_no_control_characters(value: str) -> None:
-    with pytest.raises(FieldError, match="brokerName has control characters") as caught:
+    with pytest.raises(FieldError, match="brokerName is too long, or has control characters") as caught:
         required_name({"brokerName": value}, "brokerName")
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("letter", ["x", "主", "😀", "\u3000"])
+def test_a_name_has_a_longest_length(letter: str) -> None:
+    longest = letter * NAME_CHARS_MAX
+    assert NAME_CHARS_MAX == 512
+    assert is_name(longest)
+    assert not is_name(longest + letter)
+    assert required_name({"brokerName": longest}, "brokerName") == longest
+    assert optional_name({"brokerName": longest}, "brokerName") == longest
+    for read in (required_name, optional_name):
+        with pytest.raises(FieldError, match="brokerName is too long, or has control characters") as caught:
+            read({"brokerName": longest + letter}, "brokerName")
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("fields", [{}, {"brokerName": ""}])
+def test_an_optional_name_may_be_absent(fields: dict[str, str]) -> None:
+    assert optional_name(fields, "brokerName") is None
 
 
 @pytest.mark.parametrize("fields", [{}, {"brokerName": ""}])

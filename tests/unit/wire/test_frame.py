@@ -17,7 +17,7 @@ ROUTE_REQUEST = golden_bytes("spec/a-route-request-json.hex")
 REGISTRATION = golden_bytes("apache-5.5.0/register-binary-compressed.hex")
 HEARTBEAT = golden_bytes("apache-5.5.0/heartbeat-json.hex")
 STREAM = ROUTE_REQUEST + REGISTRATION + HEARTBEAT
-CONTENTS = [ROUTE_REQUEST[4:], REGISTRATION[4:], HEARTBEAT[4:]]
+FRAMES = [ROUTE_REQUEST, REGISTRATION, HEARTBEAT]
 
 REGISTER_BROKER = 103
 FORMS = pytest.mark.parametrize("form", [JSON, BINARY])
@@ -35,7 +35,7 @@ def pieces(stream: bytes, size: int) -> Iterator[bytes]:
 
 
 def drip(decoder: FrameDecoder, stream: bytes, size: int = 1) -> list[bytes]:
-    return [content for data in pieces(stream, size) for content in decoder.feed(data)]
+    return [taken for data in pieces(stream, size) for taken in decoder.feed(data)]
 
 
 def refused_after(decoder: FrameDecoder, stream: bytes) -> int:
@@ -51,22 +51,22 @@ def refused_after(decoder: FrameDecoder, stream: bytes) -> int:
 # ------------------------------------------------------------------------------------------------------- cutting
 
 
-def test_a_frame_comes_out_without_its_length() -> None:
-    assert FrameDecoder().feed(ROUTE_REQUEST) == [ROUTE_REQUEST[4:]]
+def test_a_frame_comes_out_with_its_length() -> None:
+    assert FrameDecoder().feed(ROUTE_REQUEST) == [ROUTE_REQUEST]
 
 
 def test_several_frames_in_one_segment_all_come_out() -> None:
-    assert FrameDecoder().feed(STREAM) == CONTENTS
+    assert FrameDecoder().feed(STREAM) == FRAMES
 
 
 def test_a_stream_one_byte_at_a_time_gives_the_same_frames() -> None:
-    assert drip(FrameDecoder(), STREAM) == CONTENTS
+    assert drip(FrameDecoder(), STREAM) == FRAMES
 
 
 def test_a_stream_split_once_anywhere_gives_the_same_frames() -> None:
     for at in range(len(STREAM) + 1):
         decoder = FrameDecoder()
-        assert decoder.feed(STREAM[:at]) + decoder.feed(STREAM[at:]) == CONTENTS
+        assert decoder.feed(STREAM[:at]) + decoder.feed(STREAM[at:]) == FRAMES
 
 
 @settings(deadline=None)
@@ -75,12 +75,13 @@ def test_a_stream_split_once_anywhere_gives_the_same_frames() -> None:
     cuts=st.lists(st.integers(0, 400), max_size=12),
 )
 def test_any_split_of_any_frames_gives_the_same_frames(contents: list[bytes], cuts: list[int]) -> None:
-    stream = b"".join(len(content).to_bytes(4) + content for content in contents)
+    frames = [len(content).to_bytes(4) + content for content in contents]
+    stream = b"".join(frames)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     decoder = FrameDecoder()
     fed = [decoder.feed(stream[start:stop]) for start, stop in pairwise(bounds)]
-    assert [content for frames in fed for content in frames] == contents
-    assert decoder.buffered == 0
+    assert [taken for several in fed for taken in several] == frames
+    assert len(decoder.buffer) == 0
 
 
 def test_no_bytes_are_no_frames() -> None:
@@ -88,18 +89,18 @@ def test_no_bytes_are_no_frames() -> None:
     assert decoder.feed(b"") == []
     decoder.feed(ROUTE_REQUEST[:6])
     assert decoder.feed(b"") == []
-    assert decoder.feed(ROUTE_REQUEST[6:]) == [ROUTE_REQUEST[4:]]
+    assert decoder.feed(ROUTE_REQUEST[6:]) == [ROUTE_REQUEST]
 
 
 def test_the_shortest_frame_is_one_word() -> None:
-    assert FrameDecoder().feed(words(4, 0)) == [b"\0\0\0\0"]
+    assert FrameDecoder().feed(words(4, 0)) == [b"\0\0\0\x04\0\0\0\0"]
 
 
 def test_frames_are_bytes_that_outlive_the_decoder() -> None:
     decoder = FrameDecoder()
     [first] = drip(decoder, ROUTE_REQUEST)
     drip(decoder, HEARTBEAT)
-    assert first == ROUTE_REQUEST[4:]
+    assert first == ROUTE_REQUEST
     assert type(first) is bytes
 
 
@@ -110,24 +111,24 @@ def test_what_is_buffered_is_what_has_come_of_an_unfinished_frame() -> None:
     decoder = FrameDecoder()
     for taken in range(1, len(ROUTE_REQUEST)):
         decoder.feed(ROUTE_REQUEST[taken - 1 : taken])
-        assert decoder.buffered == taken
+        assert len(decoder.buffer) == taken
     decoder.feed(ROUTE_REQUEST[-1:])
-    assert decoder.buffered == 0
+    assert len(decoder.buffer) == 0
 
 
 def test_whole_frames_are_not_counted_as_buffered() -> None:
     decoder = FrameDecoder()
     decoder.feed(STREAM + ROUTE_REQUEST[:5])
-    assert decoder.buffered == 5
+    assert len(decoder.buffer) == 5
 
 
 def test_a_megabyte_dripped_byte_by_byte_takes_linear_time() -> None:
     stream = frame(json_header(code=103), b"x" * (1 << 20))
     started = time.process_time()
-    [content] = drip(FrameDecoder(), stream)
+    [taken] = drip(FrameDecoder(), stream)
     # Some tenths of a second; looking at all that has come with each new byte would take many minutes.
     assert time.process_time() - started < 10
-    assert content == stream[4:]
+    assert taken == stream
 
 
 def test_many_small_frames_in_one_segment_take_linear_time() -> None:
@@ -146,7 +147,7 @@ def test_a_frame_in_the_making_takes_little_more_memory_than_its_bytes() -> None
         held, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert decoder.buffered == len(stream) - 1
+    assert len(decoder.buffer) == len(stream) - 1
     assert held < 1.5 * len(stream)
     assert peak < 2.5 * len(stream)
 
@@ -170,8 +171,9 @@ def test_a_frame_of_the_largest_length_comes_out_whole() -> None:
     header = json_header(code=105)
     stream = frame(header, bytes(FRAME_BYTES_MAX - 8 - len(header)))
     assert len(stream) == FRAME_BYTES_MAX
-    [content] = drip(FrameDecoder(), stream, size=1 << 16)
-    assert len(content) == 16_777_212
+    [taken] = drip(FrameDecoder(), stream, size=1 << 16)
+    assert taken == stream
+    assert int.from_bytes(taken[:4]) == 16_777_212
 
 
 @pytest.mark.parametrize("length", [16_777_213, 1 << 25, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
@@ -185,16 +187,54 @@ def test_a_frame_too_short_for_its_second_word_is_refused_with_its_fourth_byte(l
 
 
 def test_the_limit_counts_the_length_word() -> None:
-    assert FrameDecoder(100).feed(bytes([0, 0, 0, 96]) + bytes(96)) == [bytes(96)]
+    longest = bytes([0, 0, 0, 96]) + bytes(96)
+    assert FrameDecoder(100).feed(longest) == [longest]
     with pytest.raises(FrameError, match="97 bytes; at most 96"):
         FrameDecoder(100).feed(bytes([0, 0, 0, 97]))
 
 
 def test_a_bad_frame_behind_good_ones_is_refused_too() -> None:
     decoder = FrameDecoder()
-    assert drip(decoder, STREAM) == CONTENTS
+    assert drip(decoder, STREAM) == FRAMES
     with pytest.raises(FrameError, match="at least 4"):
         decoder.feed(bytes(4))
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ((3).to_bytes(4), "3 bytes; it takes at least 4"),
+        ((4997).to_bytes(4), "4997 bytes; at most 996"),
+        (b"GET / HTTP/1.1", "at most 996"),
+        (frame(header_of(JSON, 105), b"x" * 4000), "at most 996"),
+        (frame(header_of(BINARY, 105), b"x" * 4000, BINARY), "at most 996"),
+        (frame(b"{" * 30, b"x" * 4000), "not JSON"),
+    ],
+)
+def test_good_frames_before_a_bad_one_come_out_and_the_failure_is_kept(bad: bytes, reason: str) -> None:
+    stream = ROUTE_REQUEST + HEARTBEAT
+    for at in range(len(stream)):
+        decoder = small_decoder()
+        frames = decoder.feed(stream[:at])
+        failures = [decoder.failure]
+        assert frames + decoder.feed(stream[at:] + bad) == [ROUTE_REQUEST, HEARTBEAT]
+        failures.append(decoder.failure)
+        assert failures[0] is None
+        assert isinstance(failures[1], FrameError)
+        assert reason in str(failures[1])
+
+
+def test_a_bad_frame_with_nothing_before_it_is_raised_and_kept() -> None:
+    decoder = FrameDecoder()
+    with pytest.raises(FrameError) as caught:
+        decoder.feed(bytes(4) + ROUTE_REQUEST)
+    assert decoder.failure is caught.value
+
+
+def test_a_stream_without_fault_has_no_failure() -> None:
+    decoder = FrameDecoder()
+    decoder.feed(STREAM + ROUTE_REQUEST[:5])
+    assert decoder.failure is None
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\0", b"PROXY TCP4 ", b"\r\n\r\n\0\r\n"])
@@ -205,23 +245,23 @@ def test_other_protocols_are_refused_with_their_fourth_byte(start: bytes) -> Non
 @FORMS
 @pytest.mark.parametrize("lie", [1, 1000, 0xFFFFFF - 131])
 def test_a_header_longer_than_its_frame_is_refused(form: int, lie: int) -> None:
-    [content] = FrameDecoder().feed(words(4 + 131, 131 + lie, form) + bytes(131))
+    [taken] = FrameDecoder().feed(words(4 + 131, 131 + lie, form) + bytes(131))
     with pytest.raises(FrameError, match="announces a header"):
-        decode_command(content)
+        decode_command(taken)
 
 
 @pytest.mark.parametrize("form", [2, 3, 123, 255])
 def test_an_unknown_form_of_header_is_refused(form: int) -> None:
     header = json_header(code=105)
-    [content] = FrameDecoder().feed(frame(header, form=form))
+    [taken] = FrameDecoder().feed(frame(header, form=form))
     with pytest.raises(HeaderError, match=f"form {form}"):
-        decode_command(content)
+        decode_command(taken)
 
 
 @FORMS
 def test_what_follows_the_header_is_the_body(form: int) -> None:
-    [content] = FrameDecoder().feed(frame(header_of(form, 100), b"\0body\xff", form))
-    assert decode_command(content).body == b"\0body\xff"
+    [taken] = FrameDecoder().feed(frame(header_of(form, 100), b"\0body\xff", form))
+    assert decode_command(taken).body == b"\0body\xff"
 
 
 # --------------------------------------------------------------------------------------------------- exempt frames
@@ -235,8 +275,8 @@ def small_decoder() -> FrameDecoder:
 @FORMS
 def test_an_exempt_frame_may_exceed_the_common_limit(form: int) -> None:
     stream = frame(header_of(form, REGISTER_BROKER), b"x" * 4000, form)
-    assert small_decoder().feed(stream) == [stream[4:]]
-    assert drip(small_decoder(), stream) == [stream[4:]]
+    assert small_decoder().feed(stream) == [stream]
+    assert drip(small_decoder(), stream) == [stream]
 
 
 @FORMS
@@ -251,10 +291,10 @@ def test_an_exempt_frame_split_once_anywhere_comes_out_whole(form: int) -> None:
 def test_an_exempt_frame_may_come_between_others(form: int) -> None:
     exempt = frame(header_of(form, REGISTER_BROKER), b"x" * 4000, form)
     assert small_decoder().feed(ROUTE_REQUEST + exempt + HEARTBEAT + exempt) == [
-        ROUTE_REQUEST[4:],
-        exempt[4:],
-        HEARTBEAT[4:],
-        exempt[4:],
+        ROUTE_REQUEST,
+        exempt,
+        HEARTBEAT,
+        exempt,
     ]
 
 
@@ -318,5 +358,5 @@ def test_an_exempt_megabyte_dripped_byte_by_byte_takes_linear_time() -> None:
     decoder = FrameDecoder(1000, {REGISTER_BROKER: 1 << 24})
     stream = frame(json_header(code=REGISTER_BROKER), b"x" * (1 << 20))
     started = time.process_time()
-    assert drip(decoder, stream) == [stream[4:]]
+    assert drip(decoder, stream) == [stream]
     assert time.process_time() - started < 10

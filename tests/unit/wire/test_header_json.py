@@ -226,9 +226,9 @@ def test_a_header_nested_beyond_reason_is_refused() -> None:
 )
 def test_body_and_form_are_the_frames_word_alone(member: str) -> None:
     header = f'{{{member},"code":105}}'.encode()
-    request = decode_command(frame(header, b"the body")[4:])
+    request = decode_command(frame(header, b"the body"))
     assert (request.code, request.body, request.form) == (105, b"the body", FORM_JSON)
-    assert decode_command(frame(header)[4:]).body == b""
+    assert decode_command(frame(header)).body == b""
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_requests_do_not_share_their_fields() -> None:
 def test_any_text_is_a_header_or_refused(text: str) -> None:
     data = text.encode("utf-8", "replace")
     with suppress(FrameError):
-        decode_command(frame(data)[4:])
+        decode_command(frame(data))
 
 
 @settings(deadline=None)

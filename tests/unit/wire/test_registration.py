@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skyroute.remoting.pace import run_through
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (
+    FILTER_SERVERS_MAX,
+    MAPPED_QUEUES_MAX,
     TOPICS_MAX,
     Goodbye,
+    body_fingerprint,
     decode_broker_key,
     decode_data_version,
     decode_goodbye,
@@ -28,6 +32,7 @@ from skyroute.wire.calls.registration import (
 )
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError, FieldError, WireError
+from skyroute.wire.fields import NAME_CHARS_MAX
 from tests.unit.wire.golden import golden_line
 
 V3, V4, V5 = 36, 409, 479
@@ -47,7 +52,7 @@ def registration(**fields: str | None) -> Registration:
 
 
 def table_of(body: bytes, version: int = V5, **fields: str) -> TopicTable:
-    return decode_topic_table(Request(code=103, fields=fields, version=version, body=body))
+    return run_through(decode_topic_table(Request(code=103, fields=fields, version=version, body=body)))
 
 
 def body_of(configs: str, rest: str = "") -> bytes:
@@ -66,7 +71,7 @@ def mappings_of(mappings: str) -> Mapping[str, StaticMapping]:
 
 
 def test_a_header_of_4_9() -> None:
-    assert replace(registration(), fingerprint=None) == Registration(
+    assert registration() == Registration(
         cluster="DefaultCluster",
         broker_name="broker-a",
         broker_id=0,
@@ -114,6 +119,13 @@ def test_a_missing_field_is_refused_by_name(name: str, value: str | None) -> Non
 def test_a_name_with_control_characters_is_refused(name: str) -> None:
     with pytest.raises(FieldError, match=name):
         registration(**{name: "a\nb"})
+
+
+@pytest.mark.parametrize("name", ["brokerAddr", "brokerName", "clusterName", "haServerAddr", "__ZONE_NAME"])
+def test_a_name_beyond_the_longest_is_refused(name: str) -> None:
+    registration(**{name: "x" * NAME_CHARS_MAX})
+    with pytest.raises(FieldError, match=f"{name} is too long"):
+        registration(**{name: "x" * (NAME_CHARS_MAX + 1)})
 
 
 @pytest.mark.parametrize("name", ["brokerId", "heartbeatTimeoutMillis"])
@@ -381,9 +393,73 @@ def test_a_body_that_cannot_be_read_is_refused_as_java_would(body: bytes) -> Non
     assert len(str(caught.value)) < 500
 
 
-def test_far_more_topics_than_anyone_has_are_refused_before_they_are_read() -> None:
+@pytest.mark.parametrize("version", [V3, V4, V5])
+def test_far_more_topics_than_anyone_has_are_refused_before_they_are_read(version: int) -> None:
     with pytest.raises(BodyError, match=f"more than {TOPICS_MAX} topics"):
-        table_of(body_of('{"topicConfigTable":' + "{" * (3 * TOPICS_MAX + 3)))
+        table_of(b"{" * (2 * TOPICS_MAX + 18), version)
+    with pytest.raises(BodyError, match=r"RegisterBrokerBody: (?!it has more)"):
+        table_of(b"{" * (2 * TOPICS_MAX + 1), version)
+
+
+def test_as_many_topics_as_are_allowed_are_read_and_one_more_is_not() -> None:
+    topics = ",".join(f'"{number}":{{}}' for number in range(TOPICS_MAX))
+    assert len(topics_of(f"{{{topics}}}")) == TOPICS_MAX
+    with pytest.raises(BodyError, match=f"more than {TOPICS_MAX} topics"):
+        topics_of(f'{{{topics},"one more":{{}}}}')
+
+
+@pytest.mark.parametrize("name", ["x" * NAME_CHARS_MAX, "主" * NAME_CHARS_MAX])
+def test_a_topic_has_a_longest_name(name: str) -> None:
+    assert list(topics_of(json.dumps({"Good": {}, name: {}}))) == ["Good", name]
+    with pytest.raises(BodyError, match="topic is no name") as caught:
+        topics_of(json.dumps({"Good": {}, name + "x": {}}))
+    assert len(str(caught.value)) < 500
+
+
+def test_filter_servers_are_bounded_in_number() -> None:
+    servers = ",".join(['"10.0.0.9:1"'] * FILTER_SERVERS_MAX)
+    table = table_of(body_of('{"topicConfigTable":{}}', f'"filterServerList":[{servers}],'))
+    assert table.filter_servers == ("10.0.0.9:1",) * FILTER_SERVERS_MAX
+    with pytest.raises(BodyError, match=f"more than {FILTER_SERVERS_MAX} filter servers"):
+        table_of(body_of('{"topicConfigTable":{}}', f'"filterServerList":[{servers},"10.0.0.9:1"],'))
+
+
+@pytest.mark.parametrize("server", ["", "a\nb", "x" * (NAME_CHARS_MAX + 1)])
+def test_a_filter_server_has_a_name(server: str) -> None:
+    with pytest.raises(BodyError, match="filter server is no name"):
+        table_of(body_of('{"topicConfigTable":{}}', f'"filterServerList":["f:1",{json.dumps(server)}],'))
+
+
+@pytest.mark.parametrize("parts", [1, 10, 1000])
+def test_mapped_queues_are_bounded_over_all_static_topics_together(parts: int) -> None:
+    # Every part counts as one, and so does each of its queues.
+    queues = MAPPED_QUEUES_MAX // parts - 1
+    ids = ",".join(f"{number}:0" for number in range(queues))
+    part = f'{{"bname":"b","currIdMap":{{{ids}}}}}'
+    written = ",".join(f'"T{number}":{part}' for number in range(parts))
+    assert len(mappings_of(f"{{{written}}}")) == parts
+    with pytest.raises(BodyError, match=f"more than {MAPPED_QUEUES_MAX} queues of static topics"):
+        mappings_of(f'{{{written},"One":{{"bname":"b"}}}}')
+
+
+@pytest.mark.parametrize("member", ["bname", "topic"])
+def test_a_mapping_has_names_of_bounded_length(member: str) -> None:
+    longest = "x" * NAME_CHARS_MAX
+    assert len(mappings_of(json.dumps({"T": {"bname": "b", member: longest}}))) == 1
+    with pytest.raises(BodyError, match=f"{member} is no name"):
+        mappings_of(json.dumps({"T": {"bname": "b", member: longest + "x"}}))
+
+
+def test_a_table_is_read_in_steps() -> None:
+    steps = decode_topic_table(Request(code=103, version=V5, body=BODY_5))
+    assert len(list(steps)) >= 1
+    assert run_through(decode_topic_table(Request(code=103, version=V5, body=BODY_5))) == table_of(BODY_5)
+
+
+def test_a_wrong_checksum_is_noticed_in_the_first_step() -> None:
+    steps = decode_topic_table(Request(code=103, fields={"bodyCrc32": "1"}, version=V5, body=BODY_5))
+    with pytest.raises(BodyError, match="crc32 not match"):
+        next(steps)
 
 
 def test_every_truncation_of_a_body_is_refused() -> None:
@@ -441,12 +517,16 @@ def test_any_text_is_a_table_or_refused(text: str, version: int, fields: dict[st
 # ------------------------------------------------------------------------------------------------- fingerprint
 
 
-def fingerprint(body: bytes = BODY_5, version: int = V5, **fields: str) -> bytes | None:
-    return decode_registration(Request(code=103, fields=FIELDS | fields, version=version, body=body)).fingerprint
+def test_a_header_alone_has_neither_table_nor_fingerprint() -> None:
+    told = decode_registration(Request(code=103, fields=FIELDS, version=V5, body=BODY_5))
+    assert (told.table, told.fingerprint) == (None, None)
+
+
+def fingerprint(body: bytes = BODY_5, version: int = V5, **fields: str) -> bytes:
+    return body_fingerprint(Request(code=103, fields=FIELDS | fields, version=version, body=body))
 
 
 def test_a_fingerprint_is_the_same_for_the_same_body_read_in_the_same_way() -> None:
-    assert fingerprint() is not None
     assert fingerprint() == fingerprint(bytes(bytearray(BODY_5)), brokerName="other")
     assert fingerprint(version=413) == fingerprint(version=600)
     assert fingerprint(compressed="false") == fingerprint(compressed="no")
@@ -463,7 +543,7 @@ def test_a_fingerprint_is_the_same_for_the_same_body_read_in_the_same_way() -> N
         fingerprint(version=V3),
     ],
 )
-def test_a_fingerprint_tells_apart_what_may_be_read_differently(other: bytes | None) -> None:
+def test_a_fingerprint_tells_apart_what_may_be_read_differently(other: bytes) -> None:
     assert fingerprint() != other
 
 
@@ -500,14 +580,14 @@ def test_the_example_body_of_5_is_written_byte_for_byte() -> None:
 def test_a_registration_is_read_back_as_it_was(told: Registration) -> None:
     request = encode_registration(replace(told, table=TABLE))
     request.version = V5
-    assert replace(decode_registration(request), fingerprint=None) == told
-    assert decode_topic_table(request) == TABLE
+    assert decode_registration(request) == told
+    assert run_through(decode_topic_table(request)) == TABLE
 
 
 def test_a_registration_without_a_table_has_an_empty_one() -> None:
     request = encode_registration(Registration("c", "b", 0, "a:1"))
     request.version = V5
-    assert decode_topic_table(request) == TopicTable(filter_servers=())
+    assert run_through(decode_topic_table(request)) == TopicTable(filter_servers=())
 
 
 def test_a_goodbye_is_read_back_as_it_was() -> None:

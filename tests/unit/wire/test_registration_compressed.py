@@ -1,3 +1,4 @@
+import json
 import struct
 import time
 import tracemalloc
@@ -8,11 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skyroute.remoting.pace import run_through
 from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import QueueSettings, StaticMapping
-from skyroute.wire.calls.registration import TOPICS_MAX, decode_topic_table
+from skyroute.wire.calls.registration import (
+    FILTER_SERVERS_MAX,
+    LINES_A_STEP,
+    MAPPED_QUEUES_MAX,
+    TOPICS_MAX,
+    decode_topic_table,
+)
 from skyroute.wire.command import Request
 from skyroute.wire.errors import BodyError
+from skyroute.wire.fields import NAME_CHARS_MAX
 from tests.unit.wire.by_hand import compressed_registration, piece, registration_stream
 from tests.unit.wire.golden import golden_bytes
 
@@ -28,7 +37,7 @@ def table_of(
     body: bytes, version: int = V5, *, compressed: str = "true", inflated_bytes_max: int = 1 << 20
 ) -> TopicTable:
     request = Request(code=103, fields={"compressed": compressed}, version=version, body=body)
-    return decode_topic_table(request, inflated_bytes_max)
+    return run_through(decode_topic_table(request, inflated_bytes_max))
 
 
 def settings_of(line: bytes) -> QueueSettings:
@@ -312,6 +321,14 @@ def test_more_topics_than_anyone_has_are_refused_before_they_are_read() -> None:
         table_of(zlib.compress(stream, 1), inflated_bytes_max=1 << 21)
 
 
+def test_more_mappings_than_anyone_has_are_refused_before_they_are_read() -> None:
+    # Read first and counted then, the 163 kB that inflate to two million of them hold everybody up for seconds.
+    count = MAPPED_QUEUES_MAX + 1
+    stream = piece(b"{}") + struct.pack(">i", 0) + piece(b"[]") + struct.pack(">i", count) + bytes(count)
+    with pytest.raises(BodyError, match=f"more than {MAPPED_QUEUES_MAX} queues of static topics"):
+        table_of(zlib.compress(stream, 1))
+
+
 def test_ten_thousand_topics_take_little_time_and_share_their_settings() -> None:
     body = compressed_registration([f"Topic{number} 8 8 6 SINGLE_TAG {{}}".encode() for number in range(10_000)])
     started = time.process_time()
@@ -319,6 +336,57 @@ def test_ten_thousand_topics_take_little_time_and_share_their_settings() -> None
     assert time.process_time() - started < 5
     assert len(topics) == 10_000
     assert len({id(read) for read in topics.values()}) == 1
+
+
+def test_as_many_topics_as_are_allowed_are_read() -> None:
+    lines = [b"%d 8 8 6 SINGLE_TAG" % number for number in range(TOPICS_MAX + 1)]
+    assert len(table_of(compressed_registration(lines[:-1]), inflated_bytes_max=1 << 26).topics) == TOPICS_MAX
+    with pytest.raises(BodyError, match=f"more than {TOPICS_MAX} topics"):
+        table_of(compressed_registration(lines), inflated_bytes_max=1 << 26)
+
+
+@pytest.mark.parametrize("name", ["x" * NAME_CHARS_MAX, "主" * NAME_CHARS_MAX])
+def test_a_topic_has_a_longest_name(name: str) -> None:
+    assert list(table_of(compressed_registration([f"{name} 8 4 6 SINGLE_TAG".encode()])).topics) == [name]
+    with pytest.raises(BodyError, match="topic is no name"):
+        table_of(compressed_registration([f"{name}x 8 4 6 SINGLE_TAG".encode()]))
+
+
+def test_filter_servers_are_bounded_in_number() -> None:
+    servers = ["10.0.0.9:1"] * FILTER_SERVERS_MAX
+    body = compressed_registration([], filter_servers=json.dumps(servers).encode())
+    assert table_of(body).filter_servers == tuple(servers)
+    with pytest.raises(BodyError, match=f"more than {FILTER_SERVERS_MAX} filter servers"):
+        table_of(compressed_registration([], filter_servers=json.dumps([*servers, "f:1"]).encode()))
+
+
+@pytest.mark.parametrize("server", ["", "a\nb", "x" * (NAME_CHARS_MAX + 1)])
+def test_a_filter_server_has_a_name(server: str) -> None:
+    with pytest.raises(BodyError, match="filter server is no name"):
+        table_of(compressed_registration([], filter_servers=json.dumps(["f:1", server]).encode()))
+
+
+@pytest.mark.parametrize("parts", [1, 1000])
+def test_mapped_queues_are_bounded_over_all_static_topics_together(parts: int) -> None:
+    # Every part counts as one, and so does each of its queues.
+    ids = dict.fromkeys(range(MAPPED_QUEUES_MAX // parts - 1), 0)
+    mappings = [json.dumps({"bname": "b", "topic": f"T{number}", "currIdMap": ids}).encode() for number in range(parts)]
+    body = compressed_registration([], mappings=mappings)
+    assert len(table_of(body, inflated_bytes_max=1 << 22).mappings) == parts
+    body = compressed_registration([], mappings=[*mappings, b'{"bname":"b","topic":"One"}'])
+    with pytest.raises(BodyError, match=f"more than {MAPPED_QUEUES_MAX} queues of static topics"):
+        table_of(body, inflated_bytes_max=1 << 22)
+
+
+@pytest.mark.parametrize("lines", [0, 1, LINES_A_STEP, LINES_A_STEP + 1, 3 * LINES_A_STEP])
+def test_a_long_table_is_read_a_few_lines_at_a_time(lines: int) -> None:
+    body = compressed_registration([b"T%d 8 8 6 SINGLE_TAG" % number for number in range(lines)])
+    request = Request(code=103, version=V5, body=body)
+    steps = decode_topic_table(request)
+    yielded = len(list(steps))
+    assert yielded >= -(-lines // LINES_A_STEP)
+    assert run_through(decode_topic_table(request)) == table_of(body)
+    assert len(table_of(body).topics) == lines
 
 
 # ------------------------------------------------------------------------------------------------- anything at all

@@ -10,8 +10,10 @@ from skyroute.routing.topology import (
     BrokerGroup,
     BrokerQueues,
     ClusterView,
+    Permission,
     QueueSettings,
     StaticMapping,
+    TopicFlag,
     TopicRoute,
 )
 from skyroute.wire.calls.route import (
@@ -28,7 +30,7 @@ from skyroute.wire.calls.route import (
 )
 from skyroute.wire.command import Request
 from skyroute.wire.errors import BodyError, FieldError
-from skyroute.wire.fastjson import Dialect
+from skyroute.wire.fastjson import Dialect, dumps
 from tests.unit.wire.golden import golden_line
 
 LEGACY, STRICT = Dialect.LEGACY, Dialect.STRICT
@@ -230,6 +232,103 @@ def test_any_route_is_read_back_as_it_was(route: TopicRoute, dialect: Dialect) -
         assert set(json.loads(body)) >= {"brokerDatas", "filterServerTable", "queueDatas"}
 
 
+def group_members(group: BrokerGroup) -> dict[str, Any]:
+    return {
+        "brokerAddrs": group.addresses,
+        "brokerName": group.name,
+        "cluster": group.cluster,
+        "enableActingMaster": group.acting_master,
+        "zoneName": group.zone,
+    }
+
+
+def route_members(route: TopicRoute) -> dict[str, Any]:
+    """A route under the wire's names, in their order, for the general writer."""
+    queues = [
+        {
+            "brokerName": queues.broker_name,
+            "perm": queues.settings.permission,
+            "readQueueNums": queues.settings.read_queues,
+            "topicSysFlag": queues.settings.sys_flag,
+            "writeQueueNums": queues.settings.write_queues,
+        }
+        for queues in route.queues
+    ]
+    mappings = {
+        name: {
+            "bname": part.broker_name,
+            "currIdMap": part.current_ids,
+            "dirty": part.dirty,
+            "epoch": part.epoch,
+            "scope": part.scope,
+            "topic": part.topic,
+            "totalQueues": part.total_queues,
+        }
+        for name, part in route.mappings.items()
+    }
+    return {
+        "brokerDatas": [group_members(group) for group in route.groups],
+        "filterServerTable": {address: servers for address, servers in route.filter_servers.items() if servers},
+        "orderTopicConf": route.order_config,
+        "queueDatas": queues,
+        "topicQueueMappingByBroker": mappings or None,
+    }
+
+
+# Whatever may need an escape, a lone surrogate included, and names that need none.
+ANY_NAMES = st.text(st.characters(), max_size=6) | st.from_regex(r"[\w.:-]{1,12}", fullmatch=True)
+ANY_GROUPS = st.builds(
+    BrokerGroup,
+    ANY_NAMES,
+    ANY_NAMES,
+    st.dictionaries(st.integers(0, (1 << 63) - 1), ANY_NAMES, max_size=3),
+    st.booleans(),
+    st.none() | ANY_NAMES,
+)
+ANY_NUMBERS = st.integers(-(1 << 31), (1 << 31) - 1)
+ANY_ROUTES = st.builds(
+    TopicRoute,
+    st.lists(ANY_GROUPS, max_size=2).map(tuple),
+    st.lists(
+        st.builds(
+            BrokerQueues,
+            ANY_NAMES,
+            st.builds(
+                QueueSettings,
+                ANY_NUMBERS,
+                ANY_NUMBERS,
+                ANY_NUMBERS | st.sampled_from([Permission.READ, Permission.READ | Permission.WRITE]),
+                ANY_NUMBERS | st.sampled_from(TopicFlag),
+            ),
+        ),
+        max_size=2,
+    ).map(tuple),
+    st.dictionaries(ANY_NAMES, st.lists(ANY_NAMES, max_size=2).map(tuple), max_size=2),
+    st.dictionaries(
+        ANY_NAMES,
+        st.builds(
+            StaticMapping,
+            ANY_NAMES,
+            ANY_NAMES,
+            ANY_NUMBERS,
+            st.integers(-(1 << 63), (1 << 63) - 1),
+            ANY_NAMES,
+            st.booleans(),
+            st.dictionaries(ANY_NUMBERS, ANY_NUMBERS, max_size=3),
+        ),
+        max_size=2,
+    ),
+    st.none() | ANY_NAMES,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(route=ANY_ROUTES)
+def test_any_route_is_written_as_its_members_would_be(route: TopicRoute) -> None:
+    for dialect in Dialect:
+        assert encode_route(route, dialect) == dumps(route_members(route), dialect)
+
+
 @pytest.mark.parametrize("body", [b"{}", b'{"brokerDatas":null,"queueDatas":null,"filterServerTable":null}'])
 def test_a_route_that_lacks_its_containers_is_empty(body: bytes) -> None:
     assert decode_route(body) == TopicRoute((), ())
@@ -269,6 +368,20 @@ def test_a_cluster_view_has_groups_by_name_and_names_by_cluster(dialect: Dialect
         b'"clusterAddrTable":{"DefaultCluster":["a","b"]}}'
     )
     assert encode_cluster_view(view, dialect) == start + rest
+
+
+@settings(deadline=None)
+@given(
+    groups=st.lists(ANY_GROUPS, max_size=4, unique_by=lambda group: group.name),
+    clusters=st.dictionaries(ANY_NAMES, st.lists(ANY_NAMES, max_size=2).map(tuple), max_size=2),
+)
+def test_any_cluster_view_is_written_as_its_members_would_be(
+    groups: list[BrokerGroup], clusters: dict[str, tuple[str, ...]]
+) -> None:
+    table = {group.name: group_members(group) for group in sorted(groups, key=lambda group: group.name)}
+    members = {"brokerAddrTable": table, "clusterAddrTable": clusters}
+    for dialect in Dialect:
+        assert encode_cluster_view(ClusterView(tuple(groups), clusters), dialect) == dumps(members, dialect)
 
 
 @BOTH

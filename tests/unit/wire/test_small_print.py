@@ -4,6 +4,8 @@ import struct
 
 import pytest
 
+from skyroute.remoting.pace import run_through
+from skyroute.routing.registration import TopicTable
 from skyroute.wire.calls.registration import decode_registration, decode_topic_table
 from skyroute.wire.calls.route import decode_route, decode_topic_registration
 from skyroute.wire.command import FORM_JSON, Request, Response
@@ -21,6 +23,10 @@ def read(header: str) -> Request:
 
 def body_of(configs: str) -> bytes:
     return f'{{"topicConfigSerializeWrapper":{configs}}}'.encode()
+
+
+def table_of(body: bytes) -> TopicTable:
+    return run_through(decode_topic_table(Request(version=479, body=body)))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +105,7 @@ def test_frames_before_a_bad_one_come_out_however_the_stream_is_cut() -> None:
 @pytest.mark.parametrize("number", [b"1_0", b"\t8", b"8\n"])
 def test_a_number_of_a_topic_line_is_plain_and_fits_32_bits(number: bytes) -> None:
     with pytest.raises(BodyError):
-        decode_topic_table(Request(version=479, body=compressed_registration([b"T " + number + b" 8 6 SINGLE_TAG"])))
+        table_of(compressed_registration([b"T " + number + b" 8 6 SINGLE_TAG"]))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_a_number_of_a_topic_line_is_plain_and_fits_32_bits(number: bytes) -> No
 def test_a_mapping_has_a_name_and_numbers_that_fit(mapping: str) -> None:
     configs = f'{{"topicConfigTable":{{}},"topicQueueMappingInfoMap":{mapping}}}'
     with pytest.raises(BodyError):
-        decode_topic_table(Request(version=479, body=body_of(configs)))
+        table_of(body_of(configs))
 
 
 @pytest.mark.parametrize(

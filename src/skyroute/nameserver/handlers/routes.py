@@ -115,6 +115,9 @@ class RouteHandlers:
             self.forget_all()
         self._answer_bytes += len(response.body)
         answers = self._strict_answers if query.dialect is _STRICT else self._legacy_answers
+        replaced = answers.get(query.topic)
+        if replaced is not None:
+            self._answer_bytes -= len(replaced.body)
         answers[query.topic] = response
 
     def forget(self, events: Iterable[RouteEvent]) -> None:

@@ -35,6 +35,8 @@ MAPPED_QUEUES_MAX: Final = 100_000
 """The most queues of static topics one registration may bring."""
 LINES_A_STEP: Final = 2_000
 """How many lines of a compressed table are read before others have their turn."""
+_WRAPPER_OBJECTS: Final = 16
+"""Objects of a body that are not about any one topic; it has fewer."""
 _INT32 = Struct(">i")
 _INT64_MAX: Final = (1 << 63) - 1
 _FILTER_TYPES: Final = frozenset({"SINGLE_TAG", "MULTI_TAG"})
@@ -210,7 +212,7 @@ def decode_topic_table(
             yield
             return (yield from _decode_compressed(inflated, with_mappings=request.version >= V5_0_0))
         # A topic is an object with at most one other in it, so this bounds what decoding may cost.
-        _check_count(body.count(b"{") // 2)
+        _check_count((body.count(b"{") - _WRAPPER_OBJECTS) // 2)
         if request.version < V3_0_11:
             configs, servers = _decode_json(body, _TopicConfigs), None
         else:
@@ -254,11 +256,15 @@ def _check_count(topics: int) -> None:
         raise BodyError(f"it has more than {TOPICS_MAX} topics")
 
 
+def _check_mapped_queues(count: int) -> None:
+    if count > MAPPED_QUEUES_MAX:
+        raise BodyError(f"it has more than {MAPPED_QUEUES_MAX} queues of static topics")
+
+
 def _check_extent(filter_servers: Sequence[str], parts: Collection[MappingBody]) -> None:
     if len(filter_servers) > FILTER_SERVERS_MAX:
         raise BodyError(f"it has more than {FILTER_SERVERS_MAX} filter servers")
-    if len(parts) + sum(len(part.currIdMap or ()) for part in parts) > MAPPED_QUEUES_MAX:
-        raise BodyError(f"it has more than {MAPPED_QUEUES_MAX} queues of static topics")
+    _check_mapped_queues(len(parts) + sum(len(part.currIdMap or ()) for part in parts))
     for server in filter_servers:
         _name("filter server", server)
 
@@ -338,7 +344,13 @@ def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> Generator[Non
         topic, settings = _decode_topic_line(reader.piece())
         topics[topic] = shared.setdefault(settings, settings)
     filter_servers = _decode_filter_servers(reader.piece())
-    parts = [_decode_json(reader.piece(), MappingBody) for _ in range(reader.count())] if with_mappings else []
+    parts: list[MappingBody] = []
+    part_count = reader.count() if with_mappings else 0
+    _check_mapped_queues(part_count)
+    for number in range(part_count):
+        if number % LINES_A_STEP == 0:
+            yield
+        parts.append(_decode_json(reader.piece(), MappingBody))
     _check_extent(filter_servers, parts)
     mappings = {part.topic: _mapping(part, part.topic) for part in parts}
     return TopicTable(version, topics, mappings, filter_servers)

@@ -1,0 +1,480 @@
+"""How does our name server compare with Apache's, on this machine, in this minute?
+
+Run from the repository's root: `python -m benchmarks.nameserver`. It starts both servers as real processes on loopback,
+puts the same load on them in turns, and prints one table. `README.md` says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from benchmarks.figures import Figure, Target, table
+from benchmarks.load.programs import Brokers, Change, Limit, LoadError, Reads, build, read_routes
+from benchmarks.machine import Bystanders, resident_mb
+from tests.support.apache import (
+    LARGE_HEAP,
+    ApacheNameServer,
+    NameServerProcess,
+    PeerFailedError,
+    PeerUnavailableError,
+    SkyrouteNameServer,
+    fetch_jars,
+)
+
+START_TIMEOUT_S = 60.0
+NOISY = 0.10
+"""A round is noisy if more than this share of the machine went to processes that take no part."""
+LOOK_S = 0.5
+"""How long to look whether the machine is quiet."""
+WAIT_S = 60.0
+"""How long to wait for that at once: idle brokers are dropped after 120 s."""
+
+FEW_TOPICS = ("T", 100)
+MANY_TOPICS = ("c0T", 10_000)
+
+Side = Literal["apache", "ours"]
+SIDES: tuple[Side, Side] = ("apache", "ours")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running name server."""
+
+    port: int
+    pid: int
+    first_answer_s: float
+    """From just before its program was started to its first answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one side did in one round."""
+
+    values: tuple[float, ...]
+    words: str
+    noise: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """The name of one value of `Taken`, and what is hoped of it."""
+
+    what: str
+    unit: str
+    targets: tuple[Target, ...] = ()
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run: its length, and what it has found so far."""
+
+    rounds: int
+    seconds: float
+    warm_up_s: float
+    only: frozenset[str]
+    compact: bool
+    patience_s: float
+    """How long, in all, to wait for a quiet machine and to repeat noisy rounds."""
+    scratch: Path
+    figures: list[Figure] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    _began: float = field(default_factory=time.monotonic)
+    _servers: int = 0
+
+    def wants(self, *rows: str) -> bool:
+        return not self.only.isdisjoint(rows)
+
+    def say(self, line: str) -> None:
+        print(f"[{time.monotonic() - self._began:4.0f} s] {line}", flush=True)
+
+    def compare(self, row: str, measure: Callable[[Side], Taken], *quantities: Quantity) -> None:
+        """Measure both sides round by round, neither always first, and keep the quietest rounds."""
+        taken: list[dict[Side, Taken]] = []
+        while len(taken) < self.rounds or self._may_repeat(taken):
+            self._await_quiet()
+            began, is_extra = time.monotonic(), len(taken) >= self.rounds
+            results: dict[Side, Taken] = {}
+            for side in SIDES if len(taken) % 2 == 0 else reversed(SIDES):
+                result = results[side] = measure(side)
+                noise = f" (others took {result.noise:.0%} of the machine)" if result.noise > NOISY else ""
+                self.say(f"row {row} round {len(taken) + 1} {side:6}: {result.words}{noise}")
+            taken.append(results)
+            if is_extra:
+                self.patience_s -= time.monotonic() - began
+        kept = sorted(taken, key=_noise)[: self.rounds]
+        self.noise += map(_noise, kept)
+        for at, quantity in enumerate(quantities):
+            apache, ours = (tuple(results[side].values[at] for results in kept) for side in SIDES)
+            figure = Figure(row, quantity.what, quantity.unit, apache, ours, quantity.targets)
+            self.figures.append(figure)
+            self.say(f"row {row}: {quantity.what.strip()}: ours / Apache's = {figure.ratio or 0:.2f}")
+
+    def _may_repeat(self, taken: list[dict[Side, Taken]]) -> bool:
+        quiet = sum(_noise(results) <= NOISY for results in taken)
+        return quiet < self.rounds and len(taken) < 2 * self.rounds and self.patience_s > 0
+
+    def _await_quiet(self) -> None:
+        """Wait for others to finish. Our own servers are idle between rounds, and count as others here."""
+        began = time.monotonic()
+        while (waited_s := time.monotonic() - began) < min(self.patience_s, WAIT_S):
+            with Bystanders() as bystanders:
+                time.sleep(LOOK_S)
+            if bystanders.share <= NOISY:
+                break
+        if waited_s > LOOK_S:
+            self.say(f"waited {waited_s:.0f} s for a quiet machine")
+            self.patience_s -= waited_s
+
+    @contextmanager
+    def running(self, side: Side) -> Iterator[Server]:
+        """A fresh server, from its first answer until it is killed."""
+        self._servers += 1
+        home = self.scratch / f"{side}-{self._servers}"
+        peer: NameServerProcess
+        if side == "apache":
+            peer = ApacheNameServer(side, home, java_options=LARGE_HEAP)
+        else:
+            peer = SkyrouteNameServer(side, home)
+        peer.prepare()
+        command = peer.command()
+        with peer.log.open("wb") as log:
+            start = time.monotonic()
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=home, env=peer.environment()
+            )
+        try:
+            _await_answer(peer, process, start + START_TIMEOUT_S)
+            yield Server(peer.port, process.pid, time.monotonic() - start)
+        except LoadError as error:
+            raise LoadError(f"{error}\n{side} ended its log with:\n{peer.tail(5)}") from error
+        finally:
+            process.kill()
+            process.wait()
+
+    @contextmanager
+    def pair(self) -> Iterator[dict[Side, Server]]:
+        with ExitStack() as stack:
+            yield {side: stack.enter_context(self.running(side)) for side in SIDES}
+
+    def warm_ups(self) -> Iterator[tuple[Side, float]]:
+        """How many seconds of load each side gets first: the JVM compiles what it runs often, ours has no such need."""
+        self.say(f"warming up Apache's for {self.warm_up_s:g} s")
+        yield "apache", self.warm_up_s
+        yield "ours", 1.0
+
+    def few_brokers(self, server: Server) -> Brokers:
+        """2 brokers x 100 topics, in a cluster of their own."""
+        return Brokers(server.port, clusters=1, brokers=2, topics=100, compact=self.compact, first_cluster=4)
+
+    def many_brokers(self, server: Server) -> Brokers:
+        """32 brokers x 10,000 topics: four clusters of eight, and the same topics on every broker of a cluster."""
+        return Brokers(server.port, clusters=4, brokers=8, topics=10_000, compact=self.compact)
+
+
+def _noise(results: Mapping[Side, Taken]) -> float:
+    return max(result.noise for result in results.values())
+
+
+def _await_answer(peer: NameServerProcess, process: subprocess.Popen[bytes], deadline: float) -> None:
+    """Knock until a request is answered: the route of a topic that does not exist."""
+    header = b'{"code":105,"extFields":{"topic":"none"},"flag":0,"language":"JAVA","opaque":1,"version":495}'
+    request = struct.pack(">ii", 4 + len(header), len(header)) + header
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise PeerFailedError(f"{peer.name} ended with status {process.returncode}:\n{peer.tail()}")
+        try:
+            with socket.create_connection(("127.0.0.1", peer.port), timeout=10) as connection:
+                connection.sendall(request)
+                if b"none" in connection.recv(4096):
+                    return
+        except ConnectionError:
+            time.sleep(0.001)
+    raise PeerFailedError(f"{peer.name} did not answer within {START_TIMEOUT_S:g} s:\n{peer.tail()}")
+
+
+# ------------------------------------------------------------------------------------------------------ rows 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """How many clients ask at once, how many questions each has open, and what is hoped of the answers."""
+
+    row: str
+    connections: int
+    depth: int
+    rate: Target
+    tail: tuple[Target, ...] = ()
+
+
+CLIENTS = (
+    Clients("1", 64, 1, Target("ratio at least", 1.7), (Target("ratio at most", 0.7),)),
+    Clients("2", 16, 16, Target("ratio at least", 2.5)),
+    Clients("3", 256, 4, Target("ratio at least", 1.8)),
+)
+
+
+def measure_reads(bench: Bench) -> None:
+    """How many routes a second, and how long does one take, for clients that wait for each answer?"""
+    bench.say("rows 1 to 3: starting both servers with 2 brokers x 100 topics")
+    with bench.pair() as servers, ExitStack() as stack:
+        few = {side: stack.enter_context(bench.few_brokers(server)) for side, server in servers.items()}
+        for brokers in few.values():
+            brokers.register()
+        for side, warm_up_s in bench.warm_ups():
+            for clients in CLIENTS:
+                _read(servers[side], clients, warm_up_s / len(CLIENTS))
+        for clients in CLIENTS:
+            if clients.row in bench.only:
+                _compare_reads(bench, clients, servers, few)
+
+
+def _compare_reads(bench: Bench, clients: Clients, servers: dict[Side, Server], few: dict[Side, Brokers]) -> None:
+    sizes: list[int] = []
+
+    def measure(side: Side) -> Taken:
+        few[side].renew()
+        with Bystanders(server.pid for server in servers.values()) as bystanders:
+            reads = _read(servers[side], clients, bench.seconds)
+        sizes.append(reads.body_bytes)
+        return Taken((reads.per_s, reads.p99_us / 1000), _describe(reads), bystanders.share)
+
+    shape = f"{clients.connections} connections x {clients.depth}"
+    rate = Quantity(f"routes read, {shape}", "a second", (clients.rate,))
+    bench.compare(clients.row, measure, rate, Quantity("  99th percentile", "ms", clients.tail))
+    with Limit(max(sizes)) as limit:
+        rates = [_read(limit, clients, min(1.0, bench.seconds)).per_s for _ in range(3)]
+    bench.figures.append(Figure(clients.row, "  what loopback allows at most", "a second", (), tuple(rates)))
+
+
+def _read(server: Server | Limit, clients: Clients, seconds: float) -> Reads:
+    return read_routes(server.port, clients.connections, clients.depth, seconds=seconds, topics=FEW_TOPICS)
+
+
+def _describe(reads: Reads) -> str:
+    return f"{reads.per_s:,.0f} a second, p50 {reads.p50_us / 1000:.2f} ms, p99 {reads.p99_us / 1000:.2f} ms"
+
+
+# --------------------------------------------------------------------------------------------------------- rows 4, 7
+
+
+def measure_registering(bench: Bench) -> None:
+    """How soon does a fresh server know a large fleet, and what does that cost in memory?"""
+
+    def measure(side: Side) -> Taken:
+        with bench.running(side) as server, bench.many_brokers(server) as fleet:
+            with Bystanders((server.pid, fleet.pid)) as bystanders:
+                done = fleet.register()
+            memory_mb = resident_mb(server.pid)
+            words = f"registered in {done.total_s:.2f} s, the slowest in {done.max_ms:.0f} ms; {memory_mb:.0f} MB"
+            return Taken((done.total_s, memory_mb), words, bystanders.share)
+
+    bench.say("row 4: starting fresh servers for 32 brokers x 10,000 topics")
+    bench.compare(
+        "4",
+        measure,
+        Quantity("32 brokers x 10,000 topics register", "s", (Target("ratio at most", 1.2),)),
+        Quantity("  resident memory after it", "MB", (Target("ratio at most", 0.15), Target("ours at most", 220))),
+    )
+
+
+def measure_starting(bench: Bench) -> None:
+    """How soon does a fresh server answer, and what does it weigh then?"""
+
+    def measure(side: Side) -> Taken:
+        with Bystanders() as bystanders, bench.running(side) as server:
+            memory_mb = resident_mb(server.pid)
+        words = f"first answer after {server.first_answer_s:.3f} s; {memory_mb:.0f} MB"
+        return Taken((server.first_answer_s, memory_mb), words, bystanders.share)
+
+    bench.compare(
+        "7",
+        measure,
+        Quantity("from start to the first answer", "s", (Target("ratio at most", 0.2),)),
+        Quantity("  resident memory then", "MB", (Target("ours at most", 60),)),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- rows 5, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Unrest:
+    """One form of row 5: what changes, and which topics are read meanwhile."""
+
+    row: str
+    what: str
+    change: Change
+    topics: tuple[str, int]
+
+
+UNRESTS = (
+    Unrest("5", "new versions; read: 10,000 of their topics", "version", MANY_TOPICS),
+    Unrest("5q", "new queue counts; read: 10,000 of their topics", "queues", MANY_TOPICS),
+    Unrest("5s", "new versions; read: 100 topics of others", "version", FEW_TOPICS),
+)
+
+
+def measure_large_fleet(bench: Bench) -> None:
+    """With 32 brokers x 10,000 topics: how are reads served while all re-register, and how fast are heartbeats?"""
+    bench.say("rows 5 and 6: starting both servers with 32 brokers x 10,000 topics")
+    with bench.pair() as servers, ExitStack() as stack:
+        fleets = {side: stack.enter_context(bench.many_brokers(server)) for side, server in servers.items()}
+        few = {side: stack.enter_context(bench.few_brokers(server)) for side, server in servers.items()}
+        for brokers in (*fleets.values(), *few.values()):
+            brokers.register()
+        pids = [server.pid for server in servers.values()]
+        pids += [brokers.pid for brokers in (*fleets.values(), *few.values())]
+        for side, warm_up_s in bench.warm_ups():
+            _read_in_unrest(servers[side], fleets[side], UNRESTS[0], warm_up_s)
+
+        def measure_unrest(unrest: Unrest, side: Side) -> Taken:
+            few[side].renew()
+            with Bystanders(pids) as bystanders:
+                reads, registered_per_s = _read_in_unrest(servers[side], fleets[side], unrest, bench.seconds)
+            words = f"{_describe(reads)}, max {reads.max_us / 1000:.0f} ms; {registered_per_s:.1f} registrations"
+            return Taken((reads.per_s, reads.p99_us / 1000, registered_per_s), words, bystanders.share)
+
+        def measure_heartbeats(side: Side) -> Taken:
+            with Bystanders(pids) as bystanders:
+                done = fleets[side].beat("same", bench.seconds)
+            words = f"{done.per_s:.1f} a second, median {done.median_ms:.2f} ms, max {done.max_ms:.0f} ms"
+            return Taken((done.per_s,), words, bystanders.share)
+
+        for unrest in UNRESTS if bench.wants("5") else ():
+            bench.compare(
+                unrest.row,
+                partial(measure_unrest, unrest),
+                Quantity(unrest.what, "a second", (Target("ratio at least", 1.0),)),
+                Quantity("  99th percentile", "ms", (Target("ratio at most", 1.0),)),
+                Quantity("  registrations meanwhile", "a second"),
+            )
+        if bench.wants("6"):
+            heartbeats = Quantity("unchanged heartbeats, 32 x 10,000", "a second", (Target("ratio at least", 2.0),))
+            fleets["apache"].beat("same", bench.warm_up_s / 2)
+            bench.compare("6", measure_heartbeats, heartbeats)
+
+
+def _read_in_unrest(server: Server, fleet: Brokers, unrest: Unrest, seconds: float) -> tuple[Reads, float]:
+    fleet.start_beating(unrest.change, seconds + 30)
+    try:
+        reads = read_routes(server.port, 64, 1, seconds=seconds, topics=unrest.topics)
+    finally:
+        registered = fleet.stop_beating()
+    return reads, registered.per_s
+
+
+# -------------------------------------------------------------------------------------------------------------- main
+
+
+def _run(bench: Bench) -> None:
+    fetch_jars()
+    for program in ("nsload", "nsreg", "nslimit"):
+        build(program)
+    if bench.wants("1", "2", "3"):
+        measure_reads(bench)
+    if bench.wants("4"):
+        measure_registering(bench)
+    if bench.wants("5", "6"):
+        measure_large_fleet(bench)
+    if bench.wants("7"):
+        measure_starting(bench)
+
+
+def _rows(text: str) -> frozenset[str]:
+    rows = frozenset(part.strip() for part in text.split(","))
+    if unknown := rows - set("1234567"):
+        raise argparse.ArgumentTypeError(f"no such row: {', '.join(sorted(unknown))}; there are 1 to 7")
+    return rows
+
+
+def _rounds(text: str) -> int:
+    if int(text) < 3:
+        raise argparse.ArgumentTypeError("a median needs three rounds or more")
+    return int(text)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nameserver", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=_rounds, default=3, help="rounds of each figure (3)")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of one measurement (4)")
+    parser.add_argument("--warm-up", type=float, default=12.0, metavar="SECONDS", help="load on Apache's first (12)")
+    parser.add_argument("--quick", action="store_true", help="1 s a measurement, 4 s of warm-up: a first impression")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=90.0,
+        metavar="SECONDS",
+        help="to wait for quiet, and repeat noise, in all (90)",
+    )
+    parser.add_argument("--only", type=_rows, default=frozenset("1234567"), metavar="ROWS", help="such as 1,2,3")
+    parser.add_argument("--compact", action="store_true", help="registration bodies without blanks, as from Java")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round of every figure there")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is not met")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.seconds, arguments.warm_up = 1.0, 4.0
+    return arguments
+
+
+def _machine() -> str:
+    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.split("\n")[0]
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}, {java}"
+
+
+def _write_json(path: Path, bench: Bench, machine: str) -> None:
+    report = {
+        "machine": machine,
+        "rounds": bench.rounds,
+        "seconds": bench.seconds,
+        "noise": bench.noise,
+        "figures": [figure.as_json() for figure in bench.figures],
+    }
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def main() -> int:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(prefix="skyroute-bench-") as scratch:
+        bench = Bench(
+            arguments.rounds,
+            arguments.seconds,
+            arguments.warm_up,
+            arguments.only,
+            arguments.compact,
+            arguments.patience,
+            Path(scratch),
+        )
+        try:
+            _run(bench)
+        except (LoadError, PeerFailedError, PeerUnavailableError) as error:
+            print(f"benchmark stopped: {error}", file=sys.stderr)
+            return 2
+    machine = _machine()
+    print(f"\nApache RocketMQ 5.5.0 (2 GB heap, warmed up except in rows 4 and 7) and ours; {machine}")
+    print(f"medians of {bench.rounds} rounds of {bench.seconds:g} s; ratio = ours / Apache's, round by round\n")
+    print(table(bench.figures))
+    print(f"\nothers took {median(bench.noise):.0%} of the machine in the median round, {max(bench.noise):.0%} at most")
+    if arguments.json is not None:
+        _write_json(arguments.json, bench, machine)
+    missed = [figure for figure in bench.figures if figure.is_met is False]
+    return 1 if arguments.strict and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Deaths in the middle of a write, and disks that refuse."""
+
+import random
+import resource
+import shutil
+import ssl
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import trustme
+
+from tests.adversity.conftest import Start
+from tests.adversity.hardship import (
+    DELETE_KV,
+    GET_CONFIG,
+    GET_KV,
+    LIST_KV,
+    NOT_FOUND,
+    PATIENCE_S,
+    PUT_KV,
+    SUCCESS,
+    SYSTEM_ERROR,
+    UPDATE_CONFIG,
+    assert_serves,
+    assert_sound,
+    connect,
+    survived,
+)
+from tests.support.booted import NotBootedError
+from tests.support.process import ServerProcess, eventually, server_process
+from tests.support.raw import ClosedError, Line, loads
+
+BALLAST = "x" * 20_000
+"""Makes every write take long enough to be hit."""
+
+DEATHS = 6
+
+
+def test_whatever_moment_it_dies_the_last_acknowledged_value_is_kept(tmp_path: Path, chance: random.Random) -> None:
+    kept = 0
+    for _ in range(DEATHS):
+        with server_process(tmp_path) as server:
+            acknowledged = put_and_kill(server, kept, chance)
+        kept = value_on_disk(tmp_path)
+        assert kept in (acknowledged, acknowledged + 1)
+    with server_process(tmp_path) as server:
+        put_and_kill(server, kept, chance)
+    with server_process(tmp_path) as server, Line(server.address) as line:
+        assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "0"}).code == SUCCESS
+        files = sorted(path.name for path in tmp_path.iterdir() if "kvConfig" in path.name)
+        assert files == ["kvConfig.json", "kvConfig.json.bak"], "nothing half written is left lying about"
+        assert server.stop() == 0
+        assert_sound(server.log)
+
+
+def put_and_kill(server: ServerProcess, kept: int, chance: random.Random) -> int:
+    """Put rising values after the one that was kept, and kill the server while it puts one more.
+
+    Returns the last value that was acknowledged.
+    """
+    with Line(server.address, timeout_s=PATIENCE_S) as line:
+        if kept:
+            assert line.call(GET_KV, {"namespace": "n", "key": "k"}).fields == {"value": str(kept)}
+            assert line.call(GET_KV, {"namespace": "ballast", "key": "k"}).fields == {"value": BALLAST}
+        else:
+            assert line.call(PUT_KV, {"namespace": "ballast", "key": "k", "value": BALLAST}).code == SUCCESS
+        last = kept + chance.randrange(1, 10)
+        started = time.monotonic()
+        for value in range(kept + 1, last + 1):
+            assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": str(value)}).code == SUCCESS
+        usual_s = (time.monotonic() - started) / (last - kept)
+        line.send(PUT_KV, {"namespace": "n", "key": "k", "value": str(last + 1)})
+        time.sleep(chance.uniform(0, 1.2 * usual_s))  # some moment of the write, or just after it
+        server.kill()
+        with suppress(ClosedError):
+            assert line.receive().code == SUCCESS
+            return last + 1
+    return last
+
+
+def value_on_disk(folder: Path) -> int:
+    return int(loads((folder / "kvConfig.json").read_text())["configTable"]["n"]["k"])
+
+
+def test_a_disk_that_refuses_is_said_and_changes_nothing(start: Start) -> None:
+    server = start()
+    with survived(server, lines_max=10), Line(server.address) as line:
+        assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "old"}).code == SUCCESS
+        before = (server.folder / "kvConfig.json").read_bytes()
+        server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
+        answer = line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "x" * 100_000})
+        assert answer.code == SYSTEM_ERROR
+        assert "cannot write" in (answer.remark or "")
+        answer = line.call(PUT_KV, {"namespace": "new", "key": "k", "value": "x" * 100_000})
+        assert answer.code == SYSTEM_ERROR
+        assert line.call(GET_KV, {"namespace": "n", "key": "k"}).fields == {"value": "old"}
+        assert line.call(LIST_KV, {"namespace": "new"}).code == NOT_FOUND
+        assert (server.folder / "kvConfig.json").read_bytes() == before
+        assert list(server.folder.glob("*.tmp")) == []
+        server.unlimit(resource.RLIMIT_FSIZE)
+        assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "x" * 100_000}).code == SUCCESS
+        assert line.call(DELETE_KV, {"namespace": "n", "key": "k"}).code == SUCCESS
+
+
+def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
+    server = start()
+    with survived(server, lines_max=10), Line(server.address) as line:
+        server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
+        update = b"enableTopicList=false\nproductEnvName=" + b"x" * 100_000
+        answer = line.call(UPDATE_CONFIG, body=update)
+        assert answer.code == SYSTEM_ERROR
+        assert "cannot write" in (answer.remark or "")
+        assert {"enableTopicList=true", "productEnvName=center"} <= set(line.call(GET_CONFIG).text.splitlines())
+        server.unlimit(resource.RLIMIT_FSIZE)
+        assert line.call(UPDATE_CONFIG, body=b"enableTopicList=false").code == SUCCESS
+
+
+def test_a_folder_that_goes_away_is_said_and_comes_back(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    server = start(kvConfigPath=folder / "kvConfig.json")
+    with survived(server, lines_max=10), Line(server.address) as line:
+        assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "1"}).code == SUCCESS
+        shutil.rmtree(folder)
+        folder.write_text("in the way")  # a file where the folder was, which even the superuser cannot write into
+        for code in (PUT_KV, DELETE_KV):
+            answer = line.call(code, {"namespace": "n", "key": "k", "value": "2"})
+            assert answer.code == SYSTEM_ERROR
+            assert f"cannot write {folder}/kvConfig.json" in (answer.remark or "")
+        assert line.call(GET_KV, {"namespace": "n", "key": "k"}).fields == {"value": "1"}
+        folder.unlink()
+        assert line.call(PUT_KV, {"namespace": "n", "key": "j", "value": "3"}).code == SUCCESS
+        assert loads((folder / "kvConfig.json").read_text()) == {"configTable": {"n": {"k": "1", "j": "3"}}}
+
+
+def test_a_path_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with (
+        pytest.raises(NotBootedError, match=r"cannot write .*/file/kvConfig\.json"),
+        server_process(tmp_path, settings={"kvConfigPath": tmp_path / "file" / "kvConfig.json"}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_a_torn_file_is_replaced_by_its_backup(tmp_path: Path, keep: float) -> None:
+    with server_process(tmp_path) as server:
+        with Line(server.address) as line:
+            for value in ("1", "2"):
+                assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": value}).code == SUCCESS
+        server.kill()
+    file = tmp_path / "kvConfig.json"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(keep * len(content))])
+    with server_process(tmp_path) as server, Line(server.address) as line:
+        assert line.call(GET_KV, {"namespace": "n", "key": "k"}).fields == {"value": "1"}
+        assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "3"}).code == SUCCESS
+        assert_serves(server.address)
+        assert loads(file.read_text()) == {"configTable": {"n": {"k": "3"}}}
+        assert loads((tmp_path / "kvConfig.json.bak").read_text()) == {"configTable": {"n": {"k": "1"}}}
+
+
+def served_certificate(server: ServerProcess) -> bytes:
+    """What a peer that speaks TLS is shown."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with connect(server.address) as line, context.wrap_socket(line) as speaker:
+        shown = speaker.getpeercert(binary_form=True)
+    assert shown is not None
+    return shown
+
+
+def test_a_certificate_half_replaced_is_taken_up_once_it_is_whole(start: Start, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    old, new = authority.issue_cert("localhost"), authority.issue_cert("localhost")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    key.write_bytes(old.private_key_pem.bytes())
+    certificate.write_bytes(old.cert_chain_pems[0].bytes())
+    server = start(
+        {"tls.test.mode.enable": "false", "tls.server.keyPath": key, "tls.server.certPath": certificate},
+    )
+    before = served_certificate(server)
+    certificate.write_bytes(new.cert_chain_pems[0].bytes())
+    key.write_bytes(new.private_key_pem.bytes()[:100])
+    eventually(lambda: "tls reload failed" in server.log, "the halves are looked at")
+    assert served_certificate(server) == before
+    key.write_bytes(new.private_key_pem.bytes())
+    eventually(lambda: served_certificate(server) != before, "the whole is taken up")
+    assert_serves(server.address)
+    assert server.stop() == 0
+    assert_sound(server.log)
+    assert len(server.log.splitlines()) < 10

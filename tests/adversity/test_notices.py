@@ -1,0 +1,53 @@
+"""Brokers with addresses at which nobody can be told anything."""
+
+import pytest
+
+from tests.adversity.conftest import Start
+from tests.adversity.hardship import PATIENCE_S, SUCCESS, broker, survived
+from tests.support.process import Loop
+from tests.support.raw import Line, Listener
+
+NOTIFY = 905
+ODD_ADDRESSES = [
+    "nowhere",
+    ":1",
+    "host:",
+    "host:name",
+    "host:²",
+    "host:-1",
+    "127.0.0.1:0",
+    "127.0.0.1:1",
+    "127.0.0.1:99999",
+    "127.0.0.1:" + "9" * 400,
+    "a" * 70 + ":1",
+    "a" * 500 + ":1",
+    ".:1",
+    "..:1",
+    "a..b:1",
+    "xn--:1",
+    "ß" * 70 + ":1",
+    "[::1:1",
+    "[]:1",
+    "[fe80::1%none]:1",
+    "192.0.2.1:1",
+    "255.255.255.255:1",
+    "localhost;rm:1",
+    "host name:1",
+]
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_one_that_cannot_be_told_keeps_nobody_from_being_told(start: Start, loop: Loop) -> None:
+    server = start(loop=loop, notifyMinBrokerIdChanged="true", connectTimeoutMillis=500)
+    with (
+        survived(server, lines_max=15 * len(ODD_ADDRESSES)),
+        Line(server.address, timeout_s=PATIENCE_S) as line,
+        Listener(timeout_s=PATIENCE_S) as listener,
+    ):
+        for number, address in enumerate([*ODD_ADDRESSES, listener.address]):
+            slave = broker(f"group-{number}", broker_id=2, address=address, ha_address="10.0.0.1:10912", acting=True)
+            assert line.call(slave.request).code == SUCCESS
+            assert line.call(slave.but(broker_id=1, address=f"10.0.1.{number}:10911").request).code == SUCCESS
+        notice = listener.receive()
+        assert (notice.code, notice.is_one_way, notice.fields["minBrokerId"]) == (NOTIFY, True, "1")
+    assert server.stop() == 0

@@ -1,0 +1,225 @@
+"""A test environment in front of production: what is unknown here is looked for there."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.network.cluster import MASTER, OTHER, addresses, register, route, topics
+from tests.support.lines import AsyncLine, Ear, ear, eventually, line_to, until
+from tests.support.raw import Registration, Topic
+from tests.support.servers import Running, running
+
+PRODUCTION: Registration = OTHER.but(topics=(Topic("TopicA"), Topic("OnlyThere")))
+THERE = {"broker-b": {"0": "10.0.0.3:10911"}}
+
+
+@asynccontextmanager
+async def environments(folder: Path, *more: str) -> AsyncIterator[tuple[Running, Running]]:
+    """Test and production; addresses in `more` are asked before production."""
+    for name in ("test", "production"):
+        (folder / name).mkdir()
+    async with running(folder / "production") as production:
+        upstream = (*more, production.address)
+        async with running(folder / "test", upstream=upstream, cluster_test=True) as test:
+            yield test, production
+
+
+@pytest.fixture
+async def both(tmp_path: Path) -> AsyncIterator[tuple[AsyncLine, AsyncLine]]:
+    """A line to a test environment that knows `MASTER`, and one to a production environment that knows `PRODUCTION`."""
+    async with (
+        environments(tmp_path) as (test, production),
+        line_to(test.address) as here,
+        line_to(production.address) as there,
+    ):
+        await register(here, MASTER)
+        await register(there, PRODUCTION)
+        yield here, there
+
+
+async def test_brokers_register_here_as_usual(both: tuple[AsyncLine, AsyncLine]) -> None:
+    here, _ = both
+    assert await topics(here) == ["TopicA", "TopicB"]
+    assert (await here.call(106)).code == 0
+
+
+async def test_what_is_known_here_is_told_from_here(both: tuple[AsyncLine, AsyncLine]) -> None:
+    here, _ = both
+    assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
+
+
+async def test_what_is_unknown_here_is_told_from_there(both: tuple[AsyncLine, AsyncLine]) -> None:
+    here, there = both
+    assert await addresses(here, "OnlyThere") == THERE
+    await there.call(PRODUCTION.unregistration)
+    assert (await route(here, "OnlyThere")).code == 17
+
+
+async def test_what_nobody_knows_has_no_route(both: tuple[AsyncLine, AsyncLine]) -> None:
+    here, _ = both
+    answer = await route(here, "Nowhere")
+    assert answer.code == 17
+    assert (answer.remark or "").startswith("No topic route info in name server for the topic: Nowhere")
+
+
+@pytest.mark.parametrize("topic", ["TopicA", "OnlyThere"])
+async def test_answers_are_always_in_the_old_dialect(both: tuple[AsyncLine, AsyncLine], topic: str) -> None:
+    here, _ = both
+    for version in (399, 479):
+        assert '"brokerAddrs":{0:"' in (await route(here, topic, version=version)).text
+
+
+async def test_order_config_is_always_told_and_readiness_never_awaited(tmp_path: Path) -> None:
+    waiting = running(tmp_path, cluster_test=True, need_wait_for_service=True)
+    async with waiting as here, line_to(here.address) as line:
+        await register(line, MASTER)
+        await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:4"})
+        assert (await route(line)).value["orderTopicConf"] == "broker-a:4"
+
+
+async def test_without_a_production_environment_the_unknown_stays_unknown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path, cluster_test=True) as here, line_to(here.address) as line:
+        assert (await route(line, "OnlyThere")).code == 17
+    assert "clusterTest is on and no other name server is known" in caplog.text
+
+
+async def test_many_questions_wait_for_production_at_once_and_each_gets_its_own_answer(
+    both: tuple[AsyncLine, AsyncLine],
+) -> None:
+    here, there = both
+    names = [f"Topic{number}" for number in range(50)]
+    await register(there, PRODUCTION.but(broker="broker-c", address="10.0.0.9:10911", topics=list(map(Topic, names))))
+    asked = [await here.send(105, {"topic": name}) for name in (*names, "Nowhere")]
+    answers = [await here.answer(opaque) for opaque in asked]
+    assert [answer.code for answer in answers] == [0] * 50 + [17]
+
+
+async def test_later_requests_do_not_wait_for_one_that_asks_production(tmp_path: Path) -> None:
+    async with silent_upstream(tmp_path) as (test, deaf), line_to(test.address) as line:
+        question = await line.send(105, {"topic": "OnlyThere"})
+        await deaf.hear()
+        await register(line, MASTER)
+        assert await topics(line) == ["TopicA", "TopicB"]
+        deaf.hang_up()
+        assert (await line.answer(question)).code == 17
+
+
+# Production is away
+
+
+async def test_production_that_is_away_is_as_if_it_knew_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ear() as gone:
+        pass
+    async with environments(tmp_path, gone.address) as (test, production), line_to(production.address) as there:
+        await register(there, PRODUCTION)
+        async with line_to(test.address) as here:
+            assert await addresses(here, "OnlyThere") == THERE  # the next in line was asked
+            await production.server.stop()
+            assert (await route(here, "OnlyThere")).code == 17
+            assert (await route(here, "OnlyThere")).code == 17
+            await register(here, MASTER)
+            assert await addresses(here) == {"broker-a": {"0": "10.0.0.1:10911"}}
+    assert f"production name server does not answer address={gone.address}" in caplog.text
+
+
+async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+    async with environments(tmp_path) as (test, production), line_to(test.address) as here:
+        async with line_to(production.address) as there:
+            await register(there, PRODUCTION)
+            assert await addresses(here, "OnlyThere") == THERE
+        port = int(production.address.rpartition(":")[2])
+        await production.server.stop()
+        assert (await route(here, "OnlyThere")).code == 17
+        async with running(tmp_path / "production", listen_port=port) as again, line_to(again.address) as there:
+            await register(there, PRODUCTION)
+            assert await addresses(here, "OnlyThere") == THERE
+
+
+async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with silent_upstream(tmp_path, timeout_ms=50) as (test, _), line_to(test.address) as line:
+        assert (await route(line, "OnlyThere")).code == 17
+    assert "did not answer request 105" in caplog.text
+
+
+# The asker leaves before the answer
+
+
+@asynccontextmanager
+async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[tuple[Running, Ear]]:
+    """A test environment whose production hears every question and answers none."""
+    async with ear() as deaf:
+        asking = running(folder, upstream=[deaf.address], cluster_test=True, connect_timeout_millis=timeout_ms)
+        async with asking as test:
+            yield test, deaf
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+@pytest.mark.parametrize("one_way", [False, True])
+async def test_an_asker_that_leaves_before_the_answer_leaves_nothing_behind(
+    tmp_path: Path, end: str, one_way: bool
+) -> None:
+    async with silent_upstream(tmp_path) as (test, deaf):
+        async with line_to(test.address) as asker:
+            for _ in range(3):
+                await asker.send(105, {"topic": "OnlyThere"}, flag=2 if one_way else 0)
+                await deaf.hear()
+            if end == "abort":
+                asker.abort()
+        await eventually(lambda: test.connections == 0)
+        deaf.hang_up()  # now the questions end, with nobody left to tell
+        await eventually(lambda: len(test.remoting._tasks) == 1)  # the sweep alone is left
+        assert (test.buffered_bytes, test.unsent_bytes) == (0, 0)
+        async with line_to(test.address) as line:
+            assert await topics(line) == []
+    gc.collect()  # a forgotten exception is reported by whoever collects it
+
+
+async def test_a_server_that_stops_does_not_wait_for_production(tmp_path: Path) -> None:
+    async with silent_upstream(tmp_path) as (test, deaf), line_to(test.address) as line:
+        await line.send(105, {"topic": "OnlyThere"})
+        await deaf.hear()
+        async with asyncio.timeout(5):
+            await test.server.stop()
+        await line.until_closed()
+    gc.collect()
+
+
+async def test_a_connection_waits_for_a_bounded_number_of_answers(tmp_path: Path) -> None:
+    async with silent_upstream(tmp_path) as (test, deaf), line_to(test.address) as line:
+        asked = [await line.send(105, {"topic": "OnlyThere"}) for _ in range(1500)]
+        for _ in range(1024):
+            await deaf.hear()
+        await register_elsewhere(test)
+        assert deaf.is_silent
+        deaf.hang_up()
+
+        async def hang_up_again() -> bool:
+            deaf.hang_up()
+            return len(line.strays) >= len(asked)
+
+        collecting = asyncio.create_task(collect(line, len(asked)))
+        await until(hang_up_again)
+        await collecting
+        assert sorted(answer.opaque for answer in line.strays) == asked
+        assert {answer.code for answer in line.strays} == {17}
+
+
+async def register_elsewhere(test: Running) -> None:
+    """Another connection is served meanwhile."""
+    async with line_to(test.address) as other:
+        await register(other, MASTER)
+
+
+async def collect(line: AsyncLine, count: int) -> None:
+    while len(line.strays) < count:
+        line.strays.append(await line.receive())

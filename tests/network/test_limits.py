@@ -1,0 +1,270 @@
+"""What a peer can fill, and how far: long frames, unread answers, tables."""
+
+from __future__ import annotations
+
+import json
+import struct
+from contextlib import AbstractAsyncContextManager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.network.cluster import MASTER, NOWHERE, OTHER, addresses, register, topics, world
+from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.raw import Form, Request, Topic, encode
+from tests.support.servers import Running, running
+
+MIB = 1024 * 1024
+FORMS: tuple[Form, ...] = ("json", "binary")
+
+
+# Long frames
+
+
+@cache
+def big_registration(count: int = 100_000) -> Request:
+    """A broker with very many topics, in a frame longer than any other may be."""
+    topic = {"attributes": {}, "order": False, "perm": 6, "readQueueNums": 8, "topicFilterType": "SINGLE_TAG"}
+    table = {
+        name: {**topic, "topicName": name, "topicSysFlag": 0, "writeQueueNums": 8}
+        for name in (f"topic-of-many-{number:06}" for number in range(count))
+    }
+    version = {"counter": 1, "stateVersion": 0, "timestamp": 1_758_275_140_000}
+    wrapper = {"dataVersion": version, "topicConfigTable": table}
+    body = json.dumps({"filterServerList": [], "topicConfigSerializeWrapper": wrapper}, separators=(",", ":"))
+    request = Request(103, {**MASTER.request.fields, "bodyCrc32": "0"}, body.encode())
+    assert len(request.body) > 16 * MIB
+    return request
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_broker_may_register_a_hundred_thousand_topics(nameserver: Running, form: Form) -> None:
+    async with line_to(nameserver.address, form=form) as line:
+        assert (await line.call(big_registration())).code == 0
+        assert len(nameserver.server.table.topics) == 100_000
+        assert await addresses(line, "topic-of-many-099999") == {"broker-a": {"0": "10.0.0.1:10911"}}
+        assert nameserver.buffered_bytes == 0
+
+
+async def test_requests_behind_a_long_registration_find_it_done(nameserver: Running) -> None:
+    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+        last = Request(105, {"topic": "topic-of-many-099999"})
+        stream = [last, big_registration(), last, MASTER.unregistration, last]
+        asked = [await line.send(request) for request in stream]
+        assert (await other.call(206)).code == 0
+        assert [(await line.answer(opaque)).code for opaque in asked] == [17, 0, 0, 0, 17]
+        assert await world(other) == NOWHERE
+
+
+async def test_a_long_registration_may_be_one_way(line: AsyncLine) -> None:
+    await line.tell(big_registration())
+    assert await addresses(line, "topic-of-many-099999") == {"broker-a": {"0": "10.0.0.1:10911"}}
+    assert line.strays == []
+
+
+async def test_long_registrations_over_two_connections_do_not_get_mixed_up(nameserver: Running) -> None:
+    async with line_to(nameserver.address) as first, line_to(nameserver.address) as second:
+        other = {**big_registration().fields, "brokerName": "broker-b", "brokerAddr": "10.0.0.3:10911"}
+        asked = [await first.send(big_registration()), await second.send(103, other, big_registration().body)]
+        assert [(await first.answer(asked[0])).code, (await second.answer(asked[1])).code] == [0, 0]
+        both = {"broker-a": {"0": "10.0.0.1:10911"}, "broker-b": {"0": "10.0.0.3:10911"}}
+        assert await addresses(first, "topic-of-many-050000") == both
+        await second.close()
+        await eventually(lambda: nameserver.connections == 1)
+        assert set(await addresses(first, "topic-of-many-050000")) == {"broker-a"}
+
+
+@pytest.mark.parametrize("end", ["close", "abort", "stop"])
+async def test_a_long_registration_is_not_left_behind_by_a_peer_that_leaves(nameserver: Running, end: str) -> None:
+    async with line_to(nameserver.address) as line:
+        await line.send(big_registration())
+        if end == "stop":
+            await nameserver.server.stop()
+            await line.until_closed()
+            return
+        if end == "abort":
+            line.abort()
+    await eventually(lambda: nameserver.connections == 0 and len(nameserver.remoting._tasks) == 1)
+    async with line_to(nameserver.address) as other:
+        assert await world(other) == NOWHERE
+    assert nameserver.buffered_bytes == 0
+
+
+def announcement(length: int, request: Request, form: Form = "json", flag: int = 0) -> bytes:
+    """The beginning of a frame that claims to be long: its header is there, its body never comes."""
+    return struct.pack(">I", length - 4) + encode(request, 1, form=form, flag=flag)[4:]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("length", "code", "flag"),
+    [
+        (16 * MIB + 1, 105, 0),
+        (16 * MIB + 1, 100, 0),
+        (16 * MIB + 1, 318, 2),
+        (16 * MIB + 1, 217, 0),
+        (16 * MIB + 1, 103, 1),  # a response is no registration
+        (64 * MIB + 1, 103, 0),
+        (2**32 - 1, 103, 0),
+    ],
+)
+async def test_a_long_frame_is_refused_on_sight(
+    line: AsyncLine, caplog: pytest.LogCaptureFixture, form: Form, length: int, code: int, flag: int
+) -> None:
+    await line.write(announcement(length, Request(code, {"topic": "TopicA"}), form, flag))
+    await line.until_closed()
+    assert line.strays == []
+    assert "a frame announces" in caplog.text
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_the_longest_frame_of_any_kind_is_taken(line: AsyncLine, form: Form) -> None:
+    line.form = form
+    empty = len(encode(Request(9999), 1, form=form))
+    answer = await line.call(9999, body=bytes(16 * MIB - empty))
+    assert answer.code == 3
+
+
+async def test_limits_on_frames_can_be_set(tmp_path: Path) -> None:
+    async with running(tmp_path, frame_max_length=2048, registration_max_length=4096) as here:
+        async with line_to(here.address) as line:
+            assert (await line.call(9999, body=bytes(1800))).code == 3
+            await line.write(announcement(2049, Request(9999)))
+            await line.until_closed()
+        async with line_to(here.address) as line:
+            long = MASTER.but(topics=[Topic(f"topic-{number}") for number in range(18)])
+            assert 2048 < len(encode(long.request, 1)) <= 4096
+            assert (await line.call(long.request)).code == 0
+            await line.write(announcement(4097, MASTER.request))
+            await line.until_closed()
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+async def test_a_body_that_inflates_beyond_measure_is_refused(tmp_path: Path, flagged: bool) -> None:
+    bomb = MASTER.but(topics=[Topic("t" * 200_000), Topic("u")], deflate=True, flag_compressed=flagged)
+    assert len(bomb.body) < 4096
+    async with running(tmp_path, registration_max_length=64 * 1024) as here, line_to(here.address) as line:
+        answer = await line.call(bomb.request)
+        assert answer.code == 1
+        assert "inflates to more than 65536 bytes" in (answer.remark or "")
+        assert await world(line) == NOWHERE
+
+
+async def test_unfinished_frames_of_all_peers_together_have_a_bound(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path, server_buffered_bytes_max=100_000) as here, line_to(here.address) as good:
+        half = encode(Request(9999, body=bytes(80_000)), 1)[:60_000]
+        async with line_to(here.address) as first, line_to(here.address) as second:
+            await first.write(half)
+            await eventually(lambda: here.buffered_bytes == len(half))
+            await second.write(half)
+            await second.until_closed()
+            assert await topics(good) == []
+            assert here.buffered_bytes == len(half)
+            await first.write(encode(Request(9999, body=bytes(80_000)), 1)[60_000:])
+            assert (await first.receive()).code == 3
+            assert here.buffered_bytes == 0
+    assert "too many unfinished frames in all" in caplog.text
+
+
+# Answers that nobody takes
+
+LONG_LIST = MASTER.but(topics=[Topic(f"topic-with-a-long-name-{number:06}") for number in range(4_000)])
+
+
+def slow_to_send(folder: Path) -> AbstractAsyncContextManager[Running]:
+    return running(folder, server_socket_snd_buf_size=16_384)
+
+
+def slow_to_read(here: Running) -> AbstractAsyncContextManager[AsyncLine]:
+    return line_to(here.address, receive_buffer_bytes=16_384)
+
+
+async def test_a_peer_that_asks_faster_than_it_reads_is_slowed_down(tmp_path: Path) -> None:
+    async with slow_to_send(tmp_path) as here, slow_to_read(here) as slow:
+        await register(slow, LONG_LIST)
+        one_answer = len((await slow.call(206)).body)
+        assert one_answer > 100_000
+        slow.stop_listening()
+        asked = [await slow.send(206) for _ in range(100)]
+        await eventually(lambda: here.unsent_bytes > 0)
+        assert here.unsent_bytes < 3 * one_answer  # of a hundred
+        async with line_to(here.address) as other:  # nobody else waits
+            assert await addresses(other, "topic-with-a-long-name-000001") == {"broker-a": {"0": "10.0.0.1:10911"}}
+        slow.listen_again()
+        answers = [await slow.answer(opaque) for opaque in asked]
+        assert {len(answer.body) for answer in answers} == {one_answer}
+        await eventually(lambda: here.unsent_bytes == here.buffered_bytes == 0)
+        assert (await slow.call(206)).code == 0
+
+
+async def test_requests_that_wait_for_their_turn_keep_their_order(tmp_path: Path) -> None:
+    async with slow_to_send(tmp_path) as here, slow_to_read(here) as slow:
+        await register(slow, LONG_LIST)
+        stream = [*([Request(206)] * 30), OTHER.request, Request(105, {"topic": "TopicC"}), OTHER.unregistration]
+        stream += [*([Request(206)] * 30), Request(105, {"topic": "TopicC"})]
+        slow.stop_listening()
+        await slow.write(b"".join(encode(request, at) for at, request in enumerate(stream)))
+        await eventually(lambda: here.unsent_bytes > 0)
+        slow.listen_again()
+        answers = [await slow.receive() for _ in stream]
+        assert [answer.opaque for answer in answers] == list(range(len(stream)))
+        assert [answer.code for answer in answers if len(answer.body) < 100_000] == [0, 0, 0, 17]
+
+
+async def test_a_peer_that_takes_no_answers_is_parted_with(tmp_path: Path) -> None:
+    async with slow_to_send(tmp_path) as here, slow_to_read(here) as stuck:
+        await register(stuck, LONG_LIST)
+        stuck.stop_listening()
+        for _ in range(10):
+            await stuck.send(206)
+        await eventually(lambda: here.unsent_bytes > 0)
+        here.pass_time(122, scans=False)
+        await eventually(lambda: here.connections == 0)
+        assert here.unsent_bytes == here.buffered_bytes == 0
+        assert await is_forgotten(here)
+
+
+async def is_forgotten(here: Running) -> bool:
+    async with line_to(here.address) as line:
+        return await world(line) == NOWHERE
+
+
+async def test_water_marks_can_be_set(tmp_path: Path) -> None:
+    marked = running(tmp_path, write_buffer_high_water_mark=1024, write_buffer_low_water_mark=512)
+    async with marked as here, line_to(here.address) as line:
+        await topics(line)
+        (connection,) = here.remoting._connections.values()
+        assert connection._transport.get_write_buffer_limits() == (512, 1024)
+
+
+# Full tables
+
+
+async def test_a_full_table_refuses_newcomers_and_still_takes_heartbeats(tmp_path: Path) -> None:
+    async with running(tmp_path, brokers_max=1) as here, line_to(here.address) as line:
+        await register(line, MASTER)
+        answer = await line.call(OTHER.request)
+        assert answer.code == 1
+        assert "brokers_max" in (answer.remark or "")
+        await register(line, MASTER)
+        assert await topics(line) == ["TopicA", "TopicB"]
+
+
+async def test_topics_that_find_no_room_are_refused_together(tmp_path: Path) -> None:
+    async with running(tmp_path, topic_entries_max=3) as here, line_to(here.address) as line:
+        await register(line, MASTER)
+        before = await world(line)
+        answer = await line.call(OTHER.request)
+        assert answer.code == 1
+        assert "topic_entries_max" in (answer.remark or "")
+        assert await world(line) == before
+
+
+async def test_a_key_value_table_has_a_bound(tmp_path: Path) -> None:
+    async with running(tmp_path, kv_config_max_bytes=1024) as here, line_to(here.address) as line:
+        answer = await line.call(100, {"namespace": "n", "key": "k", "value": "x" * 2000})
+        assert answer.code == 1
+        assert (await line.call(101, {"namespace": "n", "key": "k"})).code == 22

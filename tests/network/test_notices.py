@@ -1,0 +1,180 @@
+"""What brokers are told when another of their group comes to have the smallest id."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.network.cluster import register
+from tests.network.notices import at, contents, ears, full_queue, gained, lost
+from tests.support.lines import AsyncLine, ear, line_to, until
+from tests.support.servers import Running, running
+
+
+@pytest.fixture
+async def nameserver(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(tmp_path, notify_min_broker_id_changed=True, connect_timeout_millis=1000) as here:
+        yield here
+
+
+async def test_the_others_are_told_of_a_newcomer_with_a_smaller_id(line: AsyncLine) -> None:
+    async with ears(3) as (first, second, third):
+        slave, other, master = at(first.address, 1), at(second.address, 2), at(third.address, 0)
+        await register(line, other, slave, master)
+        assert contents(await second.hear()) == gained(slave)
+        assert contents(await second.hear()) == gained(master)
+        assert contents(await first.hear()) == gained(master)
+        # Who came is not told of itself; the next it hears is the loss of another.
+        await line.call(master.unregistration)
+        assert contents(await first.hear()) == lost(master, slave)
+        assert third.is_silent
+
+
+@pytest.mark.parametrize("end", ["goodbye", "connection", "lease"])
+async def test_all_that_are_left_are_told_of_a_loss(nameserver: Running, line: AsyncLine, end: str) -> None:
+    async with ears(2) as (first, second), line_to(nameserver.address) as masters:
+        master, slave, other = at("127.0.0.1:1", 0), at(first.address, 1), at(second.address, 2)
+        await register(masters, master.but(heartbeat_ms=10_000))
+        await register(line, slave, other)
+        if end == "goodbye":
+            await masters.call(master.unregistration)
+        elif end == "connection":
+            await masters.close()
+        else:
+            nameserver.pass_time(15)
+        assert contents(await first.hear()) == lost(master, slave)
+        assert contents(await second.hear()) == lost(master, slave)
+
+
+async def test_a_broker_hears_of_changes_in_the_order_they_happened(line: AsyncLine) -> None:
+    async with ear() as slaves:
+        slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
+        await register(line, slave)
+        expected = []
+        for _ in range(20):
+            await line.tell(master.request)
+            await line.tell(master.unregistration)
+            expected += [gained(master), lost(master, slave)]
+        assert [contents(await slaves.hear()) for _ in expected] == expected
+
+
+async def test_a_role_switch_is_told_to_the_others(line: AsyncLine) -> None:
+    async with ears(2) as (first, second):
+        one, two = at(first.address, 1), at(second.address, 2)
+        await register(line, one, two)
+        await register(line, at(second.address, 0))
+        assert contents(await first.hear()) == gained(at(second.address, 0))
+
+
+async def test_groups_without_acting_masters_are_told_nothing(line: AsyncLine) -> None:
+    async with ear() as slaves:
+        quiet = at(slaves.address, 1, acting=False)
+        await register(line, quiet, at("127.0.0.1:1", 0, acting=False))
+        await line.call(at("127.0.0.1:1", 0).unregistration)
+        # The same broker hears of its other group, and of nothing before that.
+        loud = at(slaves.address, 1, broker="broker-b").but(cluster="Elsewhere")
+        master = at("127.0.0.1:2", 0, broker="broker-b").but(cluster="Elsewhere")
+        await register(line, loud, master)
+        assert contents(await slaves.hear()) == gained(master)
+        assert slaves.is_silent
+
+
+async def test_nothing_is_told_unless_that_is_wanted(line: AsyncLine) -> None:
+    async with ear() as slaves:
+        slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
+        await line.call(318, body=b"notifyMinBrokerIdChanged=false")
+        await register(line, slave, master)
+        await line.call(318, body=b"notifyMinBrokerIdChanged=true")
+        await line.call(master.unregistration)
+        assert contents(await slaves.hear()) == lost(master, slave)
+        assert slaves.is_silent
+
+
+NONSENSE = [
+    "nonsense",
+    ":10911",
+    "127.0.0.1:",
+    "127.0.0.1:ten",
+    "127.0.0.1:-1",
+    "127.0.0.1:65536",
+    "127.0.0.1:99999999999999999999",
+    "127.0.0.1:²",
+    "[::1:10911",
+    "..:10911",
+    f"{'a' * 70}.example:10911",
+    f"{'a' * 300}:10911",
+    "ü" * 100 + ":10911",
+]
+
+
+async def test_a_notice_to_a_nonsensical_address_is_dropped_in_one_line(
+    line: AsyncLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ear() as good:
+        others = [at(address, 10 + number) for number, address in enumerate(NONSENSE)]
+        slave, master = at(good.address, 5), at("127.0.0.1:1", 0)
+        await register(line, *others, slave, master)
+        assert contents(await good.hear()) == gained(master)
+
+        async def all_lost() -> bool:
+            said = [record.getMessage() for record in caplog.records if "notice" in record.getMessage()]
+            return all(any(f"broker={address} " in text for text in said) for address in NONSENSE)
+
+        await until(all_lost)
+        await line.call(master.unregistration)
+        assert contents(await good.hear()) == lost(master, slave)
+        assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_broker_that_is_away_does_not_keep_others_from_hearing(
+    line: AsyncLine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ear() as away:
+        pass
+    async with ear() as here:
+        master = at("127.0.0.1:1", 0)
+        await register(line, at(here.address, 3), at(away.address, 2), master)
+        assert contents(await here.hear()) == gained(at(away.address, 2))
+        assert contents(await here.hear()) == gained(master)
+
+        async def complained() -> bool:
+            return f"notice lost broker={away.address}" in caplog.text
+
+        await until(complained)
+
+
+async def test_a_broker_that_takes_no_connection_does_not_delay_others(tmp_path: Path) -> None:
+    patient = running(tmp_path, notify_min_broker_id_changed=True, connect_timeout_millis=600_000)
+    async with patient as nameserver, line_to(nameserver.address) as line, ear() as here, full_queue() as hanging:
+        master, slave, stuck = at("127.0.0.1:1", 0), at(here.address, 3), at(hanging, 2)
+        await register(line, slave, stuck, master)
+        assert contents(await here.hear()) == gained(stuck)
+        assert contents(await here.hear()) == gained(master)
+        await line.call(master.unregistration)
+        assert contents(await here.hear()) == lost(master, stuck)
+
+
+async def test_a_broker_that_hung_up_is_called_again(line: AsyncLine) -> None:
+    async with ear() as slaves:
+        slave, master = at(slaves.address, 1), at("127.0.0.1:1", 0)
+        await register(line, slave, master)
+        assert contents(await slaves.hear()) == gained(master)
+        slaves.hang_up()
+
+        async def hears_again() -> bool:
+            await line.call(master.unregistration)
+            await register(line, master)
+            return not slaves.is_silent
+
+        await until(hears_again)
+
+
+async def test_a_server_that_stops_leaves_no_connection_to_brokers_open(nameserver: Running, line: AsyncLine) -> None:
+    async with ear() as slaves:
+        master = at("127.0.0.1:1", 0)
+        await register(line, at(slaves.address, 1), master)
+        await slaves.hear()
+        await nameserver.server.stop()
+        await slaves.until_alone()

@@ -1,0 +1,165 @@
+"""Settings asked and changed from afar, and what each flag does the moment it is set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.network.cluster import MASTER, NEWER, SLAVE, addresses, permissions, register, route, topics
+from tests.support.lines import AsyncLine, line_to
+from tests.support.raw import Command, Topic
+from tests.support.servers import Running, running
+
+
+async def settings(line: AsyncLine) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in (await line.call(319)).text.splitlines())
+
+
+async def update(line: AsyncLine, text: str) -> Command:
+    return await line.call(318, body=text.encode())
+
+
+# Asking and changing
+
+
+async def test_the_port_that_the_system_chose_is_told(nameserver: Running, line: AsyncLine) -> None:
+    assert (await settings(line))["listenPort"] == nameserver.address.rpartition(":")[2]
+
+
+async def test_an_update_is_seen_at_once_and_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as here, line_to(here.address) as line:
+        assert (await update(line, "enableTopicList=false\nserverSocketBacklog=77\n")).code == 0
+        now = await settings(line)
+        assert (now["enableTopicList"], now["serverSocketBacklog"]) == ("false", "77")
+    written = (tmp_path / "namesrv.properties").read_text()
+    assert "enableTopicList=false" in written
+    assert "serverSocketBacklog=77" in written
+
+
+@pytest.mark.parametrize(
+    "key", ["configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "tls.server.mode", "listenPort"]
+)
+async def test_one_black_listed_key_spoils_the_update(tmp_path: Path, key: str) -> None:
+    black_list = "listenPort; enableAllTopicList"
+    async with running(tmp_path, config_black_list=black_list) as here, line_to(here.address) as line:
+        before = await settings(line)
+        answer = await update(line, f"orderMessageEnable=true\n{key}=/tmp/elsewhere\n")
+        assert (answer.code, answer.remark) == (16, "Can not update config in black list.")
+        assert await settings(line) == before
+    assert not (tmp_path / "namesrv.properties").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("serverSocketBacklog=many", "serverSocketBacklog"),
+        ("orderMessageEnable=yes", "orderMessageEnable"),
+        ("enableControllerInNamesrv=true", "enableControllerInNamesrv"),
+        ("orderMessageEnable=\\u12", "string2Properties error"),
+    ],
+)
+async def test_a_wrong_value_is_refused_by_name_and_nothing_is_applied(line: AsyncLine, text: str, said: str) -> None:
+    before = await settings(line)
+    answer = await update(line, f"enableTopicList=false\n{text}\n")
+    assert answer.code == 1
+    assert said in (answer.remark or "")
+    assert await settings(line) == before
+
+
+async def test_bytes_that_are_no_text_are_refused(line: AsyncLine) -> None:
+    answer = await line.call(318, body=b"orderMessageEnable=\xff\xfe")
+    assert answer.code == 1
+    assert (answer.remark or "").startswith("string2Properties error")
+
+
+async def test_an_update_that_says_nothing_or_nothing_known_changes_nothing(line: AsyncLine) -> None:
+    before = await settings(line)
+    for text in ("", "# a comment\n", "favouriteColour=blue\n"):
+        assert (await update(line, text)).code == 0
+    assert await settings(line) == before
+
+
+# Each flag, the moment it is set
+
+
+async def test_topic_lists_are_closed_and_opened_again(line: AsyncLine) -> None:
+    await register(line, MASTER)
+    await update(line, "enableTopicList=false")
+    refused = [await line.call(code, {"cluster": "DefaultCluster"}) for code in (224, 311, 312, 313)]
+    assert [(answer.code, answer.remark) for answer in refused] == [(1, "disable")] * 4
+    assert await topics(line) == ["TopicA", "TopicB"]
+    await update(line, "enableTopicList=true\nenableAllTopicList=false")
+    answer = await line.call(206)
+    assert (answer.code, answer.remark) == (1, "disable")
+    assert (await line.call(224, {"cluster": "DefaultCluster"})).value == {"topicList": ["TopicA", "TopicB"]}
+    assert (await line.call(304)).code == 0
+
+
+async def test_order_config_appears_in_routes_that_were_already_told(line: AsyncLine) -> None:
+    await register(line, MASTER)
+    await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:4"})
+    assert "orderTopicConf" not in (await route(line)).value
+    await update(line, "orderMessageEnable=true")
+    assert (await route(line)).value["orderTopicConf"] == "broker-a:4"
+    await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
+    assert (await route(line)).value["orderTopicConf"] == "broker-a:8"
+    await line.call(102, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"})
+    assert "orderTopicConf" not in (await route(line)).value
+
+
+async def test_order_config_in_the_answer_to_a_broker_can_be_turned_off(line: AsyncLine) -> None:
+    await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:4"})
+    assert (await line.call(MASTER.request)).text == '{"table":{"TopicA":"broker-a:4"}}'
+    await update(line, "returnOrderTopicConfigToBroker=false")
+    assert (await line.call(MASTER.request)).text == ""
+
+
+async def test_acting_masters_are_shown_as_soon_as_that_is_wanted(line: AsyncLine) -> None:
+    await register(line, MASTER.but(acting=True), SLAVE.but(acting=True))
+    await line.call(MASTER.unregistration)
+    assert await addresses(line) == {"broker-a": {"1": "10.0.0.2:10911"}}
+    await update(line, "supportActingMaster=true")
+    assert await addresses(line) == {"broker-a": {"0": "10.0.0.2:10911"}}
+    assert await permissions(line) == {"broker-a": 4}
+    await update(line, "supportActingMaster=false")
+    assert await addresses(line) == {"broker-a": {"1": "10.0.0.2:10911"}}
+
+
+async def test_topics_that_a_broker_no_longer_names_go_once_that_is_wanted(line: AsyncLine) -> None:
+    await register(line, MASTER)
+    less = MASTER.but(topics=(Topic("TopicB"), Topic("TopicC")), data_version=NEWER)
+    await register(line, less)
+    assert await topics(line) == ["TopicA", "TopicB", "TopicC"]
+    await update(line, "deleteTopicWithBrokerRegistration=true")
+    await register(line, less)  # the very same bytes
+    assert await topics(line) == ["TopicB", "TopicC"]
+
+
+# Readiness
+
+
+async def test_routes_are_not_told_before_brokers_had_time_to_register(tmp_path: Path) -> None:
+    async with running(tmp_path, need_wait_for_service=True) as here, line_to(here.address) as line:
+        answer = await route(line)
+        assert (answer.code, answer.remark) == (1, "name server not ready")
+        await register(line, MASTER)
+        assert (await line.call(106)).code == 0
+        here.clock.advance(44.9)
+        assert (await route(line)).remark == "name server not ready"
+        here.clock.advance(0.1)
+        assert [(await route(line)).code for _ in range(3)] == [0, 0, 0]
+        assert (await route(line, "Unknown")).code == 17
+
+
+async def test_the_wait_can_be_ended_prolonged_and_begun_from_afar(tmp_path: Path) -> None:
+    async with running(tmp_path) as here, line_to(here.address) as line:
+        await register(line, MASTER)
+        assert (await route(line)).code == 0
+        await update(line, "needWaitForService=true\nwaitSecondsForService=60")
+        here.clock.advance(50)
+        assert (await route(line)).code == 1
+        await update(line, "waitSecondsForService=50")
+        assert (await route(line)).code == 0
+        await update(line, "waitSecondsForService=60\nneedWaitForService=false")
+        assert (await route(line)).code == 0

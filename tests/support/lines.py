@@ -1,0 +1,213 @@
+"""Asynchronous lines to a server, and a broker's ear, on the independent codec of `raw`: no line of `skyroute`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.support.raw import ClosedError, Command, Form, Request, decode, encode, split_address
+
+WAIT_S = 10.0
+"""How long any single wait may take before the test fails."""
+
+TLS_GOODBYE_S = 0.05
+"""How long a TLS line waits for the other side's goodbye when it closes."""
+
+
+class AsyncLine:
+    """One connection to a server. Frames that nobody asked for are kept in `strays`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, form: Form = "json") -> None:
+        self.form: Form = form
+        self.strays: list[Command] = []
+        self._reader = reader
+        self._writer = writer
+        self._opaque = 0
+
+    @property
+    def own_address(self) -> str:
+        """Our end as `host:port`."""
+        name = self._writer.get_extra_info("sockname")
+        return f"{name[0]}:{name[1]}"
+
+    async def call(self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"") -> Command:
+        """Ask and wait for the answer."""
+        opaque = await self.send(code, fields, body)
+        return await self.answer(opaque)
+
+    async def answer(self, opaque: int) -> Command:
+        """Wait for the answer to a request that `send` wrote."""
+        for at, stray in enumerate(self.strays):
+            if stray.is_reply and stray.opaque == opaque:
+                return self.strays.pop(at)
+        while True:
+            command = await self.receive()
+            if command.is_reply and command.opaque == opaque:
+                return command
+            self.strays.append(command)
+
+    async def tell(self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"") -> None:
+        """Say it one-way: no answer may come."""
+        await self.send(code, fields, body, flag=2)
+
+    async def send(
+        self, code: int | Request, fields: Mapping[str, str] | None = None, body: bytes = b"", *, flag: int = 0
+    ) -> int:
+        """Write one request without waiting; gives its id."""
+        request = code if isinstance(code, Request) else Request(code, fields or {}, body)
+        self._opaque += 1
+        await self.write(encode(request, self._opaque, form=self.form, flag=flag))
+        return self._opaque
+
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        async with asyncio.timeout(WAIT_S):
+            await self._writer.drain()
+
+    async def receive(self) -> Command:
+        """The next frame, whatever it is.
+
+        Raises:
+            ClosedError: The server hung up.
+        """
+        async with asyncio.timeout(WAIT_S):
+            try:
+                (length,) = struct.unpack(">I", await self._reader.readexactly(4))
+                return decode(await self._reader.readexactly(length))
+            except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError) as error:
+                raise ClosedError("closed by the server") from error
+
+    async def until_closed(self) -> None:
+        """Wait until the server hangs up; frames that still come are kept as strays."""
+        with contextlib.suppress(ClosedError):
+            while True:
+                self.strays.append(await self.receive())
+
+    def stop_listening(self) -> None:
+        """Leave what comes to the system's buffer, which is soon full."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def listen_again(self) -> None:
+        self._writer.transport.resume_reading()  # type: ignore[attr-defined]
+
+    def say_no_more(self) -> None:
+        """Close our half; answers can still come."""
+        self._writer.write_eof()
+
+    def abort(self) -> None:
+        """Cut the line without a goodbye."""
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(ConnectionError, ssl.SSLError, TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                await self._writer.wait_closed()
+
+
+@asynccontextmanager
+async def line_to(
+    address: str,
+    *,
+    form: Form = "json",
+    tls: ssl.SSLContext | None = None,
+    prologue: bytes = b"",
+    receive_buffer_bytes: int | None = None,
+) -> AsyncIterator[AsyncLine]:
+    """A connection to `host:port`, closed at the end; `prologue` goes out before anything else, TLS included."""
+    host, port = split_address(address)
+    host = host.strip("[]")
+    loop = asyncio.get_running_loop()
+    encryption: dict[str, Any] = {}
+    if tls is not None:
+        encryption = {"ssl": tls, "server_hostname": "localhost", "ssl_shutdown_timeout": TLS_GOODBYE_S}
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    opened.setblocking(False)
+    if receive_buffer_bytes is not None:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            await loop.sock_connect(opened, (host, port))
+            await loop.sock_sendall(opened, prologue)
+            reader, writer = await asyncio.open_connection(sock=opened, **encryption)
+    except BaseException:
+        opened.close()
+        raise
+    line = AsyncLine(reader, writer, form)
+    try:
+        yield line
+    finally:
+        await line.close()
+
+
+class Ear:
+    """A broker that listens: whatever a name server says to it can be taken from here in order."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self._heard: asyncio.Queue[Command] = asyncio.Queue()
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing is left to take."""
+        return self._heard.empty()
+
+    async def hear(self) -> Command:
+        """The next request said to this broker."""
+        async with asyncio.timeout(WAIT_S):
+            return await self._heard.get()
+
+    def hang_up(self) -> None:
+        """Cut every connection, and go on listening for new ones."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    async def until_alone(self) -> None:
+        """Wait until nobody is connected to it."""
+        await eventually(lambda: not self._writers)
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while True:
+                (length,) = struct.unpack(">I", await reader.readexactly(4))
+                self._heard.put_nowait(decode(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            writer.transport.abort()
+        finally:
+            self._writers.discard(writer)
+
+
+@asynccontextmanager
+async def ear(*, tls: ssl.SSLContext | None = None) -> AsyncIterator[Ear]:
+    """A fake broker that listens on a port of loopback."""
+    broker = Ear()
+    listening = await asyncio.start_server(broker._listen, "127.0.0.1", 0, ssl=tls)
+    broker.address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    try:
+        yield broker
+    finally:
+        listening.close()
+        broker.hang_up()
+        await broker.until_alone()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for a state that is visible from outside and announces itself to nobody."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - nobody could set an event
+            await asyncio.sleep(0.001)
+
+
+async def until(ask: Callable[[], Awaitable[bool]]) -> None:
+    """The same where the state must be asked for."""
+    async with asyncio.timeout(WAIT_S):
+        while not await ask():  # noqa: ASYNC110 - nobody could set an event
+            await asyncio.sleep(0.001)

@@ -1,0 +1,186 @@
+"""A real `skyroute nameserver` for hard times: its log in a file, and its memory, open files and limits at hand.
+
+The log goes to a file because a pipe that nobody reads would stall the server, and hide what a test wants to see.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+from tests.support.booted import BOOT_LINE, BOOT_TIMEOUT_S, STOP_TIMEOUT_S, NotBootedError
+
+T = TypeVar("T")
+Loop = Literal["uvloop", "asyncio"]
+
+COMMAND: Final = (sys.executable, "-m", "skyroute", "nameserver")
+LOG_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+ - .+")
+
+
+def eventually(probe: Callable[[], T], what: str, *, timeout_s: float = 20.0) -> T:
+    """Ask about a state that is visible from outside, and announces itself to nobody, until the answer is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := probe()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s:g} s: {what}; the last answer was {answer!r}")
+        time.sleep(0.01)
+    return answer
+
+
+@dataclass(slots=True)
+class ServerProcess:
+    """A running server."""
+
+    process: subprocess.Popen[bytes]
+    address: str
+    folder: Path
+    """Where its files are."""
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    # What it costs
+
+    @property
+    def rss_mb(self) -> float:
+        """Memory it holds now, in units of 1,000,000 bytes."""
+        return self._status_mb("VmRSS")
+
+    @property
+    def peak_rss_mb(self) -> float:
+        """The most memory it ever held."""
+        return self._status_mb("VmHWM")
+
+    def _status_mb(self, name: str) -> float:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) * 1024 / 1e6
+
+    @property
+    def open_files(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))  # noqa: PTH208 - names are all that is wanted
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that it has used so far."""
+        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    def limit(self, kind: int, value: int) -> None:
+        """Set a soft limit of the running process, such as `resource.RLIMIT_NOFILE`."""
+        _, hard = resource.prlimit(self.pid, kind)
+        resource.prlimit(self.pid, kind, (value, hard))
+
+    def unlimit(self, kind: int) -> None:
+        """Let it have as much as it ever could."""
+        _, hard = resource.prlimit(self.pid, kind)
+        resource.prlimit(self.pid, kind, (hard, hard))
+
+    # What it says
+
+    @property
+    def log(self) -> str:
+        # Newlines are left as they are: a lone carriage return is a finding, not a line end.
+        return _log_path(self.folder).read_bytes().decode()
+
+    def log_since(self, mark: int) -> str:
+        """What was added since the log was `mark` characters long."""
+        return self.log[mark:]
+
+    # What is done to it
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """It stands still meanwhile, and its clocks go on."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            eventually(lambda: self._state == "T", "the process stands still")
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    @property
+    def _state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Ask it to stop; its exit code."""
+        self.process.terminate()
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """End it as a power cut would, were it not for the file system's buffers."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _log_path(folder: Path) -> Path:
+    return folder / "server.log"
+
+
+@contextmanager
+def server_process(
+    folder: Path,
+    *,
+    settings: Mapping[str, object] | None = None,
+    loop: Loop = "uvloop",
+    words: Sequence[str] = (),
+) -> Iterator[ServerProcess]:
+    """Start a name server that keeps its files in `folder`, and leave nothing running behind.
+
+    `settings` are Java's names with their values; `words` are further words of the command. A second server in the
+    same folder finds what the first one left, and adds to its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    values: dict[str, object] = {
+        "listenPort": 0,
+        "bindAddress": "127.0.0.1",
+        "kvConfigPath": folder / "kvConfig.json",
+        "configStorePath": folder / "namesrv.properties",
+    }
+    values |= settings or {}
+    options = [word for key, value in values.items() for word in ("-D", f"{key}={value}")]
+    environment = {name: text for name, text in os.environ.items() if "ROCKETMQ" not in name and name != "NAMESRV_ADDR"}
+    environment |= {"HOME": str(folder), "SKYROUTE_LOOP": loop}
+    with (
+        _log_path(folder).open("ab") as log,
+        subprocess.Popen(
+            [*COMMAND, *options, *words],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        ) as process,
+    ):
+        try:
+            yield ServerProcess(process, _await_address(process, folder), folder)
+        finally:
+            process.kill()
+
+
+def _await_address(process: subprocess.Popen[bytes], folder: Path) -> str:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], BOOT_TIMEOUT_S)
+    # One line is all that it ever writes there.
+    line = process.stdout.readline().decode() if readable else ""
+    if not line.startswith(BOOT_LINE):
+        raise NotBootedError(f"no boot line but {line!r}; its log:\n{_log_path(folder).read_text()}")
+    return line.removeprefix(BOOT_LINE).rstrip("\n")

@@ -1,0 +1,105 @@
+"""A name server inside the test, on port 0 of loopback, with a clock that only the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.server import NameServer
+from skyroute.remoting.server import Server
+from tests.support.clock import ManualClock
+
+LOOPS: Final[Mapping[str, Callable[[], asyncio.AbstractEventLoop]]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+"""What a `pytest_asyncio_loop_factories` hook returns, so that every test runs on both loops."""
+
+SWEEP_S: Final = 1.0
+
+
+@dataclass(slots=True)
+class Running:
+    """A started name server and its clock."""
+
+    server: NameServer
+    clock: ManualClock
+    scanned_at: float
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    @property
+    def remoting(self) -> Server:
+        """The part that holds the connections."""
+        assert self.server._server is not None
+        return self.server._server
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self.remoting._connections)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What peers have begun to say and not finished."""
+        return self.remoting._service.buffered.total
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Answers that peers were too slow to take, as of when each was found to be slow."""
+        return self.remoting._service.unsent.total
+
+    def scan(self) -> None:
+        """Look for expired leases now, whenever the last look was."""
+        self.scanned_at = self.clock.monotonic()
+        assert self.server._lease_scan is not None
+        self.server._lease_scan.scan(self.scanned_at)
+
+    def sweep(self) -> None:
+        """Look for idle connections now, whenever the last look was."""
+        self.remoting.sweep(self.clock.monotonic())
+
+    def pass_time(self, seconds: float, *, scans: bool = True, sweeps: bool = True) -> None:
+        """Let time pass as a running server sees it: a sweep every second, a lease scan every interval, none late."""
+        until = self.clock.monotonic() + seconds
+        while (left := until - self.clock.monotonic()) > 0:
+            now = self.clock.advance(min(SWEEP_S, left))
+            if sweeps:
+                self.sweep()
+            if scans and now - self.scanned_at >= self.server.config.scan_interval_s:
+                self.scan()
+
+
+def own_files(folder: Path) -> dict[str, Any]:
+    """Settings of a server that keeps its files in `folder`."""
+    return {
+        "kv_config_path": str(folder / "kvConfig.json"),
+        "config_store_path": str(folder / "namesrv.properties"),
+    }
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *, clock: ManualClock | None = None, upstream: Sequence[str] = (), **settings: Any
+) -> AsyncIterator[Running]:
+    """Start a name server that keeps its files in `folder`; `settings` are fields of `NameServerConfig`.
+
+    It stops at the end, if the test has not stopped it already.
+    """
+    clock = clock or ManualClock()
+    values: dict[str, Any] = {"listen_port": 0, "bind_address": "127.0.0.1", **own_files(folder)}
+    server = NameServer(NameServerConfig(**(values | settings)), upstream=upstream, clock=clock)
+    await server.start()
+    try:
+        yield Running(server, clock, scanned_at=clock.monotonic())
+    finally:
+        await server.stop()

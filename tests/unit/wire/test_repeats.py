@@ -1,0 +1,468 @@
+"""Answers found by the bytes of the question are those that the ordinary way would give, or there is none."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from skyroute.wire.command import FORM_BINARY, FORM_JSON, Request, Response
+from skyroute.wire.errors import FrameError
+from skyroute.wire.header import decode_command, encode_request, response_head
+from skyroute.wire.repeats import FRAME_BYTES_MAX, REMEMBERED_MAX, Repeats
+from tests.unit.wire.by_hand import BINARY, binary_header, frame, json_header
+from tests.unit.wire.golden import golden_bytes
+
+ROUTE = Response(body=b'{"brokerDatas":[]}')
+RESPONSES = [
+    ROUTE,
+    Response(),
+    Response(17, "No topic route info"),
+    Response(1, 'a remark with "opaque":7, in it'),
+    Response(fields={"masterAddr": "10.0.0.1:10911"}, body=b'"opaque":7,'),
+    Response(0, "中\n", {"a": "b"}, b"body", 317),
+]
+
+
+def question(number: object = 7, **rest: object) -> bytes:
+    members = {"code": 105, "extFields": {"topic": "T"}, "flag": 0, "language": "JAVA", "opaque": number}
+    return frame(json_header(**members | {"serializeTypeCurrentRPC": "JSON", "version": 479} | rest))
+
+
+def written(header: str) -> bytes:
+    return frame(header.encode())
+
+
+def remembering(*frames: bytes, response: Response = ROUTE) -> Repeats:
+    """What a name server does with a lasting answer, for each of the frames."""
+    repeats = Repeats()
+    for asked in frames:
+        repeats.remember(asked, decode_command(asked), response)
+    return repeats
+
+
+def in_the_ordinary_way(asked: bytes, response: Response) -> bytes:
+    request = decode_command(asked)
+    return response_head(response, request.request_id, request.form) + response.body
+
+
+def assert_never_found(remembered: bytes, *asked: bytes) -> None:
+    repeats = remembering(remembered)
+    for other in (remembered, *asked):
+        assert repeats.find(other) is None
+
+
+# ------------------------------------------------------------------------------------------------- what is found
+
+
+def test_nothing_is_found_before_anything_was_remembered() -> None:
+    assert Repeats().find(question()) is None
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+@pytest.mark.parametrize(("first", "then"), [(7, 8), (7, 7), (99, 10), (123456789, 987654321), (100000000, 999999999)])
+def test_the_same_question_under_another_number_has_the_same_answer(response: Response, first: int, then: int) -> None:
+    repeats = remembering(question(first), response=response)
+    found = repeats.find(question(then))
+    assert found is not None
+    assert b"".join(found) == in_the_ordinary_way(question(then), response)
+
+
+def test_an_answer_comes_in_four_pieces_with_the_number_second_and_the_body_last() -> None:
+    found = remembering(question(10)).find(question(42))
+    assert found is not None
+    start, number, tail, body = found
+    assert (number, body) == (b"42", ROUTE.body)
+    assert start.endswith(b'"opaque":')
+    assert tail.startswith(b",")
+    assert body is ROUTE.body
+
+
+def test_the_question_of_an_apache_client_is_remembered() -> None:
+    asked = golden_bytes("apache-5.5.0/route-json.hex")
+    request = decode_command(asked)
+    repeats = remembering(asked)
+    again = asked.replace(b'"opaque":%d,' % request.request_id, b'"opaque":%d,' % (request.request_id ^ 1))
+    found = repeats.find(again)
+    assert found is not None
+    assert b"".join(found) == in_the_ordinary_way(again, ROUTE)
+
+
+def test_our_own_question_is_remembered() -> None:
+    request = Request(105, {"topic": "T"})
+    found = remembering(encode_request(request, 7)).find(encode_request(request, 8))
+    assert found is not None
+    assert b"".join(found) == in_the_ordinary_way(encode_request(request, 8), ROUTE)
+
+
+def test_each_question_has_its_own_answer() -> None:
+    repeats = Repeats()
+    for name in ("A", "B", "C"):
+        asked = question(7, extFields={"topic": name})
+        repeats.remember(asked, decode_command(asked), Response(body=name.encode()))
+    for name in ("A", "B", "C"):
+        found = repeats.find(question(8, extFields={"topic": name}))
+        assert found is not None
+        assert found[3] == name.encode()
+
+
+def test_the_last_answer_remembered_is_the_one_that_counts() -> None:
+    repeats = remembering(question(7))
+    repeats.remember(question(8), decode_command(question(8)), Response(body=b"newer"))
+    found = repeats.find(question(9))
+    assert found is not None
+    assert found[3] == b"newer"
+
+
+def test_finding_does_not_use_an_answer_up() -> None:
+    repeats = remembering(question(7))
+    assert repeats.find(question(8)) == repeats.find(question(8))
+
+
+# --------------------------------------------------------------------------------------------- what is not found
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        question(8, flag=2),
+        question(8, flag=1),
+        question(8, flag=3),
+        question(8, code=106),
+        question(8, version=317),
+        question(8, extFields={"topic": "U"}),
+        question(8, extFields={"topic": "T", "__ZONE_MODE": "true"}),
+        question(8, language="GO"),
+        question(8, remark="x"),
+        question(8) + b" ",
+    ],
+)
+def test_a_question_that_differs_in_more_than_its_number_is_another(other: bytes) -> None:
+    assert remembering(question(7)).find(other) is None
+
+
+@pytest.mark.parametrize("flag", [1, 2, 3])
+def test_a_question_that_wants_no_answer_is_never_taken_for_one_that_does(flag: int) -> None:
+    repeats = remembering(question(7, flag=0))
+    assert repeats.find(question(7, flag=flag)) is None
+    assert remembering(question(7, flag=flag)).find(question(7, flag=0)) is None
+
+
+@pytest.mark.parametrize("number", [10, 100, 1234567890])
+def test_a_number_of_more_digits_is_not_found(number: int) -> None:
+    assert remembering(question(7)).find(question(number)) is None
+
+
+@pytest.mark.parametrize("number", [-1, -7, -123456789, 1234567890, 2147483647, "7", 7.0, None, True])
+def test_a_number_that_is_not_plain_is_not_remembered(number: object) -> None:
+    assert_never_found(question(number), question(8), question(-8), question(1234567899))
+
+
+@pytest.mark.parametrize(
+    "number", ["x", " 7", "7 ", "-7", "+7", "7.", ".7", "0x", "1e", "1_", '""', "[]", "{}", "\t7", "٣", "²"]
+)
+def test_what_stands_for_the_number_must_be_digits(number: str) -> None:
+    plain = json_header(code=105, opaque=0, version=479).decode()
+    size = len(number.encode())
+    remembered = written(plain.replace('"opaque":0', '"opaque":' + "5" * size))
+    asked = written(plain.replace('"opaque":0', f'"opaque":{number}'))
+    assert len(asked) == len(remembered)
+    assert remembering(remembered).find(remembered) is not None
+    assert remembering(remembered).find(asked) is None
+
+
+@pytest.mark.parametrize("number", ["05", "00", "01"])
+def test_a_number_with_leading_zeros_is_not_found(number: str) -> None:
+    # It is no JSON: the ordinary way refuses it, and an answer that repeats it could not be read.
+    plain = json_header(code=105, opaque=55, version=479).decode()
+    asked = written(plain.replace("55", number))
+    with pytest.raises(FrameError):
+        decode_command(asked)
+    assert remembering(written(plain)).find(asked) is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"code":105,"opaque":7}',
+        '{"opaque":7}',
+        '{"code":105,"extFields":{"topic":"T"},"opaque":7}',
+        '{"code":105,"opaque": 7,"version":479}',
+        '{"code":105,"opaque":7 ,"version":479}',
+        '{"code":105,"opaque" :7,"version":479}',
+        '{"code":105,"opaque":\n7,"version":479}',
+        '{"code":105,opaque:7,"version":479}',
+        '{"code":105,\'opaque\':7,"version":479}',
+        '{"code":105,"opaque":"7","version":479}',
+        '{"code":105,"opaque":7.0,"version":479}',
+        '{"code":105,"opaque":7e0,"version":479}',
+        '{"code":105,"opaque":-7,"version":479}',
+        '{"code":105,"opaque":1234567890,"version":479}',
+        '{"code":105,"opaque":null,"version":479}',
+        '{"code":105,"version":479}',
+        "{}",
+        # said twice, the last counts
+        '{"opaque":7,"opaque":8,"code":105}',
+        '{"opaque":8,"opaque":8,"code":105}',
+        '{"opaque":8,"opaqu\\u0065":8,"code":105}',
+        '{"opaqu\\u0065":8,"code":105}',
+        # elsewhere
+        '{"code":105,"extFields":{"opaque":"7","topic":"T"},"version":479}',
+        '{"code":105,"extFields":{"opaque":"7","topic":"T"},"opaque":7,"version":479}',
+        '{"code":105,"opaque":7,"extFields":{"topic":"opaque"},"version":479}',
+        '{"code":105,"extFields":{"opaque":7,"topic":"T"},"opaque":7,"version":479}',
+        '{"code":105,"other":{"opaque":7,"x":1},"version":479}',
+        '{"code":105,"other":{"opaque":7,"x":1},"opaque":7,"version":479}',
+        '{"code":105,"remark":"\\"opaque\\":7,","opaque":7,"version":479}',
+        # escapes
+        '{"code":105,"extFields":{"topic":"\\u0054"},"opaque":7,"version":479}',
+        '{"code":105,"opaque":7,"remark":"a\\nb","version":479}',
+        '{"code":105,"opaque":7,"extFields":{"topic":"a\\\\b"},"version":479}',
+    ],
+)
+def test_a_question_that_its_bytes_alone_do_not_tell_apart_is_not_remembered(header: str) -> None:
+    others = [header.replace("7", str(digit)) for digit in range(10)]
+    assert_never_found(written(header), *map(written, others))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"code":105,"extFields":{"opaque":0,"topic":"T"},"version":479}',
+        '{"extFields":{"a":"b","opaque":0,"topic":"T"},"code":105}',
+        '{"code":105,"other":{"opaque":0,"x":1},"version":479}',
+        '{"code":105,"other":[{"opaque":0,"x":1}],"version":479}',
+        '{"code":105,\'remark\':\'"opaque":0,\',"version":479}',
+    ],
+)
+def test_a_nested_number_is_not_taken_for_that_of_a_question_without_one(header: str) -> None:
+    # A question without a number has the number 0, which is what stands there by chance.
+    assert decode_command(written(header)).request_id == 0
+    repeats = remembering(written(header))
+    for digit in range(1, 10):
+        assert repeats.find(written(header.replace(":0,", f":{digit},"))) is None
+
+
+@pytest.mark.parametrize("number", [7, 0, 123456789])
+def test_a_binary_question_is_neither_remembered_nor_found(number: int) -> None:
+    asked = frame(binary_header(105, request_id=number, version=479, fields={"topic": "T"}), form=BINARY)
+    assert_never_found(asked, question(number))
+    trap = frame(binary_header(105, request_id=7, fields={"t": '"opaque":7,'}), form=BINARY)
+    assert_never_found(trap)
+    assert remembering(question(number)).find(asked) is None
+
+
+@pytest.mark.parametrize("body", [b"b", b'"opaque":7,', b"\0" * 100])
+def test_a_question_with_a_body_is_neither_remembered_nor_found(body: bytes) -> None:
+    header = question(7)[8:]
+    assert_never_found(frame(header, body), frame(header))
+    assert remembering(frame(header)).find(frame(header, body)) is None
+
+
+def test_a_body_cannot_stand_in_for_a_part_of_the_header() -> None:
+    whole = question(7)
+    header = whole[8:]
+    for at in range(1, len(header)):
+        split = frame(header[:at], header[at:])
+        assert len(split) == len(whole)
+        assert remembering(whole).find(split) is None
+
+
+# --------------------------------------------------------------------------------------------------------- bounds
+
+
+def padded(size: int, number: int = 7) -> bytes:
+    fill = size - len(question(number, remark=""))
+    return question(number, remark="x" * fill)
+
+
+def test_a_question_of_the_longest_length_is_remembered() -> None:
+    assert len(padded(FRAME_BYTES_MAX)) == FRAME_BYTES_MAX
+    found = remembering(padded(FRAME_BYTES_MAX)).find(padded(FRAME_BYTES_MAX, 8))
+    assert found is not None
+    assert b"".join(found) == in_the_ordinary_way(padded(FRAME_BYTES_MAX, 8), ROUTE)
+
+
+def test_a_longer_question_is_not_found() -> None:
+    assert_never_found(padded(FRAME_BYTES_MAX + 1), padded(FRAME_BYTES_MAX + 1, 8))
+
+
+@pytest.mark.parametrize("size", [FRAME_BYTES_MAX + 1, 1 << 20])
+def test_a_longer_question_takes_no_memory(size: int) -> None:
+    repeats = remembering(padded(size))
+    assert len(repeats._known) == 0
+
+
+def test_no_more_than_a_certain_number_is_remembered() -> None:
+    repeats = Repeats()
+    request = decode_command(question(7))
+    frames = [frame(b'{"opaque":7,"topic":"%d"}' % topic) for topic in range(REMEMBERED_MAX + 5)]
+    for asked in frames:
+        repeats.remember(asked, request, ROUTE)
+        assert len(repeats._known) <= REMEMBERED_MAX
+    assert repeats.find(frames[-1]) is not None
+    assert sum(repeats.find(asked) is not None for asked in frames) == len(repeats._known)
+
+
+def test_what_is_forgotten_is_not_found_until_it_is_remembered_again() -> None:
+    repeats = remembering(question(7), question(7, code=106))
+    repeats.forget()
+    assert repeats.find(question(7)) is None
+    assert repeats.find(question(7, code=106)) is None
+    repeats.remember(question(7), decode_command(question(7)), Response(body=b"newer"))
+    found = repeats.find(question(8))
+    assert found is not None
+    assert found[3] == b"newer"
+
+
+def test_two_do_not_share_what_they_remember() -> None:
+    remembering(question(7))
+    assert Repeats().find(question(7)) is None
+
+
+@pytest.mark.parametrize("fields", [{"opaque": "7"}, {"opaque": "", "a": "b"}, {'x"opaque': "7"}, {'"opaque': "7"}])
+def test_an_answer_may_have_a_field_of_the_same_name(fields: dict[str, str]) -> None:
+    response = Response(fields=fields, body=b"body")
+    found = remembering(question(7), response=response).find(question(8))
+    if found is not None:
+        assert b"".join(found) == in_the_ordinary_way(question(8), response)
+
+
+# ------------------------------------------------------------------------------------------------ anything at all
+
+
+DIGITS = st.integers(1, 9).flatmap(lambda count: st.tuples(*[st.integers(10 ** (count - 1), 10**count - 1)] * 2))
+TEXTS = st.text(max_size=8) | st.sampled_from(["opaque", '"opaque":7,', "T", "\\", "'", "中"])
+SCALARS = st.none() | st.booleans() | st.integers(-10, 1 << 31) | st.sampled_from([0, 7, 7.0, 0.5]) | TEXTS
+KEYS = st.sampled_from(["opaque", "topic", "a", "0", "code"]) | TEXTS
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=4,
+)
+HEADERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "code": st.integers(0, 400),
+        "extFields": st.dictionaries(KEYS, TEXTS | SCALARS, max_size=3),
+        "flag": st.integers(0, 3),
+        "language": st.sampled_from(["JAVA", "GO", "x", 3]),
+        "opaque": st.integers(-20, 120) | st.integers(0, (1 << 31) - 1) | st.sampled_from(["7", None, 7.0, "0"]),
+        "remark": TEXTS | st.none(),
+        "serializeTypeCurrentRPC": st.just("JSON"),
+        "version": st.integers(0, 500),
+        "other": VALUES,
+        "": VALUES,
+    },
+)
+SEPARATORS = st.tuples(st.sampled_from([",", ", ", " ,", ",\n", ",\t"]), st.sampled_from([":", ": ", " :", ":\n"]))
+PLAIN_SEPARATORS = st.just((",", ":"))
+
+
+def decoded(asked: bytes) -> Request | None:
+    try:
+        return decode_command(asked)
+    except FrameError:
+        return None
+
+
+def other_numbers(asked: bytes) -> set[bytes]:
+    """The same bytes with other digits wherever a run of them follows a name such as the number's."""
+    others = {asked}
+    start = asked.find(b'"opaque":')
+    while start >= 0:
+        at = start + len(b'"opaque":')
+        end = at
+        while asked[end : end + 1].isdigit():
+            end += 1
+        for digit in b"0159":
+            others.add(asked[:at] + bytes([digit]) * (end - at) + asked[end:])
+            others.add(asked[:at] + b"1" * bool(end - at) + bytes([digit]) * (end - at - 1) + asked[end:])
+        start = asked.find(b'"opaque":', at)
+    return others
+
+
+@settings(deadline=None, max_examples=250)
+@given(
+    header=HEADERS,
+    order=st.randoms(use_true_random=False),
+    separators=PLAIN_SEPARATORS | SEPARATORS,
+    ascii_only=st.booleans(),
+    form=st.sampled_from([FORM_JSON, FORM_JSON, FORM_JSON, FORM_BINARY]),
+    body=st.sampled_from([b"", b"", b"", b"b"]),
+    response=st.sampled_from(RESPONSES),
+)
+def test_whatever_is_found_is_what_the_ordinary_way_would_give(
+    header: dict[str, Any],
+    order: Any,
+    separators: tuple[str, str],
+    ascii_only: bool,
+    form: int,
+    body: bytes,
+    response: Response,
+) -> None:
+    names = list(header)
+    order.shuffle(names)
+    text = json.dumps({name: header[name] for name in names}, separators=separators, ensure_ascii=ascii_only)
+    asked = frame(text.encode("utf-8", "replace"), body, form)
+    remembered = decoded(asked)
+    assume(remembered is not None)
+    assert remembered is not None
+    repeats = Repeats()
+    repeats.remember(asked, remembered, response)
+    for other in sorted(other_numbers(asked)):
+        found = repeats.find(other)
+        if found is None:
+            continue
+        request = decode_command(other)
+        assert int(found[1]) == request.request_id
+        assert (request.code, request.fields, request.version) == (
+            remembered.code,
+            remembered.fields,
+            remembered.version,
+        )
+        assert (request.flag, request.form, request.body) == (remembered.flag, FORM_JSON, b"")
+        assert b"".join(found) == in_the_ordinary_way(other, response)
+
+
+@settings(deadline=None)
+@given(
+    header=HEADERS.filter(lambda header: b"opaque" not in json.dumps({**header, "opaque": 0}).encode()[:-12]),
+    numbers=DIGITS,
+    response=st.sampled_from(RESPONSES),
+)
+def test_any_plain_question_is_found_under_any_number_of_as_many_digits(
+    header: dict[str, Any], numbers: tuple[int, int], response: Response
+) -> None:
+    header.pop("opaque", None)
+    first, then = (
+        frame(json.dumps({"opaque": number, **header}, separators=(",", ":"), ensure_ascii=False).encode())
+        for number in numbers
+    )
+    assume(header and b"\\" not in first and first.count(b"opaque") == 1 and decoded(first) is not None)
+    found = remembering(first, response=response).find(then)
+    assert found is not None
+    assert b"".join(found) == in_the_ordinary_way(then, response)
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    at=st.integers(0, 120),
+    removed=st.integers(0, 3),
+    inserted=st.sampled_from([b"", b'"opaque":8,', b'"', b"'", b"\\", b",", b":", b"0", b"9", b"{", b"}", b" ", b"[]"]),
+    number=st.sampled_from([0, 7, 42]),
+)
+def test_a_damaged_question_is_found_only_if_it_would_be_answered_so(
+    at: int, removed: int, inserted: bytes, number: int
+) -> None:
+    remembered = question(number)
+    header = remembered[8:]
+    damaged = frame(header[:at] + inserted + header[at + removed :])
+    for first, then in ((remembered, damaged), (damaged, remembered), (damaged, damaged)):
+        if decoded(first) is None:
+            continue
+        for other in sorted(other_numbers(then)):
+            found = remembering(first).find(other)
+            if found is not None:
+                assert b"".join(found) == in_the_ordinary_way(other, ROUTE)
