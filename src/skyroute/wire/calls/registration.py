@@ -35,6 +35,7 @@ MAPPED_QUEUES_MAX: Final = 100_000
 """The most queues of static topics one registration may bring."""
 LINES_A_STEP: Final = 2_000
 """How many lines of a compressed table are read before others have their turn."""
+_TOPIC_BYTES_MIN: Final = len('"t":{},')
 _WRAPPER_OBJECTS: Final = 16
 """Objects of a body that are not about any one topic; it has fewer."""
 _INT32 = Struct(">i")
@@ -205,6 +206,7 @@ def decode_topic_table(
         raise BodyError("crc32 not match")
     if not body:
         return TopicTable()
+    yield
     try:
         # Brokers of 5.x announce a compressed body as plain; no JSON starts as zlib does.
         if request.version >= V3_0_11 and (truth(request.fields, "compressed") or _looks_like_zlib(body)):
@@ -212,7 +214,9 @@ def decode_topic_table(
             yield
             return (yield from _decode_compressed(inflated, with_mappings=request.version >= V5_0_0))
         # A topic is an object with at most one other in it, so this bounds what decoding may cost.
-        _check_count((body.count(b"{") - _WRAPPER_OBJECTS) // 2)
+        if len(body) > TOPICS_MAX * _TOPIC_BYTES_MIN:
+            _check_count((body.count(b"{") - _WRAPPER_OBJECTS) // 2)
+            yield
         if request.version < V3_0_11:
             configs, servers = _decode_json(body, _TopicConfigs), None
         else:
