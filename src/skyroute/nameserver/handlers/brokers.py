@@ -50,11 +50,16 @@ class BrokerHandlers:
 
     def register(self, request: Request, peer: Peer) -> Answer:
         """Take a registration: a small one at once, a large one in steps between which others are answered."""
-        steps = self._register(request, peer)
-        return InTurn(self.pace.run(steps)) if len(request.body) > LARGE_BODY_BYTES else run_through(steps)
+        registration = decode_registration(request)
+        steps = self._register(registration, request, peer)
+        if len(request.body) <= LARGE_BODY_BYTES:
+            return run_through(steps)
+        # It may have to wait for others; its broker has been heard from all the same.
+        self.table.renew(registration.key, self.clock.monotonic())
+        return InTurn(self.pace.run(steps))
 
-    def _register(self, request: Request, peer: Peer) -> Generator[None, None, Response]:
-        registration = replace(decode_registration(request), fingerprint=body_fingerprint(request))
+    def _register(self, registration: Registration, request: Request, peer: Peer) -> Generator[None, None, Response]:
+        registration = replace(registration, fingerprint=body_fingerprint(request))
         yield
         if not self._remembers(registration):
             table = yield from decode_topic_table(request, self.config.registration_max_length)
