@@ -25,7 +25,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## a name server and what it answers, in one minute
+demo: $(READY) ## a small cluster's life, told as it happens
 	$(BIN)/python examples/demo.py
 
 test: lint types imports ## style, types, imports, and every test that needs nothing but Python

@@ -282,7 +282,7 @@ def test_a_wrong_checksum_is_refused_and_nothing_is_registered(server: ServerPro
 def bad_bodies() -> Iterator[tuple[str, bytes]]:
     table = '{"topicConfigSerializeWrapper":{"dataVersion":{},"topicConfigTable":%s}}'
     yield "no object", b"[]"
-    yield "no table", b"{}"
+    yield "no table", b'{"topicConfigSerializeWrapper":{"topicConfigTable":null}}'
     yield "a table of numbers", (table % '{"T":1,"U":2}').encode()
     yield "a table that is a list", (table % "[]").encode()
     yield "a table that is null", (table % "null").encode()

@@ -248,7 +248,7 @@ async def test_a_full_table_refuses_newcomers_and_still_takes_heartbeats(tmp_pat
         await register(line, MASTER)
         answer = await line.call(OTHER.request)
         assert answer.code == 1
-        assert "brokers_max" in (answer.remark or "")
+        assert "brokersMax" in (answer.remark or "")
         await register(line, MASTER)
         assert await topics(line) == ["TopicA", "TopicB"]
 
@@ -259,7 +259,7 @@ async def test_topics_that_find_no_room_are_refused_together(tmp_path: Path) -> 
         before = await world(line)
         answer = await line.call(OTHER.request)
         assert answer.code == 1
-        assert "topic_entries_max" in (answer.remark or "")
+        assert "topicEntriesMax" in (answer.remark or "")
         assert await world(line) == before
 
 

@@ -82,8 +82,6 @@ ALLOWED: dict[str, Allowed] = {
     "27.a-list": Allowed("remark", BROKEN),
     "27.not-zlib": Allowed("remark", BROKEN),
     "27.cut-zlib": Allowed("remark", BROKEN),
-    "27.empty-object": Allowed("code remark", NO_TABLE),
-    "27.empty-object-is-registered": Allowed("value", NO_TABLE),
     "27.null-table": Allowed("code remark", NO_TABLE),
     "28.bare-names": Allowed("value", "fastjson, up to 5.3, reads them, fastjson2 closes; we read what either reads"),
     "31.cluster-after-rename": Allowed("body", MOVED),

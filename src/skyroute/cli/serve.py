@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from skyroute.errors import SkyrouteError
-from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.config import SERVER_MAX_CONNECTIONS, NameServerConfig
 from skyroute.nameserver.errors import FileWriteError
 from skyroute.nameserver.files import ensure_replaceable
 from skyroute.nameserver.server import NameServer
@@ -162,7 +162,8 @@ def _fit_open_files(config: NameServerConfig) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = max(1, soft - _OTHER_FILES)
     if soft != resource.RLIM_INFINITY and config.server_max_connections > room:
-        log.debug("serverMaxConnections lowered to=%d reason=the limit of open files is %d", room, soft)
+        level = logging.DEBUG if config.server_max_connections == SERVER_MAX_CONNECTIONS else logging.WARNING
+        log.log(level, "serverMaxConnections lowered to=%d reason=the limit of open files is %d", room, soft)
         config.server_max_connections = room
 
 

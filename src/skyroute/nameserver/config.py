@@ -29,6 +29,7 @@ from skyroute.remoting.tls_settings import TlsSettings
 
 log = logging.getLogger(__name__)
 
+SERVER_MAX_CONNECTIONS = 50_000
 UPDATE_CHARS_MAX = 1024 * 1024
 """Parsing happens between two requests; far more than all settings take, and still a matter of milliseconds."""
 
@@ -93,7 +94,7 @@ class NameServerConfig:
     frame_max_length: int = setting(Scope.OWN, default=16 * 1024 * 1024, at_least=1024)
     registration_max_length: int = setting(Scope.OWN, default=64 * 1024 * 1024, at_least=1024)
     """Frames longer than `frame_max_length` may be registrations only; their inflated bodies end here too."""
-    server_max_connections: int = setting(Scope.OWN, default=50_000, at_least=1)
+    server_max_connections: int = setting(Scope.OWN, default=SERVER_MAX_CONNECTIONS, at_least=1)
     server_buffered_bytes_max: int = setting(Scope.OWN, default=1024 * 1024 * 1024, at_least=1024, at_most=LONG_MAX)
     """All incomplete frames of all connections together."""
     prologue_timeout_seconds: int = setting(Scope.OWN, default=10, at_least=1)
@@ -225,13 +226,17 @@ class NameServerConfig:
         if not accepted:
             return UpdatedConfig(frozenset(), frozenset())
         parsed = self._parse(accepted, _UPDATE)
-        in_file = self._in_file | accepted
+        in_file = (self._in_file or self._stored()) | accepted
         replace_file(Path(self.config_store_path), format_properties(in_file).encode("ascii"))
         self._in_file = in_file
         self._apply(parsed)
         after = self._list(everything=False)
         changed = frozenset(key for key in accepted if after.get(key) != before[key])
         return UpdatedConfig(changed, frozenset(key for key in changed if key in _SETTINGS and not _SETTINGS[key].live))
+
+    def _stored(self) -> dict[str, str]:
+        """Return what earlier updates left in the file, where we did not start from it."""
+        return read_properties(self.config_store_path) if Path(self.config_store_path).is_file() else {}
 
     def _take(self, properties: Mapping[str, str], origin: str) -> set[str]:
         """Set every value but those of TLS, and return the keys by their own names."""

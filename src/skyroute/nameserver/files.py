@@ -45,11 +45,12 @@ def ensure_replaceable(path: Path) -> None:
     Raises:
         FileWriteError: it cannot.
     """
-    probe = path.with_name(f"{path.name}.tmp")
+    target = Path(os.path.realpath(path))  # where `replace_file` writes
+    probe = target.with_name(f"{target.name}.tmp")
     try:
-        if path.is_dir():
+        if target.is_dir():
             raise IsADirectoryError(0, "it is a directory")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:

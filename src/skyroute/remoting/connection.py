@@ -282,12 +282,28 @@ class Connection(asyncio.Protocol):
         if rest[0] == _TLS_HANDSHAKE:
             if mode is TlsMode.DISABLED:
                 raise TlsError("the peer speaks TLS, which tls.server.mode=disabled forbids")
-            self._tls = TlsStream(self._service.tls.context())
+            context = self._service.tls.context
+            if context is None:
+                self._first_bytes = data
+                self._pause_reading()
+                self._service.spawn(self._open_when_prepared())
+                return b""
+            self._tls = TlsStream(context)
             return self._decrypt(rest)
         if mode is TlsMode.ENFORCING:
             raise TlsError("the peer does not speak TLS, which tls.server.mode=enforcing demands")
         self.opening = False
         return rest
+
+    async def _open_when_prepared(self) -> None:
+        try:
+            await self._service.tls.prepare()
+        except TlsError as error:
+            self.close(str(error))
+        if not self._is_over:
+            data, self._first_bytes = self._first_bytes, b""
+            self._transport.resume_reading()
+            self.data_received(data)
 
     def _decrypt(self, data: bytes) -> bytes:
         assert self._tls is not None

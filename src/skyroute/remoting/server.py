@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
+from errno import EADDRINUSE
 from typing import Any, Final
 
 from skyroute.clock import Clock
@@ -90,17 +91,17 @@ class Server:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
             await self._listener.start_serving()
             self.port = self._listener.sockets[0].getsockname()[1]
-        except (OSError, ValueError) as error:  # a name that cannot be one is a ValueError
+        except (OSError, ValueError, OverflowError) as error:  # a name or a port that cannot be one
             errno = None if isinstance(error, socket.gaierror) else getattr(error, "errno", None)
             reason = os.strerror(errno) if errno else getattr(error, "strerror", None) or str(error)
-            raise BindError(
-                f"Failed to bind to {join_address(host, port)}: {reason}."
-                " Is another server running there? Set listenPort or bindAddress to something free."
-            ) from None
+            hint = "bindAddress must be an address of this machine, and listenPort a port we may use."
+            if errno == EADDRINUSE:
+                hint = "Is another server running there? Set listenPort or bindAddress to something free."
+            raise BindError(f"Failed to bind to {join_address(host, port)}: {reason}. {hint}") from None
         self.spawn(self._sweep_for_ever())
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Stop listening, serve what is under way for `drain_s`, then hand over the last answers and end."""
+        """Serve on for `drain_s`, or until nobody is left; then stop listening, hand over the last answers and end."""
         if self._listener is None:
             return
         if drain_s > 0:

@@ -1,5 +1,6 @@
 """TLS on either side: contexts built from settings and rebuilt when files change, and one peer's encrypted stream."""
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -8,6 +9,7 @@ import ssl
 import subprocess
 import tempfile
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Final
 
 from skyroute.remoting.errors import TlsError
@@ -15,6 +17,7 @@ from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMod
 
 log = logging.getLogger(__name__)
 
+_TRY_AGAIN_S: Final = 60.0
 _READ_BYTES: Final = 256 * 1024
 
 
@@ -30,6 +33,8 @@ class ServerTls:
         self.mode = settings.mode
         self._settings = settings
         self._context: ssl.SSLContext | None = None
+        self._making: asyncio.Future[ssl.SSLContext] | None = None
+        self._made_at = 0.0
         self._digests: dict[str, bytes] = {}
         """Of the files in use."""
         self._refused: dict[str, bytes] = {}
@@ -38,15 +43,22 @@ class ServerTls:
             self._context = server_context(settings)
             self._digests = self._digest_files()
 
-    def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection.
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """The context for a new connection; None until `prepare` has made one."""
+        return self._context
+
+    async def prepare(self) -> None:
+        """Make the throw-away certificate, once for all who wait for it, and not on the loop.
 
         Raises:
-            TlsError: there is none to be had.
+            TlsError: it cannot be made. It is tried again a while later.
         """
-        if self._context is None:
-            self._context = _throw_away_context()
-        return self._context
+        loop = asyncio.get_running_loop()
+        if self._making is None or (self._making.done() and loop.time() > self._made_at + _TRY_AGAIN_S):
+            self._making = asyncio.ensure_future(asyncio.to_thread(_throw_away_context))
+            self._made_at = loop.time()
+        self._context = await asyncio.shield(self._making)
 
     def reload_if_changed(self) -> bool:
         """Take up new files. Key and certificate belong together: one changed alone is a change half written.
@@ -135,8 +147,15 @@ def _load(context: ssl.SSLContext, cert_path: str, key_path: str, password: str 
     try:
         # A function, so that a missing password fails instead of asking whoever sits at the terminal.
         context.load_cert_chain(cert_path, key_path, lambda: password or "")
+    except ssl.SSLError as error:
+        raise TlsError(
+            f"certificate {cert_path} with key {key_path} cannot be used: one of them is not PEM, the key belongs to"
+            f" another certificate, or its password is wrong ({_reason(error)})"
+        ) from None
     except (OSError, ValueError) as error:
-        raise TlsError(f"certificate {cert_path} with key {key_path} cannot be used: {_reason(error)}") from None
+        missing = [path for path in (cert_path, key_path) if not Path(path).is_file()]
+        what = f"{' and '.join(missing)} cannot be read" if missing else f"{cert_path}, {key_path} cannot be used"
+        raise TlsError(f"{what}: {_reason(error)}") from None
 
 
 def _trust(context: ssl.SSLContext, path: str) -> None:
@@ -158,20 +177,20 @@ def _throw_away_context() -> ssl.SSLContext:
             "tls.test.mode.enable makes up a certificate with the openssl command, which is not here;"
             " install it, or set tls.test.mode.enable=false with tls.server.certPath and tls.server.keyPath"
         )
-    with tempfile.TemporaryDirectory(prefix="skyroute-tls-") as folder:
-        key, certificate = f"{folder}/key.pem", f"{folder}/cert.pem"
-        command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=skyroute"
-        try:
-            subprocess.run(
-                [openssl, *command.split(), "-keyout", key, "-out", certificate],
-                check=True,
-                capture_output=True,
-                timeout=30,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise TlsError(f"openssl could not make a certificate for tls.test.mode.enable: {error}") from None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        _load(context, certificate, key, None)
+    command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=skyroute"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        with tempfile.TemporaryDirectory(prefix="skyroute-tls-") as folder:
+            key, certificate = f"{folder}/key.pem", f"{folder}/cert.pem"
+            command_line = [openssl, *command.split(), "-keyout", key, "-out", certificate]
+            subprocess.run(command_line, check=True, capture_output=True, timeout=30)
+            _load(context, certificate, key, None)
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = error.stderr.decode(errors="replace").strip() if isinstance(error, CalledProcessError) else str(error)
+        raise TlsError(
+            f"openssl could not make a certificate in a temporary folder: {reason.splitlines()[-1:]};"
+            " set tls.test.mode.enable=false with tls.server.certPath and tls.server.keyPath to do without"
+        ) from None
     log.warning("tls serves a throw-away certificate: tls.test.mode.enable is on")
     return context
 

@@ -62,6 +62,8 @@ class RegistrationOutcome:
     events: "tuple[RouteEvent, ...]" = ()
     superseded: bool = False
     """A broker of a newer epoch holds this id: nothing was changed, and the sender is told nothing."""
+    overtaken: bool = False
+    """The same connection has sent a newer edition: the lease was renewed, and nothing else was taken from this one."""
     master_address: str | None = None
     master_ha_address: str | None = None
     """Set for a slave whose master is alive."""

@@ -157,7 +157,7 @@ class RouteTable:
         claim.refuse_partial()
         if claim.own is not None and claim.is_overtaken(holder):
             claim.own.expires_at = now + claim.own.lease_s
-            return RegistrationOutcome()
+            return RegistrationOutcome(overtaken=True)
         delta = claim.compare_topics(delete_missing=delete_missing_topics)
         self._check_room(brokers=int(claim.is_newcomer), topic_entries=delta.growth)
         return self._admit(claim, delta, holder=holder, now=now)
@@ -238,11 +238,11 @@ class RouteTable:
 
     def _check_room(self, *, brokers: int, topic_entries: int) -> None:
         if brokers > 0 and len(self._leases) + brokers > self._brokers_max:
-            raise TableFullError(f"the table is full: it holds {len(self._leases)} brokers (brokers_max)")
+            raise TableFullError(f"the table is full: it holds {len(self._leases)} brokers (brokersMax)")
         if topic_entries > 0 and self._topic_entries + topic_entries > self._topic_entries_max:
             raise TableFullError(
                 f"the table is full: {self._topic_entries} topic entries and {topic_entries} new ones are more than"
-                f" {self._topic_entries_max} (topic_entries_max)"
+                f" {self._topic_entries_max} (topicEntriesMax)"
             )
 
     def _register_unchanged(self, registration: Registration, *, holder: int, now: float) -> RegistrationOutcome:

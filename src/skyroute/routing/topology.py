@@ -3,13 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 MASTER_ID: Final = 0
 """The broker id of a group's master; every larger id is a slave."""
-
-NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Permission(IntFlag):

@@ -113,7 +113,7 @@ def test_an_older_edition_over_the_same_connection_renews_the_lease_and_nothing_
     table = RouteTable()
     tell(table, registration(topics={"T1": FEW, "T2": FEW}, version=DataVersion(0, 50, 5)), now=0.0)
     old = registration(topics=("T1", "T2", "T3"), version=DataVersion(0, 40, 4), zone="z9", fingerprint=b"old")
-    assert tell(table, old, now=100.0) == RegistrationOutcome()
+    assert tell(table, old, now=100.0) == RegistrationOutcome(overtaken=True)
     assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": FEW}
     assert table.version_of(KEY) == DataVersion(0, 50, 5)
     assert not table.remembers(KEY, "broker-a", 0, b"old")

@@ -6,7 +6,7 @@ import pytest
 
 from skyroute.remoting.pace import run_through
 from skyroute.routing.registration import TopicTable
-from skyroute.wire.calls.registration import decode_registration, decode_topic_table
+from skyroute.wire.calls.registration import decode_data_version, decode_registration, decode_topic_table
 from skyroute.wire.calls.route import decode_route, decode_topic_registration
 from skyroute.wire.command import FORM_JSON, Request, Response
 from skyroute.wire.errors import BodyError, FieldError, FrameError, HeaderError
@@ -179,3 +179,35 @@ def test_an_oversize_frame_that_cannot_be_right_is_refused_with_its_eighth_byte(
     decoder = FrameDecoder(1000, {103: 5000})
     with pytest.raises(FrameError):
         decoder.feed(words(2000, header_bytes, form))
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"topicConfigSerializeWrapper":{}}', b'{"topicConfigSerializeWrapper":{"dataVersion":{}}}']
+)
+def test_a_broker_that_says_nothing_of_topics_has_none(body: bytes) -> None:
+    request = Request(code=103, version=479, body=body)
+    assert run_through(decode_topic_table(request)).topics == {}
+
+
+def test_topics_that_stand_bare_are_not_taken_for_none() -> None:
+    request = Request(code=103, version=479, body=b'{"topicConfigTable":{"T":{"perm":4}}}')
+    with pytest.raises(BodyError, match="stands bare"):
+        run_through(decode_topic_table(request))
+
+
+@pytest.mark.parametrize("number", ["00000000000199999999999999999999", "2147483648", "-2147483649", "000000000008"])
+def test_a_number_of_a_compressed_topic_fits_32_bits_however_it_is_written(number: str) -> None:
+    body = compressed_registration([f"T {number} 8 6 SINGLE_TAG".encode()])
+    with pytest.raises(BodyError, match="not a topic"):
+        run_through(decode_topic_table(Request(code=103, fields={"compressed": "true"}, version=479, body=body)))
+
+
+def test_the_scope_of_a_static_topic_is_a_name() -> None:
+    mapping = '{"T":{"bname":"b","scope":"%s"}}' % ("s" * 1000)
+    body = body_of(f'{{"topicConfigTable":{{}},"topicQueueMappingInfoMap":{mapping}}}')
+    with pytest.raises(BodyError, match="scope is no name"):
+        run_through(decode_topic_table(Request(code=103, version=479, body=body)))
+
+
+def test_a_version_of_null_is_none() -> None:
+    assert decode_data_version(b"null") is None

@@ -64,6 +64,10 @@ class AdminHandlers:
         if updated.changed:
             log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(updated.changed)))
         if updated.needs_restart:
-            log.warning("settings take effect after a restart keys=%s", ",".join(sorted(updated.needs_restart)))
+            log.warning(
+                "settings take effect after a restart keys=%s file=%s (give it with -c)",
+                ",".join(sorted(updated.needs_restart)),
+                self.config.config_store_path,
+            )
         self.on_config_changed()
         return Response()

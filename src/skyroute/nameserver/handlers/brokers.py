@@ -10,7 +10,7 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.pace import Pace, run_through
-from skyroute.routing.errors import PartialFirstRegistrationError
+from skyroute.routing.errors import PartialFirstRegistrationError, RegistrationRefusedError
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
@@ -74,16 +74,19 @@ class BrokerHandlers:
                 now=self.clock.monotonic(),
                 delete_missing_topics=self.config.delete_topic_with_broker_registration,
             )
-        except PartialFirstRegistrationError as error:
+        except RegistrationRefusedError as error:
             if peer.is_worth_a_line():
                 log.warning("registration refused peer=%s reason=%s", peer.address, error)
-            return Response.error("register broker failed")  # the protocol's own words
-        if outcome.superseded and peer.is_worth_a_line():
+            # The protocol has words of its own for one of the reasons.
+            partial = isinstance(error, PartialFirstRegistrationError)
+            return Response.error("register broker failed" if partial else str(error))
+        if (outcome.superseded or outcome.overtaken) and peer.is_worth_a_line():
             log.warning(
-                "registration superseded broker=%s id=%d address=%s: a broker of a newer epoch holds this id",
+                "registration not applied broker=%s id=%d address=%s reason=%s",
                 registration.broker_name,
                 registration.broker_id,
                 registration.address,
+                "a broker of a newer epoch holds this id" if outcome.superseded else "a newer edition came before it",
             )
         self.publish(outcome.events)
         return encode_registration_reply(outcome, self._order_topics())
@@ -114,8 +117,8 @@ class BrokerHandlers:
     def query_data_version(self, request: Request, _peer: Peer) -> Response:
         """Compare versions. It counts as a heartbeat whatever the outcome: some brokers send nothing else."""
         key = decode_broker_key(request)
-        theirs, ours = decode_data_version(request.body), self.table.version_of(key)
         self.table.renew(key, self.clock.monotonic())
+        theirs, ours = decode_data_version(request.body), self.table.version_of(key)
         return encode_version_reply(ours, changed=ours is None or ours != theirs)
 
     def register_topic(self, request: Request, peer: Peer) -> Response:

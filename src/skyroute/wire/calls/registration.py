@@ -85,13 +85,19 @@ class MappingBody(msgspec.Struct):
 
 
 class _TopicConfigs(msgspec.Struct):
-    topicConfigTable: dict[str, _Topic]  # noqa: N815 - the wire's name
+    topicConfigTable: dict[str, _Topic] = {}  # noqa: N815 - the wire's name
     dataVersion: _Version | None = None  # noqa: N815 - the wire's name
     topicQueueMappingInfoMap: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
 
 
+class _BareTopicConfigs(_TopicConfigs, kw_only=True):
+    """The whole body of a very old sender, or of one that forgets its version, which must not pass for an empty one."""
+
+    topicConfigTable: dict[str, _Topic]  # noqa: N815 - the wire's name
+
+
 class _Body(msgspec.Struct):
-    topicConfigSerializeWrapper: _TopicConfigs  # noqa: N815 - the wire's name
+    topicConfigSerializeWrapper: _TopicConfigs | msgspec.UnsetType = msgspec.UNSET  # noqa: N815 - the wire's name
     filterServerList: list[str] | None = None  # noqa: N815 - the wire's name
 
 
@@ -218,14 +224,25 @@ def decode_topic_table(
             _check_count((body.count(b"{") - _WRAPPER_OBJECTS) // 2)
             yield
         if request.version < V3_0_11:
-            configs, servers = _decode_json(body, _TopicConfigs), None
+            configs: _TopicConfigs = _decode_json(body, _BareTopicConfigs)
+            servers = None
         else:
             decoded = _decode_json(body, _Body)
-            configs, servers = decoded.topicConfigSerializeWrapper, decoded.filterServerList
+            configs, servers = _wrapped(decoded, body), decoded.filterServerList
         yield
         return _table(configs, None if servers is None else tuple(servers))
     except BodyError as error:
         raise BodyError(f"Failed to decode RegisterBrokerBody: {error}") from None
+
+
+def _wrapped(decoded: _Body, body: bytes) -> _TopicConfigs:
+    """Return the part about topics; as for Java, a broker that says nothing of them has none."""
+    if decoded.topicConfigSerializeWrapper is msgspec.UNSET:
+        # Unless they stand where only very old brokers put them: then it meant to say something.
+        if b"topicConfigTable" in body:
+            raise BodyError(f"topicConfigTable stands bare, as only a sender of a version below {V3_0_11} writes it")
+        return _TopicConfigs()
+    return decoded.topicConfigSerializeWrapper
 
 
 def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None) -> TopicTable:
@@ -252,6 +269,7 @@ def _mapping(part: MappingBody, topic: str) -> StaticMapping:
     mapping = part.value(topic)
     _name("topic", mapping.topic)
     _name("bname", mapping.broker_name)
+    _name("scope", mapping.scope)
     return mapping
 
 
@@ -375,9 +393,12 @@ def _decode_topic_line(line: bytes) -> tuple[str, QueueSettings]:
 
 def _int32(word: str) -> int:
     # int() alone would also take blanks, underscores and other scripts' digits.
-    if not (word.isascii() and word.removeprefix("-").isdigit()) or not -(1 << 31) <= int(word[:12]) < 1 << 31:
+    if not (word.isascii() and word.removeprefix("-").isdigit()) or len(word) > len("-2147483648"):
         raise ValueError(word)
-    return int(word)
+    number = int(word)
+    if not -(1 << 31) <= number < 1 << 31:
+        raise ValueError(word)
+    return number
 
 
 def _decode_filter_servers(piece: bytes) -> tuple[str, ...]:
@@ -448,7 +469,7 @@ def decode_data_version(body: bytes) -> DataVersion | None:
     Raises:
         BodyError: it cannot be read.
     """
-    return _decode_json(body, _Version).value() if body else None
+    return _decode_json(body, _Version).value() if body not in (b"", b"null") else None
 
 
 def encode_version_reply(known: DataVersion | None, *, changed: bool) -> Response:
