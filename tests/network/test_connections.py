@@ -59,7 +59,7 @@ async def test_a_frame_that_drips_in_does_not_count_as_activity(nameserver: Runn
     await line.call(206)
     for at in range(12):
         await line.write(FRAME[at : at + 1])
-        await eventually(lambda at=at: nameserver.buffered_bytes == at + 1)  # type: ignore[misc]
+        await eventually(lambda at=at: nameserver.buffered_bytes == at + 1)  # type: ignore[misc]  # a lambda with a default
         nameserver.pass_time(10)
     assert nameserver.connections == 1
     nameserver.pass_time(1)

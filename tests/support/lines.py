@@ -91,10 +91,10 @@ class AsyncLine:
 
     def stop_listening(self) -> None:
         """Leave what comes to the system's buffer, which is soon full."""
-        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]  # its type is too general
 
     def listen_again(self) -> None:
-        self._writer.transport.resume_reading()  # type: ignore[attr-defined]
+        self._writer.transport.resume_reading()  # type: ignore[attr-defined]  # its type is too general
 
     def say_no_more(self) -> None:
         """Close our half; answers can still come."""

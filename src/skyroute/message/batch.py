@@ -6,7 +6,7 @@ lengths. Topic, queue and addresses are those of the request or record around it
 
 from collections.abc import Iterable, Sequence
 from struct import Struct
-from struct import error as StructError  # noqa: N812
+from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Final, NamedTuple
 
 from skyroute.message.errors import BatchError, InvalidMessageError

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from operator import itemgetter
-from struct import error as StructError  # noqa: N812
+from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Any, Final
 
 from skyroute.message.compression import unpack

@@ -201,7 +201,7 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
             return self.stored_body
         if self._body is None:
             msgspec.structs.force_setattr(self, "_body", unpack(self.stored_body, self.sys_flag))
-        return self._body  # type: ignore[return-value]
+        return self._body  # type: ignore[return-value]  # force_setattr is not seen to set it
 
     @property
     def properties(self) -> Mapping[str, str]:

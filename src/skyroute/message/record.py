@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from struct import error as StructError  # noqa: N812
+from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Final
 
 from skyroute.message.errors import ChecksumError, RecordError
