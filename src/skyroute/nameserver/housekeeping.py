@@ -9,6 +9,7 @@ from typing import Final
 from skyroute.clock import Clock
 from skyroute.nameserver.handlers.brokers import Publish
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.remoting.lateness import Lateness
 from skyroute.remoting.tls import ServerTls
 from skyroute.routing.events import BrokerLeft, RouteEvent
 from skyroute.routing.table import RouteTable
@@ -31,23 +32,15 @@ class LeaseScan:
     close_connection: Callable[[int], None]
     interval_s: float
     clock: Clock
-    _last_at: float = field(init=False)
-    _held_back: bool = field(init=False, default=False)
+    _lateness: Lateness = field(init=False)
 
     def __post_init__(self) -> None:
-        self._last_at = self.clock.monotonic()
+        self._lateness = Lateness(self.interval_s, min(self.interval_s, LATE_S), self.clock.monotonic())
 
     def scan(self, now: float) -> None:
-        """Evict what has expired, unless this scan itself comes late.
-
-        If it does, this process stood still, and heartbeats may wait unread in their sockets: they come first. But
-        never twice in a row, or a server that is always late would evict nobody.
-        """
-        late_s = now - self._last_at - self.interval_s
-        self._last_at = now
-        self._held_back = not self._held_back and late_s > min(self.interval_s, LATE_S)
-        if self._held_back:
-            log.warning("lease scan late seconds=%.1f: nobody is evicted before the next one", late_s)
+        """Evict what has expired; nobody, if this scan itself comes late: heartbeats may wait in their sockets."""
+        if self._lateness.holds_back(now):
+            log.warning("lease scan late seconds=%.1f: nobody is evicted before the next one", self._lateness.late_s)
             return
         events = self.table.evict_expired(now)
         self.publish(events)

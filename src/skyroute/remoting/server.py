@@ -13,6 +13,7 @@ from skyroute.clock import Clock
 from skyroute.remoting.connection import Complaints, Connection, Limits, Service, Tally, Traffic, join_address
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
+from skyroute.remoting.lateness import Lateness
 from skyroute.remoting.tls import ServerTls
 
 log = logging.getLogger(__name__)
@@ -62,8 +63,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._stopping = False
-        self._swept_at = clock.monotonic()
-        self._held_back = False
+        self._lateness = Lateness(SWEEP_S, SWEEP_S, clock.monotonic())
 
     def __repr__(self) -> str:
         held = self._service
@@ -145,13 +145,9 @@ class Server:
     def sweep(self, now: float) -> None:
         """Part with connections that are idle, never got started, or do not end.
 
-        If this sweep comes late, this process stood still, and what peers sent meanwhile waits unread: that comes
-        first. But never twice in a row, or a server that is always late would part with nobody.
+        Nobody, if this sweep comes late: what peers sent meanwhile may wait unread.
         """
-        late_s = now - self._swept_at - SWEEP_S
-        self._swept_at = now
-        self._held_back = not self._held_back and late_s > SWEEP_S
-        if self._held_back:
+        if self._lateness.holds_back(now):
             return
         limits = self._service.limits
         for connection in list(self._connections.values()):

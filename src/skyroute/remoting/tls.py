@@ -221,14 +221,13 @@ class TlsStream:
         self.buffered += len(data)
         pieces: list[bytes] = []
         try:
-            if not self.established:
-                self._object.do_handshake()
-                self.established = True
-            while piece := self._object.read(_READ_BYTES):
-                pieces.append(piece)
-            self.ended = True  # only the peer's last word reads as nothing
-        except ssl.SSLWantReadError:
-            pass
+            with contextlib.suppress(ssl.SSLWantReadError):  # that is how it says that more must come first
+                if not self.established:
+                    self._object.do_handshake()
+                    self.established = True
+                while piece := self._object.read(_READ_BYTES):
+                    pieces.append(piece)
+                self.ended = True  # only the peer's last word reads as nothing
         except ssl.SSLZeroReturnError:
             self.ended = True
         except ssl.SSLError as error:

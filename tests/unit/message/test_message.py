@@ -78,7 +78,7 @@ def test_a_message_can_be_changed_into_another_and_sent_elsewhere() -> None:
         {"delay_level": -1},
         {"deliver_after_s": -0.1},
         {"deliver_after_s": float("nan")},
-        {"deliver_at": datetime(2026, 1, 1)},  # noqa: DTZ001
+        {"deliver_at": datetime(2026, 1, 1)},  # noqa: DTZ001 - a time without a zone is what is refused
         {"deliver_at": datetime(2026, 1, 1, tzinfo=UTC), "delay_level": 1},
         {"flag": 1 << 31},
         {"body": "text"},

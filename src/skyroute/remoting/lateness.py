@@ -1,0 +1,23 @@
+"""Whether this process stood still, so that what peers sent meanwhile waits unread and must come first."""
+
+
+class Lateness:
+    """Watches something that is done at an interval.
+
+    It is held back when it comes late, but never twice in a row, or a server that is always late would never do it.
+    """
+
+    def __init__(self, interval_s: float, tolerated_s: float, now: float) -> None:
+        self._interval_s = interval_s
+        self._tolerated_s = tolerated_s
+        self._last_at = now
+        self._held_back = False
+        self.late_s = 0.0
+        """How late it came the last time."""
+
+    def holds_back(self, now: float) -> bool:
+        """Note that it is due now, and return whether it should wait until the next time."""
+        self.late_s = now - self._last_at - self._interval_s
+        self._last_at = now
+        self._held_back = not self._held_back and self.late_s > self._tolerated_s
+        return self._held_back
