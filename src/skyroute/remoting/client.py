@@ -1,15 +1,16 @@
-"""One connection that we open: requests out, answers matched to them by number."""
+"""One connection that we open: requests out, answers matched to them by number, and what the peer asks of us."""
 
 import asyncio
 import logging
 import ssl
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
 from skyroute.wire.command import FLAG_ONEWAY, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FrameDecoder
-from skyroute.wire.header import as_response, decode_command, encode_request
+from skyroute.wire.header import as_response, decode_command, encode_request, response_head
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +18,24 @@ log = logging.getLogger(__name__)
 class Channel(asyncio.Protocol):
     """A connection to one peer. Many calls may be under way; answers may come in any order."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        on_request: "Callable[[Request, Channel], None] | None" = None,
+        on_close: "Callable[[Channel], None] | None" = None,
+    ) -> None:
         self.address = address
+        self._on_request = on_request
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
         self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
         self._decoder = FrameDecoder()
         self._last_id = 0
         self._awaited: dict[int, asyncio.Future[Response]] = {}
+        self._chunks_heard = 0
+        self._writable: asyncio.Future[None] | None = None
+        """Set while the peer takes less than we send: done when it has caught up."""
         self.closed = False
 
     def __repr__(self) -> str:
@@ -33,39 +46,69 @@ class Channel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self.resume_writing()
         for future in self._awaited.values():
             if not future.done():
                 future.set_exception(ConnectionLostError(f"{self.address} closed the connection: {exc or 'no reason'}"))
         self._awaited.clear()
+        if self._on_close is not None:
+            self._on_close(self)
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
 
     def data_received(self, data: bytes) -> None:
+        self._chunks_heard += 1
         try:
             for frame in self._decoder.feed(data):
                 command = decode_command(frame)
-                future = self._awaited.pop(command.request_id, None) if command.is_response else None
-                if future is not None and not future.done():
-                    future.set_result(as_response(command))
+                if command.is_response:
+                    future = self._awaited.get(command.request_id)
+                    if future is not None and not future.done():
+                        future.set_result(as_response(command))
+                elif self._on_request is not None:
+                    self._on_request(command, self)
+            if self._decoder.failure is not None:
+                raise self._decoder.failure
         except FrameError as error:
             log.warning("channel closed peer=%s reason=%s", self.address, error)
-            self.close()
+            self._transport.abort()
 
     async def call(self, request: Request, timeout_s: float = 3.0) -> Response:
         """Send a request and wait for its answer.
 
         Raises:
-            CallTimeoutError: none came in time.
+            CallTimeoutError: none came in time. If nothing else came either, the connection is taken for dead.
             ConnectionLostError: the connection ended first.
         """
-        request_id = self._send(request)
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
-        self._awaited[request_id] = future
+        future: asyncio.Future[Response] = self._loop.create_future()
+        timer = self._loop.call_later(timeout_s, self._expire, future, request.code, timeout_s, self._chunks_heard)
+        request_id = 0
         try:
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError:
-            raise CallTimeoutError(f"{self.address} did not answer request {request.code} in {timeout_s} s") from None
+            if self._writable is not None:
+                either: tuple[asyncio.Future[Any], ...] = (self._writable, future)
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                request_id = self._send(request)
+                self._awaited[request_id] = future
+            return await future
         finally:
+            timer.cancel()
             self._awaited.pop(request_id, None)
+
+    def _expire(self, future: asyncio.Future[Response], code: int, timeout_s: float, chunks_heard: int) -> None:
+        if future.done():
+            return
+        future.set_exception(CallTimeoutError(f"{self.address} did not answer request {code} in {timeout_s:g} s"))
+        if chunks_heard == self._chunks_heard and not self.closed:
+            # A half-open connection looks just like this, and would swallow every later request as well.
+            log.warning("channel closed peer=%s reason=silent for %g s", self.address, timeout_s)
+            self._transport.abort()
 
     def send_oneway(self, request: Request) -> None:
         """Send a request that nobody answers.
@@ -75,6 +118,22 @@ class Channel(asyncio.Protocol):
         """
         request.flag |= FLAG_ONEWAY
         self._send(request)
+
+    async def until_writable(self, timeout_s: float = 3.0) -> None:
+        """Wait while the peer takes less than we send.
+
+        Raises:
+            CallTimeoutError: it did not catch up in time.
+        """
+        if self._writable is not None:
+            done, _ = await asyncio.wait({self._writable}, timeout=timeout_s)
+            if not done:
+                raise CallTimeoutError(f"{self.address} takes nothing any more: it did not for {timeout_s:g} s")
+
+    def answer(self, request: Request, response: Response) -> None:
+        """Answer what the peer asked; a connection that has ended meanwhile wants no answer."""
+        if not self.closed and not request.is_oneway:
+            self._transport.write(response_head(response, request.request_id, request.form) + response.body)
 
     def _send(self, request: Request) -> int:
         if self.closed:
@@ -88,8 +147,20 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
 
-async def connect(address: str, *, tls: ssl.SSLContext | None = None, timeout_s: float = 3.0) -> Channel:
+
+async def connect(
+    address: str,
+    *,
+    tls: ssl.SSLContext | None = None,
+    timeout_s: float = 3.0,
+    on_request: Callable[[Request, Channel], None] | None = None,
+    on_close: Callable[[Channel], None] | None = None,
+) -> Channel:
     """Open a connection to `host:port`.
 
     Raises:
@@ -101,7 +172,9 @@ async def connect(address: str, *, tls: ssl.SSLContext | None = None, timeout_s:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
-            _, channel = await loop.create_connection(lambda: Channel(address), host.strip("[]"), int(port), ssl=tls)
+            _, channel = await loop.create_connection(
+                lambda: Channel(address, on_request=on_request, on_close=on_close), host.strip("[]"), int(port), ssl=tls
+            )
     except TimeoutError:
         raise ConnectError(f"{address} did not take the connection in {timeout_s} s") from None
     except (OSError, ValueError) as error:  # a name that cannot be one, such as a very long one, is a ValueError

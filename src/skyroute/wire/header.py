@@ -20,6 +20,8 @@ _LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 _NUMBER: Final = re.compile(r"\s*+[-+]?[0-9]{0,12}(\.0*)?\s*+", re.ASCII)
+OURS: Final = "PYTHON"
+"""The language we say we are written in when we ask; tools show it to people."""
 HEADER_BYTES_MAX: Final = 0xFFFFFF
 """What three bytes of length can say."""
 
@@ -197,18 +199,24 @@ def encode_request(request: Request, request_id: int) -> bytes:
     """Write a request's whole frame."""
     encode = _encode_binary if request.form == FORM_BINARY else _encode_json_header
     version = request.version or OUR_VERSION
-    header = encode(request.code, version, request_id, request.flag, request.remark, request.fields or None)
+    header = encode(request.code, version, request_id, request.flag, request.remark, request.fields or None, OURS)
     words = _TWO_WORDS.pack(4 + len(header) + len(request.body), request.form << 24 | len(header))
     return words + header + request.body
 
 
 def _encode_json_header(
-    code: int, version: int, request_id: int, flag: int, remark: str | None, fields: dict[str, str] | None
+    code: int,
+    version: int,
+    request_id: int,
+    flag: int,
+    remark: str | None,
+    fields: dict[str, str] | None,
+    language: str = "JAVA",
 ) -> bytes:
     members: dict[str, object] = {"code": code}
     if fields is not None:
         members["extFields"] = fields
-    members |= {"flag": flag, "language": "JAVA", "opaque": request_id}
+    members |= {"flag": flag, "language": language, "opaque": request_id}
     if remark is not None:
         members["remark"] = remark
     members |= {"serializeTypeCurrentRPC": "JSON", "version": version}
@@ -216,7 +224,13 @@ def _encode_json_header(
 
 
 def _encode_binary(
-    code: int, version: int, request_id: int, flag: int, remark: str | None, fields: dict[str, str] | None
+    code: int,
+    version: int,
+    request_id: int,
+    flag: int,
+    remark: str | None,
+    fields: dict[str, str] | None,
+    language: str = "JAVA",
 ) -> bytes:
     remark_bytes = (remark or "").encode()
     entries = bytearray()
@@ -225,5 +239,5 @@ def _encode_binary(
             key_bytes, value_bytes = key.encode(), value.encode()
             entries += _INT16.pack(len(key_bytes)) + key_bytes + _INT32.pack(len(value_bytes)) + value_bytes
     # Java peers read any language byte; JAVA (0) is what every one of them expects of a server.
-    start = _BINARY_START.pack(code, 0, version, request_id, flag, len(remark_bytes))
+    start = _BINARY_START.pack(code, _LANGUAGE_NUMBERS[language], version, request_id, flag, len(remark_bytes))
     return start + remark_bytes + _INT32.pack(len(entries)) + bytes(entries)

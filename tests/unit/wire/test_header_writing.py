@@ -161,7 +161,7 @@ def test_any_request_is_read_back_as_it_was(
     form: int,
     request_id: int,
 ) -> None:
-    request = Request(code, fields, flag, "JAVA", request_id, remark, version, body, form)
+    request = Request(code, fields, flag, "PYTHON", request_id, remark, version, body, form)
     assert read(encode_request(request, request_id)) == request
 
 
@@ -187,7 +187,7 @@ def test_a_request_without_a_version_goes_out_with_ours() -> None:
 def test_a_request_without_fields_goes_out_without_them() -> None:
     stream = encode_request(Request(code=319, flag=FLAG_ONEWAY), 1)
     assert stream[8:] == (
-        b'{"code":319,"flag":2,"language":"JAVA","opaque":1,"serializeTypeCurrentRPC":"JSON","version":479}'
+        b'{"code":319,"flag":2,"language":"PYTHON","opaque":1,"serializeTypeCurrentRPC":"JSON","version":479}'
     )
 
 

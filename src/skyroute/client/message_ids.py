@@ -1,0 +1,32 @@
+"""Gives every message a sender's id that no other message has."""
+
+import os
+import random
+from datetime import datetime
+from itertools import count
+
+from skyroute.clock import Clock
+from skyroute.message.message_id import encode_unique_id, month_start, unique_id_prefix
+
+
+class MessageIds:
+    """Unique ids of one process: its address, its number, the time within the month, and a counter."""
+
+    def __init__(self, ip: str, clock: Clock) -> None:
+        self._prefix = unique_id_prefix(ip, os.getpid(), random.getrandbits(32))
+        self._wall = clock.wall
+        self._count = count(random.getrandbits(16)).__next__
+        self._month_start_s = 0.0
+        self._month_end_s = 0.0
+
+    def next(self) -> str:
+        """Return an id that was never given out before."""
+        now_s = self._wall()
+        if not self._month_start_s <= now_s < self._month_end_s:
+            self._begin_month(now_s)
+        return encode_unique_id(self._prefix, int((now_s - self._month_start_s) * 1000), self._count())
+
+    def _begin_month(self, now_s: float) -> None:
+        start = month_start(datetime.fromtimestamp(now_s).astimezone())
+        following = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
+        self._month_start_s, self._month_end_s = start.timestamp(), following.timestamp()

@@ -1,0 +1,69 @@
+"""Which name servers there are, and which of them to ask next."""
+
+import asyncio
+import ipaddress
+import os
+import random
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from skyroute.client.errors import ClientError
+
+ADDRESSES_ENV: Final = "NAMESRV_ADDR"
+"""Where Apache's tools look for addresses that nobody gave them, and so do we."""
+
+
+class NameServers:
+    """The addresses an application gave. One is asked while it answers; when it fails, it is the next one's turn."""
+
+    def __init__(self, addresses: str | Sequence[str] | None) -> None:
+        """Take `host:port;host:port`, or a sequence of `host:port`, or None for the environment's NAMESRV_ADDR.
+
+        Raises:
+            ClientError: there is no address, or one cannot be one.
+        """
+        if addresses is None:
+            addresses = os.environ.get(ADDRESSES_ENV, "")
+        pieces = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
+        self.addresses = tuple(_checked(piece.strip()) for piece in pieces if piece.strip())
+        if not self.addresses:
+            raise ClientError(
+                f"no name server is given: pass name_servers='host:port;host:port', or set {ADDRESSES_ENV}"
+            )
+        self._first = random.randrange(len(self.addresses))
+
+    async def in_turn(self) -> list[str]:
+        """Return every address, the one to ask first in front; a name with several addresses counts as several."""
+        start = self._first % len(self.addresses)
+        found: list[str] = []
+        for address in self.addresses[start:] + self.addresses[:start]:
+            found += await _resolve(address)
+        return list(dict.fromkeys(found))
+
+    def skip(self) -> None:
+        """Ask another one first from now on."""
+        self._first += 1
+
+
+def _checked(address: str) -> str:
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+        raise ClientError(f"{address!r} is not the address of a name server: host:port is expected")
+    return f"{host}:{port}"
+
+
+async def _resolve(address: str) -> list[str]:
+    host, _, port = address.rpartition(":")
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        pass
+    else:
+        return [address]
+    try:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return [address]  # connecting to it says what is wrong with the name
+    return [f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in (str(entry[4][0]) for entry in found)]

@@ -1,0 +1,105 @@
+"""How transactions end: what we tell the broker, and what it asks when it was not told."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from skyroute.client.results import SendResult
+from skyroute.client.session import Session
+from skyroute.errors import SkyrouteError
+from skyroute.message.message import StoredMessage
+from skyroute.message.message_id import decode_offset_id
+from skyroute.message.property_names import PRODUCER_GROUP, TRANSACTION_ID
+from skyroute.message.record import decode_record
+from skyroute.message.reserved_topics import without_namespace
+from skyroute.wire.calls.transaction import (
+    TransactionEnd,
+    TransactionOutcome,
+    decode_transaction_check,
+    encode_end_transaction,
+)
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[StoredMessage], TransactionOutcome | Awaitable[TransactionOutcome]]
+"""Says what became of the transaction whose message this is. A plain function runs in a thread."""
+
+
+class Transactions:
+    """The transactions of one group of producers."""
+
+    def __init__(self, session: Session, group: str, check: Check | None) -> None:
+        self._session = session
+        self._group = group
+        self.check = check
+
+    def start(self) -> None:
+        """Begin to answer the broker's questions."""
+        if self.check is not None:
+            self._session.on_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+
+    def stop(self) -> None:
+        """Leave the broker's questions to other producers of the group."""
+        if self.check is not None:
+            self._session.off_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+
+    async def end(self, sent: SendResult, topic: str, outcome: TransactionOutcome, remark: str | None) -> None:
+        """Tell the broker that has the message what to do with it. If it does not hear us, it will ask."""
+        end = TransactionEnd(
+            producer_group=self._group,
+            half_offset=sent.queue_offset,
+            log_position=decode_offset_id(sent.offset_id).log_position,
+            outcome=outcome,
+            message_id=sent.message_id,
+            transaction_id=sent.transaction_id,
+            topic=topic,
+            broker_name=sent.queue.broker_name,
+            remark=remark,
+        )
+        try:
+            address = self._session.routes.address(sent.queue.broker_name)
+            if address is None:
+                log.warning("transaction outcome not told broker=%s: it is in no route", sent.queue.broker_name)
+            else:
+                await self._session.tell(address, encode_end_transaction(end))
+        except SkyrouteError as error:
+            log.warning("transaction outcome not told, the broker will ask: %s", error)
+
+    async def _on_check(self, request: Request, address: str) -> Response | None:
+        check = decode_transaction_check(request)
+        message = decode_record(check.record)
+        if message.find_property(PRODUCER_GROUP) != self._group or self.check is None:
+            return None
+        message = message.replace(topic=without_namespace(self._session.namespace, message.topic))
+        remark: str | None = None
+        try:
+            outcome = TransactionOutcome(await call_user(self.check, message))
+        except Exception as error:
+            log.exception("check of a transaction failed message=%s", message.message_id)
+            outcome, remark = TransactionOutcome.UNKNOWN, f"{type(error).__name__}: {error}"
+        end = TransactionEnd(
+            producer_group=self._group,
+            half_offset=check.half_offset,
+            log_position=check.log_position,
+            outcome=outcome,
+            message_id=message.unique_id or check.message_id or "",
+            transaction_id=check.transaction_id or message.find_property(TRANSACTION_ID),
+            topic=check.topic,
+            from_check=True,
+            broker_name=check.broker_name,
+            remark=remark,
+        )
+        await self._session.tell(address, encode_end_transaction(end))
+        return Response()
+
+
+async def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what the application gave us: on the loop if it is asynchronous, else in a thread."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    result = await asyncio.to_thread(function, *arguments)
+    return await result if inspect.isawaitable(result) else result
