@@ -195,11 +195,11 @@ def response_head(response: Response, request_id: int, form: int) -> bytes:
     return _TWO_WORDS.pack(4 + len(header) + len(response.body), form << 24 | len(header)) + header
 
 
-def encode_request(request: Request, request_id: int) -> bytes:
+def encode_request(request: Request, request_id: int, language: str = OURS) -> bytes:
     """Write a request's whole frame."""
     encode = _encode_binary if request.form == FORM_BINARY else _encode_json_header
     version = request.version or OUR_VERSION
-    header = encode(request.code, version, request_id, request.flag, request.remark, request.fields or None, OURS)
+    header = encode(request.code, version, request_id, request.flag, request.remark, request.fields or None, language)
     words = _TWO_WORDS.pack(4 + len(header) + len(request.body), request.form << 24 | len(header))
     return words + header + request.body
 
