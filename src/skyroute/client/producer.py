@@ -1,0 +1,761 @@
+"""Sends messages: which queue, how often to try, how many at once. What travels is written in `wire.calls.send`."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Self, Unpack
+
+from skyroute.client.errors import (
+    BrokerRefusedError,
+    ClientError,
+    NoBrokerError,
+    NoRouteError,
+    NotRunningError,
+    refusal,
+)
+from skyroute.client.in_flight import InFlight
+from skyroute.client.outbound import BODY_BYTES_MAX, Packing, write_properties
+from skyroute.client.replies import Replies, reply_properties
+from skyroute.client.results import SendResult, SendStatus, TransactionResult
+from skyroute.client.selection import FAILURE_LATENCY_S, BrokerHealth, Rotation, publish_queues
+from skyroute.client.session import ClientArguments, Session
+from skyroute.client.trace import DEFAULT_REGION, Sent, Tracer, TransactionEnded, kind_of
+from skyroute.client.transactions import Check, Transactions, call_user
+from skyroute.clock import Clock
+from skyroute.errors import SkyrouteError
+from skyroute.message import property_names as names
+from skyroute.message.batch import BatchItem, check_batch, encode_batch
+from skyroute.message.compression import COMPRESS_FROM_BYTES, COMPRESSION_LEVEL
+from skyroute.message.errors import InvalidMessageError
+from skyroute.message.flags import Compression, TransactionState
+from skyroute.message.message import Message, StoredMessage
+from skyroute.message.names import check_open_to_senders, check_producer_group
+from skyroute.message.properties import split_properties
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.reserved_topics import (
+    DEFAULT_TOPIC,
+    TRACE_TOPIC,
+    reply_topic,
+    with_namespace,
+    without_namespace,
+)
+from skyroute.message.tags import java_hash
+from skyroute.remoting.errors import CallTimeoutError, ConnectError, RemotingError
+from skyroute.routing.topology import BrokerQueues, TopicRoute
+from skyroute.wire.calls.clients import ConsumerData
+from skyroute.wire.calls.send import SENT_CODES, decode_send_receipt, encode_recall, encode_send
+from skyroute.wire.calls.transaction import TransactionOutcome
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request
+
+log = logging.getLogger(__name__)
+
+RETRIED_CODES: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""Refusals after which another broker may still take the message."""
+
+RETRY_PAUSE_S: Final = 0.1
+"""The rest before the same broker is tried again, because there is no other; twice as long each time."""
+
+ASK_AGAIN_S: Final = 1.0
+"""How long the route of a topic that is yet to be created is not asked for again."""
+
+BATCH_BYTES_MAX: Final = 1024 * 1024
+"""Batches are cut so that none is longer, unless a single message is."""
+
+TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"
+"""The group that traces are sent by, as Apache's clients name it."""
+
+IN_FLIGHT_MAX: Final = 1_024
+IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Sends under way at once; the next ones wait for their turn."""
+
+Select = Callable[[Sequence[QueueRef], Message], QueueRef]
+"""Chooses the queue of a message among those of its topic, whose order stays the same while no broker comes or goes."""
+
+_Choose = Callable[[Sequence[QueueRef]], QueueRef]
+
+
+class _Outbound:
+    """One message, or one batch, on its way out."""
+
+    __slots__ = ("batch", "body", "flag", "message_id", "properties", "reply", "sys_flag", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        properties: str,
+        message_id: str,
+        *,
+        sys_flag: int = 0,
+        flag: int = 0,
+        batch: bool = False,
+        reply: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.properties = properties
+        self.message_id = message_id
+        self.sys_flag = sys_flag
+        self.flag = flag
+        self.batch = batch
+        self.reply = reply
+
+
+class Producer:
+    """Sends messages of one group of producers.
+
+    >>> async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
+    ...     result = await producer.send(Message("Orders", b"one coffee", tag="drinks", keys="order-17"))
+    ...     print(result.message_id)
+
+    All methods may be called from many tasks at once. A send that cannot be done raises; one that returns is stored.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        name_servers: str | Sequence[str] | None = None,
+        *,
+        send_timeout_s: float = 3.0,
+        retries: int = 2,
+        retry_unsafe: bool = False,
+        avoid_slow: bool = True,
+        compression: Compression = Compression.ZLIB,
+        compression_level: int = COMPRESSION_LEVEL,
+        compress_from_bytes: int = COMPRESS_FROM_BYTES,
+        body_bytes_max: int = BODY_BYTES_MAX,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+        in_flight_max: int = IN_FLIGHT_MAX,
+        in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX,
+        new_topic_queues: int = 4,
+        check: Check | None = None,
+        trace: bool | str = False,
+        session: Session | None = None,
+        **client: Unpack[ClientArguments],
+    ) -> None:
+        """Prepare; nothing is connected before `start`.
+
+        Args:
+            group: the producers that share a task, such as an application's name.
+            name_servers: `host:port;host:port`; None: the environment's NAMESRV_ADDR.
+            send_timeout_s: how long one send may take, with all its attempts.
+            retries: how many more brokers are tried when one fails.
+            retry_unsafe: also try another broker when one stored the message less safely than it is set up to.
+            avoid_slow: keep away from brokers that failed or were slow of late, for a while.
+            compression: how bodies from `compress_from_bytes` on are compressed.
+            compression_level: how hard to try.
+            compress_from_bytes: shorter bodies travel as they are.
+            body_bytes_max: longer bodies are refused here, before they travel.
+            batch_bytes_max: longer batches are cut.
+            in_flight_max: sends under way at once; the next ones wait.
+            in_flight_bytes_max: the same, counted in bytes of bodies.
+            new_topic_queues: queues of a topic that the broker creates because we send to it.
+            check: says what became of a transaction, when the broker asks.
+            trace: write a trace of every send to the trace topic, or to the topic of this name.
+            session: connections to share with others; whoever made it starts and stops it.
+            client: see `ClientArguments`.
+
+        Raises:
+            InvalidNameError: no group has this name.
+            ClientError: there is no usable address of a name server.
+        """
+        check_producer_group(group)
+        if session is None:
+            session = Session(name_servers, **client)
+            self._owns_session = True
+        else:
+            self._owns_session = False
+        self.session = session
+        self.group = with_namespace(session.namespace, group)
+        self._clock: Clock = session.clock
+        self._send_timeout_s = send_timeout_s
+        self._attempts = 1 + max(0, retries)
+        self._retry_unsafe = retry_unsafe
+        self._health = BrokerHealth() if avoid_slow else None
+        self._packing = Packing(compression, compression_level, compress_from_bytes, body_bytes_max)
+        self._batch_bytes_max = min(batch_bytes_max, body_bytes_max)
+        self._in_flight = InFlight(in_flight_max, in_flight_bytes_max)
+        self._new_topic_queues = new_topic_queues
+        self._rotations: dict[str, tuple[TopicRoute, Rotation]] = {}
+        self._provisional: dict[str, tuple[float, Rotation]] = {}
+        """Queues of topics that do not exist yet, and until when nobody asks again whether they do."""
+        self._transactions = Transactions(session, self.group, check)
+        self._replies = Replies(session)
+        self._trace_producer: Producer | None = None
+        self._tracer: Tracer | None = None
+        if trace:
+            self._trace_producer = Producer(TRACE_GROUP, session=session)
+            self._tracer = Tracer(self._trace_producer.send, topic=trace if isinstance(trace, str) else TRACE_TOPIC)
+        self._running = False
+
+    def __repr__(self) -> str:
+        return f"<Producer {self.group} {'running' if self._running else 'stopped'}>"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begin. Brokers and name servers are connected to when they are first needed."""
+        if self._running:
+            return
+        if self._owns_session:
+            await self.session.start()
+        self.session.join(self)
+        self._transactions.start()
+        self._replies.start()
+        if self._trace_producer is not None and self._tracer is not None:
+            await self._trace_producer.start()
+            self._tracer.start()
+        self._running = True
+
+    async def stop(self) -> None:
+        """Take leave of the brokers. Sends that are under way fail if the session is our own."""
+        if not self._running:
+            return
+        self._running = False
+        if self._trace_producer is not None and self._tracer is not None:
+            await self._tracer.stop()
+            await self._trace_producer.stop()
+        self._transactions.stop()
+        self._replies.stop()
+        await self.session.leave(self)
+        if self._owns_session:
+            await self.session.stop()
+
+    # ----------------------------------------------------------------------------------------------------- sending
+
+    async def send(
+        self,
+        message: Message,
+        *,
+        queue: QueueRef | None = None,
+        select: Select | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Send a message and wait until a broker has it.
+
+        A failed broker is followed by another one, except where the queue is fixed: by `queue`, by `select`, or by the
+        message's `sharding_key`, which always leads to the same queue. Then a second attempt could break the order, so
+        it is made only if the broker was never reached.
+
+        Raises:
+            NoRouteError: no broker serves the topic, and none would create it.
+            BrokerRefusedError: brokers were reached, and refused.
+            RemotingError: no broker was reached, or none answered in time; the message may be stored all the same.
+            InvalidMessageError: the message breaks a rule; it was not sent.
+        """
+        self._check_running()
+        outbound = await self._prepare(message, message.to_properties())
+        return await self._send(outbound, message, self._choice(message, queue, select), timeout_s)
+
+    async def send_oneway(
+        self, message: Message, *, queue: QueueRef | None = None, select: Select | None = None
+    ) -> None:
+        """Send a message and do not wait: nobody learns whether it arrived.
+
+        Raises:
+            NoRouteError: no broker serves the topic, and none would create it.
+            RemotingError: there is no line to send it on.
+            InvalidMessageError: the message breaks a rule; it was not sent.
+        """
+        self._check_running()
+        outbound = await self._prepare(message, message.to_properties())
+        choose = self._choice(message, queue, select)
+        rotation = await self._rotation(outbound.topic)
+        chosen = choose(rotation.queues) if choose is not None else rotation.next(self._avoided())
+        await self.session.tell(await self._address(outbound.topic, chosen), self._request(outbound, chosen))
+
+    async def send_batch(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: QueueRef | None = None,
+        select: Select | None = None,
+        timeout_s: float | None = None,
+    ) -> list[SendResult]:
+        """Send messages of one topic together, in as many batches as their sizes call for.
+
+        Messages with the same `sharding_key` stay in order. Returns a result for each message.
+
+        Raises:
+            InvalidMessageError: they may not travel as a batch: several topics, or delayed ones. Nothing was sent.
+            BrokerRefusedError: a batch was refused; those before it are stored.
+            RemotingError: a batch met no broker, or no answer in time; those before it are stored.
+        """
+        self._check_running()
+        messages = list(messages)
+        check_batch(messages)
+        results: dict[int, SendResult] = {}
+        for choose, part in await self._batches(messages, queue, select):
+            if len(part) == 1:
+                place = part[0][0]
+                outbound = await self._prepare(messages[place], messages[place].to_properties())
+                results[place] = await self._send(outbound, messages[place], choose, timeout_s)
+                continue
+            ids = [message_id for _, message_id, _ in part]
+            body = encode_batch(item for _, _, item in part)
+            properties = write_properties({names.UNIQUE_ID: self.session.message_ids.next()})
+            topic = with_namespace(self.session.namespace, messages[0].topic)
+            outbound = _Outbound(topic, body, properties, ",".join(ids), batch=True)
+            sent = await self._send(outbound, messages[part[0][0]], choose, timeout_s)
+            # One id for all is how a topic answers that keeps a batch as one record.
+            offset_ids = sent.offset_id.split(",")
+            for step, (place, message_id, _) in enumerate(part):
+                results[place] = SendResult(
+                    sent.status,
+                    message_id,
+                    offset_ids[step] if len(offset_ids) == len(part) else sent.offset_id,
+                    sent.queue,
+                    sent.queue_offset + step,
+                    region=sent.region,
+                    trace_on=sent.trace_on,
+                )
+        return [results[place] for place in range(len(messages))]
+
+    async def send_in_transaction(
+        self,
+        message: Message,
+        execute: "Callable[[Message, SendResult], TransactionOutcome | Awaitable[TransactionOutcome]]",
+        *,
+        timeout_s: float | None = None,
+    ) -> TransactionResult:
+        """Send a message that consumers see only if `execute`, your own part of the transaction, says COMMIT.
+
+        While `execute` runs, the broker keeps the message back. If it raises, or says UNKNOWN, or this process dies,
+        the broker asks `check` of any producer of the group later on. A plain function runs in a thread.
+
+        Raises:
+            ClientError: the producer was made without `check`.
+            BrokerRefusedError: the message was refused; `execute` was not called.
+            RemotingError: no broker was reached, or none answered in time; `execute` was not called.
+            Exception: whatever `execute` raised; the broker will ask.
+        """
+        self._check_running()
+        if self._transactions.check is None:
+            raise ClientError(
+                "a producer of transactions needs check=...: what the broker asks when it hears no outcome"
+            )
+        properties = message.to_properties()
+        # A message is delayed after it was committed, not before, which no broker can do: as Apache's clients have it.
+        properties.pop(names.DELAY_LEVEL, None)
+        properties |= {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: self.group}
+        outbound = await self._prepare(message, properties, TransactionState.PREPARED)
+        sent = await self._send(outbound, message, self._choice(message, None, None), timeout_s)
+        outcome = TransactionOutcome.ROLLBACK
+        remark: str | None = None
+        try:
+            if sent.ok:
+                outcome = TransactionOutcome.UNKNOWN
+                outcome = TransactionOutcome(await call_user(execute, message, sent))
+        except BaseException as error:
+            remark = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            await self._transactions.end(sent, outbound.topic, outcome, remark)
+            self._trace_end(message, sent, outcome)
+        return TransactionResult(sent, outcome)
+
+    async def request(self, message: Message, *, timeout_s: float = 3.0) -> StoredMessage:
+        """Send a message to whoever consumes the topic, and return the reply, as `Producer.reply` sends it.
+
+        Raises:
+            RequestTimeoutError: nobody replied in time.
+            BrokerRefusedError: the message was refused.
+            RemotingError: no broker was reached.
+        """
+        self._check_running()
+        deadline = self._clock.monotonic() + timeout_s
+        await self._prepare_for_replies(message.topic)
+        with self._replies.expect() as (correlation_id, arrival):
+            properties = message.to_properties()
+            properties |= {
+                names.CORRELATION_ID: correlation_id,
+                names.REPLY_TO_CLIENT: self.session.client_id,
+                names.TTL: str(round(timeout_s * 1000)),
+            }
+            outbound = await self._prepare(message, properties)
+            await self._send(outbound, message, self._choice(message, None, None), deadline - self._clock.monotonic())
+            return await arrival(deadline - self._clock.monotonic())
+
+    async def reply(self, to: StoredMessage, body: bytes, *, timeout_s: float | None = None) -> SendResult:
+        """Answer a request that a consumer was given.
+
+        Raises:
+            InvalidMessageError: it was no request.
+            BrokerRefusedError: the broker does not know the one who asked any more.
+            RemotingError: no broker was reached.
+        """
+        self._check_running()
+        cluster, properties = reply_properties(to)
+        message = Message(reply_topic(cluster), body)
+        outbound = await self._prepare(message, properties, reply=True)
+        return await self._send(outbound, message, None, timeout_s)
+
+    async def recall(self, topic: str, recall_handle: str, *, broker_name: str | None = None) -> None:
+        """Have a message that waits for its time not delivered at all. The broker must allow it (5.x).
+
+        Raises:
+            BrokerRefusedError: it does not, or the message was delivered already.
+        """
+        self._check_running()
+        topic = with_namespace(self.session.namespace, topic)
+        route = await self.session.routes.find(topic)
+        brokers = [broker_name] if broker_name else [group.name for group in route.groups]
+        failure: SkyrouteError = NoBrokerError(f"no broker of topic {topic} is known")
+        for name in brokers:
+            try:
+                address = await self._address(topic, QueueRef(topic, name, 0))
+                await self.session.ask(address, encode_recall(self.group, topic, recall_handle), self._send_timeout_s)
+            except (BrokerRefusedError, RemotingError, NoBrokerError) as error:
+                failure = error
+            else:
+                return
+        raise failure
+
+    async def queues(self, topic: str) -> list[QueueRef]:
+        """Return the queues of a topic that can be written, in the order that `select` sees.
+
+        Raises:
+            NoRouteError: no broker serves the topic, and none would create it.
+        """
+        self._check_running()
+        return list((await self._rotation(with_namespace(self.session.namespace, topic))).queues)
+
+    # ---------------------------------------------------------------------------------------------------- the parts
+
+    def _check_running(self) -> None:
+        if not self._running:
+            raise NotRunningError(f"the producer {self.group} is not running: use `async with`, or call `start` first")
+
+    async def _prepare(
+        self,
+        message: Message,
+        properties: dict[str, str],
+        state: TransactionState = TransactionState.NONE,
+        *,
+        reply: bool = False,
+    ) -> _Outbound:
+        body = message.body
+        self._packing.check(body)
+        namespace = self.session.namespace
+        topic = message.topic
+        check_open_to_senders(topic)
+        if namespace is not None:
+            topic = with_namespace(namespace, topic)
+            properties[names.INSTANCE_ID] = namespace
+        message_id = properties[names.UNIQUE_ID] = self.session.message_ids.next()
+        sys_flag = int(state)
+        if len(body) >= self._packing.from_bytes:
+            body, compressed = await self._packing.pack(body)
+            sys_flag |= compressed
+        text = write_properties(properties)
+        return _Outbound(topic, body, text, message_id, sys_flag=sys_flag, flag=message.flag, reply=reply)
+
+    def _choice(self, message: Message, queue: QueueRef | None, select: Select | None) -> _Choose | None:
+        """Return how the queue is chosen, or None where any will do."""
+        if queue is not None:
+            if select is not None:
+                raise InvalidMessageError("give one of queue and select")
+            fixed = QueueRef(with_namespace(self.session.namespace, queue.topic), queue.broker_name, queue.queue_id)
+            return lambda _: fixed
+        if select is not None:
+            chosen_by = select
+            return lambda queues: chosen_by(queues, message)
+        if (key := message.sharding_key) is not None:
+            # As Apache's clients choose by hash, so that producers in both languages agree.
+            number = abs(java_hash(key))
+            return lambda queues: queues[number % len(queues)]
+        return None
+
+    def _avoided(self) -> frozenset[str]:
+        return self._health.out(self._clock.monotonic()) if self._health is not None else frozenset()
+
+    def _request(self, outbound: _Outbound, queue: QueueRef) -> Request:
+        return encode_send(
+            self.group,
+            queue,
+            outbound.body,
+            properties=outbound.properties,
+            born_at_ms=int(self._clock.wall() * 1000),
+            sys_flag=outbound.sys_flag,
+            flag=outbound.flag,
+            batch=outbound.batch,
+            reply=outbound.reply,
+            default_topic_queues=self._new_topic_queues,
+        )
+
+    async def _send(
+        self,
+        outbound: _Outbound,
+        message: Message,
+        choose: _Choose | None,
+        timeout_s: float | None,
+    ) -> SendResult:
+        size = len(outbound.body)
+        if not self._in_flight.try_enter(size):
+            await self._in_flight.enter(size)
+        began = self._clock.monotonic()
+        try:
+            result = await self._deliver(outbound, choose, self._send_timeout_s if timeout_s is None else timeout_s)
+        finally:
+            self._in_flight.leave(size)
+        if self._tracer is not None:
+            self._trace_send(self._tracer, outbound, message, result, self._clock.monotonic() - began)
+        return result
+
+    def _trace_send(
+        self, tracer: Tracer, outbound: _Outbound, message: Message, result: SendResult, cost_s: float
+    ) -> None:
+        """Note a send for whoever looks for the message later; of a batch, for each of its messages."""
+        if not result.trace_on:
+            return
+        offset_ids = result.offset_id.split(",")
+        message_ids = outbound.message_id.split(",")
+        for place, message_id in enumerate(message_ids):
+            tracer.add(
+                Sent(
+                    at_ms=int((self._clock.wall() - cost_s) * 1000),
+                    region=result.region or DEFAULT_REGION,
+                    group=without_namespace(self.session.namespace, self.group),
+                    topic=message.topic,
+                    message_id=message_id,
+                    tag=message.tag,
+                    keys=message.keys,
+                    store_host=self.session.routes.address(result.queue.broker_name) or "",
+                    body_bytes=len(outbound.body) // len(message_ids),
+                    cost_ms=int(cost_s * 1000),
+                    kind=kind_of(split_properties(outbound.properties)),
+                    offset_id=offset_ids[place] if len(offset_ids) == len(message_ids) else result.offset_id,
+                    success=result.ok,
+                )
+            )
+
+    def _trace_end(self, message: Message, sent: SendResult, outcome: TransactionOutcome) -> None:
+        if self._tracer is None or not sent.trace_on:
+            return
+        self._tracer.add(
+            TransactionEnded(
+                at_ms=int(self._clock.wall() * 1000),
+                region=sent.region or DEFAULT_REGION,
+                group=without_namespace(self.session.namespace, self.group),
+                topic=message.topic,
+                message_id=sent.message_id,
+                tag=message.tag,
+                keys=message.keys,
+                store_host=self.session.routes.address(sent.queue.broker_name) or "",
+                transaction_id=sent.transaction_id,
+                outcome=outcome,
+            )
+        )
+
+    async def _deliver(self, outbound: _Outbound, choose: _Choose | None, timeout_s: float) -> SendResult:
+        """Try one broker after another until one has the message, the attempts are used up, or the time is."""
+        now = self._clock.monotonic
+        deadline = now() + timeout_s
+        failures: list[str] = []
+        failed_brokers: set[str] = set()
+        unsafe: SendResult | None = None
+        for attempt in range(self._attempts):
+            queue: QueueRef | None = None
+            try:
+                rotation = await self._rotation(outbound.topic, deadline - now())
+                queue = choose(rotation.queues) if choose else rotation.next(failed_brokers or self._avoided())
+                if queue.broker_name in failed_brokers:
+                    await asyncio.sleep(max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())))
+                result = await self._attempt(outbound, queue, deadline)
+                if result.ok or not self._retry_unsafe or choose is not None:
+                    return result
+                unsafe = result
+                failed_brokers.add(queue.broker_name)
+            except (RemotingError, BrokerRefusedError, NoRouteError, NoBrokerError) as error:
+                if queue is not None:
+                    failed_brokers.add(queue.broker_name)
+                    self._report(queue.broker_name, FAILURE_LATENCY_S)
+                last = queue is None or attempt + 1 == self._attempts or now() >= deadline
+                if last or not _may_try_again(error, fixed=choose is not None):
+                    if unsafe is not None:
+                        return unsafe
+                    for failure in failures:
+                        error.add_note(f"before that: {failure}")
+                    raise
+                failures.append(str(error))
+                if error.stale_route or isinstance(error, ConnectError):
+                    self.session.spawn(self._look_again(outbound.topic), name="route after a failure")
+        assert unsafe is not None  # every other way out of the loop returns or raises
+        return unsafe
+
+    async def _attempt(self, outbound: _Outbound, queue: QueueRef, deadline: float) -> SendResult:
+        began = self._clock.monotonic()
+        address = await self._address(outbound.topic, queue)
+        left_s = deadline - self._clock.monotonic()
+        if left_s <= 0:
+            raise CallTimeoutError("the time to send was over before a broker was chosen")
+        response = await self.session.call(address, self._request(outbound, queue), left_s)
+        if response.code not in SENT_CODES:
+            raise refusal(response, address)
+        self._report(queue.broker_name, self._clock.monotonic() - began)
+        receipt = decode_send_receipt(response)
+        if receipt.queue_id != queue.queue_id:
+            queue = QueueRef(queue.topic, queue.broker_name, receipt.queue_id)
+        return SendResult(
+            SendStatus(response.code),
+            outbound.message_id,
+            receipt.offset_id,
+            queue,
+            receipt.queue_offset,
+            receipt.transaction_id,
+            receipt.recall_handle,
+            receipt.region,
+            receipt.trace_on,
+        )
+
+    def _report(self, broker_name: str, latency_s: float) -> None:
+        if self._health is not None:
+            self._health.report(broker_name, latency_s, self._clock.monotonic())
+
+    async def _look_again(self, topic: str) -> None:
+        try:
+            await self.session.routes.refresh(topic)
+        except SkyrouteError as error:
+            log.info("route not refreshed topic=%s reason=%s", topic, error)
+
+    async def _rotation(self, topic: str, timeout_s: float | None = None) -> Rotation:
+        """Return the queues of a topic in turn.
+
+        Raises:
+            NoRouteError: no broker serves the topic, and none would create it; or none of its queues can be written.
+        """
+        route = self.session.routes.cached(topic)
+        known = self._rotations.get(topic)
+        if route is not None and known is not None and known[0] is route:
+            return known[1]
+        if route is None:
+            provisional = self._provisional.get(topic)
+            if provisional is not None and self._clock.monotonic() < provisional[0]:
+                return provisional[1]
+            async with asyncio.timeout(timeout_s):
+                try:
+                    route = await self.session.routes.find(topic)
+                except NoRouteError as error:
+                    return await self._provisional_rotation(topic, error)
+                except TimeoutError:
+                    raise CallTimeoutError(f"no name server answered in {timeout_s:g} s") from None
+        queues = publish_queues(topic, route)
+        if not queues:
+            self.session.spawn(self._look_again(topic), name="route without queues")
+            raise NoRouteError(
+                f"no queue of topic {topic} can be written: its brokers are without a master, or its permission says so"
+            )
+        rotation = Rotation(queues)
+        self._rotations[topic] = (route, rotation)
+        self._provisional.pop(topic, None)
+        return rotation
+
+    async def _provisional_rotation(self, topic: str, unknown: NoRouteError) -> Rotation:
+        """Return the queues that a broker will create for a topic as soon as we send to one of them."""
+        try:
+            route = await self.session.routes.find(DEFAULT_TOPIC)
+        except NoRouteError:
+            raise unknown from None
+        capped = tuple(
+            BrokerQueues(
+                queues.broker_name,
+                queues.settings._replace(write_queues=min(self._new_topic_queues, queues.settings.read_queues)),
+            )
+            for queues in route.queues
+        )
+        queues = publish_queues(topic, TopicRoute(route.groups, capped))
+        if not queues:
+            raise unknown
+        rotation = Rotation(queues)
+        self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
+        return rotation
+
+    async def _address(self, topic: str, queue: QueueRef) -> str:
+        address = self.session.routes.address(queue.broker_name)
+        if address is None:
+            await self._look_again(topic)
+            address = self.session.routes.address(queue.broker_name)
+        if address is None:
+            raise NoBrokerError(f"the master of broker {queue.broker_name} is in no route of topic {topic}")
+        return self.session.sending_address(address)
+
+    async def _batches(
+        self, messages: Sequence[Message], queue: QueueRef | None, select: Select | None
+    ) -> list[tuple[_Choose | None, list[tuple[int, str, BatchItem]]]]:
+        """Cut messages into batches: each to one queue, and none too long."""
+        queues = (await self._rotation(with_namespace(self.session.namespace, messages[0].topic))).queues
+        open_parts: dict[QueueRef | None, list[tuple[int, str, BatchItem]]] = {}
+        sizes: dict[QueueRef | None, int] = {}
+        cut: list[tuple[QueueRef | None, list[tuple[int, str, BatchItem]]]] = []
+        for place, message in enumerate(messages):
+            self._packing.check(message.body)
+            choose = self._choice(message, queue, select)
+            target = choose(queues) if choose is not None else None
+            properties = message.to_properties()
+            message_id = properties[names.UNIQUE_ID] = self.session.message_ids.next()
+            if self.session.namespace is not None:
+                properties[names.INSTANCE_ID] = self.session.namespace
+            item = BatchItem(message.body, write_properties(properties).encode(), message.flag)
+            size = 22 + len(item.body) + len(item.raw_properties)
+            if target in open_parts and sizes[target] + size > self._batch_bytes_max:
+                del open_parts[target]
+            if target not in open_parts:
+                open_parts[target], sizes[target] = [], 0
+                cut.append((target, open_parts[target]))
+            open_parts[target].append((place, message_id, item))
+            sizes[target] += size
+        return [(_always(target), part) for target, part in cut]
+
+    async def _prepare_for_replies(self, topic: str) -> None:
+        """Make ourselves known to every broker through which a reply can come."""
+        topic = with_namespace(self.session.namespace, topic)
+        routes = self.session.routes
+        await self._rotation(topic)
+        route = routes.cached(topic) or await routes.find(DEFAULT_TOPIC)
+        unknown = {reply_topic(group.cluster) for group in route.groups} - self._replies.ready
+        for replies in unknown:
+            try:
+                await routes.find(replies)
+            except NoRouteError as error:
+                log.info("replies may not come: %s", error)
+        if unknown:
+            await self.session.send_heartbeats()
+            self._replies.ready |= unknown
+
+    # -------------------------------------------------------------------------------------- what the session asks
+
+    def producer_groups(self) -> Iterable[str]:
+        return (self.group,)
+
+    def consumer_data(self) -> Iterable[ConsumerData]:
+        return ()
+
+    def topics(self) -> Iterable[str]:
+        return (*self._rotations, *self._provisional)
+
+
+def _may_try_again(error: SkyrouteError, *, fixed: bool) -> bool:
+    if fixed:
+        return isinstance(error, ConnectError)
+    return not isinstance(error, BrokerRefusedError) or error.code in RETRIED_CODES
+
+
+def _always(queue: QueueRef | None) -> _Choose | None:
+    return None if queue is None else lambda _: queue

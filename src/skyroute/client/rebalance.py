@@ -1,0 +1,196 @@
+"""How the members of a consumer group share out the queues of a topic.
+
+Nobody shares them out centrally: every member computes its own part from the same two lists, so each rule here comes to
+the very result that Apache's client comes to. Pure: which queues and members there are is for others to find out.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import md5
+from typing import ClassVar, Final, TypeVar
+
+from skyroute.client.errors import ClientError
+from skyroute.message.queue_ref import QueueRef
+
+T = TypeVar("T")
+
+Strategy = Callable[[str, Sequence[QueueRef], Sequence[str]], list[QueueRef]]
+"""Told a member's client id, all queues of one topic and all members' client ids, both in any order, says which queues
+are that member's: none, if it is not among the members. The strategies here also have a `name`, the one Apache's have.
+"""
+
+VIRTUAL_NODES: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Gives every member a run of neighbouring queues, the first members one more if it does not come out even."""
+
+    name: ClassVar[str] = "AVG"
+
+    def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
+        members = _ranked(client_ids)
+        if client_id not in members:
+            return []
+        rank = members.index(client_id)
+        size, rest = divmod(len(queues), len(members))
+        start = rank * size + min(rank, rest)
+        return sorted(queues)[start : start + size + (rank < rest)]
+
+
+AVERAGE: Final = Average()
+"""What a group uses that was told nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class AverageByCircle:
+    """Deals the queues out one by one, as one deals cards."""
+
+    name: ClassVar[str] = "AVG_BY_CIRCLE"
+
+    def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
+        members = _ranked(client_ids)
+        return sorted(queues)[members.index(client_id) :: len(members)] if client_id in members else []
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHash:
+    """Puts members and queues on a ring, so that few queues move when a member comes or goes.
+
+    Shares may be very uneven, the more so the fewer virtual nodes each member has; all members need the same number.
+
+    Raises:
+        ClientError: there is not even one virtual node.
+    """
+
+    virtual_nodes: int = VIRTUAL_NODES
+    name: ClassVar[str] = "CONSISTENT_HASH"
+
+    def __post_init__(self) -> None:
+        if self.virtual_nodes < 1:
+            raise ClientError(f"virtual_nodes is 1 or more: {self.virtual_nodes}")
+
+    def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
+        if client_id not in client_ids:
+            return []
+        owners = self._ring(_ranked(client_ids))
+        places = sorted(owners)
+        # A queue belongs to the first node at or behind its own place; behind the last place comes the first.
+        return [
+            queue
+            for queue in sorted(queues)
+            if owners[places[bisect_left(places, _place(queue.ring_text)) % len(places)]] == client_id
+        ]
+
+    def _ring(self, members: list[str]) -> dict[int, str]:
+        owners: dict[int, str] = {}
+        before = None
+        for member in members:
+            # Two processes with one client id appear twice; the second goes on counting where the first stopped.
+            first = list(owners.values()).count(member) if member == before else 0
+            for number in range(first, first + self.virtual_nodes):
+                owners[_place(f"{member}-{number}")] = member
+            before = member
+        return owners
+
+
+def _place(text: str) -> int:
+    digest = md5(text.encode("utf-8", "replace"), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class MachineRoom:
+    """Shares out only the queues of brokers in some machine rooms; a broker there is named `room@broker`."""
+
+    rooms: frozenset[str]
+    name: ClassVar[str] = "MACHINE_ROOM"
+
+    def __init__(self, rooms: str | Collection[str]) -> None:
+        object.__setattr__(self, "rooms", frozenset([rooms] if isinstance(rooms, str) else rooms))
+
+    def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
+        members = _ranked(client_ids)
+        if client_id not in members:
+            return []
+        rank = members.index(client_id)
+        ours = [queue for queue in sorted(queues) if self._is_ours(queue.broker_name)]
+        size = len(ours) // len(members)
+        rest = ours[size * len(members) :]
+        return ours[rank * size : (rank + 1) * size] + rest[rank : rank + 1]
+
+    def _is_ours(self, broker_name: str) -> bool:
+        # Java's split forgets empty pieces at the end.
+        pieces = broker_name.rstrip("@").split("@")
+        return len(pieces) == 2 and pieces[0] in self.rooms
+
+
+@dataclass(frozen=True, slots=True)
+class NearbyMachineRoom:
+    """Gives the queues of a machine room to the members there; those of a room without members, to all members.
+
+    How they share is for the strategy `within` to say. All members have to be told the same rooms.
+
+        NearbyMachineRoom(
+            room_of_queue=lambda queue: queue.broker_name.partition("-")[0],
+            room_of_client=lambda client_id: ROOM_BY_IP[client_id.partition("@")[0]],
+        )
+
+    Raises:
+        ClientError: when called, if a queue or a member is in no room.
+    """
+
+    room_of_queue: Callable[[QueueRef], str]
+    room_of_client: Callable[[str], str]
+    within: Strategy = AVERAGE
+
+    @property
+    def name(self) -> str:
+        return f"MACHINE_ROOM_NEARBY-{getattr(self.within, 'name', 'CUSTOM')}"
+
+    def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
+        if client_id not in client_ids:
+            return []
+        queues_by_room = _by_room(sorted(queues), self.room_of_queue)
+        members_by_room = _by_room(client_ids, self.room_of_client)
+        own_room = self.room_of_client(client_id)
+        share: list[QueueRef] = []
+        if own_room in queues_by_room:
+            share += self.within(client_id, queues_by_room[own_room], members_by_room[own_room])
+        for room in _ranked(queues_by_room.keys() - members_by_room.keys()):
+            share += self.within(client_id, queues_by_room[room], client_ids)
+        return share
+
+
+def _by_room(things: Iterable[T], room_of: Callable[[T], str]) -> dict[str, list[T]]:
+    rooms: dict[str, list[T]] = {}
+    for thing in things:
+        room = room_of(thing)
+        if not room:
+            raise ClientError(f"{thing} is in no machine room: the function that names the rooms has to name one")
+        rooms.setdefault(room, []).append(thing)
+    return rooms
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Configured:
+    """Gives this member just the queues it was told, whatever the others have; that none is forgotten is your care.
+
+    A queue that the topic does not have is left out until it is there.
+    """
+
+    queues: tuple[QueueRef, ...]
+    name: ClassVar[str] = "CONFIG"
+
+    def __init__(self, queues: Iterable[QueueRef]) -> None:
+        object.__setattr__(self, "queues", tuple(queues))
+
+    def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
+        there = frozenset(queues)
+        return [queue for queue in self.queues if queue in there]
+
+
+def _ranked(names: Iterable[str]) -> list[str]:
+    # Java compares UTF-16 code units, which puts characters beyond U+FFFF before some below it.
+    return sorted(names, key=lambda name: name.encode("utf-16-be", "surrogatepass"))

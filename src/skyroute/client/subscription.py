@@ -1,0 +1,118 @@
+"""What a consumer wants of a topic, and where it begins."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar, Final
+
+from skyroute.client.errors import ClientError
+from skyroute.message.batch import unwrap_batches
+from skyroute.message.message import StoredMessage
+from skyroute.message.positions import QueueOffset
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.record import decode_records
+from skyroute.message.tags import EVERY_TAG, parse_tag_expression
+from skyroute.wire.calls.clients import StartFrom, Subscription
+from skyroute.wire.calls.pull import PullAnswer
+
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Which messages of a topic a consumer wants: by their tag, or by a condition that the broker evaluates."""
+
+    text: str = EVERY_TAG
+    kind: str = TAG
+
+
+def sql(text: str) -> Expression:
+    """Return a condition over the properties of messages, in SQL92.
+
+    The broker evaluates it, if its operator has allowed that (`enablePropertyFilter=true`):
+
+        consumer.subscribe("Orders", sql("amount > 100 AND region IN ('north', 'south')"))
+
+    Raises:
+        ClientError: there is no condition.
+    """
+    if not text.strip():
+        raise ClientError("an SQL expression says which messages are wanted; it cannot be empty")
+    return Expression(text, SQL92)
+
+
+def make_subscription(topic: str, expression: str | Expression, version_ms: int) -> Subscription:
+    """Return a subscription as brokers want to hear of it; plain text is a tag expression such as `A || B`.
+
+    Raises:
+        TagExpressionError: a tag expression has no tag in it.
+    """
+    if isinstance(expression, str):
+        expression = Expression(expression)
+    if expression.kind != TAG:
+        return Subscription(topic, expression.text, expression.kind, version_ms)
+    wanted = parse_tag_expression(expression.text)
+    return Subscription(topic, wanted.text, TAG, version_ms, tuple(sorted(wanted.tags)), tuple(sorted(wanted.codes)))
+
+
+def read_messages(answer: PullAnswer, queue: QueueRef, subscription: Subscription) -> list[StoredMessage]:
+    """Return the messages of a pull's answer that the subscription wants, batches taken apart.
+
+    A broker selects by the hash of a tag, which different tags may share; here the tag itself decides.
+
+    Raises:
+        MessageError: the answer's body is not whole records.
+    """
+    messages = unwrap_batches(decode_records(answer.body, queue=queue))
+    if subscription.tags:
+        wanted = frozenset(subscription.tags)
+        messages = [message for message in messages if message.tag in wanted]
+    if answer.offset_delta:
+        # A static topic: records bear the offset of the physical queue behind the logical one.
+        messages = [
+            message.replace(queue_offset=QueueOffset(message.queue_offset + answer.offset_delta))
+            for message in messages
+        ]
+    return messages
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """Where a group begins with a queue of which it has consumed nothing yet.
+
+    `StartPosition.FIRST` is the oldest message there is, `StartPosition.LAST` what comes from now on.
+    """
+
+    FIRST: ClassVar["StartPosition"]
+    LAST: ClassVar["StartPosition"]
+
+    wire: StartFrom
+    """What brokers are told in heartbeats."""
+    when_ms: int | None = None
+
+    @classmethod
+    def at(cls, when: datetime) -> "StartPosition":
+        """Begin with the first message that was stored at this time or later.
+
+        Raises:
+            ClientError: the time has no time zone.
+        """
+        return cls(StartFrom.TIMESTAMP, to_ms(when))
+
+
+StartPosition.FIRST = StartPosition(StartFrom.FIRST_OFFSET)
+StartPosition.LAST = StartPosition(StartFrom.LAST_OFFSET)
+
+
+def to_ms(when: datetime) -> int:
+    """Return a moment as brokers count it: in milliseconds since 1970.
+
+    Raises:
+        ClientError: the time has no time zone.
+    """
+    if when.utcoffset() is None:
+        raise ClientError(f"{when} needs a time zone: write datetime(..., tzinfo=UTC), or when.astimezone()")
+    return (when - _EPOCH) // _MILLISECOND

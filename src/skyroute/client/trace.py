@@ -1,0 +1,435 @@
+"""Message trace: what became of single messages, told in messages of a topic of its own, as Apache's tools read it.
+
+Producers and consumers say what happened as records; a `Tracer` sends them in the background, and would rather lose
+some than hold up the application.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from skyroute.client.errors import ClientError
+from skyroute.message import property_names as names
+from skyroute.message.message import Message, StoredMessage
+from skyroute.message.names import check_topic
+from skyroute.message.reserved_topics import TRACE_TOPIC
+from skyroute.wire.calls.transaction import TransactionOutcome
+
+log = logging.getLogger(__name__)
+
+DEFAULT_REGION: Final = "DefaultRegion"
+"""Where a broker is that does not say."""
+
+RECORDS_MAX: Final = 2048
+"""Records that wait to be sent; the oldest make room for newer ones."""
+BATCH_RECORDS: Final = 10
+"""So many do not wait for more."""
+BATCH_RECORDS_MAX: Final = 20
+BATCH_BYTES_MAX: Final = 128_000
+BATCH_KEYS_BYTES_MAX: Final = 16_384
+"""Keys are a property, and a broker takes 32767 bytes of properties."""
+FLUSH_INTERVAL_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 5.0
+LOSSES_PER_LINE: Final = 1000
+"""The first loss is logged, and then the first of so many more."""
+
+_FIELD_END: Final = "\x01"
+_RECORD_END: Final = "\x02"
+_NOTHING: Final = "null"
+
+
+class TraceError(ClientError):
+    """The text of a trace cannot be read."""
+
+
+class TracedKind(IntEnum):
+    """What kind of message was sent."""
+
+    NORMAL = 0
+    HALF = 1
+    COMMITTED = 2
+    DELAYED = 3
+    ORDERED = 4
+    """Apache's own clients never say so."""
+
+
+def kind_of(properties: Mapping[str, str]) -> TracedKind:
+    """Return what kind of message has these properties."""
+    if not _DELAYING.isdisjoint(properties):
+        return TracedKind.DELAYED
+    return TracedKind.HALF if properties.get(names.TRANSACTION_PREPARED) == "true" else TracedKind.NORMAL
+
+
+_DELAYING: Final = frozenset(
+    {
+        names.DELAY_LEVEL,
+        names.START_DELIVER_TIME,
+        names.TIMER_DELAY_SEC,
+        names.TIMER_DELAY_MS,
+        names.TIMER_DELIVER_MS,
+    }
+)
+
+
+class TracedReturn(IntEnum):
+    """How a handler came back."""
+
+    SUCCESS = 0
+    TIMED_OUT = 1
+    """It took longer than it may, even if it succeeded."""
+    RAISED = 2
+    RETURNED_NOTHING = 3
+    FAILED = 4
+    """It wants the message again."""
+
+
+# The fields of every record stand in the order of the text.
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker has taken a message."""
+
+    at_ms: int
+    """When sending it began."""
+    region: str = DEFAULT_REGION
+    group: str
+    topic: str
+    message_id: str
+    tag: str | None = None
+    keys: tuple[str, ...] = ()
+    store_host: str
+    """The broker's address, `host:port`."""
+    body_bytes: int
+    cost_ms: int
+    kind: TracedKind = TracedKind.NORMAL
+    offset_id: str | None = None
+    success: bool = True
+    """False if the broker could not make it as safe as it is set up to."""
+
+
+class ConsumeStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A message is about to be given to a handler."""
+
+    at_ms: int
+    region: str = DEFAULT_REGION
+    group: str
+    request_id: str
+    """The same for all that are given together, and for the records of how that ended."""
+    message_id: str
+    reconsume_times: int = 0
+    keys: tuple[str, ...] = ()
+
+
+class ConsumeEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A handler is done with a message."""
+
+    request_id: str
+    message_id: str
+    cost_ms: int
+    success: bool
+    keys: tuple[str, ...] = ()
+    returned: TracedReturn = TracedReturn.SUCCESS
+    at_ms: int = 0
+    """0 from a client too old to say."""
+    group: str = ""
+    """Empty from a client too old to say."""
+
+
+class TransactionEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """A producer has told a broker what became of a transaction."""
+
+    at_ms: int
+    region: str = DEFAULT_REGION
+    group: str
+    topic: str
+    message_id: str
+    tag: str | None = None
+    keys: tuple[str, ...] = ()
+    store_host: str
+    kind: TracedKind = TracedKind.COMMITTED
+    """Apache's clients say committed whatever the outcome."""
+    transaction_id: str | None = None
+    outcome: TransactionOutcome
+    from_check: bool = False
+    """The broker asked for it."""
+
+
+class Recalled(msgspec.Struct, frozen=True, kw_only=True):
+    """A producer has asked for a delayed message back."""
+
+    at_ms: int
+    region: str = DEFAULT_REGION
+    group: str
+    topic: str
+    message_id: str
+    success: bool = True
+
+
+TraceRecord = Sent | ConsumeStarted | ConsumeEnded | TransactionEnded | Recalled
+
+_TYPES: Final[dict[str, type[TraceRecord]]] = {
+    "Pub": Sent,
+    "SubBefore": ConsumeStarted,
+    "SubAfter": ConsumeEnded,
+    "EndTransaction": TransactionEnded,
+    "Recall": Recalled,
+}
+_TYPE_NAMES: Final = {type_: name for name, type_ in _TYPES.items()}
+_OUTCOMES: Final = {
+    "COMMIT_MESSAGE": TransactionOutcome.COMMIT,
+    "ROLLBACK_MESSAGE": TransactionOutcome.ROLLBACK,
+    "UNKNOW": TransactionOutcome.UNKNOWN,
+}
+_OUTCOME_NAMES: Final = {outcome: name for name, outcome in _OUTCOMES.items()}
+
+
+def encode_record(record: TraceRecord) -> str:
+    """Return the text of one record; the texts of several just follow each other."""
+    fields = (_encode_field(getattr(record, name)) for name in record.__struct_fields__)
+    return _FIELD_END.join((_TYPE_NAMES[type(record)], *fields)) + _RECORD_END
+
+
+def _encode_field(value: object) -> str:
+    match value:
+        case None | ():
+            return _NOTHING
+        case bool():
+            return "true" if value else "false"
+        case tuple():
+            return names.KEY_SEPARATOR.join(value)
+        case TransactionOutcome():
+            return _OUTCOME_NAMES[value]
+        case _:
+            return str(value)
+
+
+def decode_trace(body: bytes) -> list[TraceRecord]:
+    """Read the body of a trace message. Types of records that came after this code are skipped.
+
+    What is written as `null` is read as absent, even if it was the tag or the key of that name.
+
+    Raises:
+        TraceError: a record of a known type is cut short or malformed.
+    """
+    return [
+        _decode_record(_TYPES[name], row.rstrip(_FIELD_END).split(_FIELD_END)[1:])
+        for row in body.decode("utf-8", "replace").split(_RECORD_END)
+        if (name := row.partition(_FIELD_END)[0]) in _TYPES
+    ]
+
+
+def _decode_record(type_: type[TraceRecord], texts: list[str]) -> TraceRecord:
+    fields = type_.__struct_fields__
+    if type_ is Sent and len(texts) == len(fields) - 1:
+        # The oldest clients have no offset id.
+        texts.insert(-1, _NOTHING)
+    try:
+        return type_(**{name: _READERS.get(name, str)(text) for name, text in zip(fields, texts, strict=False)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceError(f"not a trace of {type_.__name__}: {error}: {texts!r:.200}") from None
+
+
+def _decode_keys(text: str) -> tuple[str, ...]:
+    return () if text == _NOTHING else tuple(filter(None, text.split(names.KEY_SEPARATOR)))
+
+
+def _decode_nullable(text: str) -> str | None:
+    return None if text == _NOTHING else text
+
+
+def _decode_truth(text: str) -> bool:
+    return text.lower() == "true"
+
+
+_READERS: Final[dict[str, Callable[[str], Any]]] = {
+    "at_ms": int,
+    "tag": _decode_nullable,
+    "keys": _decode_keys,
+    "body_bytes": int,
+    "cost_ms": int,
+    "kind": lambda text: TracedKind(int(text)),
+    "offset_id": _decode_nullable,
+    "success": _decode_truth,
+    "reconsume_times": int,
+    "returned": lambda text: TracedReturn(int(text)),
+    "transaction_id": _decode_nullable,
+    "outcome": _OUTCOMES.__getitem__,
+    "from_check": _decode_truth,
+}
+
+
+class Tracer:
+    """Sends trace records, some at a time, in the background.
+
+    Nothing here raises or waits, `stop` apart: records are lost instead, counted in `lost`, and logged once in a while.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Message], Awaitable[object]],
+        *,
+        topic: str = TRACE_TOPIC,
+        batch_records: int = BATCH_RECORDS,
+        flush_interval_s: float = FLUSH_INTERVAL_S,
+    ) -> None:
+        """Take what sends a message, and gives up by itself when that takes too long.
+
+        Raises:
+            InvalidNameError: no topic has this name.
+        """
+        check_topic(topic)
+        self.topic = topic
+        self.lost = 0
+        """Records that never got to a broker."""
+        self._send = send
+        self._batch_records = min(batch_records, BATCH_RECORDS_MAX)
+        self._flush_interval_s = flush_interval_s
+        self._waiting: deque[TraceRecord] = deque()
+        self._some = asyncio.Event()
+        self._enough = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Tracer(topic={self.topic!r}, waiting={len(self._waiting)}, lost={self.lost})"
+
+    def is_traced(self, topic: str) -> bool:
+        """Return whether to trace messages of a topic: all but the traces themselves, or there were no end of them."""
+        return topic != self.topic
+
+    def add(self, record: Sent | TransactionEnded | Recalled) -> None:
+        """Take what a producer has to say, unless it is about a trace."""
+        if self.is_traced(record.topic):
+            self._add(record)
+
+    def consume_started(
+        self, group: str, messages: Sequence[StoredMessage], *, request_id: str, at_ms: int
+    ) -> list[ConsumeStarted]:
+        """Take that messages are given to a handler together; returns what `consume_ended` wants to know.
+
+        A broker that wants no traces says so in each message.
+        """
+        records = [
+            ConsumeStarted(
+                at_ms=at_ms,
+                region=message.find_property(names.REGION) or DEFAULT_REGION,
+                group=group,
+                request_id=request_id,
+                message_id=message.message_id,
+                reconsume_times=message.reconsume_times,
+                keys=message.keys,
+            )
+            for message in messages
+            if self.is_traced(message.topic) and message.find_property(names.TRACE_ON) != "false"
+        ]
+        for record in records:
+            self._add(record)
+        return records
+
+    def consume_ended(
+        self, started: Sequence[ConsumeStarted], *, at_ms: int, success: bool, returned: TracedReturn
+    ) -> None:
+        """Take that a handler is done with messages that it was given together."""
+        for record in started:
+            self._add(
+                ConsumeEnded(
+                    request_id=record.request_id,
+                    message_id=record.message_id,
+                    cost_ms=max(0, at_ms - record.at_ms) // len(started),
+                    success=success,
+                    keys=record.keys,
+                    returned=returned,
+                    at_ms=at_ms,
+                    group=record.group,
+                )
+            )
+
+    def _add(self, record: TraceRecord) -> None:
+        if len(self._waiting) >= RECORDS_MAX:
+            self._waiting.popleft()
+            self._lose(1, "more of them than can be sent")
+        self._waiting.append(record)
+        self._some.set()
+        if len(self._waiting) >= self._batch_records:
+            self._enough.set()
+
+    def start(self) -> None:
+        """Begin to send what was added, and what will be."""
+        if self._task is None:
+            self._stopping = False
+            self._task = asyncio.create_task(self._run(), name="skyroute tracer")
+
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Send what is left, and give up the rest when the time is over."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        self._stopping = True
+        self._some.set()
+        self._enough.set()
+        try:
+            await asyncio.wait({task}, timeout=timeout_s)
+        finally:
+            task.cancel()
+        await asyncio.wait({task})
+        if self._waiting:
+            self._lose(len(self._waiting), "stopped before they were sent")
+            self._waiting.clear()
+
+    async def _run(self) -> None:
+        while self._waiting or not self._stopping:
+            await self._some.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._flush_interval_s):
+                    await self._enough.wait()
+            await self._send_batch()
+
+    async def _send_batch(self) -> None:
+        rows, keys = self._take_batch()
+        if not rows:
+            return
+        try:
+            await self._send(Message(self.topic, b"".join(rows), keys=keys))
+        except asyncio.CancelledError:
+            self._lose(len(rows), "stopped before they were sent")
+            raise
+        except Exception as error:  # noqa: BLE001 - what goes wrong with a trace stays with the trace
+            self._lose(len(rows), f"{type(error).__name__}: {error}")
+
+    def _take_batch(self) -> tuple[list[bytes], list[str]]:
+        rows: list[bytes] = []
+        keys: dict[str, None] = {}  # each once, in the order of the records
+        rows_bytes = keys_bytes = 0
+        while self._waiting and len(rows) < BATCH_RECORDS_MAX:
+            record = self._waiting[0]
+            row = encode_record(record).encode("utf-8", "replace")
+            found = _lookup_keys(record)
+            rows_bytes += len(row)
+            keys_bytes += sum(len(key.encode("utf-8", "replace")) + 1 for key in found)
+            if rows and (rows_bytes > BATCH_BYTES_MAX or keys_bytes > BATCH_KEYS_BYTES_MAX):
+                break
+            self._waiting.popleft()
+            rows.append(row)
+            keys.update(dict.fromkeys(found))
+        if not self._waiting and not self._stopping:
+            self._some.clear()
+        if len(self._waiting) < self._batch_records and not self._stopping:
+            self._enough.clear()
+        return rows, list(keys)
+
+    def _lose(self, count: int, why: str) -> None:
+        before, self.lost = self.lost, self.lost + count
+        if not before or before // LOSSES_PER_LINE != self.lost // LOSSES_PER_LINE:
+            log.warning("trace records lost count=%d topic=%s why=%s", self.lost, self.topic, why)
+
+
+def _lookup_keys(record: TraceRecord) -> list[str]:
+    """What people find a trace by: the message's id and its keys."""
+    keys = () if isinstance(record, Recalled) else record.keys
+    return [key for key in (record.message_id, *keys) if key and not key.isspace()]

@@ -1,0 +1,153 @@
+"""Asking a broker for the messages of one queue, and its answer."""
+
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.fields import optional_int, required_int, required_name
+
+PULL_BYTES_MAX: Final = 256 * 1024
+"""How many bytes Java's consumers ask for at most."""
+
+_COMMIT_OFFSET: Final = 1
+_SUSPEND: Final = 2
+_SUBSCRIPTION: Final = 4
+_LITE: Final = 16
+_INT64_MAX: Final = (1 << 63) - 1
+
+
+class PullQuestion(msgspec.Struct, frozen=True, gc=False):
+    """What a consumer wants of one queue."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    count_max: int
+    commit_offset: int | None = None
+    """Where the group has got to, to be kept by the broker; None where that is not to be touched."""
+    suspend_ms: int = 0
+    """How long the broker may wait for a message; 0 is not at all."""
+    expression: str | None = None
+    """Which messages; None where the broker is to go by the heartbeat."""
+    expression_type: str = "TAG"
+    subscription_version: int = 0
+    bytes_max: int = PULL_BYTES_MAX
+    lite: bool = False
+    broker_name: str | None = None
+
+
+def encode_pull(question: PullQuestion) -> Request:
+    """Ask for messages."""
+    flag = 0
+    fields = {
+        "consumerGroup": question.group,
+        "topic": question.topic,
+        "queueId": str(question.queue_id),
+        "queueOffset": str(question.offset),
+        "maxMsgNums": str(question.count_max),
+        "commitOffset": str(question.commit_offset or 0),
+        "suspendTimeoutMillis": str(question.suspend_ms),
+        "subVersion": str(question.subscription_version),
+        "expressionType": question.expression_type,
+        "maxMsgBytes": str(question.bytes_max),
+    }
+    if question.commit_offset is not None:
+        flag |= _COMMIT_OFFSET
+    if question.suspend_ms > 0:
+        flag |= _SUSPEND
+    if question.expression is not None:
+        flag |= _SUBSCRIPTION
+        fields["subscription"] = question.expression
+    if question.lite:
+        flag |= _LITE
+    if question.broker_name is not None:
+        fields["bname"] = question.broker_name
+    fields["sysFlag"] = str(flag)
+    return Request(RequestCode.LITE_PULL_MESSAGE if question.lite else RequestCode.PULL_MESSAGE, fields)
+
+
+def decode_pull(request: Request) -> PullQuestion:
+    """Read a question for messages.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    fields = request.fields
+    flag = required_int(fields, "sysFlag")
+    return PullQuestion(
+        group=required_name(fields, "consumerGroup"),
+        topic=required_name(fields, "topic"),
+        queue_id=required_int(fields, "queueId"),
+        offset=required_int(fields, "queueOffset"),
+        count_max=required_int(fields, "maxMsgNums"),
+        commit_offset=required_int(fields, "commitOffset") if flag & _COMMIT_OFFSET else None,
+        suspend_ms=max(0, required_int(fields, "suspendTimeoutMillis")) if flag & _SUSPEND else 0,
+        expression=fields.get("subscription", "") if flag & _SUBSCRIPTION else None,
+        expression_type=fields.get("expressionType") or "TAG",
+        subscription_version=optional_int(fields, "subVersion", 0, _INT64_MAX),
+        bytes_max=optional_int(fields, "maxMsgBytes", PULL_BYTES_MAX),
+        lite=bool(flag & _LITE),
+        broker_name=fields.get("bname"),
+    )
+
+
+class PullStatus(Enum):
+    """What came of a pull; the value is the answer's code."""
+
+    FOUND = ResponseCode.SUCCESS
+    NO_NEW_MESSAGE = ResponseCode.PULL_NOT_FOUND
+    NO_MATCHED_MESSAGE = ResponseCode.PULL_RETRY_IMMEDIATELY
+    OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
+
+
+PULL_CODES: Final = frozenset(int(status.value) for status in PullStatus)
+"""The codes that are answers to a pull. Any other is a refusal."""
+
+
+class PullAnswer(msgspec.Struct, frozen=True, gc=False):
+    """What a broker says to a pull: where to go on, and the records themselves if there are any."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    suggested_broker_id: int = 0
+    """Which member of the group to ask next."""
+    offset_delta: int = 0
+    """What to add to the offsets in the records; not 0 for static topics only."""
+    body: bytes = b""
+
+
+def decode_pull_answer(response: Response) -> PullAnswer:
+    """Read the answer to a pull. Its code is one of `PULL_CODES`: another is the caller's to refuse.
+
+    Raises:
+        FieldError: an offset is missing or malformed.
+    """
+    fields = response.fields or {}
+    return PullAnswer(
+        PullStatus(response.code),
+        required_int(fields, "nextBeginOffset"),
+        required_int(fields, "minOffset"),
+        required_int(fields, "maxOffset"),
+        optional_int(fields, "suggestWhichBrokerId", 0, _INT64_MAX),
+        optional_int(fields, "offsetDelta", 0, _INT64_MAX),
+        response.body,
+    )
+
+
+def encode_pull_answer(answer: PullAnswer, remark: str | None = None) -> Response:
+    """Answer a pull. All four numbers are always there: Java's client fails where one is missing."""
+    fields = {
+        "suggestWhichBrokerId": str(answer.suggested_broker_id),
+        "nextBeginOffset": str(answer.next_offset),
+        "minOffset": str(answer.min_offset),
+        "maxOffset": str(answer.max_offset),
+    }
+    if answer.offset_delta:
+        fields["offsetDelta"] = str(answer.offset_delta)
+    return Response(answer.status.value, remark, fields, answer.body)

@@ -1,0 +1,286 @@
+"""What administrators ask about topics and clusters: who is there, what is set, and how full the queues are."""
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.reserved_topics import DEFAULT_TOPIC
+from skyroute.routing.topology import BrokerGroup, ClusterView, Permission
+from skyroute.wire import fastjson
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Int32, Int64, Request, Response
+from skyroute.wire.errors import BodyError
+from skyroute.wire.fields import optional_int
+from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys
+
+PAGE_MAX: Final = 2000
+"""How many topics or groups a broker tells at once; it gives no more, whatever is asked for."""
+
+T = TypeVar("T")
+
+
+def read_body(body: bytes, kind: type[T], what: str) -> T:
+    """Read an answer's body.
+
+    Raises:
+        BodyError: it is no such thing.
+    """
+    try:
+        decoded: T = fastjson.decode(body, kind)
+    except fastjson.JsonError as error:
+        raise BodyError(f"not {what}: {error}") from None
+    return decoded
+
+
+# ------------------------------------------------------------------------------------------------- at name servers
+
+
+class _BrokerData(msgspec.Struct, rename="camel"):
+    broker_name: str
+    broker_addrs: dict[int, str] = {}
+    cluster: str = ""
+    enable_acting_master: bool = False
+    zone_name: str | None = None
+
+
+class _ClusterInfo(msgspec.Struct, rename="camel"):
+    broker_addr_table: dict[str, _BrokerData] = {}
+    cluster_addr_table: dict[str, list[str]] = {}
+
+
+class _TopicList(msgspec.Struct, rename="camel"):
+    topic_list: list[str] = []
+
+
+def encode_cluster_query() -> Request:
+    """Ask a name server for every cluster and broker."""
+    return Request(RequestCode.GET_BROKER_CLUSTER_INFO)
+
+
+def decode_cluster_view(body: bytes) -> ClusterView:
+    """Read every cluster and broker, sorted by name.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    info = read_body(body, _ClusterInfo, "a list of clusters")
+    return ClusterView(
+        groups=tuple(
+            BrokerGroup(name, data.cluster, dict(sorted(data.broker_addrs.items())), data.enable_acting_master,
+                        data.zone_name)
+            for name, data in sorted(info.broker_addr_table.items())
+        ),
+        clusters={cluster: tuple(sorted(names)) for cluster, names in sorted(info.cluster_addr_table.items())},
+    )  # fmt: skip
+
+
+def encode_topic_list_query() -> Request:
+    """Ask a name server for every topic."""
+    return Request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+
+
+def decode_topic_list(body: bytes) -> list[str]:
+    """Read a list of topics.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    return read_body(body, _TopicList, "a list of topics").topic_list if body else []
+
+
+def encode_name_server_topic_deletion(topic: str, cluster: str | None = None) -> Request:
+    """Have a name server forget a topic, everywhere or in one cluster."""
+    fields = {"topic": topic}
+    if cluster is not None:
+        fields["clusterName"] = cluster
+    return Request(RequestCode.DELETE_TOPIC_IN_NAMESRV, fields)
+
+
+def encode_write_permission(broker_name: str, *, allowed: bool) -> Request:
+    """Have a name server take a broker's topics for writable, or for readable only."""
+    code = RequestCode.ADD_WRITE_PERM_OF_BROKER if allowed else RequestCode.WIPE_WRITE_PERM_OF_BROKER
+    return Request(code, {"brokerName": broker_name})
+
+
+def decode_write_permission(response: Response) -> int:
+    """Read how many topics were touched.
+
+    Raises:
+        FieldError: it is no number.
+    """
+    fields = response.fields or {}
+    return optional_int(fields, "wipeTopicCount" if "wipeTopicCount" in fields else "addTopicCount", 0)
+
+
+# ------------------------------------------------------------------------------------------------------ at brokers
+
+
+class TopicConfig(
+    msgspec.Struct,
+    frozen=True,
+    rename={
+        "name": "topicName",
+        "read_queues": "readQueueNums",
+        "write_queues": "writeQueueNums",
+        "permission": "perm",
+        "filter_type": "topicFilterType",
+        "sys_flag": "topicSysFlag",
+        "ordered": "order",
+    },
+):
+    """What one broker keeps of a topic."""
+
+    name: str
+    read_queues: Int32 = 16
+    write_queues: Int32 = 16
+    permission: Int32 = Permission.READ | Permission.WRITE
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: Int32 = 0
+    ordered: bool = False
+    attributes: dict[str, str] = {}
+
+
+def write_attribute_changes(changes: Mapping[str, str | None]) -> str:
+    """Write which attributes to set, and, with None, which to drop."""
+    return ",".join(f"-{name}" if value is None else f"+{name}={value}" for name, value in changes.items())
+
+
+def encode_topic_update(config: TopicConfig, attribute_changes: Mapping[str, str | None] | None = None) -> Request:
+    """Have a broker create a topic, or change one; of `config`, the attributes do not travel: changes of them do."""
+    return Request(
+        RequestCode.UPDATE_AND_CREATE_TOPIC,
+        {
+            "topic": config.name,
+            "defaultTopic": DEFAULT_TOPIC,
+            "readQueueNums": str(config.read_queues),
+            "writeQueueNums": str(config.write_queues),
+            "perm": str(int(config.permission)),
+            "topicFilterType": config.filter_type,
+            "topicSysFlag": str(config.sys_flag),
+            "order": "true" if config.ordered else "false",
+            "attributes": write_attribute_changes(attribute_changes or {}),
+        },
+    )
+
+
+def encode_topic_deletion(topic: str) -> Request:
+    """Have a broker delete a topic with all its messages."""
+    return Request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
+
+
+def encode_topic_config_query(topic: str) -> Request:
+    """Ask a broker for the settings of one topic."""
+    return Request(RequestCode.GET_TOPIC_CONFIG, {"topic": topic, "lo": "true"})
+
+
+def decode_topic_config(body: bytes) -> TopicConfig:
+    """Read the settings of one topic.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    return read_body(body, TopicConfig, "a topic's settings")
+
+
+class Version(msgspec.Struct, frozen=True, rename="camel"):
+    """Tells one state of a broker's table from the next."""
+
+    counter: Int64 = 0
+    state_version: Int64 = 0
+    timestamp: Int64 = 0
+
+
+def page_fields(kind: str, start: int, version: Version | None) -> dict[str, str]:
+    """Return what asks for one page of a broker's table: `kind` is Topic or Group."""
+    return {
+        f"{kind.lower()}Seq": str(start),
+        f"max{kind}Num": str(PAGE_MAX),
+        "dataVersion": msgspec.json.encode(version).decode() if version is not None else "",
+    }
+
+
+class TopicPage(msgspec.Struct, frozen=True):
+    """A part of a broker's topics."""
+
+    topics: dict[str, TopicConfig]
+    version: Version
+    total: int | None
+    """How many there are; None where this is all, from a broker that knows no pages."""
+
+
+class _TopicConfigs(msgspec.Struct, rename="camel"):
+    topic_config_table: dict[str, TopicConfig] = {}
+    data_version: Version = Version()
+
+
+def encode_topic_page_query(start: int = 0, version: Version | None = None) -> Request:
+    """Ask a broker for topics from the `start`-th on. If its table has changed since `version`, it begins anew."""
+    return Request(RequestCode.GET_ALL_TOPIC_CONFIG, page_fields("Topic", start, version))
+
+
+def decode_topic_page(response: Response) -> TopicPage:
+    """Read a part of a broker's topics.
+
+    Raises:
+        BodyError, FieldError: it cannot be read.
+    """
+    decoded = read_body(response.body, _TopicConfigs, "a table of topics")
+    total = optional_int(response.fields or {}, "totalTopicNum", -1)
+    return TopicPage(decoded.topic_config_table, decoded.data_version, total if total >= 0 else None)
+
+
+class QueueSpan(msgspec.Struct, frozen=True, rename={"updated_at_ms": "lastUpdateTimestamp"} | {
+    "min_offset": "minOffset", "max_offset": "maxOffset"}):  # fmt: skip
+    """Where a queue begins and ends."""
+
+    min_offset: Int64 = 0
+    max_offset: Int64 = 0
+    updated_at_ms: Int64 = 0
+    """When its last message was stored; 0 if it has none."""
+
+
+class TopicStats(msgspec.Struct, frozen=True):
+    """The queues of a topic on one broker."""
+
+    queues: dict[QueueRef, QueueSpan]
+    put_tps: float = 0.0
+
+
+class _TopicStats(msgspec.Struct, rename="camel"):
+    offset_table: dict[str, QueueSpan] = {}
+    topic_put_tps: float = 0.0
+
+
+def encode_topic_stats_query(topic: str) -> Request:
+    """Ask a broker where a topic's queues begin and end."""
+    return Request(RequestCode.GET_TOPIC_STATS_INFO, {"topic": topic})
+
+
+def decode_topic_stats(body: bytes) -> TopicStats:
+    """Read where a topic's queues begin and end.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    decoded = decode_with_queue_keys(body, _TopicStats)
+    return TopicStats(by_queue(decoded.offset_table), decoded.topic_put_tps)
+
+
+class _GroupList(msgspec.Struct, rename="camel"):
+    group_list: list[str] = []
+
+
+def encode_topic_readers_query(topic: str) -> Request:
+    """Ask a broker which groups consume a topic, or have."""
+    return Request(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": topic})
+
+
+def decode_topic_readers(body: bytes) -> list[str]:
+    """Read which groups consume a topic.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    return sorted(read_body(body, _GroupList, "a list of groups").group_list)

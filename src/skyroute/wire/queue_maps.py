@@ -1,0 +1,137 @@
+"""Java's maps whose keys are queues: `{{"brokerName":"b","queueId":0,"topic":"T"}:12}`, which is not JSON.
+
+Reading turns such keys into text, so that a table is a `dict[str, X]` to msgspec, and `by_queue` gives the keys their
+meaning back. Writing keeps Java's form, because old and foreign clients read no other.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire import fastjson
+from skyroute.wire.command import Int32
+from skyroute.wire.errors import BodyError
+from skyroute.wire.fastjson import Dialect, JsonError
+from skyroute.wire.fields import is_name
+
+OBJECT_KEYS_MAX: Final = 200_000
+"""How many objects may be keys in one text; a broker's whole table of queues has fewer."""
+
+T = TypeVar("T")
+
+_TEXT: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_KEY: Final = rf'\{{(?:[^{{}}"]++|{_TEXT})*+\}}(?=\s*+:)'
+# An object with a colon behind it is a key, wherever it stands. Possessive throughout, and a brace is followed no
+# further than to the next one, so the time is linear whatever a peer sends.
+_UP_TO_KEY: Final = re.compile(rf'((?:[^"{{]++|{_TEXT}|(?!{_KEY})\{{)*+)({_KEY})', re.DOTALL)
+_REFERENCE: Final = re.compile(r'\{\s*+"\$ref"\s*+:')
+_encode_text = msgspec.json.Encoder().encode
+
+
+class QueueBody(msgspec.Struct, gc=False):
+    """A queue as it lies on the wire."""
+
+    topic: str
+    queueId: Int32  # noqa: N815 - the wire's name
+    brokerName: str | None = None  # noqa: N815 - the wire's name
+
+    def value(self) -> QueueRef:
+        """Return the queue.
+
+        Raises:
+            BodyError: it is named by what is no name.
+        """
+        for name in (self.topic, self.brokerName or "?"):
+            if not is_name(name):
+                raise BodyError(f"a queue's topic or broker is no name: {name[:80]!r}")
+        return QueueRef(self.topic, self.brokerName or "", self.queueId)
+
+
+_decode_key = msgspec.json.Decoder(QueueBody, strict=False).decode
+
+
+def quote_object_keys(data: bytes) -> bytes:
+    r"""Put objects that are keys into quotes, `{{"a":1}:2}` into `{"{\"a\":1}":2}`, and leave all else as it is.
+
+    Raises:
+        JsonError: the bytes are not UTF-8, or there are more such keys than anybody sends.
+    """
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise JsonError("it is not UTF-8") from None
+    pieces: list[str] = []
+    at = 0
+    while found := _UP_TO_KEY.match(text, at):
+        pieces += (found[1], _encode_text(found[2]).decode())
+        at = found.end()
+        if len(pieces) > 2 * OBJECT_KEYS_MAX:
+            raise JsonError(f"it has more than {OBJECT_KEYS_MAX} objects as keys")
+    if not pieces:
+        return data
+    pieces.append(text[at:])
+    return "".join(pieces).encode()
+
+
+def decode_with_queue_keys(body: bytes, kind: type[T]) -> T:
+    """Read a body in which queues may be keys: say `dict[str, X]` for such a table, and call `by_queue` on it.
+
+    Keys that are bare numbers, and numbers that come as text, are read as well.
+
+    Raises:
+        BodyError: it cannot be read, or is not of that kind.
+    """
+    try:
+        decoded: T = fastjson.decode(quote_object_keys(body), kind)
+    except JsonError as error:
+        raise BodyError(f"not a table of queues: {error}") from None
+    return decoded
+
+
+def queue_of_key(key: str) -> QueueRef:
+    """Return the queue that a key of a decoded table stands for.
+
+    Raises:
+        BodyError: it stands for none.
+    """
+    try:
+        return _decode_key(key).value()
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise BodyError(f"not a queue: {key[:80]!r}: {error}") from None
+
+
+def by_queue(table: Mapping[str, T] | None) -> dict[QueueRef, T]:
+    """Return a decoded table with queues as its keys; one that was not sent is empty.
+
+    Raises:
+        BodyError: a key stands for no queue.
+    """
+    # Where one object is a key twice, fastjson 1 writes a reference instead, `{"$ref":"$.offsetTable.null"}`,
+    # which leads nowhere: which queue is meant is lost, and the rest of the table need not be lost with it.
+    return {queue_of_key(key): value for key, value in (table or {}).items() if not _REFERENCE.match(key)}
+
+
+def queue_members(queue: QueueRef) -> dict[str, str | int]:
+    """Return what a queue looks like on the wire."""
+    return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
+
+
+def write_legacy(value: object) -> str:
+    """Write a value as Java does in every body but a route."""
+    return fastjson.write(value, Dialect.LEGACY)
+
+
+def write_queue_map(table: Mapping[QueueRef, Any], write_value: Callable[[Any], str] = write_legacy) -> str:
+    """Write a table with queues as keys in Java's form, as text, because it is always part of a larger body."""
+    members: Iterable[str] = (
+        f"{write_legacy(queue_members(queue))}:{write_value(value)}" for queue, value in table.items()
+    )
+    return "{" + ",".join(members) + "}"
+
+
+def encode_queue_map(name: str, table: Mapping[QueueRef, Any]) -> bytes:
+    """Write a body that has one member, a table with queues as keys."""
+    return f'{{"{name}":{write_queue_map(table)}}}'.encode("utf-8", "replace")

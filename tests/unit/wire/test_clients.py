@@ -1,0 +1,463 @@
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.clients import (
+    GROUPS_MAX,
+    TAGS_MAX,
+    ClientCheck,
+    ConsumePace,
+    ConsumerData,
+    ConsumeResult,
+    ConsumeType,
+    DirectConsumption,
+    DirectOutcome,
+    Heartbeat,
+    HeldQueue,
+    MessageModel,
+    OffsetReset,
+    OffsetsQuery,
+    QueueLocking,
+    RunningConsumer,
+    RunningQuery,
+    StartFrom,
+    Subscription,
+    Unregistration,
+    decode_client_check,
+    decode_consumer_group,
+    decode_consumer_offsets,
+    decode_direct_consumption,
+    decode_direct_outcome,
+    decode_heartbeat,
+    decode_locked,
+    decode_locking,
+    decode_members,
+    decode_offset_reset,
+    decode_offsets_query,
+    decode_running_consumer,
+    decode_running_query,
+    decode_unregistration,
+    encode_client_check,
+    encode_consumer_offsets,
+    encode_direct_consumption,
+    encode_direct_outcome,
+    encode_heartbeat,
+    encode_heartbeat_answer,
+    encode_lock,
+    encode_locked,
+    encode_member_query,
+    encode_members,
+    encode_members_changed,
+    encode_offset_reset,
+    encode_offsets_query,
+    encode_running_consumer,
+    encode_running_query,
+    encode_unlock,
+    encode_unregistration,
+)
+from skyroute.wire.command import Request
+from skyroute.wire.errors import BodyError, FieldError, WireError
+from tests.unit.wire.golden import golden_line
+
+HEADERS = json.loads(golden_line("client/headers.json"))
+QUEUE = QueueRef("TopicTest", "broker-a", 0)
+SECOND_QUEUE = QueueRef("TopicTest", "broker-a", 1)
+TAGS = Subscription("TopicTest", "TagA || TagB", "TAG", 1700000000000, ("TagA", "TagB"), (2598919, 2598920))
+CONSUMER = ConsumerData("CG", ConsumeType.PUSH, MessageModel.CLUSTERING, StartFrom.LAST_OFFSET, (TAGS,))
+SQL = Subscription("TopicTest", "a > 5 AND b = 'x/中'", "SQL92", 1700000000000)
+
+
+def heartbeat_of(body: bytes | str) -> Heartbeat:
+    return decode_heartbeat(Request(34, body=body.encode() if isinstance(body, str) else body))
+
+
+def test_a_heartbeat_is_javas_to_the_letter() -> None:
+    request = encode_heartbeat("10.0.0.1@1#2", ["PG"], [CONSUMER])
+    assert (request.code, request.fields, request.body) == (34, {}, golden_line("client/heartbeat.txt"))
+
+
+def test_a_heartbeat_is_the_one_of_the_specification() -> None:
+    text = (
+        '{"clientID":"10.0.0.1@1#2","consumerDataSet":[{"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET",'
+        '"consumeType":"CONSUME_PASSIVELY","groupName":"CG","messageModel":"CLUSTERING","subscriptionDataSet":'
+        '[{"classFilterMode":false,"codeSet":[2598919,2598920],"expressionType":"TAG","subString":"TagA || TagB",'
+        '"subVersion":1700000000000,"tagsSet":["TagA","TagB"],"topic":"TopicTest"}],"unitMode":false}],'
+        '"heartbeatFingerprint":0,"producerDataSet":[{"groupName":"PG"}],"withoutSub":false}'
+    )
+    assert encode_heartbeat("10.0.0.1@1#2", ["PG"], [CONSUMER]).body.decode() == text
+
+
+@pytest.mark.parametrize("release", ["", "-4.9.7"])
+def test_javas_heartbeats_are_read(release: str) -> None:
+    assert heartbeat_of(golden_line(f"client/heartbeat{release}.txt")) == Heartbeat(
+        "10.0.0.1@1#2", ("PG",), (CONSUMER,)
+    )
+
+
+def test_a_heartbeat_of_go_has_its_codes_as_text_and_nanoseconds() -> None:
+    heartbeat = heartbeat_of(
+        '{"clientID":"c@1","producerDataSet":[],"consumerDataSet":[{"groupName":"CG","consumeType":"CONSUME_PASSIVELY",'
+        '"messageModel":"Clustering","consumeFromWhere":"CONSUME_FROM_FIRST_OFFSET","subscriptionDataSet":'
+        '[{"classFilterMode":false,"topic":"TopicTest","subString":"TagA","tagsSet":["TagA"],"codeSet":["2598919"],'
+        '"subVersion":1700000000000000000,"expressionType":"TAG"}],"unitMode":false}]}'
+    )
+    subscription = Subscription("TopicTest", "TagA", "TAG", 1700000000000000000, ("TagA",), (2598919,))
+    consumer = ConsumerData("CG", ConsumeType.PUSH, MessageModel.CLUSTERING, StartFrom.FIRST_OFFSET, (subscription,))
+    assert heartbeat == Heartbeat("c@1", (), (consumer,))
+
+
+def test_a_heartbeat_of_cpp_has_numbers_for_words_and_null_for_nothing() -> None:
+    heartbeat = heartbeat_of(
+        '{"clientID":"c@1","consumerDataSet":[{"consumeFromWhere":4,"consumeType":1,"groupName":"CG","messageModel":0,'
+        '"subscriptionDataSet":null}],"producerDataSet":null}\n'
+    )
+    consumer = ConsumerData("CG", ConsumeType.PUSH, MessageModel.BROADCASTING, StartFrom.FIRST_OFFSET)
+    assert heartbeat == Heartbeat("c@1", (), (consumer,))
+
+
+def test_the_second_version_of_heartbeats_is_read_and_written() -> None:
+    consumer = ConsumerData("CG", ConsumeType.PULL, MessageModel.CLUSTERING, StartFrom.TIMESTAMP, unit_mode=True)
+    request = encode_heartbeat("c@1", [], [consumer], fingerprint=-7, without_subscriptions=True)
+    heartbeat = Heartbeat("c@1", (), (consumer,), fingerprint=-7, without_subscriptions=True)
+    assert decode_heartbeat(request) == heartbeat
+
+
+def test_the_answer_to_a_heartbeat_asks_for_whole_ones() -> None:
+    assert encode_heartbeat_answer().fields == {"IS_SUPPORT_HEART_BEAT_V2": "false", "IS_SUB_CHANGE": "true"}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("null", StartFrom.LAST_OFFSET), ("5", StartFrom.TIMESTAMP), ('"consume_from_max_offset"', StartFrom.MAX_OFFSET)],
+)
+def test_where_to_start_may_be_a_word_or_its_place_or_nothing(said: str, meant: StartFrom) -> None:
+    text = f'{{"clientID":"c","consumerDataSet":[{{"groupName":"g","consumeFromWhere":{said}}}]}}'
+    assert heartbeat_of(text).consumers[0].start_from is meant
+
+
+HOSTILE_BODIES = [
+    b"",
+    b"null",
+    b"[]",
+    b"7",
+    b"\xff\xfe",
+    b'{"clientID":',
+    b"{" * 100_000,
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b'{"a":[' * 50_000,
+]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *HOSTILE_BODIES,
+        b"{}",
+        b'{"clientID":null}',
+        b'{"clientID":""}',
+        b'{"clientID":"a\\nb"}',
+        b'{"clientID":["c"]}',
+        b'{"clientID":"c","producerDataSet":[{}]}',
+        b'{"clientID":"c","producerDataSet":[{"groupName":""}]}',
+        b'{"clientID":"c","consumerDataSet":{}}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","messageModel":"ALL"}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","messageModel":2}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","messageModel":-1}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"\\u0000"}]}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"T","codeSet":["x"]}]}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"T","codeSet":[1e30]}]}]}',
+        b'{"clientID":"c","producerDataSet":[' + b'{"groupName":"g"},' * GROUPS_MAX + b'{"groupName":"g"}]}',
+        b'{"clientID":"c","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"T","tagsSet":["t"'
+        + b',"t"' * TAGS_MAX
+        + b"]}]}]}",
+    ],
+)
+def test_a_heartbeat_that_cannot_be_read_is_refused(body: bytes) -> None:
+    with pytest.raises(BodyError):
+        heartbeat_of(body)
+
+
+def test_leaving_a_group_has_javas_fields() -> None:
+    request = encode_unregistration("cid", consumer_group="CG")
+    assert (request.code, request.fields) == (35, HEADERS["unregistration"])
+    assert decode_unregistration(request) == Unregistration("cid", consumer_group="CG")
+    assert decode_unregistration(encode_unregistration("cid", producer_group="PG")) == Unregistration("cid", "PG")
+
+
+@pytest.mark.parametrize("fields", [{}, {"clientID": ""}, {"clientID": "c", "producerGroup": "\0"}])
+def test_leaving_without_a_name_is_refused(fields: dict[str, str]) -> None:
+    with pytest.raises(FieldError):
+        decode_unregistration(Request(35, fields))
+
+
+@pytest.mark.parametrize(("encode", "code"), [(encode_member_query, 38), (encode_members_changed, 40)])
+def test_members_are_asked_for_and_announced_by_group(encode: Callable[[str], Request], code: int) -> None:
+    request = encode("CG")
+    assert (request.code, request.fields) == (code, {"consumerGroup": "CG"})
+    assert decode_consumer_group(request) == "CG"
+
+
+def test_members_of_no_group_are_refused() -> None:
+    with pytest.raises(FieldError, match="consumerGroup"):
+        decode_consumer_group(Request(38))
+
+
+def test_members_are_written_as_java_writes_them() -> None:
+    members = ["10.0.0.1@1#2", "10.0.0.2@3#4"]
+    assert encode_members(members) == golden_line("client/members.txt")
+    assert decode_members(golden_line("client/members.txt")) == members
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"consumerIdList":null}', b'{"consumerIdList":[]}'])
+def test_a_group_may_have_no_members(body: bytes) -> None:
+    assert decode_members(body) == []
+
+
+def test_locking_is_javas_to_the_letter() -> None:
+    lock, unlock = encode_lock("cid", "CG", [QUEUE]), encode_unlock("cid", "CG", [QUEUE])
+    assert (lock.code, unlock.code) == (41, 42)
+    assert lock.body == unlock.body == golden_line("client/lock.txt")
+    assert decode_locking(lock) == decode_locking(unlock) == QueueLocking("cid", "CG", (QUEUE,))
+
+
+def test_locked_queues_are_javas_to_the_letter() -> None:
+    assert encode_locked([QUEUE]) == golden_line("client/locked.txt")
+    assert decode_locked(golden_line("client/locked.txt")) == {QUEUE}
+    assert decode_locked(b"{}") == frozenset()
+
+
+def test_a_check_of_a_subscription_is_javas_to_the_letter() -> None:
+    request = encode_client_check("cid", "CG", SQL, "ns")
+    assert (request.code, request.body) == (46, golden_line("client/client-check.txt"))
+    assert decode_client_check(request) == ClientCheck("cid", "CG", SQL, "ns")
+
+
+def test_a_check_outside_any_namespace_names_none() -> None:
+    request = encode_client_check("cid", "CG", SQL)
+    assert b"namespace" not in request.body
+    assert decode_client_check(request).namespace is None
+
+
+RUNNING = RunningConsumer(
+    properties={
+        "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+        "PROP_CONSUMER_START_TIMESTAMP": "1700000000000",
+        "pullInterval": "0",
+    },
+    subscriptions=(Subscription("TopicTest", version=1700000000000),),
+    queues={
+        QUEUE: HeldQueue(
+            cached_count=8,
+            cached_max_offset=19,
+            cached_min_offset=12,
+            cached_mib=1,
+            commit_offset=12,
+            dropped=True,
+            last_consume_ms=1700000000003,
+            last_lock_ms=1700000000001,
+            last_pull_ms=1700000000002,
+            locked=True,
+            handled_count=3,
+            handled_max_offset=11,
+            handled_min_offset=9,
+            try_unlock_times=2,
+        ),
+        SECOND_QUEUE: HeldQueue(),
+    },
+    paces={
+        "TopicTest": ConsumePace(
+            failed_an_hour=7,
+            failed_a_second=0.0001,
+            consumed_a_second=100.0,
+            consume_ms=0.125,
+            pull_ms=1.5,
+            pulled_a_second=2.25,
+        )
+    },
+    notes={"k": "v"},
+    stacks='main\n\tat "x"',
+)
+
+
+def test_a_running_consumer_tells_what_java_tells() -> None:
+    # Java spells one ten-thousandth differently, and means the same.
+    assert encode_running_consumer(RUNNING).replace(b":0.0001,", b":1.0E-4,") == golden_line(
+        "client/running-consumer.txt"
+    )
+
+
+@pytest.mark.parametrize(("release", "notes"), [("", {"k": "v"}), ("-4.9.7", {})])
+def test_what_java_tells_of_a_running_consumer_is_read(release: str, notes: dict[str, str]) -> None:
+    told = decode_running_consumer(golden_line(f"client/running-consumer{release}.txt"))
+    assert told.notes == notes
+    assert (told.queues, told.paces, told.stacks) == (RUNNING.queues, RUNNING.paces, RUNNING.stacks)
+    assert (told.properties, told.subscriptions) == (RUNNING.properties, RUNNING.subscriptions)
+
+
+def test_a_consumer_that_does_nothing_yet_tells_so() -> None:
+    body = encode_running_consumer(RunningConsumer())
+    assert json.loads(body) == {
+        "mqPopTable": {},
+        "mqTable": {},
+        "properties": {},
+        "statusTable": {},
+        "subscriptionSet": [],
+        "userConsumerInfo": {},
+    }
+    assert decode_running_consumer(body) == RunningConsumer()
+
+
+def test_a_property_that_is_no_text_is_read_as_text() -> None:
+    assert decode_running_consumer(b'{"properties":{"a":1,"b":true,"c":"x"}}').properties == {
+        "a": "1",
+        "b": "true",
+        "c": "x",
+    }
+
+
+def test_asking_a_running_consumer_has_javas_fields() -> None:
+    request = encode_running_query(RunningQuery("CG", "cid", with_stacks=True))
+    assert (request.code, request.fields) == (307, HEADERS["running-query"])
+    assert decode_running_query(request) == RunningQuery("CG", "cid", with_stacks=True)
+    assert decode_running_query(Request(307, {"consumerGroup": "CG", "clientId": "c"})).with_stacks is False
+
+
+def test_handling_a_message_directly_has_javas_fields() -> None:
+    consumption = DirectConsumption("CG", "cid", b"record", "MID", "TopicTest", "broker-a")
+    request = encode_direct_consumption(consumption)
+    assert (request.code, request.fields, request.body) == (309, HEADERS["direct-consumption"], b"record")
+    assert decode_direct_consumption(request) == consumption
+
+
+def test_handling_a_message_directly_needs_a_group_only() -> None:
+    consumption = DirectConsumption("CG", None, b"")
+    assert encode_direct_consumption(consumption).fields == {"consumerGroup": "CG"}
+    assert decode_direct_consumption(encode_direct_consumption(consumption)) == consumption
+
+
+def test_the_outcome_of_a_message_is_javas_to_the_letter() -> None:
+    outcome = DirectOutcome(ConsumeResult.RAISED, 12, 'no\n"x"', ordered=True)
+    assert encode_direct_outcome(outcome) == golden_line("client/direct-outcome.txt")
+    assert decode_direct_outcome(golden_line("client/direct-outcome.txt")) == outcome
+
+
+@pytest.mark.parametrize("result", list(ConsumeResult))
+def test_every_outcome_is_read_as_it_was_written(result: ConsumeResult) -> None:
+    outcome = DirectOutcome(result, 0, auto_commit=False)
+    assert decode_direct_outcome(encode_direct_outcome(outcome)) == outcome
+
+
+def test_moving_a_consumer_has_javas_fields_and_body() -> None:
+    reset = OffsetReset("TopicTest", "CG", {QUEUE: 12, SECOND_QUEUE: 9007199254740993}, 1700000000000)
+    request = encode_offset_reset(reset)
+    # Java's header has a queue too, -1 for all; a client does not look at it.
+    assert {**request.fields, "queueId": "-1"} == HEADERS["offset-reset"]
+    assert (request.code, request.body) == (220, golden_line("client/offset-reset.txt"))
+    assert decode_offset_reset(request) == reset
+
+
+def test_moving_a_consumer_on_behalf_of_a_cpp_program_has_a_list() -> None:
+    request = Request(220, HEADERS["offset-reset"], body=golden_line("client/offset-reset-for-c.txt"))
+    assert decode_offset_reset(request).offsets == {QUEUE: 12}
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"offsetTable":null}', b'{"offsetTable":{}}', b'{"offsetTable":[]}'])
+def test_a_consumer_may_be_moved_nowhere(body: bytes) -> None:
+    assert decode_offset_reset(Request(220, HEADERS["offset-reset"], body=body)).offsets == {}
+
+
+def test_asking_how_far_a_consumer_is_has_javas_fields() -> None:
+    request = encode_offsets_query(OffsetsQuery("TopicTest", "CG"))
+    assert (request.code, request.fields) == (221, HEADERS["offsets-query"])
+    assert decode_offsets_query(request) == OffsetsQuery("TopicTest", "CG")
+    to_one = OffsetsQuery("TopicTest", "CG", "10.0.0.1:5")
+    assert decode_offsets_query(encode_offsets_query(to_one)) == to_one
+
+
+def test_how_far_a_consumer_is_is_read_from_java_and_from_ourselves() -> None:
+    assert decode_consumer_offsets(golden_line("client/consumer-offsets.txt")) == {QUEUE: 12}
+    assert decode_consumer_offsets(encode_consumer_offsets({QUEUE: 12})) == {QUEUE: 12}
+
+
+def test_letters_that_no_encoding_has_are_replaced() -> None:
+    subscription = Subscription("TopicTest", "\ud800")
+    consumer = ConsumerData("CG", ConsumeType.PUSH, MessageModel.CLUSTERING, StartFrom.LAST_OFFSET, (subscription,))
+    assert decode_heartbeat(encode_heartbeat("c", [], [consumer])).consumers[0].subscriptions[0].expression == "?"
+    assert decode_running_consumer(encode_running_consumer(RunningConsumer(stacks="\ud800"))).stacks == "?"
+
+
+READERS: list[Callable[[bytes], Any]] = [
+    heartbeat_of,
+    decode_members,
+    lambda body: decode_locking(Request(41, body=body)),
+    decode_locked,
+    lambda body: decode_client_check(Request(46, body=body)),
+    decode_running_consumer,
+    decode_direct_outcome,
+    decode_consumer_offsets,
+    lambda body: decode_offset_reset(Request(220, HEADERS["offset-reset"], body=body)),
+]
+CAPTURED = [
+    golden_line(f"client/{name}.txt")
+    for name in (
+        "heartbeat",
+        "members",
+        "lock",
+        "locked",
+        "client-check",
+        "running-consumer",
+        "direct-outcome",
+        "consumer-offsets",
+        "offset-reset",
+    )
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("body", [body for body in HOSTILE_BODIES if body])
+def test_a_body_that_cannot_be_read_is_refused(read: Callable[[bytes], Any], body: bytes) -> None:
+    with pytest.raises(BodyError):
+        read(body)
+
+
+@pytest.mark.parametrize(("read", "whole"), list(zip(READERS, CAPTURED, strict=True)))
+def test_every_truncation_is_refused(read: Callable[[bytes], Any], whole: bytes) -> None:
+    read(whole)
+    for length in range(1, len(whole)):
+        with pytest.raises(BodyError):
+            read(whole[:length])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"mqSet":[{}],"clientId":"c","consumerGroup":"g"}',
+        b'{"mqSet":[{"topic":"T","queueId":0.5}],"clientId":"c","consumerGroup":"g"}',
+        b'{"mqSet":[{"topic":"","queueId":0}],"clientId":"c","consumerGroup":"g"}',
+        b'{"mqSet":[],"clientId":"","consumerGroup":"g"}',
+        b'{"mqSet":[],"clientId":"c","consumerGroup":"\\u0007"}',
+        b'{"mqSet":[]}',
+    ],
+)
+def test_a_lock_of_nothing_that_has_a_name_is_refused(body: bytes) -> None:
+    with pytest.raises(BodyError):
+        decode_locking(Request(41, body=body))
+
+
+@given(st.sampled_from(CAPTURED), st.data())
+def test_nothing_but_our_own_errors_comes_out(captured: bytes, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(captured)))
+    splice = data.draw(
+        st.sampled_from([b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"null", b"1e9"]) | st.binary(max_size=4)
+    )
+    body = captured[:at] + splice + captured[at + data.draw(st.integers(0, 8)) :]
+    for read in READERS:
+        with suppress(WireError):
+            read(body)
