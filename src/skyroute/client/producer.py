@@ -649,13 +649,14 @@ class Producer:
             provisional = self._provisional.get(topic)
             if provisional is not None and self._clock.monotonic() < provisional[0]:
                 return provisional[1]
-            async with asyncio.timeout(timeout_s):
-                try:
-                    route = await self.session.routes.find(topic)
-                except NoRouteError as error:
-                    return await self._provisional_rotation(topic, error)
-                except TimeoutError:
-                    raise CallTimeoutError(f"no name server answered in {timeout_s:g} s") from None
+            try:
+                async with asyncio.timeout(timeout_s):
+                    found = await self._find_route(topic)
+            except TimeoutError:
+                raise CallTimeoutError(f"no name server said in time where the topic {topic} is") from None
+            if isinstance(found, Rotation):
+                return found
+            route = found
         queues = publish_queues(topic, route)
         if not queues:
             self.session.spawn(self._look_again(topic), name="route without queues")
@@ -666,6 +667,12 @@ class Producer:
         self._rotations[topic] = (route, rotation)
         self._provisional.pop(topic, None)
         return rotation
+
+    async def _find_route(self, topic: str) -> TopicRoute | Rotation:
+        try:
+            return await self.session.routes.find(topic)
+        except NoRouteError as error:
+            return await self._provisional_rotation(topic, error)
 
     async def _provisional_rotation(self, topic: str, unknown: NoRouteError) -> Rotation:
         """Return the queues that a broker will create for a topic as soon as we send to one of them."""

@@ -29,7 +29,8 @@ def compress(body: bytes, compression: Compression, level: int = COMPRESSION_LEV
     if compression is Compression.ZLIB:
         return zlib.compress(body, level)
     if compression is Compression.LZ4:
-        packed: bytes = _lz4().compress(body)
+        # Java reads only frames whose blocks stand alone.
+        packed: bytes = _lz4().compress(body, block_linked=False)
     else:
         packed = _zstandard().ZstdCompressor(level=level).compress(body)
     return packed

@@ -33,6 +33,8 @@ class Channel(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._last_id = 0
         self._awaited: dict[int, asyncio.Future[Response]] = {}
+        self._outbox: list[bytes] = []
+        """Frames of this turn of the loop."""
         self._chunks_heard = 0
         self._writable: asyncio.Future[None] | None = None
         """Set while the peer takes less than we send: done when it has caught up."""
@@ -133,18 +135,30 @@ class Channel(asyncio.Protocol):
     def answer(self, request: Request, response: Response) -> None:
         """Answer what the peer asked; a connection that has ended meanwhile wants no answer."""
         if not self.closed and not request.is_oneway:
-            self._transport.write(response_head(response, request.request_id, request.form) + response.body)
+            self._write(response_head(response, request.request_id, request.form) + response.body)
 
     def _send(self, request: Request) -> int:
         if self.closed:
             raise ConnectionLostError(f"the connection to {self.address} is closed")
         self._last_id = (self._last_id + 1) & 0x7FFFFFFF
-        self._transport.write(encode_request(request, self._last_id))
+        self._write(encode_request(request, self._last_id))
         return self._last_id
+
+    def _write(self, frame: bytes) -> None:
+        # What many tasks say in one turn of the loop goes out in one piece: writing to a socket is dear.
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(frame)
+
+    def _flush(self) -> None:
+        if self._outbox and not self._transport.is_closing():
+            self._transport.write(b"".join(self._outbox))
+        self._outbox.clear()
 
     def close(self) -> None:
         """End the connection once what was sent is out."""
         if self._transport is not None:
+            self._flush()
             self._transport.close()
 
     def abort(self) -> None:
