@@ -37,7 +37,9 @@ class InFlight:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.cancelled():
+                self._admit()  # those behind us may be small enough
+            else:
                 self.leave(size)  # our turn came as we were told to give up
             raise
 
@@ -45,6 +47,9 @@ class InFlight:
         """Make room, and let in who waits for it."""
         self.count -= 1
         self.bytes -= size
+        self._admit()
+
+    def _admit(self) -> None:
         while self._waiting:
             wanted, turn = self._waiting[0]
             if turn.done():  # given up

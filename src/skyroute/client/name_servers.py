@@ -31,19 +31,22 @@ class NameServers:
             raise ClientError(
                 f"no name server is given: pass name_servers='host:port;host:port', or set {ADDRESSES_ENV}"
             )
+        # Clients that are given the same list do not all begin with the same server.
         self._first = random.randrange(len(self.addresses))
+        self._preferred: str | None = None
 
     async def in_turn(self) -> list[str]:
         """Return every address, the one to ask first in front; a name with several addresses counts as several."""
-        start = self._first % len(self.addresses)
         found: list[str] = []
-        for address in self.addresses[start:] + self.addresses[:start]:
+        for address in self.addresses[self._first :] + self.addresses[: self._first]:
             found += await _resolve(address)
+        if self._preferred in found:
+            found.insert(0, self._preferred)
         return list(dict.fromkeys(found))
 
-    def skip(self) -> None:
-        """Ask another one first from now on."""
-        self._first += 1
+    def prefer(self, address: str) -> None:
+        """Ask this one first from now on: it answers."""
+        self._preferred = address
 
 
 def _checked(address: str) -> str:

@@ -83,6 +83,8 @@ class BrokerOffsets(_Noted):
         super().__init__()
         self._session = session
         self._group = group
+        self._uncommitted: set[QueueRef] = set()
+        """Queues whose broker failed us the last time, of which the log has told."""
 
     async def load(self) -> None:
         """Do nothing: brokers are asked about each queue."""
@@ -108,7 +110,15 @@ class BrokerOffsets(_Noted):
         try:
             await calls.commit_offset(self._session, self._group, queue, offset, wait=wait)
         except SkyrouteError as error:
-            log.warning("offset not committed group=%s queue=%s offset=%d cause=%s", self._group, queue, offset, error)
+            if queue not in self._uncommitted:
+                self._uncommitted.add(queue)
+                log.warning("offset not committed group=%s queue=%s cause=%s", self._group, queue, error)
+        else:
+            self._uncommitted.discard(queue)
+
+    def forget(self, queue: QueueRef) -> None:
+        super().forget(queue)
+        self._uncommitted.discard(queue)
 
 
 class FileOffsets(_Noted):

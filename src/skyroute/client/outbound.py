@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from skyroute.message.compression import COMPRESS_FROM_BYTES, COMPRESSION_LEVEL, compress
-from skyroute.message.errors import InvalidMessageError
+from skyroute.message.errors import InvalidMessageError, PropertyError
 from skyroute.message.flags import Compression, with_compression
 from skyroute.message.properties import PROPERTIES_BYTES_MAX, join_properties
 
@@ -69,9 +69,10 @@ def write_properties(properties: dict[str, str]) -> str:
         MessageTooLargeError: they are too long together.
     """
     text = join_properties(properties)
-    # Only a text that could be too long in UTF-8 is worth encoding to know.
-    if len(text) * 4 > PROPERTIES_BYTES_MAX and len(text.encode()) > PROPERTIES_BYTES_MAX:
-        raise MessageTooLargeError(
-            f"properties of {len(text.encode())} bytes in all; at most {PROPERTIES_BYTES_MAX} are possible"
-        )
+    try:
+        size = len(text) if text.isascii() else len(text.encode())
+    except UnicodeEncodeError:
+        raise PropertyError("a property holds half a surrogate pair, which no UTF-8 has") from None
+    if size > PROPERTIES_BYTES_MAX:
+        raise MessageTooLargeError(f"properties of {size} bytes in all; at most {PROPERTIES_BYTES_MAX} are possible")
     return text

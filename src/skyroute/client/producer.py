@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final, Self, Unpack
 
 from skyroute.client.errors import (
@@ -20,7 +21,7 @@ from skyroute.client.results import SendResult, SendStatus, TransactionResult
 from skyroute.client.selection import FAILURE_LATENCY_S, BrokerHealth, Rotation, publish_queues
 from skyroute.client.session import ClientArguments, Session
 from skyroute.client.trace import DEFAULT_REGION, Sent, Tracer, TransactionEnded, kind_of
-from skyroute.client.transactions import Check, Transactions, call_user
+from skyroute.client.transactions import Check, Transactions
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.message import property_names as names
@@ -223,20 +224,24 @@ class Producer:
             await self._trace_producer.start()
             self._tracer.start()
         self._running = True
+        # A shared session may be connected already, and brokers ask only those producers that they have heard of.
+        self.session.spawn(self.session.send_heartbeats(), name="heartbeat of a new producer")
 
     async def stop(self) -> None:
         """Take leave of the brokers. Sends that are under way fail if the session is our own."""
         if not self._running:
             return
         self._running = False
-        if self._trace_producer is not None and self._tracer is not None:
-            await self._tracer.stop()
-            await self._trace_producer.stop()
-        self._transactions.stop()
-        self._replies.stop()
-        await self.session.leave(self)
-        if self._owns_session:
-            await self.session.stop()
+        try:
+            if self._trace_producer is not None and self._tracer is not None:
+                await self._tracer.stop()
+                await self._trace_producer.stop()
+            await self.session.leave(self)
+        finally:
+            self._transactions.stop()
+            self._replies.stop()
+            if self._owns_session:
+                await self.session.stop()
 
     # ----------------------------------------------------------------------------------------------------- sending
 
@@ -301,6 +306,7 @@ class Producer:
         self._check_running()
         messages = list(messages)
         check_batch(messages)
+        check_open_to_senders(messages[0].topic)
         results: dict[int, SendResult] = {}
         for choose, part in await self._batches(messages, queue, select):
             if len(part) == 1:
@@ -310,9 +316,11 @@ class Producer:
                 continue
             ids = [message_id for _, message_id, _ in part]
             body = encode_batch(item for _, _, item in part)
-            properties = write_properties({names.UNIQUE_ID: self.session.message_ids.next()})
+            properties = {names.UNIQUE_ID: self.session.message_ids.next()}
+            if not messages[0].wait_stored:
+                properties[names.WAIT_STORED] = "false"
             topic = with_namespace(self.session.namespace, messages[0].topic)
-            outbound = _Outbound(topic, body, properties, ",".join(ids), batch=True)
+            outbound = _Outbound(topic, body, write_properties(properties), ",".join(ids), batch=True)
             sent = await self._send(outbound, messages[part[0][0]], choose, timeout_s)
             # One id for all is how a topic answers that keeps a batch as one record.
             offset_ids = sent.offset_id.split(",")
@@ -362,7 +370,7 @@ class Producer:
         try:
             if sent.ok:
                 outcome = TransactionOutcome.UNKNOWN
-                outcome = TransactionOutcome(await call_user(execute, message, sent))
+                outcome = TransactionOutcome(await self._transactions.call(execute, message, sent))
         except BaseException as error:
             remark = f"{type(error).__name__}: {error}"
             raise
@@ -381,7 +389,11 @@ class Producer:
         """
         self._check_running()
         deadline = self._clock.monotonic() + timeout_s
-        await self._prepare_for_replies(message.topic)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._prepare_for_replies(message.topic)
+        except TimeoutError:
+            raise CallTimeoutError("the time for a reply was over before the brokers knew of us") from None
         with self._replies.expect() as (correlation_id, arrival):
             properties = message.to_properties()
             properties |= {
@@ -435,7 +447,8 @@ class Producer:
             NoRouteError: no broker serves the topic, and none would create it.
         """
         self._check_running()
-        return list((await self._rotation(with_namespace(self.session.namespace, topic))).queues)
+        queues = (await self._rotation(with_namespace(self.session.namespace, topic))).queues
+        return [self._without_namespace(queue) for queue in queues]
 
     # ---------------------------------------------------------------------------------------------------- the parts
 
@@ -456,7 +469,7 @@ class Producer:
         namespace = self.session.namespace
         topic = message.topic
         check_open_to_senders(topic)
-        if namespace is not None:
+        if namespace is not None and not reply:  # replies go to the cluster's own topic, whoever asked
             topic = with_namespace(namespace, topic)
             properties[names.INSTANCE_ID] = namespace
         message_id = properties[names.UNIQUE_ID] = self.session.message_ids.next()
@@ -472,16 +485,33 @@ class Producer:
         if queue is not None:
             if select is not None:
                 raise InvalidMessageError("give one of queue and select")
-            fixed = QueueRef(with_namespace(self.session.namespace, queue.topic), queue.broker_name, queue.queue_id)
+            fixed = self._with_namespace(message, queue)
             return lambda _: fixed
         if select is not None:
             chosen_by = select
-            return lambda queues: chosen_by(queues, message)
+            if self.session.namespace is None:
+                return lambda queues: self._with_namespace(message, chosen_by(queues, message))
+            return lambda queues: self._with_namespace(
+                message, chosen_by([self._without_namespace(queue) for queue in queues], message)
+            )
         if (key := message.sharding_key) is not None:
             # As Apache's clients choose by hash, so that producers in both languages agree.
             number = abs(java_hash(key))
             return lambda queues: queues[number % len(queues)]
         return None
+
+    def _with_namespace(self, message: Message, queue: QueueRef) -> QueueRef:
+        if not isinstance(queue, QueueRef):
+            raise InvalidMessageError(f"a message goes to a QueueRef, and {queue!r} is none")
+        namespace = self.session.namespace
+        topic = with_namespace(namespace, queue.topic)
+        if topic != with_namespace(namespace, message.topic):
+            raise InvalidMessageError(f"a message of topic {message.topic} cannot go to a queue of {queue.topic}")
+        return queue if topic == queue.topic else QueueRef(topic, queue.broker_name, queue.queue_id)
+
+    def _without_namespace(self, queue: QueueRef) -> QueueRef:
+        topic = without_namespace(self.session.namespace, queue.topic)
+        return QueueRef(topic, queue.broker_name, queue.queue_id)
 
     def _avoided(self) -> frozenset[str]:
         return self._health.out(self._clock.monotonic()) if self._health is not None else frozenset()
@@ -602,7 +632,7 @@ class Producer:
 
     async def _attempt(self, outbound: _Outbound, queue: QueueRef, deadline: float) -> SendResult:
         began = self._clock.monotonic()
-        address = await self._address(outbound.topic, queue)
+        address = await self._address(outbound.topic, queue, deadline - began)
         left_s = deadline - self._clock.monotonic()
         if left_s <= 0:
             raise CallTimeoutError("the time to send was over before a broker was chosen")
@@ -613,6 +643,8 @@ class Producer:
         receipt = decode_send_receipt(response)
         if receipt.queue_id != queue.queue_id:
             queue = QueueRef(queue.topic, queue.broker_name, receipt.queue_id)
+        if self.session.namespace is not None:
+            queue = self._without_namespace(queue)
         return SendResult(
             SendStatus(response.code),
             outbound.message_id,
@@ -677,7 +709,8 @@ class Producer:
     async def _provisional_rotation(self, topic: str, unknown: NoRouteError) -> Rotation:
         """Return the queues that a broker will create for a topic as soon as we send to one of them."""
         try:
-            route = await self.session.routes.find(DEFAULT_TOPIC)
+            # Nobody keeps this route fresh, and it may be long since a topic was created.
+            route = await self.session.routes.refresh(DEFAULT_TOPIC)
         except NoRouteError:
             raise unknown from None
         capped = tuple(
@@ -694,10 +727,12 @@ class Producer:
         self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
         return rotation
 
-    async def _address(self, topic: str, queue: QueueRef) -> str:
+    async def _address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
         address = self.session.routes.address(queue.broker_name)
         if address is None:
-            await self._look_again(topic)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._look_again(topic)
             address = self.session.routes.address(queue.broker_name)
         if address is None:
             raise NoBrokerError(f"the master of broker {queue.broker_name} is in no route of topic {topic}")

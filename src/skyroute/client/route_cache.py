@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from skyroute.client.errors import NoRouteError
+from skyroute.client.shared_task import outcome_of
 from skyroute.routing.topology import MASTER_ID, TopicRoute
 
 log = logging.getLogger(__name__)
@@ -53,13 +54,14 @@ class RouteCache:
         Raises:
             NoRouteError: no name server knows one. What was known before stays.
             NoNameServerError: none answers.
+            NotRunningError: the session stopped meanwhile.
         """
         task = self._asking.get(topic)
         if task is None:
             task = asyncio.create_task(self._ask(topic))
             self._asking[topic] = task
             task.add_done_callback(lambda done: self._asked(topic, done))
-        return await asyncio.shield(task)
+        return await outcome_of(task)
 
     async def _ask(self, topic: str) -> TopicRoute:
         route = await self._fetch(topic)
@@ -78,19 +80,28 @@ class RouteCache:
     def store(self, topic: str, route: TopicRoute) -> None:
         """Take a route as the newest, and tell the listeners if it differs."""
         before = self._routes.get(topic)
+        # The newest word counts: other routes may still name a broker's old addresses.
+        self._brokers.update((group.name, group.addresses) for group in route.groups)
         if before == route:
             return
         self._routes[topic] = route
-        # The newest last: other routes may still name a broker's old addresses.
-        routes = (*self._routes.values(), route)
-        self._brokers = {group.name: group.addresses for known in routes for group in known.groups}
+        if before is not None:
+            self._drop_unnamed({group.name for group in before.groups} - {group.name for group in route.groups})
         log.info("route changed topic=%s brokers=%s", topic, ",".join(group.name for group in route.groups))
         for listener in tuple(self.listeners):
             listener(topic, before, route)
 
     def forget(self, topic: str) -> None:
         """Drop a topic nobody uses any more."""
-        self._routes.pop(topic, None)
+        route = self._routes.pop(topic, None)
+        if route is not None:
+            self._drop_unnamed({group.name for group in route.groups})
+
+    def _drop_unnamed(self, names: set[str]) -> None:
+        """Forget those of these brokers that no route names any more."""
+        if names:
+            for name in names - {group.name for route in self._routes.values() for group in route.groups}:
+                del self._brokers[name]
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
         """Return where the broker of this name and id is, or None."""

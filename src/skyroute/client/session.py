@@ -16,11 +16,12 @@ from skyroute.client.errors import NoNameServerError, NotRunningError, refusal
 from skyroute.client.message_ids import MessageIds
 from skyroute.client.name_servers import NameServers
 from skyroute.client.route_cache import RouteCache
+from skyroute.client.shared_task import outcome_of
 from skyroute.client.signing import Credentials
 from skyroute.clock import Clock, SystemClock
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.client import Channel, connect
-from skyroute.remoting.errors import RemotingError
+from skyroute.remoting.errors import ConnectError, RemotingError
 from skyroute.remoting.tls import client_context
 from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.routing.topology import MASTER_ID, TopicRoute
@@ -33,6 +34,12 @@ log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 1_000
 """Requests of brokers that are being answered at the same time; more are refused."""
+
+STOP_WAIT_S: Final = 3.0
+"""How long a stop waits for work that was told to end, before it goes on without."""
+
+CLOSE_WAIT_S: Final = 1.0
+"""How long a stop waits for connections to take what was still to be sent, before it cuts them."""
 
 FAST_PORT_STEP: Final = 2
 """A broker takes everything but pulls on a second port, so far below the first."""
@@ -166,17 +173,37 @@ class Session:
         """Take leave of the brokers, end all work in the background, and close the connections."""
         if not self._running:
             return
-        for member in list(self._members):
-            await self.leave(member)
-        self._running = False
-        self.routes.stop()
+        try:
+            for member in list(self._members):
+                await self.leave(member)
+        finally:
+            self._running = False
+            self.routes.stop()
+            try:
+                await self._end_tasks()
+            finally:
+                await self._close_channels()
+
+    async def _end_tasks(self) -> None:
         tasks = [task for task in (*self._tasks, *self._connecting.values()) if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for channel in list(self._open_channels):
-            channel.close()
+        if tasks:
+            _, left = await asyncio.wait(tasks, timeout=STOP_WAIT_S)
+            for task in left:
+                log.error("background work does not end name=%s", task.get_name())
+
+    async def _close_channels(self) -> None:
+        channels = list(self._open_channels)
         self._channels.clear()
+        for channel in channels:
+            channel.close()
+        try:
+            if channels:
+                await asyncio.wait([channel.ended for channel in channels], timeout=CLOSE_WAIT_S)
+        finally:
+            for channel in channels:
+                channel.abort()
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], *, name: str) -> "asyncio.Task[Any]":
         """Run something in the background until it ends or the session stops; if it fails, the log says so."""
@@ -199,15 +226,19 @@ class Session:
             RemotingError: the line failed, or no answer came in time.
             NotRunningError: the session is not started, or stopped.
         """
-        channel = self._channels.get(address) or await self._connect(address)
+        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
+        now = self.clock.monotonic
+        deadline = now() + timeout_s
+        channel = self._channels.get(address) or await self._connect(address, timeout_s)
         if self._credentials is not None:
             self._credentials.sign(request)
-        timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
-        response = await channel.call(request, timeout_s)
+        response = await channel.call(request, deadline - now())
         if response.code == ResponseCode.GO_AWAY:
             # It finishes what it has begun and takes no more on this line; a restarted one may answer on a new line.
             self._forget(channel)
-            return await (await self._connect(address)).call(request, timeout_s)
+            channel.retire()
+            channel = await self._connect(address, deadline - now())
+            return await channel.call(request, deadline - now())
         return response
 
     async def ask(self, address: str, request: Request, timeout_s: float | None = None) -> Response:
@@ -260,11 +291,11 @@ class Session:
             try:
                 response = await self.call(address, request, timeout_s)
                 if response.code != ResponseCode.GO_AWAY:
+                    self.name_servers.prefer(address)
                     return address, response
                 failures.append(f"{address} is shutting down")
             except RemotingError as error:
                 failures.append(str(error))
-            self.name_servers.skip()
         raise NoNameServerError(f"no name server answers: {'; '.join(failures)}")
 
     async def ask_every_name_server(
@@ -293,8 +324,8 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------- connections
 
-    async def _connect(self, address: str) -> Channel:
-        """Return the connection to an address; all who wait for it wait for the same attempt."""
+    async def _connect(self, address: str, timeout_s: float | None = None) -> Channel:
+        """Return the connection to an address; all who wait for it wait for the same attempt, each for as long."""
         channel = self._channels.get(address)
         if channel is not None and not channel.closed:
             return channel
@@ -305,7 +336,11 @@ class Session:
             task = asyncio.create_task(self._open(address))
             self._connecting[address] = task
             task.add_done_callback(lambda done: self._opened(address, done))
-        return await asyncio.shield(task)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await outcome_of(task)
+        except TimeoutError:
+            raise ConnectError(f"{address} did not take the connection in {timeout_s:g} s") from None
 
     async def _open(self, address: str) -> Channel:
         channel = await connect(
@@ -350,7 +385,11 @@ class Session:
             )
             return
         self._answering += 1
-        self.spawn(self._answer(request, channel), name=f"answer to request {request.code}")
+        task = self.spawn(self._answer(request, channel), name=f"answer to request {request.code}")
+        task.add_done_callback(self._answered)
+
+    def _answered(self, _: "asyncio.Task[None]") -> None:
+        self._answering -= 1
 
     async def _answer(self, request: Request, channel: Channel) -> None:
         try:
@@ -370,8 +409,6 @@ class Session:
         except Exception as error:
             log.exception("request failed code=%d peer=%s", request.code, channel.address)
             channel.answer(request, Response.error(f"{type(error).__name__}: {error}"))
-        finally:
-            self._answering -= 1
 
     # ------------------------------------------------------------------------------------------ members, heartbeats
 

@@ -1,13 +1,13 @@
 """How transactions end: what we tell the broker, and what it asks when it was not told."""
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from skyroute.client.results import SendResult
 from skyroute.client.session import Session
+from skyroute.client.threads import Threads
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import StoredMessage
 from skyroute.message.message_id import decode_offset_id
@@ -25,6 +25,9 @@ from skyroute.wire.command import Request, Response
 
 log = logging.getLogger(__name__)
 
+THREADS_MAX: Final = 32
+"""Plain functions of the application that run at once."""
+
 Check = Callable[[StoredMessage], TransactionOutcome | Awaitable[TransactionOutcome]]
 """Says what became of the transaction whose message this is. A plain function runs in a thread."""
 
@@ -36,9 +39,11 @@ class Transactions:
         self._session = session
         self._group = group
         self.check = check
+        self._threads: Threads | None = None
 
     def start(self) -> None:
         """Begin to answer the broker's questions."""
+        self._threads = Threads(THREADS_MAX, "skyroute-transaction")
         if self.check is not None:
             self._session.on_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
 
@@ -46,21 +51,23 @@ class Transactions:
         """Leave the broker's questions to other producers of the group."""
         if self.check is not None:
             self._session.off_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+        if self._threads is not None:
+            self._threads.stop()
 
     async def end(self, sent: SendResult, topic: str, outcome: TransactionOutcome, remark: str | None) -> None:
         """Tell the broker that has the message what to do with it. If it does not hear us, it will ask."""
-        end = TransactionEnd(
-            producer_group=self._group,
-            half_offset=sent.queue_offset,
-            log_position=decode_offset_id(sent.offset_id).log_position,
-            outcome=outcome,
-            message_id=sent.message_id,
-            transaction_id=sent.transaction_id,
-            topic=topic,
-            broker_name=sent.queue.broker_name,
-            remark=remark,
-        )
         try:
+            end = TransactionEnd(
+                producer_group=self._group,
+                half_offset=sent.queue_offset,
+                log_position=decode_offset_id(sent.offset_id).log_position,
+                outcome=outcome,
+                message_id=sent.message_id,
+                transaction_id=sent.transaction_id,
+                topic=topic,
+                broker_name=sent.queue.broker_name,
+                remark=remark,
+            )
             address = self._session.routes.address(sent.queue.broker_name)
             if address is None:
                 log.warning("transaction outcome not told broker=%s: it is in no route", sent.queue.broker_name)
@@ -77,7 +84,7 @@ class Transactions:
         message = message.replace(topic=without_namespace(self._session.namespace, message.topic))
         remark: str | None = None
         try:
-            outcome = TransactionOutcome(await call_user(self.check, message))
+            outcome = TransactionOutcome(await self.call(self.check, message))
         except Exception as error:
             log.exception("check of a transaction failed message=%s", message.message_id)
             outcome, remark = TransactionOutcome.UNKNOWN, f"{type(error).__name__}: {error}"
@@ -96,10 +103,10 @@ class Transactions:
         await self._session.tell(address, encode_end_transaction(end))
         return Response()
 
-
-async def call_user(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call what the application gave us: on the loop if it is asynchronous, else in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments)
-    result = await asyncio.to_thread(function, *arguments)
-    return await result if inspect.isawaitable(result) else result
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call what the application gave us: on the loop if it is asynchronous, else in a thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*arguments)
+        assert self._threads is not None  # it is called between start and stop only
+        result = await self._threads.run(function, *arguments)
+        return await result if inspect.isawaitable(result) else result

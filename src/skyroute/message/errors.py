@@ -19,6 +19,19 @@ class TagExpressionError(MessageError):
     """A subscription's tag expression selects nothing at all."""
 
 
+class ExpressionError(MessageError):
+    """An SQL92 expression cannot be understood, or compares what cannot be compared."""
+
+    def __init__(self, text: str, at: int) -> None:
+        super().__init__(text)
+        self.at = at
+        """Where in the expression the trouble is: characters before it."""
+
+
+class IncomparableError(MessageError):
+    """A message's property cannot be compared as an SQL92 expression asks. The message does not match."""
+
+
 class PropertyError(MessageError):
     """Properties cannot be written: a name or value holds a separator, is empty, or all are too long together."""
 

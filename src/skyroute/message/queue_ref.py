@@ -30,6 +30,9 @@ class QueueRef:
             self.queue_id,
         )
 
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.broker_name}:{self.queue_id}"
+
     @property
     def ring_text(self) -> str:
         """The text Apache's consistent hashing places a queue on its ring by."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
 from skyroute.wire.command import FLAG_ONEWAY, Request, Response
@@ -13,6 +13,9 @@ from skyroute.wire.frame import FrameDecoder
 from skyroute.wire.header import as_response, decode_command, encode_request, response_head
 
 log = logging.getLogger(__name__)
+
+UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Answers that a peer may ask for without taking them; then it is hung up on."""
 
 
 class Channel(asyncio.Protocol):
@@ -38,7 +41,11 @@ class Channel(asyncio.Protocol):
         self._chunks_heard = 0
         self._writable: asyncio.Future[None] | None = None
         """Set while the peer takes less than we send: done when it has caught up."""
+        self._retired = False
+        self._reason: str | None = None
+        """Why we ended the connection, if we did."""
         self.closed = False
+        self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def __repr__(self) -> str:
         return f"<Channel {self.address} awaited={len(self._awaited)} {'closed' if self.closed else 'open'}>"
@@ -49,10 +56,12 @@ class Channel(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.resume_writing()
+        reason = self._reason or f"{self.address} closed the connection: {exc or 'no reason'}"
         for future in self._awaited.values():
             if not future.done():
-                future.set_exception(ConnectionLostError(f"{self.address} closed the connection: {exc or 'no reason'}"))
+                future.set_exception(ConnectionLostError(reason))
         self._awaited.clear()
+        self.ended.set_result(None)
         if self._on_close is not None:
             self._on_close(self)
 
@@ -78,8 +87,12 @@ class Channel(asyncio.Protocol):
             if self._decoder.failure is not None:
                 raise self._decoder.failure
         except FrameError as error:
-            log.warning("channel closed peer=%s reason=%s", self.address, error)
-            self._transport.abort()
+            self._hang_up(f"{self.address} does not speak RocketMQ's protocol: {error}")
+
+    def _hang_up(self, reason: str) -> None:
+        log.warning("channel closed peer=%s reason=%s", self.address, reason)
+        self._reason = reason
+        self._transport.abort()
 
     async def call(self, request: Request, timeout_s: float = 3.0) -> Response:
         """Send a request and wait for its answer.
@@ -102,6 +115,10 @@ class Channel(asyncio.Protocol):
         finally:
             timer.cancel()
             self._awaited.pop(request_id, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # if we are cancelled at this very moment, nobody else will look at it
+            if self._retired and not self._awaited:
+                self.close()
 
     def _expire(self, future: asyncio.Future[Response], code: int, timeout_s: float, chunks_heard: int) -> None:
         if future.done():
@@ -109,8 +126,7 @@ class Channel(asyncio.Protocol):
         future.set_exception(CallTimeoutError(f"{self.address} did not answer request {code} in {timeout_s:g} s"))
         if chunks_heard == self._chunks_heard and not self.closed:
             # A half-open connection looks just like this, and would swallow every later request as well.
-            log.warning("channel closed peer=%s reason=silent for %g s", self.address, timeout_s)
-            self._transport.abort()
+            self._hang_up(f"{self.address} was silent for {timeout_s:g} s")
 
     def send_oneway(self, request: Request) -> None:
         """Send a request that nobody answers.
@@ -134,7 +150,11 @@ class Channel(asyncio.Protocol):
 
     def answer(self, request: Request, response: Response) -> None:
         """Answer what the peer asked; a connection that has ended meanwhile wants no answer."""
-        if not self.closed and not request.is_oneway:
+        if self.closed or request.is_oneway:
+            return
+        if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self._hang_up(f"{self.address} asks and takes no answers")
+        else:
             self._write(response_head(response, request.request_id, request.form) + response.body)
 
     def _send(self, request: Request) -> int:
@@ -154,6 +174,12 @@ class Channel(asyncio.Protocol):
         if self._outbox and not self._transport.is_closing():
             self._transport.write(b"".join(self._outbox))
         self._outbox.clear()
+
+    def retire(self) -> None:
+        """End the connection once the calls that are under way are answered."""
+        self._retired = True
+        if not self._awaited:
+            self.close()
 
     def close(self) -> None:
         """End the connection once what was sent is out."""

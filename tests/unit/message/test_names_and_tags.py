@@ -140,3 +140,7 @@ def test_queues_sort_as_in_java() -> None:
 def test_the_transaction_is_two_bits_taken_together() -> None:
     assert transaction_of(0x301 | 0xC) is TransactionState.ROLLED_BACK
     assert with_transaction(0x301 | 0xC, TransactionState.COMMITTED) == 0x301 | 0x8
+
+
+def test_a_queue_is_short_in_a_log() -> None:
+    assert str(QueueRef("Orders", "broker-a", 3)) == "Orders@broker-a:3"

@@ -1,0 +1,71 @@
+import pickle
+
+import pytest
+
+from skyroute.client import errors
+from skyroute.client.errors import BrokerRefusedError, refusal
+from skyroute.errors import SkyrouteError
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Response
+
+ADDRESS = "10.0.0.1:10911"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "retryable", "stale_route"),
+    [
+        (1, errors.ServerFailedError, True, False),
+        (2, errors.SystemBusyError, True, False),
+        (3, errors.UnsupportedError, False, False),
+        (13, errors.MessageRefusedError, False, False),
+        (14, errors.UnavailableError, True, False),
+        (16, errors.NoPermissionError, False, False),
+        (17, errors.TopicNotFoundError, True, True),
+        (22, errors.NotFoundError, False, False),
+        (26, errors.GroupNotFoundError, False, False),
+        (29, errors.InvalidParameterError, False, False),
+        (206, errors.ConsumerOfflineError, False, False),
+        (215, errors.FlowControlError, True, False),
+        (1500, errors.GoAwayError, True, True),
+        (604, BrokerRefusedError, False, False),
+        (99_999, BrokerRefusedError, False, False),
+    ],
+)
+def test_a_refusal_has_the_class_of_its_code(
+    code: int, kind: type[BrokerRefusedError], retryable: bool, stale_route: bool
+) -> None:
+    error = refusal(Response(code, "because"), ADDRESS)
+    assert type(error) is kind
+    assert (error.code, error.remark, error.address) == (code, "because", ADDRESS)
+    assert (error.retryable, error.stale_route) == (retryable, stale_route)
+
+
+def test_a_refusal_says_who_refused_what_and_why() -> None:
+    assert str(refusal(Response(2, "busy"), ADDRESS)) == f"{ADDRESS} refused with 2 (SYSTEM_BUSY): busy"
+    assert (
+        str(refusal(Response(77, None), ADDRESS))
+        == f"{ADDRESS} refused with 77 (a code nobody knows): it did not say why"
+    )
+
+
+def test_a_refusal_survives_the_way_to_another_process() -> None:
+    error = refusal(Response(17, "no topic"), ADDRESS)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.code, copy.remark, copy.address, str(copy)) == (
+        type(error),
+        17,
+        "no topic",
+        ADDRESS,
+        str(error),
+    )
+
+
+def test_two_classes_cannot_stand_for_one_code() -> None:
+    with pytest.raises(TypeError, match="already has SystemBusyError"):
+        type("Another", (BrokerRefusedError,), {}, code=ResponseCode.SYSTEM_BUSY)  # type: ignore[call-overload]  # type() takes the class's own arguments too
+
+
+def test_every_error_of_the_client_is_one_of_ours() -> None:
+    found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+    assert len(found) > 20
+    assert all(issubclass(error, SkyrouteError) for error in found)

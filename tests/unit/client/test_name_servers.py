@@ -1,0 +1,85 @@
+from collections.abc import Sequence
+
+import pytest
+
+from skyroute.client.errors import ClientError
+from skyroute.client.name_servers import NameServers
+from tests.support.named_hosts import run_with_names
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("127.0.0.1:9876", ("127.0.0.1:9876",)),
+        ("a:1;b:2", ("a:1", "b:2")),
+        (" a:1 , b:2 ;", ("a:1", "b:2")),
+        (["a:1", " b:2 "], ("a:1", "b:2")),
+        ("http://a:1", ("a:1",)),
+        ("[::1]:9876", ("[::1]:9876",)),
+        ("a:65535", ("a:65535",)),
+    ],
+)
+def test_addresses_in_all_their_forms(given: str | Sequence[str], expected: tuple[str, ...]) -> None:
+    assert NameServers(given).addresses == expected
+
+
+@pytest.mark.parametrize("given", ["", " ; ", [], ["", " "], None])
+def test_no_address_at_all_is_refused_with_what_to_do(given: str | Sequence[str] | None) -> None:
+    with pytest.raises(ClientError, match="NAMESRV_ADDR"):
+        NameServers(given)
+
+
+@pytest.mark.parametrize(
+    "given", ["a", "a:", ":1", "a:0", "a:65536", "a:x", "a:-1", "a:٣", "a:1;b", "a:" + "9" * 5_000]
+)
+def test_what_cannot_be_an_address_is_refused(given: str) -> None:
+    with pytest.raises(ClientError, match="host:port is expected"):
+        NameServers(given)
+
+
+def test_the_environment_is_asked_when_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
+    assert NameServers(None).addresses == ("10.0.0.1:9876", "10.0.0.2:9876")
+    assert NameServers("a:1").addresses == ("a:1",)
+
+
+async def test_the_one_that_answered_is_asked_first() -> None:
+    servers = NameServers("127.0.0.1:1;127.0.0.1:2;127.0.0.1:3")
+    for address in servers.addresses:
+        servers.prefer(address)
+        in_turn = await servers.in_turn()
+        assert in_turn[0] == address
+        assert sorted(in_turn) == sorted(servers.addresses)
+    servers.prefer("127.0.0.1:4")
+    assert sorted(await servers.in_turn()) == sorted(servers.addresses)
+
+
+async def test_not_everybody_begins_with_the_same_one() -> None:
+    assert len({(await NameServers("127.0.0.1:1;127.0.0.1:2").in_turn())[0] for _ in range(100)}) == 2
+
+
+def test_a_name_stands_for_all_its_addresses() -> None:
+    names = {"many.example": ["10.0.0.1", "10.0.0.2", "10.0.0.1", "fe80::1"]}
+
+    async def ask() -> None:
+        servers = NameServers("many.example:9876")
+        assert await servers.in_turn() == ["10.0.0.1:9876", "10.0.0.2:9876", "[fe80::1]:9876"]
+        servers.prefer("10.0.0.2:9876")
+        assert await servers.in_turn() == ["10.0.0.2:9876", "10.0.0.1:9876", "[fe80::1]:9876"]
+        names["many.example"] = ["10.0.0.9"]
+        assert await servers.in_turn() == ["10.0.0.9:9876"]
+
+    run_with_names(names, ask)
+
+
+@pytest.mark.parametrize("name", ["no-such-host:9876", "a" * 300 + ":9876", "..:9876"])
+def test_a_name_nobody_knows_stays_as_it_is(name: str) -> None:
+    async def ask() -> None:
+        assert await NameServers(name).in_turn() == [name]
+
+    run_with_names({}, ask)
