@@ -86,10 +86,14 @@ class Peer:
     async def ask(self, request: Request) -> Command:
         """Send the client a request, and wait for its answer."""
         opaque = next(self._opaque)
-        self._asked[opaque] = asyncio.get_running_loop().create_future()
-        await self.write(encode(request, opaque))
-        async with asyncio.timeout(WAIT_S):
-            return await self._asked.pop(opaque)
+        answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._asked[opaque] = answer
+        try:
+            await self.write(encode(request, opaque))
+            async with asyncio.timeout(WAIT_S):
+                return await answer
+        finally:
+            del self._asked[opaque]
 
     async def tell(self, request: Request) -> None:
         """Send the client a request that wants no answer."""
@@ -117,7 +121,8 @@ class Peer:
                 elif command.opaque in self._asked:
                     self._asked[command.opaque].set_result(command)
         for waiting in self._asked.values():
-            waiting.set_exception(ClosedError("the client hung up"))
+            if not waiting.done():
+                waiting.set_exception(ClosedError("the client hung up"))
 
 
 Answer: TypeAlias = Reply | None
@@ -162,6 +167,8 @@ class FakeServer:
         self.peers.add(peer)
         try:
             async for command in peer.commands():
+                if writer.transport.is_closing():
+                    break  # what was sent before the cut and not read is lost, as with a broker that died
                 task = asyncio.create_task(self.cluster._receive(command, peer))
                 self.tasks.add(task)
                 task.add_done_callback(self.tasks.discard)

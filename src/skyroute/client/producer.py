@@ -689,6 +689,9 @@ class Producer:
             if isinstance(found, Rotation):
                 return found
             route = found
+            known = self._rotations.get(topic)
+            if known is not None and known[0] is route:
+                return known[1]  # others waited for the same answer
         queues = publish_queues(topic, route)
         if not queues:
             self.session.spawn(self._look_again(topic), name="route without queues")
@@ -723,7 +726,11 @@ class Producer:
         queues = publish_queues(topic, TopicRoute(route.groups, capped))
         if not queues:
             raise unknown
-        rotation = Rotation(queues)
+        known = self._provisional.get(topic)
+        if known is not None and known[1].queues == queues:
+            rotation = known[1]
+        else:
+            rotation = Rotation(queues)
         self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
         return rotation
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from skyroute.client.errors import ClientError, RequestTimeoutError
+from skyroute.client.errors import ClientError, NotRunningError, RequestTimeoutError
 from skyroute.client.session import Session
 from skyroute.message import property_names as names
 from skyroute.message.errors import InvalidMessageError
@@ -40,9 +40,12 @@ class Replies:
         self._session.on_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
 
     def stop(self) -> None:
-        """Take no more replies."""
+        """Take no more replies; who waits for one waits in vain, and is told so."""
         self._session.off_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
         self.ready.clear()
+        for future in self._awaited.values():
+            if not future.done():
+                future.set_exception(NotRunningError("the producer was stopped before the reply came"))
 
     @contextmanager
     def expect(self) -> "Iterator[tuple[str, Callable[[float], Awaitable[StoredMessage]]]]":
@@ -70,6 +73,8 @@ class Replies:
             yield correlation_id, arrival
         finally:
             del self._awaited[correlation_id]
+            if future.done():
+                future.exception()  # if the send itself failed, nobody else will look at it
 
     async def _on_reply(self, request: Request, address: str) -> Response | None:
         reply = decode_pushed_reply(request)

@@ -110,6 +110,12 @@ def test_what_was_finished_meanwhile_is_not_put_back() -> None:
     assert offsets(backlog.take(2)) == [1]
 
 
+def test_what_is_taken_together_has_one_topic() -> None:
+    backlog = Backlog(0)
+    backlog.add([message(0), message(1), message(2).replace(topic="U"), message(3)], 4)
+    assert [offsets(backlog.take(3)) for _ in range(4)] == [[0, 1], [2], [3], []]
+
+
 def test_dropping_what_waits_leaves_it_uncommitted() -> None:
     backlog = Backlog(0)
     backlog.add(messages(0, 1, 2), 3)

@@ -1,0 +1,254 @@
+"""A consumer between its start and its stop: its parts, and what it does by itself from time to time."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from skyroute.client.consumer_answers import ConsumerAnswers
+from skyroute.client.consumer_settings import ConsumerSettings
+from skyroute.client.errors import ClientError, NoRouteError
+from skyroute.client.fetching import Fetching
+from skyroute.client.handling import Handling
+from skyroute.client.offset_store import OffsetStore
+from skyroute.client.owned_queue import OwnedQueue
+from skyroute.client.ownership import Ownership
+from skyroute.client.producer import Producer
+from skyroute.client.redelivery import Redelivery
+from skyroute.client.session import Session
+from skyroute.client.subscription import SQL92
+from skyroute.client.subscriptions import Subscriptions
+from skyroute.client.tally import SAMPLE_S
+from skyroute.client.trace import Tracer
+from skyroute.message.reserved_topics import is_retry_topic
+from skyroute.routing.topology import TopicRoute
+from skyroute.wire.calls.clients import ConsumerData, ConsumeType, Subscription, encode_client_check
+
+log = logging.getLogger(__name__)
+
+SWEEP_S: Final = 10.0
+"""How often handlers that take too long are looked for; more often if they may take less time than that."""
+
+TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
+
+
+class Consuming:
+    """What a running consumer is made of. It is the member that the session names in heartbeats."""
+
+    def __init__(
+        self,
+        session: Session,
+        settings: ConsumerSettings,
+        subscriptions: Subscriptions,
+        offsets: OffsetStore,
+        trace_topic: str | None,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._subscriptions = subscriptions
+        self._offsets = offsets
+        self._trace_producer: Producer | None = None
+        self._tracer: Tracer | None = None
+        if trace_topic is not None:
+            self._trace_producer = Producer(TRACE_PRODUCER_GROUP, session=session)
+            self._tracer = Tracer(self._trace_producer.send, topic=trace_topic)
+        self.handling = Handling(
+            session, settings, Redelivery(session, settings), subscriptions.find_handler, self._tracer
+        )
+        self.ownership = Ownership(
+            session,
+            settings,
+            subscriptions,
+            offsets,
+            on_handed_over=self._look_for_queues,
+            on_locked=self.handling.offer,
+        )
+        self.fetching = Fetching(
+            session,
+            settings,
+            subscriptions,
+            on_messages=self.handling.offer,
+            on_illegal_offset=lambda owned, offset: self.ownership.release(owned, move_to=offset),
+            on_unknown=self.announce,
+        )
+        self._answers = ConsumerAnswers(
+            session,
+            settings,
+            subscriptions,
+            self.ownership,
+            self.fetching,
+            self.handling,
+            on_members_changed=self._look_for_queues,
+        )
+        self._news = asyncio.Event()
+        """Set where there is reason to look for our queues now."""
+        self._announcement_is_due = False
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.ended = asyncio.Event()
+
+    # -------------------------------------------------------------------------------------- what the session asks for
+
+    def producer_groups(self) -> Iterable[str]:
+        return ()
+
+    def consumer_data(self) -> Iterable[ConsumerData]:
+        settings = self._settings
+        return (
+            ConsumerData(
+                settings.group, ConsumeType.PUSH, settings.model, settings.start.wire, self._subscriptions.all
+            ),
+        )
+
+    def topics(self) -> Iterable[str]:
+        return self._subscriptions.topics
+
+    # --------------------------------------------------------------------------------------------------------- life
+
+    async def start(self) -> None:
+        """Begin. For what this may raise, see `Consumer.start`."""
+        self._answers.start()
+        self._session.routes.listeners.add(self._route_changed)
+        await self._offsets.load()
+        await self._find_routes()
+        for subscription in self._subscriptions.all:
+            if subscription.expression_type == SQL92:
+                await self._check_expression(subscription)
+        self._session.join(self)
+        if self._trace_producer is not None and self._tracer is not None:
+            await self._trace_producer.start()
+            self._tracer.start()
+        await self._announce()
+        is_balanced = await self._balance()
+        pace = self._settings.pace
+        self._run(self._keep_balance(is_balanced=is_balanced), "balance")
+        self._run(self._repeat(self.ownership.persist, lambda: pace.persist_s), "offsets")
+        self._run(self._repeat(self._sweep, lambda: min(SWEEP_S, self._settings.consume_timeout_s)), "sweep")
+        self._run(self._repeat(self._sample, lambda: SAMPLE_S), "tally")
+        if self._settings.locks:
+            self._run(self._repeat(self.ownership.renew_locks, self._until_next_renewal_s), "locks")
+
+    async def stop(self, timeout_s: float, in_hand: OwnedQueue | None = None) -> None:
+        """Let handlers finish for so long, commit, and take leave. Of a queue `in_hand` a loop has a message."""
+        deadline = self._session.clock.monotonic() + timeout_s
+        self.handling.close()
+        try:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.ownership.stop_fetching(self.ownership.owned.values())
+            await self.handling.stop(timeout_s)
+            if in_hand is not None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, deadline - self._session.clock.monotonic())):
+                        await in_hand.until(lambda: in_hand.running == 0)
+            await self.ownership.close()
+            if self._tracer is not None and self._trace_producer is not None:
+                await self._tracer.stop()
+                await self._trace_producer.stop()
+        finally:
+            self._answers.stop()
+            self._session.routes.listeners.discard(self._route_changed)
+            self.handling.abandon()
+            self.ownership.abandon()
+            self.ended.set()
+            await self._session.leave(self)
+
+    def _run(self, work: Any, name: str) -> None:
+        self._tasks.append(self._session.spawn(work, name=f"consumer {name}"))
+
+    async def _repeat(self, work: Callable[[], Awaitable[None]], pause_s: Callable[[], float]) -> None:
+        while True:
+            await asyncio.sleep(pause_s())
+            try:
+                await work()
+            except Exception:
+                log.exception("upkeep failed group=%s", self._settings.group)
+
+    async def _sweep(self) -> None:
+        await self.handling.sweep(self._session.clock.monotonic())
+
+    async def _sample(self) -> None:
+        self.ownership.sample(self._session.clock.monotonic())
+
+    def _until_next_renewal_s(self) -> float:
+        now = self._session.clock.monotonic()
+        all_locked = all(owned.is_locked(now) for owned in self.ownership.owned.values())
+        return self._settings.pace.lock_s if all_locked else self._settings.pace.unbalanced_s
+
+    # ----------------------------------------------------------------------------------------------- subscriptions
+
+    def announce(self) -> None:
+        """Tell brokers soon what we subscribe to, and look for our queues."""
+        if self._subscriptions.has_handlers:
+            self.handling.start()
+        self._announcement_is_due = True
+        self._news.set()
+
+    async def _announce(self) -> None:
+        self._announcement_is_due = False
+        if self._subscriptions.has_handlers:
+            self.handling.start()
+        told = self._subscriptions.all
+        await self._session.send_heartbeats()
+        self._subscriptions.mark_told(told)
+
+    async def _find_routes(self) -> None:
+        for topic in self._subscriptions.topics:
+            try:
+                await self._session.routes.find(topic)
+            except NoRouteError as error:
+                if not is_retry_topic(topic):  # the first heartbeat makes that one
+                    log.warning("topic not found topic=%s cause=%s", topic, error)
+
+    async def _check_expression(self, subscription: Subscription) -> None:
+        route = self._session.routes.cached(subscription.topic)
+        address = self._session.routes.any_address(route.groups[0].name) if route is not None and route.groups else None
+        if address is not None:
+            request = encode_client_check(
+                self._session.client_id, self._settings.group, subscription, self._session.namespace
+            )
+            await self._session.ask(address, request)
+
+    # -------------------------------------------------------------------------------------------------- our queues
+
+    def _look_for_queues(self) -> None:
+        self._news.set()
+
+    def _route_changed(self, topic: str, _before: TopicRoute | None, _after: TopicRoute) -> None:
+        if self._subscriptions.find(topic) is not None:
+            self._news.set()
+
+    async def _keep_balance(self, *, is_balanced: bool) -> None:
+        pace = self._settings.pace
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pace.rebalance_s if is_balanced else pace.unbalanced_s):
+                    await self._news.wait()
+            is_balanced = await self._balance()
+            await asyncio.sleep(pace.rebalance_gap_s)
+
+    async def _balance(self) -> bool:
+        self._news.clear()
+        try:
+            if self._announcement_is_due:
+                await self._find_routes()
+                await self._announce()
+            balance = await self.ownership.balance()
+            if balance.changed:
+                now_ms = int(self._session.clock.wall() * 1000)
+                for topic in balance.changed:
+                    self._subscriptions.touch(topic, now_ms)
+                # Brokers pass the news on to the other members.
+                await self._announce()
+            for owned in balance.taken:
+                if not owned.is_released:
+                    work = self.fetching.fetch(owned)
+                    owned.fetcher = self._session.spawn(work, name=f"fetch of {owned.queue}")
+        except ClientError as error:
+            log.warning("queues not looked for group=%s cause=%s", self._settings.group, error)
+            return False
+        except Exception:
+            log.exception("balance failed group=%s", self._settings.group)
+            return False
+        return balance.is_balanced

@@ -1,0 +1,19 @@
+"""What tests of clients share."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+async def nothing_lost() -> AsyncIterator[None]:
+    """No exception may be lost in a task or a future that nobody looks at."""
+    lost: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+    yield
+    gc.collect(1)
+    await asyncio.sleep(0)
+    assert lost == []

@@ -1,0 +1,54 @@
+"""What the tests of the push consumer share: a consumer that is in a hurry, and a handler that remembers."""
+
+from __future__ import annotations
+
+import asyncio
+
+from skyroute.client.consumer import Consumer
+from skyroute.client.consumer_settings import Pace
+from skyroute.client.subscription import StartPosition
+from skyroute.message.message import StoredMessage
+from tests.support.fake_broker import FakeCluster
+from tests.support.lines import WAIT_S
+
+HURRIED = Pace(
+    rebalance_gap_s=0.001,
+    unbalanced_s=0.01,
+    failed_pull_s=0.01,
+    busy_pull_s=0.001,
+    failed_send_back_s=0.01,
+    settle_s=0.05,
+)
+
+
+def consumer_of(cluster: FakeCluster, group: str = "g", /, **settings: object) -> Consumer:
+    """A consumer that begins with the oldest message and never waits long."""
+    values = {"name_servers": cluster.address, "start": StartPosition.FIRST, "pace": HURRIED, "suspend_s": 0.01}
+    return Consumer(group, **(values | settings))  # type: ignore[arg-type]  # whatever a test wants
+
+
+class Inbox:
+    """A handler that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.messages: list[StoredMessage] = []
+        self._news = asyncio.Event()
+
+    async def __call__(self, message: StoredMessage) -> None:
+        self.keep(message)
+
+    def keep(self, message: StoredMessage) -> None:
+        self.messages.append(message)
+        self._news.set()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+    async def until(self, count: int) -> list[bytes]:
+        """Wait until so many have come, and return the bodies of all."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.messages) < count:
+                self._news.clear()
+                await self._news.wait()
+        return self.bodies

@@ -1,0 +1,296 @@
+"""The push consumer when it keeps the order of each queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skyroute.client.handlers import ConsumeResult, RetryLater
+from skyroute.client.offset_store import FileOffsets
+from skyroute.message.message import StoredMessage
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.clients import MessageModel
+from tests.network.client.consumers import HURRIED, Inbox, consumer_of
+from tests.support.clock import ManualClock
+from tests.support.fake_broker import FakeCluster, Peer, Reply, fake_cluster
+from tests.support.lines import eventually
+from tests.support.raw import Command
+
+RETRY = "%RETRY%g"
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with fake_cluster(topics={"T": 3}) as cluster:
+        yield cluster
+
+
+def committed(cluster: FakeCluster, queue_id: int = 0) -> int | None:
+    return cluster.offsets.get(("g", cluster.queue("T", queue_id)))
+
+
+async def test_each_queue_is_handled_in_its_order_and_queues_side_by_side(cluster: FakeCluster) -> None:
+    for number in range(30):
+        cluster.put(cluster.queue("T", number % 3), b"%d" % number)
+    running: set[int] = set()
+    most = 0
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True, concurrency=8)
+
+    @consumer.on("T")
+    async def handle(message: StoredMessage) -> None:
+        nonlocal most
+        assert message.queue_id not in running, "two at once in one queue"
+        running.add(message.queue_id)
+        most = max(most, len(running))
+        await asyncio.sleep(0)
+        running.discard(message.queue_id)
+        inbox.keep(message)
+
+    async with consumer:
+        await inbox.until(30)
+    for queue_id in range(3):
+        assert [m.queue_offset for m in inbox.messages if m.queue_id == queue_id] == list(range(10))
+    assert most == 3
+
+
+async def test_queues_are_locked_before_anything_is_pulled_and_unlocked_at_the_end(cluster: FakeCluster) -> None:
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True)
+    consumer.subscribe("T", handler=inbox)
+    cluster.put(cluster.queue("T"), b"one")
+    async with consumer:
+        await inbox.until(1)
+        assert {queue for _, queue in cluster.locks} >= {cluster.queue("T", number) for number in range(3)}
+    codes = [command.code for _, command in cluster.heard]
+    assert codes.index(41) < codes.index(14) < codes.index(11)
+    assert codes.index(15) < codes.index(42) < codes.index(35)
+    assert cluster.locks == {}
+    assert committed(cluster) == 1
+
+
+async def test_a_message_that_fails_is_tried_again_before_all_others(cluster: FakeCluster) -> None:
+    for number in range(3):
+        cluster.put(cluster.queue("T"), b"%d" % number)
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True)
+
+    @consumer.on("T")
+    async def handle(message: StoredMessage) -> ConsumeResult | None:
+        inbox.keep(message)
+        if message.body == b"0" and message.reconsume_times < 2:
+            return ConsumeResult.RETRY
+        return None
+
+    async with consumer:
+        assert await inbox.until(5) == [b"0", b"0", b"0", b"1", b"2"]
+    assert [message.reconsume_times for message in inbox.messages] == [0, 1, 2, 0, 0]
+    assert committed(cluster) == 3
+    assert cluster.seen(36) == []
+
+
+async def test_a_queue_that_waits_does_not_hold_up_the_others(cluster: FakeCluster) -> None:
+    cluster.put(cluster.queue("T", 0), b"stuck")
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True, concurrency=1, suspend_s=30)
+
+    @consumer.on("T")
+    async def handle(message: StoredMessage) -> None:
+        inbox.keep(message)
+        if message.body == b"stuck":
+            raise RetryLater
+
+    async with consumer:
+        await inbox.until(1)
+        cluster.put(cluster.queue("T", 0), b"behind")
+        cluster.put(cluster.queue("T", 1), b"beside")
+        assert await inbox.until(2) == [b"stuck", b"beside"]
+    assert committed(cluster) == 0
+
+
+async def test_after_so_many_tries_it_goes_to_the_retry_topic(cluster: FakeCluster) -> None:
+    cluster.put(cluster.queue("T"), b"bad")
+    cluster.put(cluster.queue("T"), b"good")
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True, max_reconsume_times=2)
+
+    @consumer.on("T")
+    async def handle(message: StoredMessage) -> ConsumeResult | None:
+        if message.reconsume_times > 2:
+            return None  # the fake broker makes no dead letters
+        inbox.keep(message)
+        return ConsumeResult.RETRY if message.body == b"bad" else None
+
+    async with consumer:
+        assert (await inbox.until(4))[:4] == [b"bad", b"bad", b"bad", b"good"]
+    (sent,) = cluster.seen(310)
+    # The broker makes it a dead letter, because it was tried more often than allowed.
+    assert (sent.fields["b"], sent.fields["j"], sent.fields["l"]) == (RETRY, "3", "0")
+    assert committed(cluster) == 2
+
+
+async def test_a_handler_may_give_a_message_up_at_once(cluster: FakeCluster) -> None:
+    cluster.put(cluster.queue("T"), b"bad")
+    cluster.put(cluster.queue("T"), b"good")
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True)
+
+    @consumer.on("T")
+    async def handle(message: StoredMessage) -> None:
+        inbox.keep(message)
+        if message.body == b"bad" and message.reconsume_times == 0:
+            raise RetryLater(-1)
+
+    async with consumer:
+        await inbox.until(2)
+        await cluster.until_seen(310)
+    assert cluster.stored_bodies(RETRY) == [b"bad"]
+
+
+async def test_a_queue_that_another_has_locked_is_taken_when_it_is_free(cluster: FakeCluster) -> None:
+    queue = cluster.queue("T", 1)
+    cluster.locks["g", queue] = "somebody else"
+    cluster.put(queue, b"one")
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True)
+    consumer.subscribe("T", handler=inbox)
+    async with consumer:
+        assert consumer.assignment == {cluster.queue("T", 0), cluster.queue("T", 2)}
+        cluster.offsets["g", queue] = 1  # the other one consumes on
+        cluster.put(queue, b"two")
+        del cluster.locks["g", queue]
+        assert await inbox.until(1) == [b"two"]
+
+
+async def test_a_queue_that_was_locked_and_never_taken_is_unlocked(cluster: FakeCluster) -> None:
+    cluster.refuse(14, 1, "do not know")
+    consumer = consumer_of(cluster, ordered=True)
+    consumer.subscribe("T", handler=Inbox())
+    async with consumer:
+        assert consumer.assignment == frozenset()
+        assert len(cluster.locks) == 4
+    assert cluster.locks == {}
+
+
+async def test_a_lock_that_is_lost_costs_the_queue_and_commits_nothing(cluster: FakeCluster) -> None:
+    queue = cluster.queue("T", 0)
+    cluster.put(queue, b"one")
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True, pace=replace(HURRIED, lock_s=0.01))
+    consumer.subscribe("T", handler=inbox)
+    async with consumer:
+        await inbox.until(1)
+        cluster.locks["g", queue] = "somebody else"
+        await eventually(lambda: queue not in consumer.assignment)
+        cluster.offsets["g", queue] = 7
+    assert cluster.offsets["g", queue] == 7
+    assert cluster.locks == {("g", queue): "somebody else"}
+
+
+async def test_without_a_fresh_lock_nothing_is_handled(cluster: FakeCluster) -> None:
+    clock = ManualClock()
+    queue = cluster.queue("T", 0)
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True, clock=clock, pace=replace(HURRIED, lock_s=0.01))
+    consumer.subscribe("T", handler=inbox)
+    async with consumer:
+        cluster.put(queue, b"one")
+        await inbox.until(1)
+        cluster.refuse(41, 1, "not now")
+        clock.advance(31)
+        cluster.put(queue, b"two")
+        await cluster.until_seen(41, len(cluster.seen(41)) + 3)
+        assert inbox.bodies == [b"one"]
+        cluster.heal(41)
+        assert await inbox.until(2) == [b"one", b"two"]
+
+
+async def test_a_lock_regained_after_a_minute_begins_anew(cluster: FakeCluster) -> None:
+    clock = ManualClock()
+    queue = cluster.queue("T", 0)
+    inbox = Inbox()
+    consumer = consumer_of(cluster, ordered=True, clock=clock, pace=replace(HURRIED, lock_s=0.01))
+    consumer.subscribe("T", handler=inbox)
+    async with consumer:
+        cluster.put(queue, b"one")
+        await inbox.until(1)
+        cluster.refuse(41, 1, "not now")
+        clock.advance(61)
+        for body in (b"two", b"three"):
+            cluster.put(queue, body)
+        await cluster.until_seen(41, len(cluster.seen(41)) + 2)
+        cluster.offsets["g", queue] = 2  # somebody has consumed meanwhile
+        cluster.heal(41)
+        assert await inbox.until(2) == [b"one", b"three"]
+
+
+async def test_a_queue_is_unlocked_for_another_member_only_when_its_handler_is_done(cluster: FakeCluster) -> None:
+    queues = [cluster.queue("T", number) for number in range(3)]
+    for queue in queues:
+        cluster.put(queue, b"one")
+    go_on = asyncio.Event()
+    inbox, other = Inbox(), Inbox()
+    first = consumer_of(cluster, ordered=True, instance_name="a")
+
+    @first.on("T")
+    async def handle(message: StoredMessage) -> None:
+        inbox.keep(message)
+        await go_on.wait()
+
+    async with first:
+        await inbox.until(3)
+        second = consumer_of(cluster, ordered=True, instance_name="b")
+        second.subscribe("T", handler=other)
+        async with second:
+            await eventually(lambda: len(first.assignment) == 2)
+            await cluster.until_seen(41, len(cluster.seen(41)) + 3)
+            assert second.assignment == frozenset()
+            assert other.bodies == []
+            go_on.set()
+            await eventually(lambda: len(second.assignment) == 1)
+            (moved,) = second.assignment
+            assert cluster.offsets["g", moved] == 1
+            cluster.put(moved, b"two")
+            assert await other.until(1) == [b"two"]
+
+
+async def test_a_broadcasting_ordered_consumer_locks_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    for number in range(3):
+        cluster.put(cluster.queue("T"), b"%d" % number)
+    inbox = Inbox()
+    offsets = FileOffsets("member", "g", directory=tmp_path)
+    consumer = consumer_of(
+        cluster, ordered=True, model=MessageModel.BROADCASTING, offsets=offsets, max_reconsume_times=1
+    )
+
+    @consumer.on("T")
+    async def handle(message: StoredMessage) -> ConsumeResult | None:
+        inbox.keep(message)
+        return ConsumeResult.RETRY if message.body == b"1" else None
+
+    async with consumer:
+        assert await inbox.until(4) == [b"0", b"1", b"1", b"2"]
+    assert cluster.seen(41) == []
+    assert offsets.cached(cluster.queue("T")) == 3
+
+
+async def test_locks_are_asked_for_in_one_request_a_broker() -> None:
+    async with fake_cluster(topics={"T": 4}, brokers=("broker-a", "broker-b")) as cluster:
+        asked: list[tuple[str, int]] = []
+
+        async def note(command: Command, peer: Peer) -> Reply | None:
+            asked.append((peer.server.name, len(json.loads(command.body)["mqSet"])))
+            return await cluster.answer(command, peer)
+
+        cluster.on(41, note)
+        consumer = consumer_of(cluster, ordered=True)
+        consumer.subscribe("T", handler=Inbox())
+        async with consumer:
+            await eventually(lambda: len(consumer.assignment) == 8)
+        assert sorted(asked)[:2] == [("broker-a", 5), ("broker-b", 5)]
+        assert QueueRef("T", "broker-b", 3) not in {queue for _, queue in cluster.locks}

@@ -1,0 +1,384 @@
+"""How a client learns where topics are, and keeps knowing it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from skyroute.client.errors import ClientError, NoNameServerError, NoRouteError, UnsupportedError
+from skyroute.client.producer import Producer
+from skyroute.client.session import Session
+from skyroute.message.message import Message
+from skyroute.routing.topology import TopicRoute
+from skyroute.wire.errors import WireError
+from tests.support.fake_broker import CLUSTER, NAME_SERVER, FakeCluster, Reply, fake_cluster
+from tests.support.lines import WAIT_S, line_to
+from tests.support.named_hosts import run_with_names
+from tests.support.raw import Registration, Topic
+from tests.support.servers import running
+
+pytestmark = pytest.mark.usefixtures("nothing_lost")
+
+ROUTE = 105
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with fake_cluster(topics={"T": 4, "U": 2}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def session(cluster: FakeCluster) -> AsyncIterator[Session]:
+    async with Session(cluster.address) as session:
+        yield session
+
+
+def route_body(brokers: Mapping[str, Mapping[int, str]], *, queues: int = 1, perm: int = 6) -> bytes:
+    return json.dumps(
+        {
+            "brokerDatas": [
+                {"brokerName": name, "cluster": CLUSTER, "brokerAddrs": addresses}
+                for name, addresses in brokers.items()
+            ],
+            "queueDatas": [
+                {"brokerName": name, "perm": perm, "readQueueNums": queues, "writeQueueNums": queues, "topicSysFlag": 0}
+                for name in brokers
+            ],
+        }
+    ).encode()
+
+
+# --------------------------------------------------------------------------------------------------------------- asking
+
+
+async def test_a_route_is_asked_for_once_and_then_known(cluster: FakeCluster, session: Session) -> None:
+    first = await session.routes.find("T")
+    assert await session.routes.find("T") is first
+    assert session.routes.cached("T") is first
+    assert session.routes.topics == ["T"]
+    assert len(cluster.seen(ROUTE)) == 1
+    assert session.routes.address("broker-a") == cluster.broker().address
+
+
+async def test_all_who_ask_at_once_share_one_question(cluster: FakeCluster, session: Session) -> None:
+    routes = await asyncio.gather(*(session.routes.find("T") for _ in range(50)))
+    assert len(cluster.seen(ROUTE)) == 1
+    assert all(route is routes[0] for route in routes)
+    assert session.routes._asking == {}
+
+
+async def test_who_gives_up_asking_does_not_end_it_for_others(cluster: FakeCluster, session: Session) -> None:
+    answer = asyncio.Event()
+    cluster.delay(ROUTE, answer)
+    hasty, patient = (asyncio.create_task(session.routes.find("T")) for _ in range(2))
+    await cluster.until_seen(ROUTE)
+    hasty.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hasty
+    answer.set()
+    assert (await patient).groups[0].name == "broker-a"
+    assert len(cluster.seen(ROUTE)) == 1
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_is_not_lost(cluster: FakeCluster, session: Session) -> None:
+    answer = asyncio.Event()
+    cluster.delay(ROUTE, answer)
+    waiting = asyncio.create_task(session.routes.find("Unknown"))
+    await cluster.until_seen(ROUTE)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    asking = session.routes._asking["Unknown"]
+    answer.set()
+    await asyncio.wait([asking])
+    assert session.routes._asking == {}
+
+
+async def test_a_topic_nobody_knows_is_an_error_that_says_what_to_do(session: Session) -> None:
+    with pytest.raises(NoRouteError, match=r"no broker serves the topic Unknown: create it") as caught:
+        await session.routes.find("Unknown")
+    assert caught.value.retryable
+    assert caught.value.stale_route
+
+
+async def test_what_was_known_stays_when_a_topic_is_gone(cluster: FakeCluster, session: Session) -> None:
+    known = await session.routes.find("T")
+    del cluster.topics["T"]
+    with pytest.raises(NoRouteError):
+        await session.routes.refresh("T")
+    assert session.routes.cached("T") is known
+    session.routes.forget("T")
+    session.routes.forget("T")
+    assert session.routes.cached("T") is None
+    assert session.routes.brokers == {}
+
+
+async def test_listeners_hear_of_changes_only(cluster: FakeCluster, session: Session) -> None:
+    heard: list[tuple[str, TopicRoute | None, TopicRoute]] = []
+    session.routes.listeners.add(lambda *news: heard.append(news))
+    first = await session.routes.find("T")
+    await session.routes.refresh("T")
+    cluster.topics["T"] = 8
+    second = await session.routes.refresh("T")
+    assert heard == [("T", None, first), ("T", first, second)]
+
+
+# ------------------------------------------------------------------------------------------------- addresses of brokers
+
+
+async def test_the_newest_word_on_a_brokers_address_counts(cluster: FakeCluster, session: Session) -> None:
+    where = {"x": "10.0.0.1:1", "y": "10.0.0.9:1"}
+
+    def answer(topic: str) -> bytes:
+        return route_body({"y" if topic == "OnY" else "x": {0: where["y" if topic == "OnY" else "x"]}})
+
+    cluster.on(ROUTE, lambda command, _: Reply(body=answer(command.fields["topic"])))
+    for topic in ("A", "B"):
+        await session.routes.find(topic)
+    where["x"] = "10.0.0.2:1"
+    await session.routes.refresh("A")
+    assert session.routes.address("x") == "10.0.0.2:1"
+    await session.routes.find("OnY")  # B still names the old address, and no news of Y makes that true
+    assert session.routes.address("x") == "10.0.0.2:1"
+    assert session.routes.address("y") == "10.0.0.9:1"
+    where["x"] = "10.0.0.1:1"
+    await session.routes.refresh("B")  # as B had it all the time
+    assert session.routes.address("x") == "10.0.0.1:1"
+
+
+async def test_a_broker_that_no_route_names_any_more_is_forgotten(cluster: FakeCluster, session: Session) -> None:
+    brokers = {"A": {"x": {0: "10.0.0.1:1"}, "y": {0: "10.0.0.2:1"}}, "B": {"y": {0: "10.0.0.2:1"}}}
+    cluster.on(ROUTE, lambda command, _: Reply(body=route_body(brokers[command.fields["topic"]])))
+    for topic in brokers:
+        await session.routes.find(topic)
+    brokers["A"] = {"z": {0: "10.0.0.3:1"}}
+    await session.routes.refresh("A")
+    assert set(session.routes.brokers) == {"y", "z"}
+    session.routes.forget("B")
+    assert set(session.routes.brokers) == {"z"}
+
+
+async def test_a_slave_is_found_where_no_master_is(cluster: FakeCluster, session: Session) -> None:
+    cluster.on(ROUTE, lambda *_: Reply(body=route_body({"x": {2: "10.0.0.2:1", 5: "10.0.0.5:1"}})))
+    await session.routes.find("T")
+    routes = session.routes
+    assert routes.address("x") is None
+    assert [routes.any_address("x", broker_id) for broker_id in (0, 1, 2, 5)] == [
+        "10.0.0.2:1",
+        "10.0.0.2:1",
+        "10.0.0.2:1",
+        "10.0.0.5:1",
+    ]
+    assert routes.any_address("nobody") is None
+
+
+# ---------------------------------------------------------------------------------------------------------- being fresh
+
+
+async def test_routes_in_use_are_asked_for_again_and_again(cluster: FakeCluster) -> None:
+    async with Producer("g", cluster.address, poll_interval_s=0.01) as producer:
+        await producer.send(Message("T", b"x"))
+        assert len(await producer.queues("T")) == 4
+        cluster.topics["T"] = 8
+        asked = len(cluster.seen(ROUTE))
+        await cluster.until_seen(ROUTE, asked + 2)
+        assert len(await producer.queues("T")) == 8
+        await producer.send(Message("T", b"x"), queue=cluster.queue("T", 7))
+
+
+async def test_polling_survives_a_name_server_that_is_away(cluster: FakeCluster) -> None:
+    async with Producer("g", cluster.address, poll_interval_s=0.01, request_timeout_s=0.5) as producer:
+        await producer.send(Message("T", b"x"))
+        server = cluster.servers[NAME_SERVER]
+        await server.stop()
+        await producer.send(Message("T", b"what is known is still good"))
+        cluster.topics["T"] = 2
+        await server.start()
+        asked = len(cluster.seen(ROUTE))
+        await cluster.until_seen(ROUTE, asked + 2)
+        assert len(await producer.queues("T")) == 2
+
+
+# -------------------------------------------------------------------------------------------- topics that are created
+
+
+async def test_a_new_topic_is_sent_to_where_it_will_be_and_then_to_where_it_is() -> None:
+    async with fake_cluster(auto_create=True) as cluster:
+        cluster.topics["TBW102"] = 8
+        async with Producer("g", cluster.address, new_topic_queues=2) as producer:
+            assert len(await producer.queues("New")) == 2
+            result = await producer.send(Message("New", b"first"))
+            assert result.queue.topic == "New"
+            (sent,) = cluster.seen(310)
+            assert (sent.fields["b"], sent.fields["c"], sent.fields["d"]) == ("New", "TBW102", "2")
+            # The real route, once the second is over in which nobody asks again.
+            producer._provisional["New"] = (0.0, producer._provisional["New"][1])
+            assert len(await producer.queues("New")) == 4
+            assert "New" not in producer._provisional
+
+
+async def test_a_burst_to_a_new_topic_asks_once() -> None:
+    async with fake_cluster(auto_create=True) as cluster:
+        async with Producer("g", cluster.address) as producer:
+            await asyncio.gather(*(producer.send(Message("New", b"x")) for _ in range(50)))
+            asked = [command.fields["topic"] for command in cluster.seen(ROUTE)]
+            assert asked.count("New") == 1
+            assert asked.count("TBW102") <= 50
+        assert len(cluster.stored_bodies("New")) == 50
+
+
+async def test_new_topics_follow_the_brokers_as_they_move() -> None:
+    async with fake_cluster(auto_create=True) as cluster, Producer("g", cluster.address) as producer:
+        await producer.send(Message("New1", b"x"))
+        await cluster.broker().stop()
+        cluster.broker().address = "127.0.0.1:0"
+        await cluster.broker().start()
+        await producer.send(Message("New2", b"x"))
+        assert cluster.stored_bodies("New2") == [b"x"]
+
+
+async def test_a_topic_that_no_broker_would_create_has_no_route(cluster: FakeCluster) -> None:
+    async with Producer("g", cluster.address) as producer:
+        for attempt in (
+            producer.send(Message("New", b"x")),
+            producer.send_oneway(Message("New", b"x")),
+            producer.send_batch([Message("New", b"x")] * 2),
+            producer.request(Message("New", b"x")),
+            producer.queues("New"),
+        ):
+            with pytest.raises(NoRouteError, match="no broker serves the topic New"):
+                await attempt
+    assert cluster.seen(310) == []
+
+
+@pytest.mark.parametrize(
+    "route", [route_body({"x": {1: "127.0.0.1:1"}}), route_body({"x": {0: "127.0.0.1:1"}}, perm=4)]
+)
+async def test_a_topic_that_cannot_be_written_now_says_why(cluster: FakeCluster, route: bytes) -> None:
+    cluster.on(ROUTE, lambda *_: Reply(body=route))
+    async with Producer("g", cluster.address) as producer:
+        with pytest.raises(NoRouteError, match="without a master, or its permission says so"):
+            await producer.send(Message("T", b"x"))
+        cluster.heal(ROUTE)
+        await producer.session.routes.refresh("T")
+        await producer.send(Message("T", b"x"))
+
+
+# ----------------------------------------------------------------------------------------------------- name servers
+
+
+async def test_a_dead_name_server_is_asked_no_second_time(cluster: FakeCluster) -> None:
+    async with fake_cluster(topics={"T": 1, "U": 1}) as hanging:
+        hanging.hang(ROUTE)
+        async with Session([hanging.address, cluster.address], request_timeout_s=0.1) as session:
+            session.name_servers.prefer(hanging.address)
+            for topic in ("T", "U"):
+                await session.routes.find(topic)
+            await session.routes.refresh("T")
+        assert len(hanging.seen(ROUTE)) == 1
+        assert len(cluster.seen(ROUTE)) == 3
+
+
+async def test_one_of_two_name_servers_may_die_at_any_time(cluster: FakeCluster) -> None:
+    async with fake_cluster(topics={"T": 4}) as other, Session([other.address, cluster.address]) as session:
+        session.name_servers.prefer(other.address)
+        await session.routes.find("T")
+        await other.servers[NAME_SERVER].stop()
+        assert (await session.routes.refresh("T")).groups[0].addresses == {0: cluster.broker().address}
+
+
+def test_a_name_with_several_addresses_is_several_name_servers() -> None:
+    async def ask() -> None:
+        async with fake_cluster(topics={"T": 4}) as cluster:
+            port = cluster.address.rpartition(":")[2]
+            async with Producer("g", f"name-servers.example:{port}") as producer:
+                await producer.send(Message("T", b"x"))
+                assert producer.session.name_servers._preferred == cluster.address
+            assert cluster.stored_bodies("T") == [b"x"]
+
+    run_with_names({"name-servers.example": ["127.0.0.2", "127.0.0.3", "127.0.0.1"]}, ask)
+
+
+def test_a_name_nobody_knows_is_named_in_the_error() -> None:
+    async def ask() -> None:
+        async with Session("nobody.example:9876") as session:
+            with pytest.raises(NoNameServerError, match=r"nobody\.example"):
+                await session.routes.find("T")
+
+    run_with_names({}, ask)
+
+
+async def test_the_environment_names_the_name_servers(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", f"127.0.0.1:1;{cluster.address}")
+    async with Producer("g") as producer:
+        await producer.send(Message("T", b"x"))
+    monkeypatch.delenv("NAMESRV_ADDR")
+    with pytest.raises(ClientError, match="NAMESRV_ADDR"):
+        Producer("g")
+
+
+async def test_our_own_name_server_is_understood(cluster: FakeCluster, tmp_path: Path) -> None:
+    registration = Registration(
+        CLUSTER, "broker-a", cluster.broker().address, [Topic("T", read=4, write=4), Topic("U")]
+    )
+    async with running(tmp_path) as server, line_to(server.address) as line:
+        assert (await line.call(registration.request)).code == 0
+        async with Producer("g", server.address) as producer:
+            result = await producer.send(Message("T", b"x"))
+    assert result.ok
+    assert cluster.stored_bodies("T") == [b"x"]
+
+
+# ------------------------------------------------------------------------------------------------- wrong name servers
+
+
+async def test_a_broker_taken_for_a_name_server_is_told_apart(cluster: FakeCluster) -> None:
+    async with Producer("g", cluster.broker().address) as producer:
+        with pytest.raises(UnsupportedError, match=f"{cluster.broker().address} refused with 3"):
+            await producer.send(Message("T", b"x"))
+
+
+async def test_a_web_server_taken_for_a_name_server_is_told_apart() -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        await reader.read()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with Producer("g", address) as producer:
+        with pytest.raises(NoNameServerError, match=f"{address} does not speak RocketMQ's protocol"):
+            await producer.send(Message("T", b"x"))
+    server.close()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'{"brokerDatas":7}', b"\xff\xfe"])
+async def test_a_route_that_cannot_be_read_is_an_error_of_ours(cluster: FakeCluster, body: bytes) -> None:
+    cluster.on(ROUTE, lambda *_: Reply(body=body))
+    async with Producer("g", cluster.address) as producer:
+        with pytest.raises((WireError, NoRouteError)):
+            await producer.send(Message("T", b"x"))
+
+
+async def test_no_name_server_at_all() -> None:
+    async with Producer("g", "127.0.0.1:1") as producer:
+        with pytest.raises(NoNameServerError, match=r"127\.0\.0\.1:1") as caught:
+            await producer.send(Message("T", b"x"))
+    assert caught.value.retryable
+
+
+async def test_a_name_server_that_hangs_does_not_hold_up_a_send_longer_than_it_may_take(cluster: FakeCluster) -> None:
+    cluster.hang(ROUTE)
+    loop = asyncio.get_running_loop()
+    async with Producer("g", cluster.address, request_timeout_s=WAIT_S) as producer:
+        began = loop.time()
+        with pytest.raises(Exception, match="no name server said in time where the topic T is"):
+            await producer.send(Message("T", b"x"), timeout_s=0.1)
+        assert loop.time() - began < 2.0
+        assert producer._in_flight.count == 0

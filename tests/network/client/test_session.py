@@ -1,0 +1,681 @@
+"""Connections, heartbeats and what brokers ask, as all producers and consumers of a session share them."""
+
+import asyncio
+import base64
+import hmac
+import logging
+import os
+import re
+import ssl
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from skyroute.client import session as session_module
+from skyroute.client.errors import (
+    ClientError,
+    GoAwayError,
+    NoNameServerError,
+    NoPermissionError,
+    NotRunningError,
+    SystemBusyError,
+)
+from skyroute.client.producer import Producer
+from skyroute.client.session import REQUESTS_MAX, Session
+from skyroute.client.signing import Credentials
+from skyroute.message.message import Message
+from skyroute.remoting.errors import ConnectError, ConnectionLostError, RemotingError
+from skyroute.remoting.tls_settings import TlsClientSettings
+from skyroute.wire.calls.clients import ConsumerData
+from skyroute.wire.command import Request, Response
+from tests.network.certificates import Files, client_of
+from tests.network.client.asking import ask_client
+from tests.support import raw
+from tests.support.fake_broker import NAME_SERVER, FakeCluster, Peer, Reply, fake_cluster
+from tests.support.lines import WAIT_S, eventually
+from tests.support.raw import Command
+from tests.support.servers import running
+
+pytestmark = pytest.mark.usefixtures("nothing_lost")
+
+ECHO = 77
+HEARTBEAT = 34
+UNREGISTER = 35
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with fake_cluster(topics={"T": 4}, brokers=("broker-a", "broker-b")) as cluster:
+        cluster.on(ECHO, lambda command, _: Reply(body=command.body))
+        yield cluster
+
+
+@pytest.fixture
+async def session(cluster: FakeCluster) -> AsyncIterator[Session]:
+    async with Session(cluster.address, request_timeout_s=WAIT_S) as session:
+        yield session
+
+
+class Member:
+    """A producer, as far as its session is concerned."""
+
+    def __init__(self, *groups: str, topics: Iterable[str] = ("T",)) -> None:
+        self.groups = groups
+        self._topics = topics
+
+    def producer_groups(self) -> Iterable[str]:
+        return self.groups
+
+    def consumer_data(self) -> Iterable[ConsumerData]:
+        return ()
+
+    def topics(self) -> Iterable[str]:
+        return self._topics
+
+
+@asynccontextmanager
+async def mute_server() -> AsyncIterator[str]:
+    """An address that takes connections and never says a word."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=65536)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+
+
+def groups_of(heartbeat: Command) -> set[str]:
+    return {producer["groupName"] for producer in heartbeat.value["producerDataSet"]}
+
+
+# ---------------------------------------------------------------------------------------------------- names and numbers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "client_id"),
+    [
+        ({"client_ip": "10.0.0.1", "instance_name": "I"}, "10.0.0.1@I"),
+        ({"client_ip": "10.0.0.1", "instance_name": "I", "unit_name": "U"}, "10.0.0.1@I@U"),
+        ({"client_ip": "fe80::1", "instance_name": "I"}, "[fe80::1]@I"),
+    ],
+)
+def test_a_client_id_is_made_as_java_makes_it(arguments: dict[str, str], client_id: str) -> None:
+    assert Session("a:1", **arguments).client_id == client_id  # type: ignore[arg-type]  # all of these are text
+
+
+def test_two_sessions_of_a_process_have_two_ids() -> None:
+    ids = {Session("a:1").client_id for _ in range(50)}
+    assert len(ids) == 50
+    assert all(re.fullmatch(rf"[0-9.]+@{os.getpid()}#\d+", client_id) for client_id in ids)
+
+
+def test_a_session_without_a_name_server_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    with pytest.raises(ClientError, match="NAMESRV_ADDR"):
+        Session()
+
+
+# ------------------------------------------------------------------------------------------------------- start and stop
+
+
+async def test_a_session_is_of_use_between_start_and_stop(cluster: FakeCluster) -> None:
+    session = Session(cluster.address, client_ip="10.0.0.1", instance_name="I")
+    address = cluster.broker().address
+    assert repr(session) == "<Session 10.0.0.1@I stopped>"
+    with pytest.raises(NotRunningError, match="start"):
+        await session.call(address, Request(ECHO))
+    with pytest.raises(NotRunningError):
+        await session.tell(address, Request(ECHO))
+    with pytest.raises(NotRunningError):
+        await session.ask_name_server(Request(105, {"topic": "T"}))
+    await session.stop()  # nothing to stop yet
+    for _ in range(2):
+        await session.start()
+        await session.start()
+        assert session.is_running
+        assert (await session.call(address, Request(ECHO, body=b"x"))).body == b"x"
+        await session.stop()
+        await session.stop()
+        assert session._tasks == set()
+        assert session._open_channels == set()
+        await eventually(lambda: not cluster.broker().peers)
+        with pytest.raises(NotRunningError):
+            await session.call(address, Request(ECHO))
+
+
+async def test_a_stop_ends_the_calls_that_are_under_way(cluster: FakeCluster) -> None:
+    cluster.hang(ECHO)
+    session = Session(cluster.address)
+    await session.start()
+    calls = [asyncio.create_task(session.call(cluster.broker().address, Request(ECHO), WAIT_S)) for _ in range(3)]
+    await cluster.until_seen(ECHO, 3)
+    await session.stop()
+    for call in calls:
+        with pytest.raises(ConnectionLostError):
+            await call
+
+
+async def test_a_stop_ends_the_wait_for_a_connection(cluster: FakeCluster) -> None:
+    async with mute_server() as address:
+        session = Session(cluster.address, tls=True)
+        await session.start()
+        waiting = asyncio.create_task(session.call(address, Request(ECHO), WAIT_S))
+        await eventually(lambda: bool(session._connecting))
+        just_now = asyncio.create_task(session.call(cluster.broker().address, Request(ECHO), WAIT_S))
+        await asyncio.sleep(0)
+        await session.stop()
+        for call in (waiting, just_now):
+            with pytest.raises(NotRunningError, match="stopped meanwhile"):
+                await call
+        assert session._connecting == {}
+
+
+async def test_a_stop_ends_the_wait_for_a_route(cluster: FakeCluster) -> None:
+    cluster.hang(105)
+    session = Session(cluster.address)
+    await session.start()
+    waiting = asyncio.create_task(session.routes.find("T"))
+    await cluster.until_seen(105)
+    await session.stop()
+    with pytest.raises(NotRunningError, match="stopped meanwhile"):
+        await waiting
+
+
+async def test_a_stop_does_not_wait_for_brokers_that_do_not_answer(cluster: FakeCluster) -> None:
+    cluster.hang(UNREGISTER)
+    session = Session(cluster.address, request_timeout_s=0.05)
+    await session.start()
+    session.join(Member("g"))
+    await session.call(cluster.broker().address, Request(ECHO), WAIT_S)
+    async with asyncio.timeout(WAIT_S / 2):
+        await session.stop()
+    await eventually(lambda: not cluster.broker().peers)
+
+
+async def test_a_stop_does_not_wait_for_a_peer_that_takes_nothing(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "CLOSE_WAIT_S", 0.05)
+    async with mute_server() as address:
+        session = Session(cluster.address, request_timeout_s=0.02)
+        await session.start()
+        await session.tell(address, Request(ECHO))
+        (channel,) = session._open_channels
+        while channel._writable is None:
+            await session.tell(address, Request(ECHO, body=bytes(1 << 20)))
+        with pytest.raises(RemotingError, match="takes nothing any more"):
+            await session.tell(address, Request(ECHO))
+        async with asyncio.timeout(WAIT_S / 2):
+            await session.stop()
+        await asyncio.wait_for(channel.ended, WAIT_S)
+
+
+@pytest.mark.usefixtures("expects_errors")
+async def test_a_stop_does_not_wait_for_work_that_will_not_end(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session_module, "STOP_WAIT_S", 0.05)
+    enough = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not enough.is_set():
+            try:
+                await enough.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with Session(cluster.address) as session:
+        task = session.spawn(stubborn(), name="stubborn")
+        await asyncio.sleep(0)
+    assert "background work does not end name=skyroute stubborn" in caplog.text
+    enough.set()
+    await task
+
+
+async def test_a_stop_that_is_cancelled_still_ends_everything(cluster: FakeCluster) -> None:
+    cluster.hang(UNREGISTER)
+    session = Session(cluster.address, request_timeout_s=WAIT_S)
+    await session.start()
+    session.join(Member("g"))
+    await session.call(cluster.broker().address, Request(ECHO))
+    stopping = asyncio.create_task(session.stop())
+    await cluster.until_seen(UNREGISTER)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert not session.is_running
+    assert session._tasks == set()
+    await eventually(lambda: not cluster.broker().peers)
+
+
+async def test_what_was_told_before_the_stop_is_heard(cluster: FakeCluster) -> None:
+    async with Session(cluster.address) as session:
+        for number in range(20):
+            await session.tell(cluster.broker().address, Request(ECHO, body=bytes([number]) * 100_000))
+    heard = await cluster.until_seen(ECHO, 20)
+    assert sorted(command.body[0] for command in heard) == list(range(20))
+
+
+@pytest.mark.usefixtures("expects_errors")
+async def test_background_work_that_fails_is_logged(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise RuntimeError("boom")
+
+    task = session.spawn(fail(), name="attempt")
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert "background work failed name=skyroute attempt" in caplog.text
+    assert "boom" in caplog.text
+    assert task not in session._tasks
+
+
+# ---------------------------------------------------------------------------------------------------------------- calls
+
+
+async def test_a_refusal_is_an_answer_to_call_and_an_error_to_ask(cluster: FakeCluster, session: Session) -> None:
+    cluster.refuse(ECHO, 2, "busy")
+    address = cluster.broker().address
+    assert (await session.call(address, Request(ECHO))).code == 2
+    with pytest.raises(SystemBusyError, match=f"{address} refused with 2"):
+        await session.ask(address, Request(ECHO))
+
+
+async def test_all_calls_to_an_address_share_a_connection(cluster: FakeCluster, session: Session) -> None:
+    address = cluster.broker().address
+    bodies = [str(number).encode() for number in range(200)]
+    answers = await asyncio.gather(*(session.call(address, Request(ECHO, body=body)) for body in bodies))
+    assert [answer.body for answer in answers] == bodies
+    assert len(cluster.broker().peers) == 1
+
+
+async def test_a_lost_connection_is_opened_again(cluster: FakeCluster, session: Session) -> None:
+    address = cluster.broker().address
+    await session.call(address, Request(ECHO))
+    cluster.broker().hang_up()
+    await eventually(lambda: address not in session._channels)
+    assert (await session.call(address, Request(ECHO, body=b"again"))).body == b"again"
+
+
+async def test_who_gives_up_waiting_for_a_connection_does_not_end_it_for_others(cluster: FakeCluster) -> None:
+    async with mute_server() as address, Session(cluster.address, tls=True) as session:
+        first = asyncio.create_task(session.call(address, Request(ECHO), WAIT_S))
+        second = asyncio.create_task(session.call(address, Request(ECHO), 0.05))
+        await eventually(lambda: bool(session._connecting))
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        with pytest.raises(ConnectError, match=r"did not take the connection in 0\.05 s"):
+            await second
+        assert len(session._connecting) == 1
+
+
+async def test_an_attempt_to_connect_that_nobody_waits_for_any_more_is_not_lost(cluster: FakeCluster) -> None:
+    async with mute_server() as address, Session(cluster.address, tls=True, connect_timeout_s=0.05) as session:
+        with pytest.raises(ConnectError):
+            await session.call(address, Request(ECHO), 0.01)
+        await eventually(lambda: not session._connecting)
+
+
+async def test_connecting_is_part_of_the_time_for_a_call(cluster: FakeCluster) -> None:
+    loop = asyncio.get_running_loop()
+    async with mute_server() as address, Session(cluster.address, tls=True) as session:
+        began = loop.time()
+        with pytest.raises(ConnectError):
+            await session.call(address, Request(ECHO), 0.05)
+        assert loop.time() - began < 1.0
+
+
+async def test_nobody_at_the_address(session: Session) -> None:
+    with pytest.raises(ConnectError, match="cannot be reached"):
+        await session.call("127.0.0.1:1", Request(ECHO))
+
+
+# ------------------------------------------------------------------------------------------------------ being sent away
+
+
+async def test_who_is_sent_away_asks_again_on_a_new_line(cluster: FakeCluster, session: Session) -> None:
+    address = cluster.broker().address
+    cluster.hang(ECHO, times=1)
+    under_way = asyncio.create_task(session.call(address, Request(ECHO, body=b"first")))
+    (first,) = await cluster.until_seen(ECHO)
+    (old_line,) = cluster.broker().peers
+    cluster.refuse(ECHO, 1500, "go away", times=1)
+    assert (await session.call(address, Request(ECHO, body=b"second"))).body == b"second"
+    assert len(cluster.broker().peers) == 2
+    await old_line.write(raw.frame(_reply_header(first.opaque), b"finished"))
+    assert (await under_way).body == b"finished"
+    await eventually(lambda: old_line not in cluster.broker().peers)
+
+
+def _reply_header(opaque: int) -> bytes:
+    return b'{"code":0,"flag":1,"opaque":%d,"version":479}' % opaque
+
+
+async def test_who_is_always_sent_away_does_not_pile_up_lines(cluster: FakeCluster, session: Session) -> None:
+    cluster.refuse(ECHO, 1500, "go away")
+    for _ in range(10):
+        with pytest.raises(GoAwayError):
+            await session.ask(cluster.broker().address, Request(ECHO))
+    await eventually(lambda: len(cluster.broker().peers) == 1)
+
+
+async def test_being_sent_away_takes_no_more_time_than_the_call_had(cluster: FakeCluster, session: Session) -> None:
+    cluster.hang(ECHO)
+    cluster.refuse(ECHO, 1500, "go away", times=1)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(RemotingError):
+        await session.call(cluster.broker().address, Request(ECHO), 0.3)
+    assert loop.time() - began < 0.55
+
+
+# ----------------------------------------------------------------------------------------------------- what brokers ask
+
+
+async def member_of(session: Session, cluster: FakeCluster) -> str:
+    """Make the session known to the broker, so that it can ask."""
+    session.join(Member("g"))
+    await session.call(cluster.broker().address, Request(ECHO))
+    await cluster.until_seen(HEARTBEAT)
+    return session.client_id
+
+
+async def test_a_request_that_nobody_knows_is_refused(cluster: FakeCluster, session: Session) -> None:
+    answer = await ask_client(cluster, await member_of(session, cluster), 999)
+    assert (answer.code, answer.remark) == (3, " request type 999 not supported")
+
+
+async def test_the_first_handler_that_answers_wins(cluster: FakeCluster, session: Session) -> None:
+    asked: list[str] = []
+
+    async def not_mine(_: Request, address: str) -> None:
+        asked.append(address)
+
+    async def mine(request: Request, _: str) -> Response:
+        return Response(0, None, {"had": request.fields["a"]})
+
+    for handler in (not_mine, mine, not_mine):
+        session.on_request(999, handler)
+    client_id = await member_of(session, cluster)
+    answer = await ask_client(cluster, client_id, 999, {"a": "1"})
+    assert (answer.code, answer.fields, asked) == (0, {"had": "1"}, [cluster.broker().address])
+    session.off_request(999, mine)
+    answer = await ask_client(cluster, client_id, 999, {"a": "1"})
+    assert (answer.code, answer.remark) == (1, "nobody here is meant by this request")
+
+
+@pytest.mark.usefixtures("expects_errors")
+async def test_a_handler_that_fails_is_an_answer_too(cluster: FakeCluster, session: Session) -> None:
+    async def fail(_: Request, __: str) -> Response:
+        raise RuntimeError("boom")
+
+    async def refuse(_: Request, __: str) -> Response:
+        raise ClientError("not like this")
+
+    session.on_request(998, fail)
+    session.on_request(999, refuse)
+    client_id = await member_of(session, cluster)
+    failed, refused = await ask_client(cluster, client_id, 998), await ask_client(cluster, client_id, 999)
+    assert (failed.code, failed.remark) == (1, "RuntimeError: boom")
+    assert (refused.code, refused.remark) == (1, "not like this")
+
+
+async def test_what_is_answered_at_once_is_bounded(cluster: FakeCluster, session: Session) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(_: Request, __: str) -> Response:
+        await go_on.wait()
+        return Response()
+
+    session.on_request(999, slow)
+    client_id = await member_of(session, cluster)
+    for _ in range(REQUESTS_MAX):
+        await cluster.tell_client(client_id, 999)
+    answer = await ask_client(cluster, client_id, 999)
+    assert answer.code == 2
+    assert session._answering == REQUESTS_MAX
+    go_on.set()
+    await eventually(lambda: session._answering == 0)
+    assert (await ask_client(cluster, client_id, 999)).code == 0
+
+
+async def test_a_stop_forgets_what_was_being_answered(cluster: FakeCluster) -> None:
+    never = asyncio.Event()
+
+    async def stuck(_: Request, __: str) -> Response:
+        await never.wait()
+        return Response()
+
+    session = Session(cluster.address)
+    session.on_request(999, stuck)
+    await session.start()
+    client_id = await member_of(session, cluster)
+    await cluster.tell_client(client_id, 999)
+    await eventually(lambda: session._answering == 1)
+    await session.stop()
+    assert session._answering == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- heartbeats
+
+
+async def test_a_heartbeat_says_who_we_are(cluster: FakeCluster) -> None:
+    async with Session(cluster.address, client_ip="10.0.0.1", instance_name="I") as session:
+        session.join(Member("g1", "g2"))
+        session.join(Member("g2", "g3"))
+        await session.call(cluster.broker().address, Request(ECHO))
+        (heartbeat,) = await cluster.until_seen(HEARTBEAT)
+        assert heartbeat.value["clientID"] == "10.0.0.1@I"
+        assert heartbeat.value["consumerDataSet"] == []
+        assert groups_of(heartbeat) == {"g1", "g2", "g3"}
+        assert heartbeat.language == "PYTHON"
+        await eventually(lambda: session.broker_versions == {cluster.broker().address: raw.VERSION_5})
+
+
+async def test_every_new_connection_to_a_broker_begins_with_a_heartbeat(cluster: FakeCluster, session: Session) -> None:
+    await session.routes.find("T")
+    session.join(Member("g"))
+    for number in range(1, 4):
+        await session.call(cluster.broker().address, Request(ECHO))
+        assert len(await cluster.until_seen(HEARTBEAT, number, "broker-a")) == number
+        cluster.broker().hang_up()
+        await eventually(lambda: cluster.broker().address not in session._channels)
+    assert cluster.seen(HEARTBEAT, NAME_SERVER) == []
+
+
+async def test_brokers_hear_of_us_again_and_again(cluster: FakeCluster) -> None:
+    async with Session(cluster.address, heartbeat_interval_s=0.01) as session:
+        session.join(Member("g"))
+        await session.routes.find("T")
+        await cluster.until_seen(HEARTBEAT, 3, "broker-a")
+        await cluster.until_seen(HEARTBEAT, 3, "broker-b")
+    assert cluster.seen(HEARTBEAT, NAME_SERVER) == []
+
+
+async def test_who_belongs_to_no_group_sends_no_heartbeat(cluster: FakeCluster, session: Session) -> None:
+    await session.routes.find("T")
+    await session.send_heartbeats()
+    session.join(Member())
+    await session.send_heartbeats()
+    await session.call(cluster.broker().address, Request(ECHO))
+    assert cluster.seen(HEARTBEAT) == []
+
+
+async def test_a_broker_that_does_not_take_heartbeats_is_mentioned_once(
+    cluster: FakeCluster, session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    await session.routes.find("T")
+    session.join(Member("g"))
+    cluster.refuse(HEARTBEAT, 1, "not today", broker="broker-a")
+    for _ in range(3):
+        await session.send_heartbeats()
+    cluster.heal(HEARTBEAT)
+    await session.send_heartbeats()
+    cluster.refuse(HEARTBEAT, 1, "not again", broker="broker-a")
+    await session.send_heartbeats()
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert [("not today" in text, "not again" in text) for text in warnings] == [(True, False), (False, True)]
+
+
+async def test_a_second_producer_is_made_known_at_once(cluster: FakeCluster, session: Session) -> None:
+    async with Producer("g1", session=session) as first:
+        await first.send(Message("T", b"x"))
+        await cluster.until(lambda: any(groups_of(beat) == {"g1"} for beat in cluster.seen(HEARTBEAT)))
+        async with Producer("g2", session=session):
+            await cluster.until(lambda: any(groups_of(beat) == {"g1", "g2"} for beat in cluster.seen(HEARTBEAT)))
+
+
+async def test_who_leaves_says_so_to_every_connected_broker(cluster: FakeCluster, session: Session) -> None:
+    member = Member("g1", "g2")
+    session.join(member)
+    await session.routes.find("T")
+    for broker in cluster.brokers:
+        await session.call(broker.address, Request(ECHO))
+    await session.leave(member)
+    await session.leave(member)
+    farewells = cluster.seen(UNREGISTER)
+    assert sorted((each.fields["clientID"], each.fields["producerGroup"]) for each in farewells) == [
+        (session.client_id, group) for group in ("g1", "g1", "g2", "g2")
+    ]
+    assert all("consumerGroup" not in each.fields for each in farewells)
+    assert cluster.seen(UNREGISTER, NAME_SERVER) == []
+    assert session.used_topics() == set()
+
+
+# -------------------------------------------------------------------------------------------------------- name servers
+
+
+async def test_every_name_server_can_be_asked(cluster: FakeCluster) -> None:
+    async with fake_cluster() as other, Session([cluster.address, other.address, "127.0.0.1:1"]) as session:
+        answers = dict(await session.ask_every_name_server(Request(105, {"topic": "T"})))
+    good, unknown, gone = answers[cluster.address], answers[other.address], answers["127.0.0.1:1"]
+    assert isinstance(good, Response)
+    assert b"broker-a" in good.body
+    assert getattr(unknown, "code", None) == 17
+    assert isinstance(gone, ConnectError)
+
+
+async def test_one_name_server_after_another_is_asked(cluster: FakeCluster) -> None:
+    async with Session(["127.0.0.1:1", cluster.address]) as session:
+        for _ in range(10):
+            await session.ask_name_server(Request(105, {"topic": "T"}))
+        assert session.name_servers._preferred == cluster.address
+    async with Session(["127.0.0.1:1", "127.0.0.1:2"]) as session:
+        with pytest.raises(NoNameServerError, match=r"127\.0\.0\.1:[12]' cannot .*127\.0\.0\.1:[12]' cannot "):
+            await session.ask_name_server(Request(105, {"topic": "T"}))
+
+
+async def test_a_name_server_that_goes_away_is_followed_by_the_next(cluster: FakeCluster) -> None:
+    async with fake_cluster(topics={"T": 1}) as other, Session([cluster.address, other.address]) as session:
+        cluster.refuse(105, 1500, "go away")
+        for _ in range(5):
+            await session.ask_name_server(Request(105, {"topic": "T"}))
+        other.refuse(105, 1500, "go away")
+        with pytest.raises(NoNameServerError, match="is shutting down"):
+            await session.ask_name_server(Request(105, {"topic": "T"}))
+
+
+# -------------------------------------------------------------------------------------------------- access control, TLS
+
+
+async def test_everything_that_is_said_is_signed(cluster: FakeCluster) -> None:
+    credentials = Credentials("key", "12345678", "token")
+    async with Producer("g", cluster.address, credentials=credentials) as producer:
+        await producer.send(Message("T", b"body", tag="标签"))
+        await producer.send_oneway(Message("T", b"body"))
+        await cluster.until_seen(HEARTBEAT)
+        await cluster.until_seen(310, 2)
+    assert {command.code for _, command in cluster.heard} == {105, HEARTBEAT, 310, UNREGISTER}
+    for _, command in cluster.heard:
+        assert (command.fields["AccessKey"], command.fields["SecurityToken"]) == ("key", "token")
+        values = [command.fields[name] for name in sorted(command.fields) if name != "Signature"]
+        digest = hmac.digest(b"12345678", "".join(values).encode() + command.body, "sha1")
+        assert command.fields["Signature"] == base64.b64encode(digest).decode()
+
+
+async def test_wrong_credentials_are_named_as_the_reason(cluster: FakeCluster) -> None:
+    cluster.refuse(310, 16, "signature does not match")
+    async with Producer("g", cluster.address, credentials=Credentials("key", "wrong"), retries=0) as producer:
+        with pytest.raises(NoPermissionError, match="signature does not match"):
+            await producer.send(Message("T", b"x"))
+
+
+async def encrypt(cluster: FakeCluster, context: ssl.SSLContext) -> None:
+    """Have every server of the cluster speak TLS only."""
+    for server in cluster.servers.values():
+        assert server._listening is not None
+        server._listening.close()
+        server._listening = await asyncio.start_server(server._serve, "127.0.0.1", 0, ssl=context)
+        server.address = f"127.0.0.1:{server._listening.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("how", ["unchecked", "context", "settings"])
+async def test_a_message_travels_encrypted(cluster: FakeCluster, tmp_path: Path, how: str) -> None:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost", "127.0.0.1").configure_cert(server)
+    await encrypt(cluster, server)
+    files = Files(tmp_path / "files", authority)
+    tls: bool | ssl.SSLContext | TlsClientSettings = {
+        "unchecked": True,
+        "context": client_of(authority),
+        "settings": TlsClientSettings(enabled=True, auth_server=True, trust_cert_path=str(files.trust)),
+    }[how]
+    async with Producer("g", cluster.address, tls=tls) as producer:
+        await producer.send(Message("T", b"secret"))
+    assert cluster.stored_bodies("T") == [b"secret"]
+
+
+async def test_a_server_with_a_strangers_certificate_is_not_trusted(cluster: FakeCluster) -> None:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost", "127.0.0.1").configure_cert(server)
+    await encrypt(cluster, server)
+    async with Producer("g", cluster.address, tls=client_of(trustme.CA())) as producer:
+        with pytest.raises(NoNameServerError, match=r"(?i)certificate"):
+            await producer.send(Message("T", b"x"))
+
+
+async def test_our_own_name_server_is_asked_over_tls(tmp_path: Path) -> None:
+    async with running(tmp_path) as server, Session(server.address, tls=True) as session:
+        answer = await session.ask_name_server(Request(206))
+        assert b"topicList" in answer.body
+
+
+# ------------------------------------------------------------------------------------------------------------------ VIP
+
+
+def test_the_second_port_is_two_below() -> None:
+    assert Session("a:1", vip_channel=True).sending_address("10.0.0.1:10911") == "10.0.0.1:10909"
+    assert Session("a:1", vip_channel=True).sending_address("[::1]:10911") == "[::1]:10909"
+    assert Session("a:1").sending_address("10.0.0.1:10911") == "10.0.0.1:10911"
+
+
+async def test_sends_take_the_second_port_and_heartbeats_the_first(cluster: FakeCluster) -> None:
+    sent: list[Command] = []
+
+    async def fast(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(cluster.broker(), reader, writer)
+        async for command in peer.commands():
+            sent.append(command)
+            await cluster._receive(command, peer)
+        peer.cut()
+
+    await cluster.servers.pop("broker-b").stop()
+    first = cluster.broker()
+    port = int(first.address.rpartition(":")[2])
+    second = await asyncio.start_server(fast, "127.0.0.1", port - 2)
+    async with Producer("g", cluster.address, vip_channel=True, heartbeat_interval_s=0.01) as producer:
+        await producer.send(Message("T", b"x"))
+        await eventually(lambda: any(peer.client_id for peer in first.peers))
+    second.close()
+    assert [command.code for command in sent if command.code == 310] == [310]
+    assert cluster.stored_bodies("T") == [b"x"]

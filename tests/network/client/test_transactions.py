@@ -1,0 +1,344 @@
+"""Transactional messages: how they end, and what a broker asks that was not told."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from skyroute.client.errors import ClientError, NotRunningError, SystemBusyError
+from skyroute.client.producer import Producer
+from skyroute.client.results import SendResult
+from skyroute.client.session import Session
+from skyroute.message.message import Message, StoredMessage
+from skyroute.wire.calls.transaction import TransactionOutcome
+from tests.network.client.asking import ask_client
+from tests.support.fake_broker import FakeCluster, Reply, decode_properties, encode_record, fake_cluster
+from tests.support.lines import WAIT_S, eventually
+from tests.support.raw import Command
+
+pytestmark = pytest.mark.usefixtures("nothing_lost")
+
+SEND = 310
+END = 37
+CHECK = 39
+COMMIT, ROLLBACK, UNKNOWN = TransactionOutcome.COMMIT, TransactionOutcome.ROLLBACK, TransactionOutcome.UNKNOWN
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[FakeCluster]:
+    async with fake_cluster(topics={"T": 4}) as cluster:
+        yield cluster
+
+
+def never_asked(message: StoredMessage) -> TransactionOutcome:
+    raise AssertionError(f"the broker asked about {message}")
+
+
+def producer_of(cluster: FakeCluster, check: Any = never_asked, **settings: Any) -> Producer:
+    return Producer("g", cluster.address, check=check, **settings)
+
+
+async def end_of(cluster: FakeCluster, number: int = 1) -> Command:
+    """Wait for the last of so many outcomes that the broker was told."""
+    ends = await cluster.until_seen(END, number)
+    assert len(ends) == number
+    assert all(end.is_one_way for end in ends)
+    return ends[-1]
+
+
+# --------------------------------------------------------------------------------------------------------- our own word
+
+
+@pytest.mark.parametrize(("outcome", "number"), [(COMMIT, "8"), (ROLLBACK, "12"), (UNKNOWN, "0")])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_the_broker_is_told_what_became_of_it(
+    cluster: FakeCluster, outcome: TransactionOutcome, number: str, plain: bool
+) -> None:
+    ran: list[tuple[Message, SendResult, bool]] = []
+
+    def execute(message: Message, sent: SendResult) -> TransactionOutcome:
+        ran.append((message, sent, threading.current_thread() is threading.main_thread()))
+        return outcome
+
+    async def execute_later(message: Message, sent: SendResult) -> TransactionOutcome:
+        return execute(message, sent)
+
+    message = Message("T", b"half", tag="A", delay_level=3)
+    async with producer_of(cluster) as producer:
+        result = await producer.send_in_transaction(message, execute if plain else execute_later)
+        end = await end_of(cluster)
+    assert (result.outcome, ran) == (outcome, [(message, result.sent, not plain)])
+    (sent,) = cluster.seen(SEND)
+    assert sent.fields["f"] == "4"
+    assert decode_properties(sent.fields["i"]) == {
+        "TAGS": "A",
+        "TRAN_MSG": "true",
+        "PGROUP": "g",
+        "UNIQ_KEY": result.sent.message_id,
+    }
+    (record,) = cluster.stored(result.sent.queue)
+    assert end.fields == {
+        "producerGroup": "g",
+        "tranStateTableOffset": str(result.sent.queue_offset),
+        "commitLogOffset": str(record.position),
+        "commitOrRollback": number,
+        "fromTransactionCheck": "false",
+        "msgId": result.sent.message_id,
+        "transactionId": result.sent.message_id,
+        "topic": "T",
+        "bname": "broker-a",
+    }
+
+
+@pytest.mark.parametrize("code", [10, 11, 12])
+async def test_what_is_not_safe_is_not_even_tried(cluster: FakeCluster, code: int) -> None:
+    async def unsafe(command: Command, peer: Any) -> Reply:
+        reply = await cluster.answer(command, peer)
+        assert reply is not None
+        return Reply(code, reply.fields)
+
+    cluster.on(SEND, unsafe)
+    async with producer_of(cluster) as producer:
+        result = await producer.send_in_transaction(Message("T", b"x"), lambda *_: pytest.fail("it ran"))
+        assert (result.outcome, (await end_of(cluster)).fields["commitOrRollback"]) == (ROLLBACK, "12")
+
+
+async def test_what_was_refused_is_not_tried_and_not_ended(cluster: FakeCluster) -> None:
+    cluster.refuse(SEND, 2, "busy")
+    async with producer_of(cluster, retries=0) as producer:
+        with pytest.raises(SystemBusyError):
+            await producer.send_in_transaction(Message("T", b"x"), lambda *_: pytest.fail("it ran"))
+    assert cluster.seen(END) == []
+
+
+async def test_a_part_that_fails_leaves_the_outcome_open(cluster: FakeCluster) -> None:
+    def fail(*_: object) -> TransactionOutcome:
+        raise ValueError("no money")
+
+    async with producer_of(cluster) as producer:
+        with pytest.raises(ValueError, match="no money"):
+            await producer.send_in_transaction(Message("T", b"x"), fail)
+        end = await end_of(cluster)
+    assert (end.fields["commitOrRollback"], end.remark) == ("0", "ValueError: no money")
+
+
+async def test_a_part_that_says_nothing_sensible_leaves_the_outcome_open(cluster: FakeCluster) -> None:
+    async with producer_of(cluster) as producer:
+        with pytest.raises(ValueError, match="None"):
+            await producer.send_in_transaction(Message("T", b"x"), lambda *_: None)  # type: ignore[arg-type,return-value]  # what happens
+        assert (await end_of(cluster)).fields["commitOrRollback"] == "0"
+
+
+async def test_a_part_that_is_cancelled_leaves_the_outcome_open(cluster: FakeCluster) -> None:
+    async def never(*_: object) -> TransactionOutcome:
+        await asyncio.Event().wait()
+        return COMMIT
+
+    async with producer_of(cluster) as producer:
+        sending = asyncio.create_task(producer.send_in_transaction(Message("T", b"x"), never))
+        await cluster.until(lambda: bool(cluster.stored_bodies("T")))
+        await asyncio.sleep(0)
+        await eventually(lambda: producer._in_flight.count == 0)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        end = await end_of(cluster)
+    assert (end.fields["commitOrRollback"], end.remark) == ("0", "CancelledError: ")
+
+
+async def test_an_outcome_that_cannot_be_told_is_left_to_the_brokers_question(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lose_the_broker(*_: object) -> TransactionOutcome:
+        await cluster.broker().stop()
+        await eventually(lambda: cluster.broker().address not in producer.session._channels)
+        return COMMIT
+
+    async with producer_of(cluster) as producer:
+        result = await producer.send_in_transaction(Message("T", b"x"), lose_the_broker)
+    assert result.outcome is COMMIT
+    assert "transaction outcome not told, the broker will ask" in caplog.text
+
+
+async def test_an_id_that_makes_no_sense_is_left_to_the_brokers_question(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.on(SEND, lambda *_: Reply(fields={"msgId": "garbage", "queueId": "0", "queueOffset": "0"}))
+    async with producer_of(cluster) as producer:
+        result = await producer.send_in_transaction(Message("T", b"x"), lambda *_: COMMIT)
+    assert result.outcome is COMMIT
+    assert "the broker will ask" in caplog.text
+    assert cluster.seen(END) == []
+
+
+async def test_without_a_check_there_are_no_transactions(cluster: FakeCluster) -> None:
+    async with Producer("g", cluster.address) as producer:
+        with pytest.raises(ClientError, match="check="):
+            await producer.send_in_transaction(Message("T", b"x"), lambda *_: COMMIT)
+    with pytest.raises(NotRunningError):
+        await producer_of(cluster).send_in_transaction(Message("T", b"x"), lambda *_: COMMIT)
+    assert cluster.seen(SEND) == []
+
+
+async def test_a_namespace_goes_into_what_the_broker_is_told(cluster: FakeCluster) -> None:
+    cluster.topics["ns%T"] = 1
+    async with producer_of(cluster, namespace="ns") as producer:
+        await producer.send_in_transaction(Message("T", b"x"), lambda *_: COMMIT)
+        end = await end_of(cluster)
+    assert (end.fields["producerGroup"], end.fields["topic"]) == ("ns%g", "ns%T")
+    assert decode_properties(cluster.seen(SEND)[0].fields["i"])["PGROUP"] == "ns%g"
+
+
+# ----------------------------------------------------------------------------------------------- the broker's questions
+
+
+def question(cluster: FakeCluster, *, group: str = "g", topic: str = "T") -> tuple[dict[str, str], bytes]:
+    properties = {"PGROUP": group, "TRAN_MSG": "true", "UNIQ_KEY": "UNIQ", "TAGS": "A"}
+    record = encode_record(cluster.queue(topic, 2), 5, 4096, b"half", properties, port=10911, stored_at_ms=1)
+    fields = {
+        "tranStateTableOffset": "17",
+        "commitLogOffset": "8192",
+        "msgId": "UNIQ",
+        "transactionId": "TX",
+        "offsetMsgId": "OFF",
+        "topic": "RMQ_SYS_TRANS_HALF_TOPIC",
+        "bname": "broker-a",
+    }
+    return fields, record
+
+
+async def be_known(producer: Producer, cluster: FakeCluster) -> str:
+    await producer.send(Message("T", b"x"))
+    await cluster.until_seen(34)
+    return producer.session.client_id
+
+
+@pytest.mark.parametrize(("outcome", "number"), [(COMMIT, "8"), (ROLLBACK, "12"), (UNKNOWN, "0")])
+@pytest.mark.parametrize("plain", [True, False])
+async def test_a_question_is_answered_by_the_check(
+    cluster: FakeCluster, outcome: TransactionOutcome, number: str, plain: bool
+) -> None:
+    asked: list[StoredMessage] = []
+
+    def check(message: StoredMessage) -> TransactionOutcome:
+        asked.append(message)
+        return outcome
+
+    async def check_later(message: StoredMessage) -> TransactionOutcome:
+        return check(message)
+
+    async with producer_of(cluster, check if plain else check_later) as producer:
+        client_id = await be_known(producer, cluster)
+        await cluster.tell_client(client_id, CHECK, *question(cluster))
+        end = await end_of(cluster)
+    (message,) = asked
+    assert (message.topic, message.body, message.tag, message.queue_id) == ("T", b"half", "A", 2)
+    assert end.fields == {
+        "producerGroup": "g",
+        "tranStateTableOffset": "17",
+        "commitLogOffset": "8192",
+        "commitOrRollback": number,
+        "fromTransactionCheck": "true",
+        "msgId": "UNIQ",
+        "transactionId": "TX",
+        "topic": "RMQ_SYS_TRANS_HALF_TOPIC",
+        "bname": "broker-a",
+    }
+
+
+@pytest.mark.usefixtures("expects_errors")
+async def test_a_check_that_fails_leaves_the_outcome_open(cluster: FakeCluster) -> None:
+    def check(_: StoredMessage) -> TransactionOutcome:
+        raise KeyError("order")
+
+    async with producer_of(cluster, check) as producer:
+        await cluster.tell_client(await be_known(producer, cluster), CHECK, *question(cluster))
+        end = await end_of(cluster)
+    assert (end.fields["commitOrRollback"], end.remark) == ("0", "KeyError: 'order'")
+
+
+async def test_only_the_group_that_is_meant_is_asked(cluster: FakeCluster) -> None:
+    asked: list[str] = []
+
+    def check_of(name: str) -> Any:
+        def check(_: StoredMessage) -> TransactionOutcome:
+            asked.append(name)
+            return COMMIT
+
+        return check
+
+    async with Session(cluster.address) as session:
+        async with (
+            Producer("g1", session=session, check=check_of("g1")) as first,
+            Producer("g2", session=session, check=check_of("g2")),
+            Producer("g3", session=session),
+        ):
+            client_id = await be_known(first, cluster)
+            await cluster.tell_client(client_id, CHECK, *question(cluster, group="g2"))
+            assert (await end_of(cluster)).fields["producerGroup"] == "g2"
+            # Nobody here: the question goes unanswered, and the broker asks somebody else.
+            refused = await ask_client(cluster, client_id, CHECK, *question(cluster, group="g3"))
+            assert refused.code == 1
+        assert asked == ["g2"]
+        assert len(cluster.seen(END)) == 1
+        assert session._handlers[CHECK] == []
+
+
+async def test_the_check_sees_names_without_the_namespace(cluster: FakeCluster) -> None:
+    cluster.topics["ns%T"] = 1
+    topics: list[str] = []
+
+    async def check(message: StoredMessage) -> TransactionOutcome:
+        topics.append(message.topic)
+        return COMMIT
+
+    async with producer_of(cluster, check, namespace="ns") as producer:
+        client_id = await be_known(producer, cluster)
+        await cluster.tell_client(client_id, CHECK, *question(cluster, group="ns%g", topic="ns%T"))
+        assert (await end_of(cluster)).fields["producerGroup"] == "ns%g"
+    assert topics == ["T"]
+
+
+@pytest.mark.parametrize("spoilt", ["record", "fields"])
+async def test_a_question_that_cannot_be_read_harms_nobody(cluster: FakeCluster, spoilt: str) -> None:
+    async with producer_of(cluster) as producer:
+        client_id = await be_known(producer, cluster)
+        fields, record = question(cluster)
+        if spoilt == "record":
+            record = record[:30]
+        else:
+            del fields["commitLogOffset"]
+        answer = await ask_client(cluster, client_id, CHECK, fields, record)
+        assert answer.code == 1
+        assert (await producer.send(Message("T", b"still here"))).ok
+    assert cluster.seen(END) == []
+
+
+async def test_a_check_that_never_returns_does_not_keep_the_producer_from_stopping(cluster: FakeCluster) -> None:
+    called, release = threading.Event(), threading.Event()
+
+    def check(_: StoredMessage) -> TransactionOutcome:
+        called.set()
+        release.wait(WAIT_S)
+        return COMMIT
+
+    async with producer_of(cluster, check) as producer:
+        await cluster.tell_client(await be_known(producer, cluster), CHECK, *question(cluster))
+        await eventually(called.is_set)
+        async with asyncio.timeout(WAIT_S / 2):
+            await producer.stop()
+    assert not release.is_set()
+    assert cluster.seen(END) == []
+    release.set()
+
+
+async def test_a_producer_that_is_started_again_is_asked_again(cluster: FakeCluster) -> None:
+    producer = producer_of(cluster, lambda _: COMMIT)
+    for number in (1, 2):
+        async with producer:
+            await producer.send_in_transaction(Message("T", b"x"), lambda *_: COMMIT)
+            await end_of(cluster, 2 * number - 1)
+            await cluster.tell_client(producer.session.client_id, CHECK, *question(cluster))
+            await end_of(cluster, 2 * number)
