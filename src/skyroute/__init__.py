@@ -1,3 +1,87 @@
-"""RocketMQ's system in Python: name server, broker, client and a data pipeline on Spark."""
+"""RocketMQ's system in Python: name server, broker, client and a data pipeline on Spark.
+
+What applications use can be had from here, and is imported when it is first asked for:
+
+>>> from skyroute import Consumer, Message, Producer
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skyroute.client.admin import Admin
+    from skyroute.client.consumer import Consumer
+    from skyroute.client.handlers import ConsumeResult, RetryLater
+    from skyroute.client.producer import Producer
+    from skyroute.client.pull_consumer import PullConsumer
+    from skyroute.client.results import SendResult, SendStatus, TransactionResult
+    from skyroute.client.session import Session
+    from skyroute.client.signing import Credentials
+    from skyroute.client.subscription import StartPosition, sql
+    from skyroute.errors import SkyrouteError
+    from skyroute.message.flags import Compression
+    from skyroute.message.message import Message, StoredMessage
+    from skyroute.message.queue_ref import QueueRef
+    from skyroute.wire.calls.clients import MessageModel
+    from skyroute.wire.calls.transaction import TransactionOutcome
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Admin",
+    "Compression",
+    "ConsumeResult",
+    "Consumer",
+    "Credentials",
+    "Message",
+    "MessageModel",
+    "Producer",
+    "PullConsumer",
+    "QueueRef",
+    "RetryLater",
+    "SendResult",
+    "SendStatus",
+    "Session",
+    "SkyrouteError",
+    "StartPosition",
+    "StoredMessage",
+    "TransactionOutcome",
+    "TransactionResult",
+    "__version__",
+    "sql",
+]
+
+_HOMES = {
+    "Admin": "client.admin",
+    "Compression": "message.flags",
+    "ConsumeResult": "client.handlers",
+    "Consumer": "client.consumer",
+    "Credentials": "client.signing",
+    "Message": "message.message",
+    "MessageModel": "wire.calls.clients",
+    "Producer": "client.producer",
+    "PullConsumer": "client.pull_consumer",
+    "QueueRef": "message.queue_ref",
+    "RetryLater": "client.handlers",
+    "SendResult": "client.results",
+    "SendStatus": "client.results",
+    "Session": "client.session",
+    "SkyrouteError": "errors",
+    "StartPosition": "client.subscription",
+    "StoredMessage": "message.message",
+    "TransactionOutcome": "wire.calls.transaction",
+    "TransactionResult": "client.results",
+    "sql": "client.subscription",
+}
+"""Where each name lives: `import skyroute` alone, as the name server and the command do it, must cost nothing."""
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'skyroute' has no attribute {name!r}")
+    return getattr(import_module(f"skyroute.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

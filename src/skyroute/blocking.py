@@ -1,0 +1,216 @@
+"""The client for scripts: the same names and arguments as in `skyroute`, without `await`.
+
+>>> from skyroute import Message
+>>> from skyroute.blocking import Producer
+>>> with Producer("orders", name_servers="127.0.0.1:9876") as producer:
+...     producer.send(Message("Orders", b"one coffee"))
+
+One event loop runs for all of it, in a thread of its own that starts with the first use and ends with the program.
+Every call waits for its turn there, and may be made from any thread but that one.
+"""
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from skyroute.client.consumer import Consumer as AsyncConsumer
+from skyroute.client.errors import ClientError
+from skyroute.client.producer import Producer as AsyncProducer
+from skyroute.client.pull_consumer import PullConsumer as AsyncPullConsumer
+from skyroute.message.message import StoredMessage
+from skyroute.message.queue_ref import QueueRef
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _LoopThread:
+    """An event loop in a thread, for callers in other threads."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="skyroute blocking", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it runs in this process; a fork takes the object along, and not the thread."""
+        return self._pid == os.getpid()
+
+    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise ClientError("a blocking call would wait for itself here: use the asynchronous names from `skyroute`")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # for whoever pressed Ctrl-C; of a future that is done, nothing
+            raise
+
+
+_lock = threading.Lock()
+_loop_thread: _LoopThread | None = None
+
+
+def _run(coroutine: Coroutine[Any, Any, R]) -> R:
+    global _loop_thread  # noqa: PLW0603 - one loop for all, made when it is first needed
+    with _lock:
+        if _loop_thread is None or not _loop_thread.is_ours:
+            _loop_thread = _LoopThread()
+        thread = _loop_thread
+    return thread.run(coroutine)
+
+
+class _Startable(Protocol):
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+
+T = TypeVar("T", bound=_Startable)
+
+
+class _Face(Generic[T]):
+    """What all four have in common: an asynchronous self, and `with`."""
+
+    _make: Callable[..., T]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take the arguments of the asynchronous class of the same name."""
+
+        async def make() -> T:
+            return type(self)._make(*args, **kwargs)
+
+        self._inner = _run(make())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _run(self._inner.__aexit__(kind, error, traceback))
+
+    def start(self) -> None:
+        """Begin."""
+        _run(self._inner.start())
+
+    def stop(self) -> None:
+        """End: see the asynchronous one."""
+        _run(self._inner.stop())
+
+    def __repr__(self) -> str:
+        return f"<blocking {self._inner!r}>"
+
+
+def _waiting(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
+    """Make a method that waits out of one that is awaited."""
+
+    @functools.wraps(method)
+    def call(self: _Face[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return _run(method(self._inner, *args, **kwargs))
+
+    return call
+
+
+def _at_once(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Make a method that may be called from any thread out of one that belongs to the loop."""
+
+    @functools.wraps(method)
+    def call(self: _Face[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        async def there() -> R:
+            return method(self._inner, *args, **kwargs)
+
+        return _run(there())
+
+    return call
+
+
+class Producer(_Face[AsyncProducer]):
+    """Sends messages: `skyroute.Producer` without `await`."""
+
+    _make = AsyncProducer
+    send = _waiting(AsyncProducer.send)
+    send_oneway = _waiting(AsyncProducer.send_oneway)
+    send_batch = _waiting(AsyncProducer.send_batch)
+    send_in_transaction = _waiting(AsyncProducer.send_in_transaction)
+    request = _waiting(AsyncProducer.request)
+    reply = _waiting(AsyncProducer.reply)
+    recall = _waiting(AsyncProducer.recall)
+    queues = _waiting(AsyncProducer.queues)
+
+
+class Consumer(_Face[AsyncConsumer]):
+    """Gives messages to handlers, each in a thread: `skyroute.Consumer` without `await`.
+
+    >>> consumer = Consumer("billing", name_servers="127.0.0.1:9876")
+    >>> @consumer.on("Orders", "paid")
+    ... def handle(message: StoredMessage) -> None:
+    ...     book(message.body)
+    >>> consumer.run()
+    """
+
+    _make = AsyncConsumer
+    subscribe = _at_once(AsyncConsumer.subscribe)
+    on = _at_once(AsyncConsumer.on)
+    unsubscribe = _at_once(AsyncConsumer.unsubscribe)
+    pause = _at_once(AsyncConsumer.pause)
+    resume = _at_once(AsyncConsumer.resume)
+    run = _waiting(AsyncConsumer.run)
+
+    @property
+    def assignment(self) -> frozenset[QueueRef]:
+        """The queues of the subscribed topics that are ours now."""
+        return self._inner.assignment
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        return _iterate(self._inner.__aiter__())
+
+
+class PullConsumer(_Face[AsyncPullConsumer]):
+    """Reads messages when asked to: `skyroute.PullConsumer` without `await`."""
+
+    _make = AsyncPullConsumer
+    subscribe = _at_once(AsyncPullConsumer.subscribe)
+    unsubscribe = _at_once(AsyncPullConsumer.unsubscribe)
+    assign = _at_once(AsyncPullConsumer.assign)
+    poll = _waiting(AsyncPullConsumer.poll)
+    seek = _at_once(AsyncPullConsumer.seek)
+    seek_to_begin = _waiting(AsyncPullConsumer.seek_to_begin)
+    seek_to_end = _waiting(AsyncPullConsumer.seek_to_end)
+    seek_to_time = _waiting(AsyncPullConsumer.seek_to_time)
+    pause = _at_once(AsyncPullConsumer.pause)
+    resume = _at_once(AsyncPullConsumer.resume)
+    position = _waiting(AsyncPullConsumer.position)
+    committed = _waiting(AsyncPullConsumer.committed)
+    commit = _waiting(AsyncPullConsumer.commit)
+    queues = _waiting(AsyncPullConsumer.queues)
+
+    @property
+    def assignment(self) -> frozenset[QueueRef]:
+        """The queues that are read now."""
+        return self._inner.assignment
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        return _iterate(self._inner.__aiter__())
+
+
+def _iterate(messages: AsyncIterator[StoredMessage]) -> Iterator[StoredMessage]:
+    async def following() -> StoredMessage | None:
+        return await anext(messages, None)
+
+    while (message := _run(following())) is not None:
+        yield message
