@@ -12,7 +12,7 @@ FLOORS_READY := $(FLOORS)/.ready
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-peers test-floors format lint types imports bench-nameserver ci clean
+.PHONY: help setup demo test test-peers test-floors format lint types imports bench-nameserver bench-client ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ imports: $(READY) ## who imports whom
 
 bench-nameserver: $(READY) ## how fast routes are found, alone and while brokers register
 	$(BIN)/python -m benchmarks.nameserver
+
+bench-client: $(READY) ## how fast our client sends and consumes, beside Apache's Java client on one Apache broker
+	$(BIN)/python -m benchmarks.client
 
 ci: ## what CI runs
 	.ci/run

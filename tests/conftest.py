@@ -4,6 +4,11 @@ import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about what else the machine does than about us.
+settings.register_profile("skyroute", deadline=None)
+settings.load_profile("skyroute")
 
 NO_SKIP = os.environ.get("SKYROUTE_NO_SKIP") == "1"
 

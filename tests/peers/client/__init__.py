@@ -1,0 +1,1 @@
+"""Our client against real Apache RocketMQ. A package, so that its processes end with its last test."""
