@@ -72,14 +72,14 @@ def decode(data: bytes, kind: Any) -> Any:
     raise JsonError(reason)
 
 
-# Possessive throughout: nothing is tried twice, so the time is linear whatever a peer sends.
-_UP_TO_BARE_KEY: Final = re.compile(
-    r"""((?:[^"{,]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{,](?!\s*+[-\w$]++\s*+:))*+[{,]\s*+)([-\w$]++)(?=\s*+:)""", re.DOTALL
+# Possessive throughout: nothing is tried twice, so the time is linear whatever a peer sends. Compiled when first
+# needed: that takes longer than most programs that import this will ever spend on odd JSON.
+_UP_TO_BARE_KEY: Final = (
+    r"""((?:[^"{,]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{,](?!\s*+[-\w$]++\s*+:))*+[{,]\s*+)([-\w$]++)(?=\s*+:)"""
 )
-_TOKEN: Final = re.compile(
+_TOKEN: Final = (
     r"""(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+")|(?P<single>'[^'\\]*+(?:\\.[^'\\]*+)*+')|(?P<mark>[{}\[\],])|(?P<colon>\s*+:)"""
-    r"""|(?P<blank>\s++)|(?P<atom>[^\s{}\[\],:"']++)|(?P<rest>["'].*+)""",
-    re.DOTALL,
+    r"""|(?P<blank>\s++)|(?P<atom>[^\s{}\[\],:"']++)|(?P<rest>["'].*+)"""
 )
 _QUOTED: Final = re.compile(r"\\.|\"", re.DOTALL)
 
@@ -94,7 +94,8 @@ def quote_bare_keys(data: bytes) -> bytes:
     text = data.decode()
     pieces: list[str] = []
     at = 0
-    while found := _UP_TO_BARE_KEY.match(text, at):
+    match = re.compile(_UP_TO_BARE_KEY, re.DOTALL).match
+    while found := match(text, at):
         pieces += (found[1], '"', found[2], '"')
         at = found.end()
         if len(pieces) > 4 * BARE_KEYS_MAX:
@@ -122,7 +123,7 @@ def _requote(match: re.Match[str]) -> str:
 def _standard_tokens(text: str) -> Iterator[str]:
     # One token is held back: a comma until something worth separating follows, an atom until it is known to be a key.
     held, last = "", "["
-    for match in _TOKEN.finditer(text):
+    for match in re.compile(_TOKEN, re.DOTALL).finditer(text):
         kind, token = match.lastgroup, match.group()
         if kind == "blank":
             continue

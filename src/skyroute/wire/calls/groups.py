@@ -1,7 +1,7 @@
 """What administrators ask about consumer groups: their settings, who is connected, and how far they have come."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -41,7 +41,7 @@ class GroupConfig(
     ordered: bool = False
     retry_queues: Int32 = 1
     retry_times_max: Int32 = 16
-    retry_policy: dict[str, Any] = {"type": "CUSTOMIZED"}
+    retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
     """How long to wait before which attempt, in Java's own form."""
     broker_id: Int64 = 0
     """Which member of a broker group to read from."""
@@ -116,15 +116,33 @@ def decode_group_page(response: Response) -> GroupPage:
 # ------------------------------------------------------------------------------------------------------ connections
 
 
-class Connection(
-    msgspec.Struct, frozen=True, rename={"client_id": "clientId", "address": "clientAddr"}, order=True
-):  # fmt: skip
+class Connection(msgspec.Struct, frozen=True, rename={"client_id": "clientId", "address": "clientAddr"}, order=True):
     """A client as a broker sees it."""
 
     client_id: str
     address: str
     language: str = "JAVA"
     version: Int32 = 0
+
+    @property
+    def release(self) -> str:
+        """The name of the release it is of, as Apache's tools show it."""
+        return release_name(self.version)
+
+
+_V4_0_0_SNAPSHOT: Final = 212
+_HIGHER_VERSION: Final = 612
+
+
+def release_name(version: int) -> str:
+    """Return the name of a release by its place in Apache's list, as far as that is regular: from 4.0.0 on."""
+    if version < _V4_0_0_SNAPSHOT:
+        return "older than V4_0_0"
+    if version >= _HIGHER_VERSION:
+        return "HIGHER_VERSION"
+    # Every number is there with and without SNAPSHOT, from x.0.0 to x.9.9, whether it was ever released or not.
+    place, is_final = divmod(version - _V4_0_0_SNAPSHOT, 2)
+    return f"V{4 + place // 100}_{place // 10 % 10}_{place % 10}{'' if is_final else '_SNAPSHOT'}"
 
 
 class SubscriptionView(

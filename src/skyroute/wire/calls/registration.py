@@ -13,6 +13,7 @@ import msgspec
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.topology import BrokerKey, Permission, QueueSettings, StaticMapping
 from skyroute.wire import fastjson
+from skyroute.wire.calls.mapping import MappingBody, mapping_members
 from skyroute.wire.codes import V3_0_11, V5_0_0, RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError
@@ -59,29 +60,6 @@ class _Topic(msgspec.Struct, gc=False, rename={"read_queues": "readQueueNums", "
     write_queues: Int32 = 16
     perm: Int32 = Permission.READ | Permission.WRITE
     topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
-
-
-class MappingBody(msgspec.Struct):
-    """A broker's part of a static topic, as it lies on the wire."""
-
-    bname: str
-    topic: str = ""
-    totalQueues: Int32 = 0  # noqa: N815 - the wire's name
-    epoch: Int64 = 0
-    scope: str | None = "__global__"
-    dirty: bool = False
-    currIdMap: dict[Int32, Int32] | None = None  # noqa: N815 - the wire's name
-
-    def value(self, topic: str) -> StaticMapping:
-        return StaticMapping(
-            topic=self.topic or topic,
-            broker_name=self.bname,
-            total_queues=self.totalQueues,
-            epoch=self.epoch,
-            scope=self.scope or "__global__",
-            dirty=self.dirty,
-            current_ids=self.currIdMap or {},
-        )
 
 
 class _TopicConfigs(msgspec.Struct):
@@ -167,19 +145,6 @@ def encode_registration(registration: Registration) -> Request:
 
 def _truth(value: bool) -> str:  # noqa: FBT001 - it is the value itself
     return "true" if value else "false"
-
-
-def mapping_members(mapping: StaticMapping) -> dict[str, Any]:
-    """Return a part of a static topic under the wire's names."""
-    return {
-        "bname": mapping.broker_name,
-        "currIdMap": mapping.current_ids,
-        "dirty": mapping.dirty,
-        "epoch": mapping.epoch,
-        "scope": mapping.scope,
-        "topic": mapping.topic,
-        "totalQueues": mapping.total_queues,
-    }
 
 
 def _version_members(version: DataVersion) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from skyroute.routing.topology import (
     TopicRoute,
 )
 from skyroute.wire import fastjson
-from skyroute.wire.calls.registration import MappingBody, mapping_members
+from skyroute.wire.calls.mapping import MappingBody, mapping_members
 from skyroute.wire.codes import V4_9_4, RequestCode
 from skyroute.wire.command import Int32, Request
 from skyroute.wire.errors import BodyError, FieldError

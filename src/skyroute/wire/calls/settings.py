@@ -9,26 +9,30 @@ import msgspec
 from skyroute.wire.calls.topics import read_body
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int64, Request, Response
-from skyroute.wire.fields import required_text
+from skyroute.wire.errors import FieldError
 
-_SPECIAL: Final = re.compile(r"\\|[^ -~]")
+# Java's reader ends a name at the first of `=`, `:` and blank, and drops the blanks before a value.
+_SPECIAL_IN_NAME: Final = re.compile(r"[\\=:#! ]|[^ -~]")
+_SPECIAL_IN_VALUE: Final = re.compile(r"\\|[^ -~]|^ ")
 
 
 def encode_settings(settings: Mapping[str, str]) -> bytes:
     """Write settings so that Java's reader of properties reads them back as they are."""
-    return "".join(f"{name}={_SPECIAL.sub(_escape, value)}\n" for name, value in settings.items()).encode()
+    lines = (
+        f"{_SPECIAL_IN_NAME.sub(_escape, name)}={_SPECIAL_IN_VALUE.sub(_escape, value)}\n"
+        for name, value in settings.items()
+    )
+    return "".join(lines).encode()
 
 
 def _escape(match: re.Match[str]) -> str:
-    if match[0] == "\\":
-        return "\\\\"
     units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 def decode_settings(body: bytes) -> dict[str, str]:
     """Read settings as servers write them, which is without any escapes: a value may hold anything but a line's end."""
-    lines = (line.partition("=") for line in body.decode("utf-8", "replace").splitlines() if line.strip())
+    lines = (line.partition("=") for line in body.decode("utf-8", "replace").split("\n") if line.strip())
     return {name: value for name, _, value in sorted(lines)}
 
 
@@ -71,7 +75,10 @@ def decode_kv_value(response: Response) -> str:
     Raises:
         FieldError: there is none.
     """
-    return required_text(response.fields or {}, "value")
+    value = (response.fields or {}).get("value")
+    if value is None:  # it may well be empty
+        raise FieldError("value is required")
+    return value
 
 
 def encode_kv_deletion(namespace: str, key: str) -> Request:

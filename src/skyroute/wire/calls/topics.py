@@ -11,7 +11,7 @@ from skyroute.routing.topology import BrokerGroup, ClusterView, Permission
 from skyroute.wire import fastjson
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
-from skyroute.wire.errors import BodyError
+from skyroute.wire.errors import BodyError, FieldError
 from skyroute.wire.fields import optional_int
 from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys
 
@@ -68,12 +68,13 @@ def decode_cluster_view(body: bytes) -> ClusterView:
     info = read_body(body, _ClusterInfo, "a list of clusters")
     return ClusterView(
         groups=tuple(
-            BrokerGroup(name, data.cluster, dict(sorted(data.broker_addrs.items())), data.enable_acting_master,
-                        data.zone_name)
+            BrokerGroup(
+                name, data.cluster, dict(sorted(data.broker_addrs.items())), data.enable_acting_master, data.zone_name
+            )
             for name, data in sorted(info.broker_addr_table.items())
         ),
         clusters={cluster: tuple(sorted(names)) for cluster, names in sorted(info.cluster_addr_table.items())},
-    )  # fmt: skip
+    )
 
 
 def encode_topic_list_query() -> Request:
@@ -145,6 +146,23 @@ class TopicConfig(
 def write_attribute_changes(changes: Mapping[str, str | None]) -> str:
     """Write which attributes to set, and, with None, which to drop."""
     return ",".join(f"-{name}" if value is None else f"+{name}={value}" for name, value in changes.items())
+
+
+def read_attribute_changes(text: str) -> dict[str, str | None]:
+    """Read which attributes to set, and which to drop: `+name=value,-name`.
+
+    Raises:
+        FieldError: it is no such text, or names an attribute twice.
+    """
+    changes: dict[str, str | None] = {}
+    for piece in filter(None, map(str.strip, text.split(","))):
+        name, sign, value = piece[1:].partition("=")
+        if not name or piece[0] not in "+-" or bool(sign) != (piece[0] == "+"):
+            raise FieldError(f"attributes: {piece!r} is neither +name=value nor -name")
+        if name in changes:
+            raise FieldError(f"attributes: {name} is there twice")
+        changes[name] = value if sign else None
+    return changes
 
 
 def encode_topic_update(config: TopicConfig, attribute_changes: Mapping[str, str | None] | None = None) -> Request:
@@ -231,8 +249,11 @@ def decode_topic_page(response: Response) -> TopicPage:
     return TopicPage(decoded.topic_config_table, decoded.data_version, total if total >= 0 else None)
 
 
-class QueueSpan(msgspec.Struct, frozen=True, rename={"updated_at_ms": "lastUpdateTimestamp"} | {
-    "min_offset": "minOffset", "max_offset": "maxOffset"}):  # fmt: skip
+class QueueSpan(
+    msgspec.Struct,
+    frozen=True,
+    rename={"updated_at_ms": "lastUpdateTimestamp"} | {"min_offset": "minOffset", "max_offset": "maxOffset"},
+):
     """Where a queue begins and ends."""
 
     min_offset: Int64 = 0
