@@ -1,7 +1,7 @@
 """A consumer that is given messages as they come. What it is made of, how it starts, and how it stops.
 
-Its parts: `subscriptions` (what is wanted), `ownership` (which queues are ours), `fetching` (from brokers to backlogs),
-`handling` (from backlogs to handlers), `redelivery` (what handlers failed), `consumer_answers` (what brokers ask).
+Its parts, in `client.push`: `subscriptions` (what is wanted), `ownership` (which queues are ours), `fetching` (from brokers to backlogs),
+`handling` (from backlogs to handlers), `redelivery` (what handlers failed), `answers` (what brokers ask).
 """
 
 import asyncio
@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar, Unpack
 
-from skyroute.client.backlog import BacklogLimits
-from skyroute.client.consumer_settings import RECONSUME_FOREVER, RECONSUME_TIMES, ConsumerSettings, Pace
-from skyroute.client.consuming import Consuming
 from skyroute.client.errors import ClientError
-from skyroute.client.handlers import Handler, RetryLater
-from skyroute.client.handling import Worker
 from skyroute.client.offset_store import BrokerOffsets, FileOffsets, OffsetStore
-from skyroute.client.owned_queue import OwnedQueue
+from skyroute.client.push.backlog import BacklogLimits
+from skyroute.client.push.consuming import Consuming
+from skyroute.client.push.handlers import Handler, RetryLater
+from skyroute.client.push.handling import Worker
+from skyroute.client.push.owned_queue import OwnedQueue
+from skyroute.client.push.settings import RECONSUME_FOREVER, RECONSUME_TIMES, ConsumerSettings, Pace
+from skyroute.client.push.subscriptions import Subscriptions
 from skyroute.client.rebalance import AVERAGE, Strategy
 from skyroute.client.session import ClientArguments, Session
 from skyroute.client.subscription import Expression, StartPosition
-from skyroute.client.subscriptions import Subscriptions
 from skyroute.message.message import StoredMessage
 from skyroute.message.names import check_consumer_group
 from skyroute.message.queue_ref import QueueRef

@@ -73,7 +73,7 @@ class Replies:
             yield correlation_id, arrival
         finally:
             del self._awaited[correlation_id]
-            if future.done():
+            if future.done() and not future.cancelled():
                 future.exception()  # if the send itself failed, nobody else will look at it
 
     async def _on_reply(self, request: Request, address: str) -> Response | None:

@@ -5,9 +5,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from skyroute.client.push.threads import Threads
 from skyroute.client.results import SendResult
 from skyroute.client.session import Session
-from skyroute.client.threads import Threads
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import StoredMessage
 from skyroute.message.message_id import decode_offset_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from skyroute.client.consumer import Consumer
-from skyroute.client.consumer_settings import Pace
+from skyroute.client.push.settings import Pace
 from skyroute.client.subscription import StartPosition
 from skyroute.message.message import StoredMessage
 from tests.support.fake_broker import FakeCluster

@@ -201,7 +201,7 @@ async def test_a_line_on_which_nothing_comes_is_taken_for_dead() -> None:
 
 async def test_a_line_on_which_anything_comes_is_alive() -> None:
     async with joined() as (channel, other):
-        patient, hasty = call(channel), call(channel, timeout_s=0.05)
+        patient, hasty = call(channel), call(channel, timeout_s=0.5)
         first = await other.hear()
         await other.say(encode_reply(Reply(), 12345))
         with pytest.raises(CallTimeoutError):
@@ -335,7 +335,7 @@ async def test_the_peer_asks_and_is_answered_in_its_own_form() -> None:
 
     async with joined(answer) as (_, other):
         for form in ("json", "binary"):
-            await other.say(raw.encode(raw.Request(ECHO, {}, b"body"), 9, form=form))  # type: ignore[arg-type]  # one of the two
+            await other.say(raw.encode(raw.Request(ECHO, {}, b"body"), 9, form=form))
             heard = await other.hear()
             assert (heard.is_reply, heard.opaque, heard.form) == (True, 9, form)
             assert (heard.fields, heard.body) == ({"seen": "77"}, b"body")

@@ -12,8 +12,8 @@ import pytest
 
 from skyroute.client.consumer import Consumer
 from skyroute.client.errors import ClientError, ExpressionRefusedError, NoNameServerError
-from skyroute.client.handlers import BatchHandler, ConsumeResult, RetryLater
 from skyroute.client.offset_store import FileOffsets
+from skyroute.client.push.handlers import BatchHandler, ConsumeResult, RetryLater
 from skyroute.client.session import Session
 from skyroute.client.subscription import StartPosition, sql
 from skyroute.client.trace import ConsumeEnded, ConsumeStarted, decode_trace

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skyroute.client.consumer import Consumer
-from skyroute.client.handlers import ConsumeResult, RetryLater
+from skyroute.client.push.handlers import ConsumeResult, RetryLater
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.clients import decode_running_consumer
 from tests.network.client.consumers import Inbox, consumer_of

@@ -273,7 +273,7 @@ async def test_a_topic_that_cannot_be_written_now_says_why(cluster: FakeCluster,
 async def test_a_dead_name_server_is_asked_no_second_time(cluster: FakeCluster) -> None:
     async with fake_cluster(topics={"T": 1, "U": 1}) as hanging:
         hanging.hang(ROUTE)
-        async with Session([hanging.address, cluster.address], request_timeout_s=0.1) as session:
+        async with Session([hanging.address, cluster.address], request_timeout_s=0.5) as session:
             session.name_servers.prefer(hanging.address)
             for topic in ("T", "U"):
                 await session.routes.find(topic)

@@ -374,8 +374,8 @@ async def test_being_sent_away_takes_no_more_time_than_the_call_had(cluster: Fak
     loop = asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(RemotingError):
-        await session.call(cluster.broker().address, Request(ECHO), 0.3)
-    assert loop.time() - began < 0.55
+        await session.call(cluster.broker().address, Request(ECHO), 1.0)
+    assert loop.time() - began < 1.9
 
 
 # ----------------------------------------------------------------------------------------------------- what brokers ask
@@ -625,12 +625,12 @@ async def test_a_message_travels_encrypted(cluster: FakeCluster, tmp_path: Path,
     authority.issue_cert("localhost", "127.0.0.1").configure_cert(server)
     await encrypt(cluster, server)
     files = Files(tmp_path / "files", authority)
-    tls: bool | ssl.SSLContext | TlsClientSettings = {
+    ways: dict[str, bool | ssl.SSLContext | TlsClientSettings] = {
         "unchecked": True,
         "context": client_of(authority),
         "settings": TlsClientSettings(enabled=True, auth_server=True, trust_cert_path=str(files.trust)),
-    }[how]
-    async with Producer("g", cluster.address, tls=tls) as producer:
+    }
+    async with Producer("g", cluster.address, tls=ways[how]) as producer:
         await producer.send(Message("T", b"secret"))
     assert cluster.stored_bodies("T") == [b"secret"]
 

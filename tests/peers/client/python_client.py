@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from skyroute import Consumer, ConsumeResult, StartPosition, StoredMessage
-from skyroute.client.consumer_settings import Pace
+from skyroute.client.push.settings import Pace
 from skyroute.client.subscription import Expression
 from tests.peers.client.java_client import ARRIVAL_TIMEOUT_S, Place, until
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from skyroute.client.backlog import Backlog
-from skyroute.client.tally import Tally
+from skyroute.client.push.backlog import Backlog
+from skyroute.client.push.tally import Tally
 from skyroute.message.queue_ref import QueueRef
 from skyroute.routing.topology import MASTER_ID
 

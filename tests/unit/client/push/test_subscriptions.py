@@ -8,13 +8,13 @@ from collections.abc import Awaitable
 import pytest
 
 from skyroute.client.errors import ClientError
-from skyroute.client.handlers import HandlerCall
+from skyroute.client.push.handlers import HandlerCall
+from skyroute.client.push.subscriptions import Subscriptions
+from skyroute.client.push.threads import Threads
 from skyroute.client.subscription import sql
-from skyroute.client.subscriptions import Subscriptions
-from skyroute.client.threads import Threads
 from skyroute.message.errors import InvalidNameError, TagExpressionError
 from skyroute.message.message import StoredMessage
-from tests.unit.client.test_backlog import message
+from tests.unit.client.push.test_backlog import message
 
 
 async def handle(_message: StoredMessage) -> None: ...

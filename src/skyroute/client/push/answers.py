@@ -7,14 +7,14 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from skyroute.client.consumer_settings import ConsumerSettings
-from skyroute.client.fetching import Fetching
-from skyroute.client.handlers import ConsumeResult, HandlerCall, RetryLater
-from skyroute.client.handling import Handling
-from skyroute.client.owned_queue import OwnedQueue
-from skyroute.client.ownership import Ownership
+from skyroute.client.push.fetching import Fetching
+from skyroute.client.push.handlers import ConsumeResult, HandlerCall, RetryLater
+from skyroute.client.push.handling import Handling
+from skyroute.client.push.owned_queue import OwnedQueue
+from skyroute.client.push.ownership import Ownership
+from skyroute.client.push.settings import ConsumerSettings
+from skyroute.client.push.subscriptions import Subscriptions
 from skyroute.client.session import RequestHandler, Session
-from skyroute.client.subscriptions import Subscriptions
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record
 from skyroute.wire.calls import clients

@@ -6,20 +6,20 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-from skyroute.client.consumer_answers import ConsumerAnswers
-from skyroute.client.consumer_settings import ConsumerSettings
 from skyroute.client.errors import ClientError, NoRouteError
-from skyroute.client.fetching import Fetching
-from skyroute.client.handling import Handling
 from skyroute.client.offset_store import OffsetStore
-from skyroute.client.owned_queue import OwnedQueue
-from skyroute.client.ownership import Ownership
 from skyroute.client.producer import Producer
-from skyroute.client.redelivery import Redelivery
+from skyroute.client.push.answers import ConsumerAnswers
+from skyroute.client.push.fetching import Fetching
+from skyroute.client.push.handling import Handling
+from skyroute.client.push.owned_queue import OwnedQueue
+from skyroute.client.push.ownership import Ownership
+from skyroute.client.push.redelivery import Redelivery
+from skyroute.client.push.settings import ConsumerSettings
+from skyroute.client.push.subscriptions import Subscriptions
+from skyroute.client.push.tally import SAMPLE_S
 from skyroute.client.session import Session
 from skyroute.client.subscription import SQL92
-from skyroute.client.subscriptions import Subscriptions
-from skyroute.client.tally import SAMPLE_S
 from skyroute.client.trace import Tracer
 from skyroute.message.reserved_topics import is_retry_topic
 from skyroute.routing.topology import TopicRoute

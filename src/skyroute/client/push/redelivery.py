@@ -4,8 +4,8 @@ import logging
 import random
 from typing import Final
 
-from skyroute.client.consumer_settings import ConsumerSettings
 from skyroute.client.errors import NoBrokerError, NoRouteError, refusal
+from skyroute.client.push.settings import ConsumerSettings
 from skyroute.client.selection import publish_queues
 from skyroute.client.session import Session
 from skyroute.errors import SkyrouteError

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from skyroute.client.threads import Threads
+from skyroute.client.push.threads import Threads
 from skyroute.message.message import StoredMessage
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skyroute.client.tally import HOUR_SAMPLES, SAMPLE_S, Tally
+from skyroute.client.push.tally import HOUR_SAMPLES, SAMPLE_S, Tally
 
 
 def test_a_new_one_has_no_pace() -> None:

@@ -10,16 +10,16 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from skyroute.client import queue_locks
 from skyroute.client import queues as calls
-from skyroute.client.consumer_settings import ConsumerSettings
 from skyroute.client.errors import NoRouteError
 from skyroute.client.offset_store import OffsetStore
-from skyroute.client.owned_queue import LOCK_KEPT_S, OwnedQueue
+from skyroute.client.push import queue_locks
+from skyroute.client.push.owned_queue import LOCK_KEPT_S, OwnedQueue
+from skyroute.client.push.settings import ConsumerSettings
+from skyroute.client.push.subscriptions import Subscriptions
+from skyroute.client.push.tally import Tally
 from skyroute.client.selection import subscribe_queues
 from skyroute.client.session import Session
-from skyroute.client.subscriptions import Subscriptions
-from skyroute.client.tally import Tally
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import is_retry_topic

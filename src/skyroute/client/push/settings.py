@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from skyroute.client.backlog import BacklogLimits
+from skyroute.client.push.backlog import BacklogLimits
 from skyroute.client.rebalance import AVERAGE, Strategy
 from skyroute.client.subscription import StartPosition
 from skyroute.wire.calls.clients import MessageModel

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from skyroute.client import queues as calls
-from skyroute.client.consumer_settings import ConsumerSettings
 from skyroute.client.errors import FlowControlError, SubscriptionNotFoundError, SubscriptionOutdatedError
-from skyroute.client.owned_queue import OwnedQueue
+from skyroute.client.push.owned_queue import OwnedQueue
+from skyroute.client.push.settings import ConsumerSettings
+from skyroute.client.push.subscriptions import Subscriptions
 from skyroute.client.session import Session
 from skyroute.client.subscription import read_messages
-from skyroute.client.subscriptions import Subscriptions
 from skyroute.errors import SkyrouteError
 from skyroute.message import property_names as names
 from skyroute.message.message import StoredMessage

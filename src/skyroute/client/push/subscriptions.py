@@ -3,7 +3,7 @@
 import msgspec
 
 from skyroute.client.errors import ClientError
-from skyroute.client.handlers import Handler, HandlerCall
+from skyroute.client.push.handlers import Handler, HandlerCall
 from skyroute.client.subscription import Expression, make_subscription
 from skyroute.message.names import check_topic
 from skyroute.message.reserved_topics import with_namespace

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from skyroute.client.consumer_settings import ConsumerSettings
-from skyroute.client.handlers import ConsumeResult, HandlerCall, RetryLater
-from skyroute.client.owned_queue import OwnedQueue
-from skyroute.client.redelivery import DEAD_LETTER_LEVEL, TIMED_OUT_LEVEL, Redelivery
+from skyroute.client.push.handlers import ConsumeResult, HandlerCall, RetryLater
+from skyroute.client.push.owned_queue import OwnedQueue
+from skyroute.client.push.redelivery import DEAD_LETTER_LEVEL, TIMED_OUT_LEVEL, Redelivery
+from skyroute.client.push.settings import ConsumerSettings
+from skyroute.client.push.threads import Threads
 from skyroute.client.session import Session
-from skyroute.client.threads import Threads
 from skyroute.client.trace import TracedReturn, Tracer
 from skyroute.message.message import StoredMessage
 

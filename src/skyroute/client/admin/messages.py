@@ -1,0 +1,299 @@
+"""Administration of messages: finding single ones, reading queues without consuming them, and who has had which."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from skyroute.client import queues
+from skyroute.client.admin.calls import ask_all, preferred_address
+from skyroute.client.admin.groups import GroupAdmin
+from skyroute.client.errors import ClientError, ConsumerOfflineError, NoRouteError, NotFoundError, ServerFailedError
+from skyroute.client.selection import subscribe_queues
+from skyroute.client.subscription import make_subscription, read_messages
+from skyroute.errors import SkyrouteError
+from skyroute.message.errors import MessageIdError
+from skyroute.message.message import StoredMessage
+from skyroute.message.message_id import decode_offset_id
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.record import decode_records
+from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX
+from skyroute.wire.calls.clients import (
+    ConsumeType,
+    DirectConsumption,
+    DirectOutcome,
+    MessageModel,
+    decode_direct_outcome,
+    encode_direct_consumption,
+)
+from skyroute.wire.calls.groups import ConsumerConnections
+from skyroute.wire.calls.pull import PullQuestion, PullStatus
+from skyroute.wire.calls.query import FOREVER_MS, UNIQUE_QUERY_MAX, encode_key_query, encode_view
+
+READER_GROUP: Final = "TOOLS_CONSUMER"
+"""The group under which tools read; every broker knows it, and keeps no offsets for it."""
+
+MESSAGES_A_PULL: Final = 32
+QUERY_TIMEOUT_S: Final = 15.0
+"""An index may be large, and lie on a slow disk."""
+HANDLING_TIMEOUT_S: Final = 30.0
+"""How long a consumer may take over one message that is handed to it directly."""
+
+
+class MessageNotFoundError(ClientError):
+    """There is no such message, or no more, or not yet in the broker's index."""
+
+
+class Tracking(StrEnum):
+    """What became of a message in one group."""
+
+    CONSUMED = "CONSUMED"
+    CONSUMED_BUT_FILTERED = "CONSUMED_BUT_FILTERED"
+    """The group has gone past it, and does not want its tag."""
+    PULL = "PULL"
+    """Its members pull, and nobody but them knows."""
+    NOT_CONSUME_YET = "NOT_CONSUME_YET"
+    NOT_ONLINE = "NOT_ONLINE"
+    CONSUME_BROADCASTING = "CONSUME_BROADCASTING"
+    """Each member has its own offsets, and nobody but them knows."""
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTrack:
+    """What became of a message in one group."""
+
+    group: str
+    tracking: Tracking
+    remark: str | None = None
+
+
+class MessageAdmin(GroupAdmin):
+    """Calls about single messages."""
+
+    async def find_message(self, topic: str, message_id: str, cluster: str | None = None) -> StoredMessage:
+        """Return the message with an id: its sender's, or the one that says where a broker put it.
+
+        Raises:
+            MessageNotFoundError: there is none.
+            NoRouteError: no broker has the topic.
+            SomeFailedError, BrokerRefusedError, RemotingError: not all brokers answer.
+        """
+        try:
+            place = decode_offset_id(message_id)
+        except MessageIdError:
+            place = None
+        if place is not None:
+            # Nothing in an id tells which of the two it is; but the place that one says must be that of a broker.
+            address = str(place.store_host)
+            names = {at: group.name for group in await self.groups_of(None) for at in group.addresses.values()}
+            if address in names:
+                try:
+                    answer = await self.session.ask(address, encode_view(topic, place.log_position))
+                    return _with_broker(decode_records(answer.body), names[address])[0]
+                except (ServerFailedError, IndexError):
+                    pass  # there is no record at this place
+        return (await self.messages_by_unique_id(topic, message_id, cluster))[0]
+
+    async def messages_by_unique_id(
+        self, topic: str, message_id: str, cluster: str | None = None
+    ) -> list[StoredMessage]:
+        """Return the messages with the id that their sender gave them, oldest first; after a retry there are several.
+
+        Raises:
+            MessageNotFoundError: there is none.
+            NoRouteError: no broker has the topic.
+            SomeFailedError, BrokerRefusedError, RemotingError: not all brokers answer.
+        """
+        found = [
+            message
+            for message in await self._query(topic, message_id, cluster, UNIQUE_QUERY_MAX, unique=True)
+            if message.message_id == message_id
+        ]
+        if not found:
+            raise MessageNotFoundError(f"no message of {topic} has the id {message_id}")
+        return found
+
+    async def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        count_max: int = 64,
+        begin_ms: int = 0,
+        end_ms: int = FOREVER_MS,
+        cluster: str | None = None,
+    ) -> list[StoredMessage]:
+        """Return messages with a key, oldest first, of each broker up to a number.
+
+        Raises:
+            MessageNotFoundError: there is none.
+            NoRouteError: no broker has the topic.
+            SomeFailedError, BrokerRefusedError, RemotingError: not all brokers answer.
+        """
+        is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
+        # An index knows hashes of keys only, so that others may be among what it finds.
+        found = [
+            message
+            for message in await self._query(topic, key, cluster, count_max, begin_ms, end_ms)
+            if key in message.keys and (is_light or message.topic == topic)
+        ]
+        if not found:
+            raise MessageNotFoundError(f"no message of {topic} has the key {key}")
+        return found
+
+    async def _query(
+        self,
+        topic: str,
+        key: str,
+        cluster: str | None,
+        count_max: int,
+        begin_ms: int = 0,
+        end_ms: int = FOREVER_MS,
+        *,
+        unique: bool = False,
+    ) -> list[StoredMessage]:
+        is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
+        # The records of a light queue are those of the topic it belongs to, which stands in the cluster's place.
+        asked = cluster if is_light and cluster else topic
+        names = {
+            address: group.name
+            for group in (await self.route(asked)).groups
+            if (is_light or cluster in (None, group.cluster)) and (address := preferred_address(group))
+        }
+        if not names:
+            raise NoRouteError(f"no broker of the cluster {cluster} has the topic {topic}")
+
+        async def ask(address: str) -> list[StoredMessage]:
+            request = encode_key_query(
+                asked, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms, unique=unique
+            )  # fmt: skip
+            try:
+                answer = await self.session.ask(address, request, QUERY_TIMEOUT_S)
+            except NotFoundError:
+                return []
+            return _with_broker(decode_records(answer.body), names[address])
+
+        answers = await ask_all(names, ask)
+        return sorted((message for messages in answers.values() for message in messages), key=lambda m: m.stored_at_ms)
+
+    async def message_at(self, queue: QueueRef, offset: int) -> StoredMessage:
+        """Return the message at an offset of a queue.
+
+        Raises:
+            MessageNotFoundError: there is none.
+            ClientError, RemotingError: it cannot be read now.
+        """
+        async for messages in self.read(queue, offset, offset + 1):
+            for message in messages:
+                if message.queue_offset == offset:
+                    return message
+        raise MessageNotFoundError(f"there is no message at offset {offset} of {queue}")
+
+    async def queues_of(self, topic: str, parent: str | None = None) -> list[QueueRef]:
+        """Return the queues of a topic; those of a light queue are where its parent's are.
+
+        Raises:
+            NoRouteError: no broker has the topic.
+        """
+        found = subscribe_queues(parent or topic, await self.route(parent or topic))
+        return [QueueRef(topic, queue.broker_name, queue.queue_id) for queue in found]
+
+    async def span(self, queue: QueueRef, begin_ms: int | None = None, end_ms: int | None = None) -> tuple[int, int]:
+        """Return where a queue begins and where its next message will be, or what lies between two times.
+
+        Raises:
+            ClientError, RemotingError: it cannot be known now.
+        """
+        if begin_ms is None:
+            begin = await queues.min_offset(self.session, queue)
+        else:
+            begin = await queues.offset_at(self.session, queue, begin_ms)
+        if end_ms is None:
+            end = await queues.max_offset(self.session, queue)
+        else:
+            end = await queues.offset_at(self.session, queue, end_ms)
+        return begin, end
+
+    async def read(
+        self, queue: QueueRef, begin: int, end: int, expression: str = "*", *, group: str = READER_GROUP
+    ) -> AsyncGenerator[list[StoredMessage], None]:
+        """Read a queue from one offset up to another, and leave no trace: nobody's offsets change.
+
+        Raises:
+            TagExpressionError: the expression has no tag in it.
+            ClientError, RemotingError: it cannot be read now.
+        """
+        subscription = make_subscription(queue.topic, expression, 0)
+        while begin < end:
+            question = PullQuestion(
+                group=group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                offset=begin,
+                count_max=min(MESSAGES_A_PULL, end - begin),
+                commit_offset=None,
+                suspend_ms=0,
+                expression=subscription.expression,
+                broker_name=queue.broker_name,
+            )
+            answer = await queues.pull(self.session, question)
+            if answer.status in (PullStatus.NO_NEW_MESSAGE, PullStatus.OFFSET_ILLEGAL):
+                return
+            if found := [m for m in read_messages(answer, queue, subscription) if m.queue_offset < end]:
+                yield found
+            begin = max(begin + 1, answer.next_offset)
+
+    # ----------------------------------------------------------------------------------------------------- tracking
+
+    async def track(self, message: StoredMessage) -> list[MessageTrack]:
+        """Return what became of a message in each group that reads its topic.
+
+        Raises:
+            NoRouteError: no broker has the topic any more.
+            SomeFailedError, BrokerRefusedError, RemotingError: not all its brokers say who reads it.
+        """
+        return [await self._track(message, group) for group in await self.readers(message.topic)]
+
+    async def _track(self, message: StoredMessage, group: str) -> MessageTrack:
+        try:
+            members = await self.consumers(group)
+            if members.consume_type == ConsumeType.PULL:
+                return MessageTrack(group, Tracking.PULL)
+            if members.model == MessageModel.BROADCASTING:
+                return MessageTrack(group, Tracking.CONSUME_BROADCASTING)
+            if not await self._has_passed(group, message):
+                return MessageTrack(group, Tracking.NOT_CONSUME_YET)
+        except ConsumerOfflineError as error:
+            return MessageTrack(group, Tracking.NOT_ONLINE, f"CODE:{error.code} DESC:{error.remark}")
+        except SkyrouteError as error:
+            return MessageTrack(group, Tracking.UNKNOWN, str(error))
+        wanted = _wants(members, message)
+        return MessageTrack(group, Tracking.CONSUMED if wanted else Tracking.CONSUMED_BUT_FILTERED)
+
+    async def _has_passed(self, group: str, message: StoredMessage) -> bool:
+        broker_name = message.broker_name or await self.broker_name_at(str(message.store_host))
+        queue = QueueRef(message.topic, broker_name, message.queue_id)
+        progress = (await self.progress(group, message.topic)).queues.get(queue)
+        return progress is not None and progress.consumer_offset > message.queue_offset
+
+    async def consume_directly(self, group: str, client_id: str, message: StoredMessage) -> DirectOutcome:
+        """Have one consumer of a group handle a message now, whatever its offsets say; return what came of it.
+
+        Raises:
+            BrokerRefusedError: it is not connected, pulls its messages itself, or does not answer.
+            RemotingError: the broker that has the message cannot be reached.
+        """
+        order = DirectConsumption(group, client_id, b"", message.offset_id, message.topic)
+        request = encode_direct_consumption(order)
+        answer = await self.session.ask(str(message.store_host), request, HANDLING_TIMEOUT_S)
+        return decode_direct_outcome(answer.body)
+
+
+def _with_broker(messages: list[StoredMessage], broker_name: str) -> list[StoredMessage]:
+    return [message.replace(broker_name=broker_name) for message in messages]
+
+
+def _wants(members: ConsumerConnections, message: StoredMessage) -> bool:
+    subscription = members.subscriptions.get(message.topic)
+    return subscription is None or not subscription.tags or message.tag in subscription.tags

@@ -1,0 +1,1 @@
+"""The parts of `client.consumer`: what is wanted, which queues are ours, fetching, handling, and what brokers ask."""
