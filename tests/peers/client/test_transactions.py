@@ -9,6 +9,7 @@ import asyncio
 
 from skyroute import Message, Producer, StoredMessage, TransactionOutcome
 from tests.peers.client.java_client import JavaClients, Place
+from tests.peers.client.programs import ROOT, run
 
 
 async def test_transactions_are_committed_rolled_back_and_asked_about(java: JavaClients, place: Place) -> None:
@@ -76,3 +77,8 @@ async def test_a_java_producer_of_the_group_answers_for_ours_and_ours_for_java_s
             message = asked.get_nowait()
             assert (message.topic, message.body, message.user_properties) == (topic, b"from java", for_python)
     assert {each.body for each in received} == {b"from python", b"from java", b"hello"}
+
+
+async def test_the_example_of_a_transaction_does_what_it_says(place: Place) -> None:
+    printed = await run(ROOT / "examples" / "transaction.py", place.name_servers)
+    assert printed == "ten COMMIT\ntoo much ROLLBACK\n"
