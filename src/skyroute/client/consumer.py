@@ -1,7 +1,8 @@
 """A consumer that is given messages as they come. What it is made of, how it starts, and how it stops.
 
-Its parts, in `client.push`: `subscriptions` (what is wanted), `ownership` (which queues are ours), `fetching` (from brokers to backlogs),
-`handling` (from backlogs to handlers), `redelivery` (what handlers failed), `answers` (what brokers ask).
+Its parts are in `client.push`: `subscriptions` (what is wanted), `ownership` (which queues are ours), `fetching` (from
+brokers to backlogs), `handling` (from backlogs to handlers), `redelivery` (what handlers failed), `answers` (what
+brokers ask).
 """
 
 import asyncio

@@ -727,10 +727,7 @@ class Producer:
         if not queues:
             raise unknown
         known = self._provisional.get(topic)
-        if known is not None and known[1].queues == queues:
-            rotation = known[1]
-        else:
-            rotation = Rotation(queues)
+        rotation = known[1] if known is not None and known[1].queues == queues else Rotation(queues)
         self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
         return rotation
 

@@ -14,6 +14,9 @@ from skyroute.wire.header import as_response, decode_command, encode_request, re
 
 log = logging.getLogger(__name__)
 
+OUTBOX_BYTES_MAX: Final = 64 * 1024
+"""What is held back to be written in one piece: whoever never lets the loop turn must not fill the memory."""
+
 UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that a peer may ask for without taking them; then it is hung up on."""
 
@@ -38,6 +41,7 @@ class Channel(asyncio.Protocol):
         self._awaited: dict[int, asyncio.Future[Response]] = {}
         self._outbox: list[bytes] = []
         """Frames of this turn of the loop."""
+        self._outbox_bytes = 0
         self._chunks_heard = 0
         self._writable: asyncio.Future[None] | None = None
         """Set while the peer takes less than we send: done when it has caught up."""
@@ -169,11 +173,15 @@ class Channel(asyncio.Protocol):
         if not self._outbox:
             self._loop.call_soon(self._flush)
         self._outbox.append(frame)
+        self._outbox_bytes += len(frame)
+        if self._outbox_bytes >= OUTBOX_BYTES_MAX:
+            self._flush()
 
     def _flush(self) -> None:
         if self._outbox and not self._transport.is_closing():
             self._transport.write(b"".join(self._outbox))
         self._outbox.clear()
+        self._outbox_bytes = 0
 
     def retire(self) -> None:
         """End the connection once the calls that are under way are answered."""

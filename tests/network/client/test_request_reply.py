@@ -14,7 +14,6 @@ from skyroute.message.flags import Compression
 from skyroute.message.message import Message, StoredMessage
 from skyroute.message.record import decode_record
 from skyroute.remoting.errors import CallTimeoutError
-from tests.network.client.asking import ask_client
 from tests.support.fake_broker import CLUSTER, FakeCluster, Record, Reply, decode_properties, fake_cluster
 from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
@@ -89,8 +88,8 @@ async def test_a_request_is_a_message_and_its_reply_comes_back(cluster: FakeClus
     properties = await sent_request(cluster)
     assert properties["REPLY_TO_CLIENT"] == producer.session.client_id
     assert (properties["TTL"], properties["TAGS"]) == (str(int(WAIT_S * 1000)), "A")
-    answer = await ask_client(
-        cluster, producer.session.client_id, PUSH_REPLY, pushed(properties["CORRELATION_ID"]), b"answer"
+    answer = await cluster.ask_client(
+        producer.session.client_id, PUSH_REPLY, pushed(properties["CORRELATION_ID"]), b"answer"
     )
     assert answer.code == 0
     reply = await asking
@@ -139,7 +138,7 @@ async def test_a_request_that_is_given_up_waits_no_longer(cluster: FakeCluster, 
     with pytest.raises(asyncio.CancelledError):
         await asking
     assert producer._replies._awaited == {}
-    late = await ask_client(cluster, producer.session.client_id, PUSH_REPLY, pushed(properties["CORRELATION_ID"]))
+    late = await cluster.ask_client(producer.session.client_id, PUSH_REPLY, pushed(properties["CORRELATION_ID"]))
     assert late.code == 1
 
 
@@ -149,7 +148,7 @@ async def test_a_reply_may_be_faster_than_the_answer_to_the_send(cluster: FakeCl
     asking = asyncio.create_task(producer.request(Message("T", b"x"), timeout_s=WAIT_S))
     properties = await sent_request(cluster)
     for body in (b"first", b"second"):
-        await ask_client(cluster, producer.session.client_id, PUSH_REPLY, pushed(properties["CORRELATION_ID"]), body)
+        await cluster.ask_client(producer.session.client_id, PUSH_REPLY, pushed(properties["CORRELATION_ID"]), body)
     acknowledge.set()
     assert (await asking).body == b"first"
 
@@ -180,8 +179,8 @@ async def test_a_reply_that_means_nothing_is_refused(
     asking = asyncio.create_task(producer.request(Message("T", b"x"), timeout_s=WAIT_S))
     correlation_id = (await sent_request(cluster))["CORRELATION_ID"]
     client_id = producer.session.client_id
-    assert (await ask_client(cluster, client_id, PUSH_REPLY, pushed(correlation_id, **changes))).code == 1
-    assert (await ask_client(cluster, client_id, PUSH_REPLY, pushed(correlation_id), b"good")).code == 0
+    assert (await cluster.ask_client(client_id, PUSH_REPLY, pushed(correlation_id, **changes))).code == 1
+    assert (await cluster.ask_client(client_id, PUSH_REPLY, pushed(correlation_id), b"good")).code == 0
     assert (await asking).body == b"good"
 
 
@@ -284,7 +283,7 @@ async def test_question_and_answer_pass_through_a_broker_that_does_as_brokers_do
             "sysFlag": command.fields["f"],
             "topic": command.fields["b"],
         }
-        answer = await ask_client(cluster, properties["REPLY_TO_CLIENT"], PUSH_REPLY, fields, command.body)
+        answer = await cluster.ask_client(properties["REPLY_TO_CLIENT"], PUSH_REPLY, fields, command.body)
         return Reply(answer.code, {"msgId": "0", "queueId": "0", "queueOffset": "0"})
 
     cluster.on(SEND_REPLY, pass_on)

@@ -32,7 +32,6 @@ from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.wire.calls.clients import ConsumerData
 from skyroute.wire.command import Request, Response
 from tests.network.certificates import Files, client_of
-from tests.network.client.asking import ask_client
 from tests.support import raw
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Peer, Reply, fake_cluster
 from tests.support.lines import WAIT_S, eventually
@@ -90,7 +89,8 @@ async def mute_server() -> AsyncIterator[str]:
     finally:
         server.close()
         for writer in writers:
-            writer.transport.abort()
+            if not writer.transport.is_closing():
+                writer.transport.abort()
 
 
 def groups_of(heartbeat: Command) -> set[str]:
@@ -390,7 +390,7 @@ async def member_of(session: Session, cluster: FakeCluster) -> str:
 
 
 async def test_a_request_that_nobody_knows_is_refused(cluster: FakeCluster, session: Session) -> None:
-    answer = await ask_client(cluster, await member_of(session, cluster), 999)
+    answer = await cluster.ask_client(await member_of(session, cluster), 999)
     assert (answer.code, answer.remark) == (3, " request type 999 not supported")
 
 
@@ -406,10 +406,10 @@ async def test_the_first_handler_that_answers_wins(cluster: FakeCluster, session
     for handler in (not_mine, mine, not_mine):
         session.on_request(999, handler)
     client_id = await member_of(session, cluster)
-    answer = await ask_client(cluster, client_id, 999, {"a": "1"})
+    answer = await cluster.ask_client(client_id, 999, {"a": "1"})
     assert (answer.code, answer.fields, asked) == (0, {"had": "1"}, [cluster.broker().address])
     session.off_request(999, mine)
-    answer = await ask_client(cluster, client_id, 999, {"a": "1"})
+    answer = await cluster.ask_client(client_id, 999, {"a": "1"})
     assert (answer.code, answer.remark) == (1, "nobody here is meant by this request")
 
 
@@ -424,7 +424,7 @@ async def test_a_handler_that_fails_is_an_answer_too(cluster: FakeCluster, sessi
     session.on_request(998, fail)
     session.on_request(999, refuse)
     client_id = await member_of(session, cluster)
-    failed, refused = await ask_client(cluster, client_id, 998), await ask_client(cluster, client_id, 999)
+    failed, refused = await cluster.ask_client(client_id, 998), await cluster.ask_client(client_id, 999)
     assert (failed.code, failed.remark) == (1, "RuntimeError: boom")
     assert (refused.code, refused.remark) == (1, "not like this")
 
@@ -440,12 +440,12 @@ async def test_what_is_answered_at_once_is_bounded(cluster: FakeCluster, session
     client_id = await member_of(session, cluster)
     for _ in range(REQUESTS_MAX):
         await cluster.tell_client(client_id, 999)
-    answer = await ask_client(cluster, client_id, 999)
+    answer = await cluster.ask_client(client_id, 999)
     assert answer.code == 2
     assert session._answering == REQUESTS_MAX
     go_on.set()
     await eventually(lambda: session._answering == 0)
-    assert (await ask_client(cluster, client_id, 999)).code == 0
+    assert (await cluster.ask_client(client_id, 999)).code == 0
 
 
 async def test_a_stop_forgets_what_was_being_answered(cluster: FakeCluster) -> None:

@@ -13,7 +13,6 @@ from skyroute.client.results import SendResult
 from skyroute.client.session import Session
 from skyroute.message.message import Message, StoredMessage
 from skyroute.wire.calls.transaction import TransactionOutcome
-from tests.network.client.asking import ask_client
 from tests.support.fake_broker import FakeCluster, Reply, decode_properties, encode_record, fake_cluster
 from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
@@ -279,7 +278,7 @@ async def test_only_the_group_that_is_meant_is_asked(cluster: FakeCluster) -> No
             await cluster.tell_client(client_id, CHECK, *question(cluster, group="g2"))
             assert (await end_of(cluster)).fields["producerGroup"] == "g2"
             # Nobody here: the question goes unanswered, and the broker asks somebody else.
-            refused = await ask_client(cluster, client_id, CHECK, *question(cluster, group="g3"))
+            refused = await cluster.ask_client(client_id, CHECK, *question(cluster, group="g3"))
             assert refused.code == 1
         assert asked == ["g2"]
         assert len(cluster.seen(END)) == 1
@@ -310,7 +309,7 @@ async def test_a_question_that_cannot_be_read_harms_nobody(cluster: FakeCluster,
             record = record[:30]
         else:
             del fields["commitLogOffset"]
-        answer = await ask_client(cluster, client_id, CHECK, fields, record)
+        answer = await cluster.ask_client(client_id, CHECK, fields, record)
         assert answer.code == 1
         assert (await producer.send(Message("T", b"still here"))).ok
     assert cluster.seen(END) == []

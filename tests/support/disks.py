@@ -1,0 +1,138 @@
+"""Disks that misbehave, and small stores on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.draft import Draft
+from skyroute.broker.store.errors import StoreFullError, StoreWriteError
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.settings import StoreSettings
+from skyroute.message.host import encode_host
+from skyroute.message.message import StoredMessage
+from skyroute.message.properties import encode_properties
+from skyroute.message.record import decode_records
+
+NOW_MS: Final = 1_700_000_000_000
+BORN: Final = encode_host("10.0.0.1", 40_000)
+HERE: Final = encode_host("127.0.0.1", 10_911)
+
+SMALL: Final = StoreSettings(log_segment_bytes=4096, queue_segment_units=10, index_slots=16, index_entries=32)
+"""Every boundary is near."""
+
+
+class FailingDisk(Disk):
+    """Fails once, at the n-th call that changes something; the calls before and after it go through."""
+
+    def __init__(self, fail_at: int = -1, *, full: bool = False, half: bool = False) -> None:
+        self.calls = 0
+        self.fail_at = fail_at
+        self.failed = ""
+        self._full = full
+        self._half = half
+        self.counts: Counter[str] = Counter()
+
+    def _count(self, what: str) -> None:
+        self.calls += 1
+        self.counts[what] += 1
+        if self.calls == self.fail_at:
+            self.failed = what
+            raise (StoreFullError if self._full else StoreWriteError)(f"this {what} fails, as it was told to")
+
+    def open(self, path: Path, size: int) -> int:
+        self._count("open")
+        return super().open(path, size)
+
+    def write(self, descriptor: int, data: bytes, at: int) -> None:
+        if self._half and self.calls + 1 == self.fail_at:
+            super().write(descriptor, data[: len(data) // 2], at)
+        self._count("write")
+        super().write(descriptor, data, at)
+
+    def reserve(self, descriptor: int, size: int) -> None:
+        self._count("reserve")
+        super().reserve(descriptor, size)
+
+    def cut(self, descriptor: int, at: int, size: int) -> None:
+        self._count("cut")
+        super().cut(descriptor, at, size)
+
+    def sync(self, descriptor: int) -> None:
+        self._count("sync")
+
+    def sync_folder(self, folder: Path) -> None:
+        pass
+
+    def remove(self, path: Path) -> None:
+        self._count("remove")
+        super().remove(path)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._count("replace")
+        super().replace(source, target)
+
+
+class FullDisk(Disk):
+    """Has no room while `is_full`: whatever takes room fails, and all else goes through."""
+
+    is_full = False
+
+    def write(self, descriptor: int, data: bytes, at: int) -> None:
+        if self.is_full:
+            raise StoreFullError("no room, as it was told to")
+        super().write(descriptor, data, at)
+
+    def reserve(self, descriptor: int, size: int) -> None:
+        if self.is_full:
+            raise StoreFullError("no room, as it was told to")
+        super().reserve(descriptor, size)
+
+
+class HastyDisk(Disk):
+    """Does not wait for the disk: no test pulls the plug."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+
+class RestartedMachine(HastyDisk):
+    """The same disk, but nothing that was in memory when the machine stopped."""
+
+    def boot_id(self) -> str:
+        return "another-boot"
+
+
+def small_store(folder: Path, disk: Disk | None = None, *, now_ms: int = NOW_MS, **changes: Any) -> MessageStore:
+    return MessageStore.open(folder, replace(SMALL, **changes), now_ms=now_ms, disk=disk)
+
+
+def draft(
+    topic: str = "T",
+    queue_id: int = 0,
+    body: bytes = b"body",
+    properties: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> Draft:
+    raw_properties = encode_properties(properties or {})
+    return Draft(topic, queue_id, body, raw_properties, NOW_MS, BORN, HERE, **changes)
+
+
+def read_all(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+    """Everything that is left of a queue, by reading it as a consumer does."""
+    found: list[StoredMessage] = []
+    offset = store.min_offset(topic, queue_id)
+    while offset < store.max_offset(topic, queue_id):
+        read = store.read_queue(topic, queue_id, offset, 32, 1 << 20)
+        found += decode_records(b"".join(read.chunks), check_crc=True)
+        assert read.next_offset > offset
+        offset = read.next_offset
+    return found
+
+
+def bodies(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    return [message.body for message in read_all(store, topic, queue_id)]

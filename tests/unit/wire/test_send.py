@@ -1,0 +1,141 @@
+import json
+
+import pytest
+
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.send import (
+    SENT_CODES,
+    PushedReply,
+    SendReceipt,
+    decode_pushed_reply,
+    decode_send_receipt,
+    encode_recall,
+    encode_send,
+    encode_send_back,
+)
+from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import FieldError
+from tests.unit.wire.golden import golden_line
+
+HEADERS = json.loads(golden_line("client/sends.json"))
+QUEUE = QueueRef("TopicTest", "broker-a", 3)
+PROPERTIES = "TAGS\x01TagA\x02"
+BORN_AT_MS = 1_700_000_000_000
+
+
+def test_a_send_has_javas_fields() -> None:
+    request = encode_send("PG", QUEUE, b"hello", properties=PROPERTIES, born_at_ms=BORN_AT_MS, sys_flag=1, flag=7)
+    assert (request.code, request.fields, request.body) == (310, HEADERS["send"], b"hello")
+
+
+def test_a_send_of_what_was_sent_before_has_javas_fields() -> None:
+    request = encode_send(
+        "PG",
+        QUEUE,
+        b"items",
+        properties=PROPERTIES,
+        born_at_ms=BORN_AT_MS,
+        sys_flag=1,
+        flag=7,
+        batch=True,
+        reconsume_times=2,
+        max_reconsume_times=16,
+    )
+    assert (request.code, request.fields) == (320, HEADERS["send-again"])
+
+
+def test_a_reply_has_a_code_of_its_own() -> None:
+    request = encode_send("PG", QUEUE, b"hello", properties=PROPERTIES, born_at_ms=BORN_AT_MS, reply=True)
+    assert request.code == 325
+    assert request.fields == HEADERS["send"] | {"f": "0", "h": "0"}
+
+
+def test_a_topic_may_be_created_with_another_number_of_queues() -> None:
+    request = encode_send("PG", QUEUE, b"x", properties="", born_at_ms=0, default_topic_queues=8)
+    assert request.fields["d"] == "8"
+
+
+def test_a_send_back_has_javas_fields() -> None:
+    request = encode_send_back(
+        "CG",
+        log_position=4096,
+        delay_level=3,
+        origin_message_id="UNIQ",
+        origin_topic="TopicTest",
+        max_reconsume_times=16,
+        broker_name="broker-a",
+    )
+    assert (request.code, request.fields, request.body) == (36, HEADERS["send-back"], b"")
+
+
+def test_a_recall_has_javas_fields() -> None:
+    request = encode_recall("PG", "TopicTest", "HANDLE")
+    assert request.code == 370
+    # Java names the broker too, which then compares it with the one inside the handle.
+    assert request.fields | {"bname": "broker-a"} == HEADERS["recall"]
+
+
+def test_javas_answer_to_a_send_is_read() -> None:
+    answer = Response(fields=HEADERS["send-answer"] | {"MSG_REGION": "DefaultRegion", "TRACE_ON": "false"})
+    assert decode_send_receipt(answer) == SendReceipt(
+        "0A00000200002A9F00000000075BCD15", 3, 42, "TX", "DefaultRegion", trace_on=False, recall_handle="HANDLE"
+    )
+
+
+def test_what_an_answer_need_not_say() -> None:
+    receipt = decode_send_receipt(Response(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"}))
+    assert receipt == SendReceipt("0", 0, 0)
+    assert receipt.trace_on
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("msgId", None),
+        ("msgId", ""),
+        ("queueId", None),
+        ("queueId", "x"),
+        ("queueOffset", None),
+        ("queueOffset", "1.5"),
+    ],
+)
+def test_an_answer_that_does_not_say_where_the_message_is(field: str, value: str | None) -> None:
+    fields = {"msgId": "0", "queueId": "0", "queueOffset": "0"} | {field: value}
+    known = {name: text for name, text in fields.items() if text is not None}
+    with pytest.raises(FieldError, match=field):
+        decode_send_receipt(Response(fields=known))
+
+
+def test_an_answer_without_any_field_is_refused() -> None:
+    with pytest.raises(FieldError, match="msgId"):
+        decode_send_receipt(Response())
+
+
+def test_a_stored_message_has_four_codes() -> None:
+    assert {int(code) for code in SENT_CODES} == {0, 10, 11, 12}
+
+
+def test_javas_pushed_reply_is_read() -> None:
+    request = Request(326, dict(HEADERS["pushed-reply"]), body=b"answer")
+    assert decode_pushed_reply(request) == PushedReply(
+        topic="C_REPLY_TOPIC",
+        properties="CORRELATION_ID\x01c\x02",
+        sys_flag=0,
+        flag=7,
+        queue_id=1,
+        born_at_ms=1_700_000_000_000,
+        stored_at_ms=1_700_000_000_123,
+        born_host="10.0.0.1:54321",
+        store_host="10.0.0.2:10911",
+        body=b"answer",
+    )
+
+
+@pytest.mark.parametrize(
+    "field", ["topic", "sysFlag", "flag", "queueId", "bornTimestamp", "storeTimestamp", "bornHost", "storeHost"]
+)
+def test_a_pushed_reply_that_lacks_something_is_refused(field: str) -> None:
+    fields = dict(HEADERS["pushed-reply"])
+    del fields[field]
+    with pytest.raises(FieldError, match=field):
+        decode_pushed_reply(Request(326, fields))
