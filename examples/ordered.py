@@ -13,8 +13,7 @@ STEPS = ("placed", "paid", "brewed", "served")
 
 async def main() -> None:
     async with Admin(NAME_SERVERS) as admin:
-        [cluster] = (await admin.cluster()).clusters
-        await admin.create_topic(TOPIC, cluster=cluster)
+        await admin.create_topic(TOPIC)
 
     seen: defaultdict[str, list[str]] = defaultdict(list)
     orders = [f"order-{number}" for number in range(4)]

@@ -11,8 +11,7 @@ TOPIC, GROUP = "ExampleReadings", "example-audit"
 
 async def main() -> None:
     async with Admin(NAME_SERVERS) as admin:
-        [cluster] = (await admin.cluster()).clusters
-        await admin.create_topic(TOPIC, cluster=cluster)
+        await admin.create_topic(TOPIC)
 
     async with Producer("example-sensor", NAME_SERVERS) as producer:
         await producer.send_batch(Message(TOPIC, b"%d degrees" % number) for number in range(100))

@@ -11,8 +11,7 @@ TOPIC, GROUP = "ExampleQuestions", "example-oracle"
 
 async def main() -> None:
     async with Admin(NAME_SERVERS) as admin:
-        [cluster] = (await admin.cluster()).clusters
-        await admin.create_topic(TOPIC, cluster=cluster)
+        await admin.create_topic(TOPIC)
 
     async with Producer("example-replies", NAME_SERVERS) as replies:
         consumer = Consumer(GROUP, NAME_SERVERS, start=StartPosition.LAST)

@@ -9,8 +9,7 @@ NAME_SERVERS = sys.argv[1] if len(sys.argv) > 1 else None
 TOPIC = "ExampleScript"
 
 with Admin(NAME_SERVERS) as admin:
-    [cluster] = admin.cluster().clusters
-    admin.create_topic(TOPIC, cluster=cluster)
+    admin.create_topic(TOPIC)
 
 with Producer("example-script", NAME_SERVERS) as producer:
     for number in range(3):

@@ -11,8 +11,7 @@ TOPIC, GROUP, ORDERS = "ExampleOrders", "example-billing", 10
 
 async def main() -> None:
     async with Admin(NAME_SERVERS) as admin:
-        [cluster] = (await admin.cluster()).clusters
-        await admin.create_topic(TOPIC, cluster=cluster)
+        await admin.create_topic(TOPIC)
 
     done = asyncio.Event()
     booked: set[str] = set()

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from skyroute.client.admin import Admin as AsyncAdmin
 from skyroute.client.consumer import Consumer as AsyncConsumer
 from skyroute.client.errors import ClientError
 from skyroute.client.producer import Producer as AsyncProducer
@@ -139,6 +140,24 @@ def _at_once(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[A
     return call
 
 
+def _in_turn(method: Callable[Concatenate[Any, P], AsyncIterator[R]]) -> Callable[Concatenate[Any, P], Iterator[R]]:
+    """Make a method that gives one thing after another out of one that does so asynchronously."""
+
+    @functools.wraps(method)
+    def call(self: _Face[Any], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        return _iterate(method(self._inner, *args, **kwargs))
+
+    return call
+
+
+def _iterate(things: AsyncIterator[R]) -> Iterator[R]:
+    async def following() -> R | None:
+        return await anext(things, None)
+
+    while (thing := _run(following())) is not None:
+        yield thing
+
+
 class Producer(_Face[AsyncProducer]):
     """Sends messages: `skyroute.Producer` without `await`."""
 
@@ -204,13 +223,77 @@ class PullConsumer(_Face[AsyncPullConsumer]):
         """The queues that are read now."""
         return self._inner.assignment
 
+    @property
+    def paused(self) -> frozenset[QueueRef]:
+        """The queues that `pause` named, and `resume` has not."""
+        return self._inner.paused
+
     def __iter__(self) -> Iterator[StoredMessage]:
         return _iterate(self._inner.__aiter__())
 
 
-def _iterate(messages: AsyncIterator[StoredMessage]) -> Iterator[StoredMessage]:
-    async def following() -> StoredMessage | None:
-        return await anext(messages, None)
+class Admin(_Face[AsyncAdmin]):
+    """Looks at a cluster and changes it: `skyroute.Admin` without `await`."""
 
-    while (message := _run(following())) is not None:
-        yield message
+    _make = AsyncAdmin
+    cluster = _waiting(AsyncAdmin.cluster)
+    route = _waiting(AsyncAdmin.route)
+    groups_of = _waiting(AsyncAdmin.groups_of)
+    only_cluster = _waiting(AsyncAdmin.only_cluster)
+    addresses = _waiting(AsyncAdmin.addresses)
+    serving = _waiting(AsyncAdmin.serving)
+    brokers = _waiting(AsyncAdmin.brokers)
+    broker_state = _waiting(AsyncAdmin.broker_state)
+    broker_states = _waiting(AsyncAdmin.broker_states)
+    broker_settings = _waiting(AsyncAdmin.broker_settings)
+    update_broker_settings = _waiting(AsyncAdmin.update_broker_settings)
+    clean_expired_queues = _waiting(AsyncAdmin.clean_expired_queues)
+    clean_unused_topics = _waiting(AsyncAdmin.clean_unused_topics)
+    name_server_settings = _waiting(AsyncAdmin.name_server_settings)
+    update_name_server_settings = _waiting(AsyncAdmin.update_name_server_settings)
+    forbid_writes = _waiting(AsyncAdmin.forbid_writes)
+    allow_writes = _waiting(AsyncAdmin.allow_writes)
+    kv = _waiting(AsyncAdmin.kv)
+    put_kv = _waiting(AsyncAdmin.put_kv)
+    delete_kv = _waiting(AsyncAdmin.delete_kv)
+    order_config = _waiting(AsyncAdmin.order_config)
+    put_order_config = _waiting(AsyncAdmin.put_order_config)
+    delete_order_config = _waiting(AsyncAdmin.delete_order_config)
+    topics = _waiting(AsyncAdmin.topics)
+    clusters_of = _waiting(AsyncAdmin.clusters_of)
+    topic_status = _waiting(AsyncAdmin.topic_status)
+    topic_config = _waiting(AsyncAdmin.topic_config)
+    topic_configs = _waiting(AsyncAdmin.topic_configs)
+    create_topic = _waiting(AsyncAdmin.create_topic)
+    change_permission = _waiting(AsyncAdmin.change_permission)
+    delete_topic = _waiting(AsyncAdmin.delete_topic)
+    readers = _waiting(AsyncAdmin.readers)
+    topic_uses = _waiting(AsyncAdmin.topic_uses)
+    allocation = _waiting(AsyncAdmin.allocation)
+    traffic = _waiting(AsyncAdmin.traffic)
+    topic_traffic = _waiting(AsyncAdmin.topic_traffic)
+    group_config = _waiting(AsyncAdmin.group_config)
+    group_configs = _waiting(AsyncAdmin.group_configs)
+    create_group = _waiting(AsyncAdmin.create_group)
+    delete_group = _waiting(AsyncAdmin.delete_group)
+    consumers = _waiting(AsyncAdmin.consumers)
+    producers = _waiting(AsyncAdmin.producers)
+    running_consumer = _waiting(AsyncAdmin.running_consumer)
+    owners = _waiting(AsyncAdmin.owners)
+    groups = _waiting(AsyncAdmin.groups)
+    progress = _waiting(AsyncAdmin.progress)
+    summaries = _waiting(AsyncAdmin.summaries)
+    reset_to_time = _waiting(AsyncAdmin.reset_to_time)
+    reset_queue = _waiting(AsyncAdmin.reset_queue)
+    clone_offsets = _waiting(AsyncAdmin.clone_offsets)
+    broker_name_at = _waiting(AsyncAdmin.broker_name_at)
+    address_of = _waiting(AsyncAdmin.address_of)
+    find_message = _waiting(AsyncAdmin.find_message)
+    messages_by_unique_id = _waiting(AsyncAdmin.messages_by_unique_id)
+    messages_by_key = _waiting(AsyncAdmin.messages_by_key)
+    message_at = _waiting(AsyncAdmin.message_at)
+    queues_of = _waiting(AsyncAdmin.queues_of)
+    span = _waiting(AsyncAdmin.span)
+    read = _in_turn(AsyncAdmin.read)
+    track = _waiting(AsyncAdmin.track)
+    consume_directly = _waiting(AsyncAdmin.consume_directly)

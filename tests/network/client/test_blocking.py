@@ -8,11 +8,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import skyroute
 from skyroute import Message, StartPosition, StoredMessage, blocking
 from skyroute.client.errors import ClientError, NoNameServerError, NotRunningError
 from tests.support.fake_broker import FakeCluster, fake_cluster
 
 SEND = 310
+
+
+@pytest.mark.parametrize("name", ["Producer", "Consumer", "PullConsumer", "Admin"])
+def test_every_public_name_of_the_asynchronous_class_is_there(name: str) -> None:
+    ours, theirs = getattr(blocking, name), getattr(skyroute, name)
+    of_the_session = {"session", "producer_groups", "consumer_data", "topics"} - (
+        {"topics"} if name == "Admin" else set()
+    )
+    assert {word for word in dir(theirs) if not word.startswith("_")} - of_the_session <= set(dir(ours))
 
 
 @pytest.fixture
