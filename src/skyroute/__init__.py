@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from skyroute.client.admin import Admin
     from skyroute.client.consumer import Consumer
-    from skyroute.client.handlers import ConsumeResult, RetryLater
     from skyroute.client.producer import Producer
     from skyroute.client.pull_consumer import PullConsumer
+    from skyroute.client.push.handlers import ConsumeResult, RetryLater
     from skyroute.client.results import SendResult, SendStatus, TransactionResult
     from skyroute.client.session import Session
     from skyroute.client.signing import Credentials
@@ -54,7 +54,7 @@ __all__ = [
 _HOMES = {
     "Admin": "client.admin",
     "Compression": "message.flags",
-    "ConsumeResult": "client.handlers",
+    "ConsumeResult": "client.push.handlers",
     "Consumer": "client.consumer",
     "Credentials": "client.signing",
     "Message": "message.message",
@@ -62,7 +62,7 @@ _HOMES = {
     "Producer": "client.producer",
     "PullConsumer": "client.pull_consumer",
     "QueueRef": "message.queue_ref",
-    "RetryLater": "client.handlers",
+    "RetryLater": "client.push.handlers",
     "SendResult": "client.results",
     "SendStatus": "client.results",
     "Session": "client.session",

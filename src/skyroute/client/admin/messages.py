@@ -39,6 +39,9 @@ QUERY_TIMEOUT_S: Final = 15.0
 HANDLING_TIMEOUT_S: Final = 30.0
 """How long a consumer may take over one message that is handed to it directly."""
 
+_BY_TAG: Final = "T"
+_HOUR_MS: Final = 3_600_000
+
 
 class MessageNotFoundError(ClientError):
     """There is no such message, or no more, or not yet in the broker's index."""
@@ -96,7 +99,13 @@ class MessageAdmin(GroupAdmin):
         return (await self.messages_by_unique_id(topic, message_id, cluster))[0]
 
     async def messages_by_unique_id(
-        self, topic: str, message_id: str, cluster: str | None = None
+        self,
+        topic: str,
+        message_id: str,
+        cluster: str | None = None,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = FOREVER_MS,
     ) -> list[StoredMessage]:
         """Return the messages with the id that their sender gave them, oldest first; after a retry there are several.
 
@@ -107,7 +116,9 @@ class MessageAdmin(GroupAdmin):
         """
         found = [
             message
-            for message in await self._query(topic, message_id, cluster, UNIQUE_QUERY_MAX, unique=True)
+            for message in await self._query(
+                topic, message_id, cluster, UNIQUE_QUERY_MAX, begin_ms, end_ms, unique=True
+            )
             if message.message_id == message_id
         ]
         if not found:
@@ -123,8 +134,12 @@ class MessageAdmin(GroupAdmin):
         begin_ms: int = 0,
         end_ms: int = FOREVER_MS,
         cluster: str | None = None,
+        by_tag: bool = False,
+        last_key: str | None = None,
     ) -> list[StoredMessage]:
         """Return messages with a key, oldest first, of each broker up to a number.
+
+        Brokers that keep their index in RocksDB also find messages `by_tag`, and go on behind an `index_key`.
 
         Raises:
             MessageNotFoundError: there is none.
@@ -132,11 +147,15 @@ class MessageAdmin(GroupAdmin):
             SomeFailedError, BrokerRefusedError, RemotingError: not all brokers answer.
         """
         is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
+        index_type = _BY_TAG if by_tag else None
+        candidates = await self._query(
+            topic, key, cluster, count_max, begin_ms, end_ms, index_type=index_type, last_key=last_key
+        )
         # An index knows hashes of keys only, so that others may be among what it finds.
         found = [
             message
-            for message in await self._query(topic, key, cluster, count_max, begin_ms, end_ms)
-            if key in message.keys and (is_light or message.topic == topic)
+            for message in candidates
+            if (message.tag == key if by_tag else key in message.keys) and (is_light or message.topic == topic)
         ]
         if not found:
             raise MessageNotFoundError(f"no message of {topic} has the key {key}")
@@ -152,6 +171,8 @@ class MessageAdmin(GroupAdmin):
         end_ms: int = FOREVER_MS,
         *,
         unique: bool = False,
+        index_type: str | None = None,
+        last_key: str | None = None,
     ) -> list[StoredMessage]:
         is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
         # The records of a light queue are those of the topic it belongs to, which stands in the cluster's place.
@@ -166,8 +187,15 @@ class MessageAdmin(GroupAdmin):
 
         async def ask(address: str) -> list[StoredMessage]:
             request = encode_key_query(
-                asked, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms, unique=unique
-            )  # fmt: skip
+                asked,
+                key,
+                count_max=count_max,
+                begin_ms=begin_ms,
+                end_ms=end_ms,
+                unique=unique,
+                index_type=index_type,
+                last_key=last_key,
+            )
             try:
                 answer = await self.session.ask(address, request, QUERY_TIMEOUT_S)
             except NotFoundError:
@@ -288,6 +316,13 @@ class MessageAdmin(GroupAdmin):
         request = encode_direct_consumption(order)
         answer = await self.session.ask(str(message.store_host), request, HANDLING_TIMEOUT_S)
         return decode_direct_outcome(answer.body)
+
+
+def index_key(message: StoredMessage, key: str, *, by_tag: bool = False) -> str:
+    """Return where a message stands in an index that is kept in RocksDB: a query can go on behind it."""
+    hour_ms = message.stored_at_ms // _HOUR_MS * _HOUR_MS
+    kind = _BY_TAG if by_tag else "K"
+    return f"{hour_ms}@{message.topic}@{kind}@{key}@{message.message_id}@{message.log_position}"
 
 
 def _with_broker(messages: list[StoredMessage], broker_name: str) -> list[StoredMessage]:

@@ -39,6 +39,9 @@ from skyroute.wire.command import Response
 QUEUES_OF_NEW_TOPIC: Final = 8
 """On each broker, unless said otherwise: as mqadmin has it."""
 
+RESTARTS_MAX: Final = 10
+"""How often a broker's topics may change while they are read, page by page."""
+
 _NO_SUCH_COUNT: Final = "not exist"
 """What brokers remark when they are asked for something that they have not counted yet."""
 
@@ -126,13 +129,19 @@ class TopicAdmin(ClusterAdmin):
 
         Raises:
             BrokerRefusedError, RemotingError: it does not tell.
+            ClientError: its topics change all the time.
         """
         page = decode_topic_page(await self.session.ask(broker, encode_topic_page_query()))
-        found, version = dict(page.topics), page.version
-        while page.total is not None and page.topics and len(found) < page.total:
+        found, version, restarts = dict(page.topics), page.version, 0
+        while page.total is not None and len(found) < page.total:
             page = decode_topic_page(await self.session.ask(broker, encode_topic_page_query(len(found), version)))
             if page.version != version:  # it has begun anew, and so do we
+                restarts += 1
+                if restarts > RESTARTS_MAX:
+                    raise ClientError(f"the topics of {broker} change faster than they can be read; try again later")
                 found, version = {}, page.version
+            if page.topics.keys() <= found.keys():  # it promised more than it has
+                break
             found |= page.topics
         return dict(sorted(found.items()))
 

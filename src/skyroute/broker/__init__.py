@@ -1,0 +1,1 @@
+"""The broker: keeps messages and gives them out."""

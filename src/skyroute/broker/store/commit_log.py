@@ -1,0 +1,292 @@
+"""The commit log: every message of the broker, in the order of arrival, one record behind the other."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
+from typing import Final, NamedTuple
+
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.errors import RecordTooLargeError, StoreError
+from skyroute.broker.store.segment import OpenSegments, Segment
+from skyroute.broker.store.segmented_log import SegmentedLog
+from skyroute.message.flags import BORN_HOST_IPV6, HOSTS_IPV6
+from skyroute.message.layout import (
+    HEAD_BYTES,
+    MAGIC_SEGMENT_END,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    SEGMENT_END_BYTES,
+    compile_heads,
+)
+from skyroute.message.record import segment_end
+
+MAPPED_BYTES_MAX: Final = 64 << 20
+"""After so much was mapped by reading, it is taken out of the process's account again."""
+
+MAPPED_AROUND: Final = 1 << 16
+"""How much the system maps around a byte that is read, if it has it in memory."""
+
+_SCANNED: Final = compile_heads(
+    {"record_bytes", "magic", "body_crc", "queue_id", "queue_offset", "log_position", "sys_flag"}
+    | {"stored_at_ms", "body_bytes"}
+)
+_WORDS: Final = Struct(">iI")
+_INT: Final = Struct(">i")
+_LONG: Final = Struct(">q")
+_SYS_FLAG_AT: Final = 36
+_STORED_AT: Final = 56
+_IPV6_MORE: Final = 12
+
+
+class ScannedRecord(NamedTuple):
+    """What recovery wants of a record: enough to derive a queue's unit and the index's entries."""
+
+    position: int
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    stored_at_ms: int
+    raw_properties: bytes
+
+
+class CommitLog:
+    """Appends records and finds them by position. Whoever appends has written the position into the record."""
+
+    def __init__(self, folder: Path, segment_bytes: int, disk: Disk, opened: OpenSegments) -> None:
+        self._log = SegmentedLog(folder, segment_bytes, disk, opened)
+        self._disk = disk
+        self._mapped_bytes = 0
+        self.end = 0
+        """Where the next record goes, unless its segment has no room for it."""
+        self.flushed = 0
+        """Everything before this position is on the disk."""
+        self.limit = 0
+        """No record may end behind this position, or there would be no room for the mark that ends its segment."""
+
+    def __repr__(self) -> str:
+        return f"<CommitLog {self._log.folder} {self.start}..{self.end} flushed={self.flushed}>"
+
+    def load(self) -> None:
+        """Find the segments. Where the last record ends is for recovery to find out."""
+        self._log.load()
+
+    @property
+    def segments(self) -> list[Segment]:
+        return self._log.segments
+
+    @property
+    def segment_bytes(self) -> int:
+        return self._log.segment_bytes
+
+    @property
+    def start(self) -> int:
+        """The position of the oldest byte that is kept."""
+        return self._log.segments[0].start if self._log.segments else self.end
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    def place(self, size: int) -> int:
+        """Return the position where the next record, or run of records, of this size goes.
+
+        Raises:
+            RecordTooLargeError: no segment is so large.
+            StoreWriteError, StoreFullError: a new segment is needed, and the disk refuses.
+        """
+        segments = self._log.segments
+        if self.end + size <= self.limit:
+            return self.end
+        if size + SEGMENT_END_BYTES > self.segment_bytes:
+            raise RecordTooLargeError(
+                f"{size} bytes do not fit a segment of {self.segment_bytes}, which ends with {SEGMENT_END_BYTES} more"
+            )
+        if segments:
+            last = segments[-1]
+            if self.end < last.stop:
+                last.write(self.end - last.start, segment_end(last.stop - self.end))
+            self.end = last.stop
+        self.limit = self._log.add(self.end).stop - SEGMENT_END_BYTES
+        return self.end
+
+    def append(self, position: int, records: bytes) -> None:
+        """Write records where `place` said.
+
+        Raises:
+            StoreWriteError, StoreFullError: nothing is appended.
+        """
+        segment = self._log.segments[-1]
+        try:
+            self._disk.write(segment.descriptor, records, position - segment.start)
+        except StoreError:
+            # Half a record must not outlive a shorter one that is written over it.
+            with suppress(StoreError):
+                segment.cut(position - segment.start)
+            raise
+        self.end = position + len(records)
+
+    def truncate(self, position: int) -> None:
+        """Forget everything from this position on."""
+        self._log.truncate(position)
+        self.end = position
+        self.limit = self._log.segments[-1].stop - SEGMENT_END_BYTES if self._log.segments else 0
+        self.flushed = min(self.flushed, position)
+
+    def unflushed(self) -> list[Segment]:
+        """Return the segments that hold something which may not be on the disk."""
+        return [segment for segment in self._log.segments if segment.stop > self.flushed and segment.start <= self.end]
+
+    def remove_first(self) -> Segment:
+        """Remove the oldest segment, and return what it was."""
+        return self._log.remove_first()
+
+    def close(self) -> None:
+        self._log.close()
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def find(self, position: int) -> Segment | None:
+        """Return the segment that holds this position, or None."""
+        return self._log.find(position)
+
+    def read(self, position: int, size: int) -> bytes | None:
+        """Return so many bytes, or None where they are not, or no longer, in the log."""
+        segment = self._log.find(position)
+        if segment is None or position + size > min(self.end, segment.stop) or size < 0:
+            return None
+        self.account_for(max(size, MAPPED_AROUND))
+        return bytes(segment.view[position - segment.start : position - segment.start + size])
+
+    def account_for(self, size: int) -> None:
+        """Say that reading may have mapped so many bytes."""
+        self._mapped_bytes += size
+        if self._mapped_bytes > MAPPED_BYTES_MAX:
+            self._mapped_bytes = 0
+            for segment in self._log.segments:
+                segment.release_memory()
+
+    def record_at(self, position: int) -> bytes | None:
+        """Return the record that starts here, or None where none does."""
+        words = self.read(position, _WORDS.size)
+        if words is None:
+            return None
+        size, magic = _WORDS.unpack(words)
+        if magic not in (MAGIC_V1, MAGIC_V2) or size < RECORD_BYTES_MIN:
+            return None
+        record = self.read(position, size)
+        return record if record and _LONG.unpack_from(record, 28)[0] == position else None
+
+    def stored_at_ms(self, position: int) -> int | None:
+        """Return when the record that starts here was stored, or None where it is no longer in the log."""
+        head = self.read(position, _STORED_AT + _IPV6_MORE + 8)
+        if head is None:
+            return None
+        born_ipv6 = _INT.unpack_from(head, _SYS_FLAG_AT)[0] & BORN_HOST_IPV6
+        return int(_LONG.unpack_from(head, _STORED_AT + (_IPV6_MORE if born_ipv6 else 0))[0])
+
+    def find_sound_record(self, position: int) -> ScannedRecord | None:
+        """Return the record that starts here if it is whole and its body is what was stored, else None.
+
+        For recovery: it looks beyond `end`.
+        """
+        segment = self._log.find(position)
+        if segment is None:
+            return None
+        return next(self._scan_segment(segment, position, {}, trusted_ms=-1), None)
+
+    def scan(self, position: int, *, trusted_ms: int = -1) -> Iterator[ScannedRecord]:
+        """Walk over the good records from here on, and set `end` behind the last.
+
+        A body that is not what was stored ends the walk, unless it was stored before `trusted_ms`: what was whole on
+        the disk then is a bad spot by now, not the torn end of the log.
+        """
+        self.end = position
+        topics: dict[bytes, str] = {}
+        segment = self._log.find(position)
+        while segment is not None:
+            next_segment = None
+            for found in self._scan_segment(segment, position, topics, trusted_ms):
+                if found is None:  # the mark at the segment's end
+                    next_segment = self._log.find(segment.stop)
+                    break
+                self.end = found.position + found.size
+                yield found
+            segment.release_memory()
+            segment = next_segment
+            position = segment.start if segment else position
+
+    def _scan_segment(
+        self, segment: Segment, position: int, topics: dict[bytes, str], trusted_ms: int
+    ) -> Iterator[ScannedRecord | None]:
+        """Walk over good records; None at last, if the segment says that it ends and the log goes on."""
+        view = segment.view
+        at, end, start = position - segment.start, segment.size, segment.start
+        read_head, crc32 = _SCANNED[0].unpack_from, zlib.crc32
+        released_at = at
+        try:
+            while True:
+                (size, magic, crc, queue_id, queue_offset, own_position, sys_flag, stored_at, body_bytes) = read_head(
+                    view, at
+                )
+                body_at = at + HEAD_BYTES
+                if sys_flag & HOSTS_IPV6:
+                    head = _SCANNED[sys_flag >> 4 & 3]
+                    body_at = at + head.size
+                    *_, stored_at, body_bytes = head.unpack_from(view, at)
+                topic_at = body_at + body_bytes
+                if magic == MAGIC_V1:
+                    topic_stop = topic_at + 1 + view[topic_at]
+                    topic_at += 1
+                elif magic == MAGIC_V2:
+                    topic_stop = topic_at + 2 + (view[topic_at] << 8 | view[topic_at + 1])
+                    topic_at += 2
+                else:
+                    if magic == MAGIC_SEGMENT_END:
+                        yield None
+                    return
+                stop = at + size
+                if (
+                    own_position != start + at
+                    or body_bytes < 0
+                    or stop > end
+                    or topic_stop + 2 + (view[topic_stop] << 8 | view[topic_stop + 1]) != stop
+                    or (
+                        body_bytes
+                        and crc32(view[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc
+                        and stored_at > trusted_ms
+                    )
+                ):
+                    return
+                if not view[stop - 1] and _is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
+                    return
+                raw_topic = bytes(view[topic_at:topic_stop])
+                topic = topics.get(raw_topic)
+                if topic is None:
+                    topic = topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
+                raw_properties = bytes(view[topic_stop + 2 : stop])
+                yield ScannedRecord(
+                    start + at, size, topic, queue_id, queue_offset, sys_flag, stored_at, raw_properties
+                )
+                at = stop
+                if at - released_at > MAPPED_BYTES_MAX:
+                    released_at = at
+                    segment.release_memory()
+        except (StructError, IndexError):
+            # Too near to the segment's end for a head: there may still be the mark that ends it.
+            if end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at)[1] == MAGIC_SEGMENT_END:
+                yield None
+
+
+def _is_torn(view: memoryview, last_at: int, stop: int) -> bool:
+    """Return whether a record was cut before its end: its last text ends with zero, and nothing comes after it.
+
+    No checksum covers topic and properties.
+    """
+    if view[last_at]:
+        return False
+    magic = _WORDS.unpack_from(view, stop)[1] if stop + _WORDS.size <= len(view) else 0
+    return magic not in (MAGIC_V1, MAGIC_V2, MAGIC_SEGMENT_END)

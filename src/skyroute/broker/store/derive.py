@@ -1,0 +1,150 @@
+"""What follows from a record in the log: a unit of its queue, and its keys in the index."""
+
+from functools import lru_cache
+from typing import Final
+
+from skyroute.broker.store.checkpoint import Checkpoint
+from skyroute.broker.store.consume_queue import UNIT, ConsumeQueue
+from skyroute.broker.store.key_index import Key, KeyIndex, key_hash
+from skyroute.broker.store.segment import Segment
+from skyroute.message.flags import TRANSACTION_MASK, TransactionState
+from skyroute.message.properties import find_property
+from skyroute.message.property_names import DELAY_LEVEL, KEYS, TAGS, UNIQUE_ID
+from skyroute.message.reserved_topics import SCHEDULE_TOPIC
+from skyroute.message.tags import tag_code
+
+_ROLLED_BACK: Final = int(TransactionState.ROLLED_BACK)
+_TAGS, _KEYS, _UNIQUE_ID = (f"\x02{name}\x01".encode() for name in (TAGS, KEYS, UNIQUE_ID))
+WITH_QUEUE_OFFSET: Final = frozenset({int(TransactionState.NONE), int(TransactionState.COMMITTED)})
+"""Records in these states take a place in their queue; half messages and withdrawn ones do not."""
+
+BACKLOG_MAX: Final = 256
+"""After so many records, what follows from them is written to files without anybody asking."""
+
+
+Noted = tuple[ConsumeQueue, int, int, int, bytes, int, int]
+"""A record as it is noted: its queue, its offset there, position, size, properties, flag, when it was stored."""
+
+
+def due_ms(raw_properties: bytes, stored_at_ms: int, delays_ms: tuple[int, ...]) -> int | None:
+    """Return when a message of the schedule topic is due, which its unit holds in place of a tag; None if never."""
+    try:
+        level = min(int(find_property(raw_properties, DELAY_LEVEL) or 0), len(delays_ms))
+    except ValueError:
+        return None
+    return stored_at_ms + delays_ms[level - 1] if level > 0 else None
+
+
+class Derived:
+    """Keeps queues and index up with the log.
+
+    Records are noted as they are appended. Before anybody reads, they are settled: units join their queues, in memory.
+    Now and then all is written to files, many at once. Should the process die before, the log still has it; should the
+    disk refuse, it waits.
+    """
+
+    def __init__(self, index: KeyIndex | None, checkpoint: Checkpoint, delays_ms: tuple[int, ...]) -> None:
+        self._index = index
+        self._checkpoint = checkpoint
+        self._delays_ms = delays_ms
+        self.noted: list[Noted] = []
+        """Records that readers do not see yet."""
+        self._settled: list[Noted] = []
+        self._queues: dict[ConsumeQueue, None] = {}
+        self._keys: list[Key] = []
+        self._newest: Noted | None = None
+        self.dirty: dict[Segment, None] = {}
+        """Segments of queues that hold something which may not be on the disk."""
+        self.written_ms = 0
+        """When the newest message was stored whose unit and keys are in files."""
+
+    def __len__(self) -> int:
+        """Return how many records are noted, or settled and not yet written."""
+        return len(self.noted) + len(self._settled)
+
+    def settle(self, up_to: int | None = None) -> None:
+        """Show readers the records noted so far, or those before a position of the log."""
+        ready, self.noted = self.noted, []
+        if up_to is not None and ready and ready[-1][2] >= up_to:
+            self.noted = [record for record in ready if record[2] >= up_to]
+            del ready[len(ready) - len(self.noted) :]
+        for queue, queue_offset, position, size, raw_properties, sys_flag, stored_at_ms in ready:
+            if sys_flag & TRANSACTION_MASK in WITH_QUEUE_OFFSET:
+                code = 0
+                if queue.topic == SCHEDULE_TOPIC:
+                    code = due_ms(raw_properties, stored_at_ms, self._delays_ms) or 0
+                if not code and (tag := find_value(raw_properties, _TAGS)):
+                    code = code_of(tag)
+                queue.add(queue_offset, UNIT.pack(position, size, code))
+                self._queues[queue] = None
+        self._settled += ready
+
+    def write(self, up_to: int | None = None) -> None:
+        """Settle, and write what is settled to files.
+
+        Raises:
+            StoreWriteError, StoreFullError: some of it is left for the next time.
+        """
+        self.settle(up_to)
+        for queue in list(self._queues):
+            self.dirty.update(dict.fromkeys(queue.write()))
+            del self._queues[queue]
+        if self._settled:
+            if self._index is not None:
+                self._keys += keys_of(self._settled)
+            self._newest = self._settled[-1]
+            self._settled = []
+        if self._newest is not None:
+            if self._index is not None:
+                self._index.add(self._keys)
+            _, _, position, size, _, _, self.written_ms = self._newest
+            self._newest = None
+            self._checkpoint.note_derived(position, size)
+
+    def forget(self, queue: ConsumeQueue) -> None:
+        """Drop what waits for a queue that is being removed."""
+        self.noted = [record for record in self.noted if record[0] is not queue]
+        self._queues.pop(queue, None)
+        for segment in queue.segments:
+            self.dirty.pop(segment, None)
+
+
+def keys_of(records: list[Noted]) -> list[Key]:
+    """Return what the index keeps of records: their unique ids and their keys."""
+    found: list[Key] = []
+    keep = found.append
+    for queue, _, position, _, raw_properties, sys_flag, stored_at_ms in records:
+        if sys_flag & TRANSACTION_MASK == _ROLLED_BACK:
+            continue
+        if unique_id := find_value(raw_properties, _UNIQUE_ID):
+            keep((key_hash(queue.topic, unique_id), position, stored_at_ms))
+        if keys := find_value(raw_properties, _KEYS):
+            for key in filter(None, keys.split(b" ")):
+                keep((key_hash(queue.topic, key), position, stored_at_ms))
+    return found
+
+
+def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:
+    """Return the bytes of one property; what `find_property` gives, but not yet text. Every message passes here.
+
+    `pair_start` is the end of the pair before, the name, and the end of the name.
+    """
+    at = raw_properties.rfind(pair_start)
+    if at >= 0:
+        at += len(pair_start)
+    elif raw_properties.startswith(pair_start[1:]):
+        at = len(pair_start) - 1
+    else:
+        return None
+    stop = raw_properties.find(b"\x02", at)
+    value = raw_properties[at:] if stop < 0 else raw_properties[at:stop]
+    if not value:  # readers drop it, and an earlier one of the same name counts
+        text = find_property(raw_properties, pair_start[1:-1].decode())
+        return text.encode() if text else None
+    return value
+
+
+@lru_cache(maxsize=4096)
+def code_of(tag: bytes) -> int:
+    """Return the number that stands for a tag in a unit."""
+    return tag_code(tag.decode("utf-8", "replace"))

@@ -1,0 +1,504 @@
+"""The store as the broker sees it: append, read, search, flush, expire.
+
+One writer, one thread, no clock. Only `Flush.run` may run elsewhere, because a disk can take its time.
+"""
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final, Self
+
+from skyroute.broker.store.checkpoint import Checkpoint
+from skyroute.broker.store.commit_log import CommitLog
+from skyroute.broker.store.consume_queue import ConsumeQueue
+from skyroute.broker.store.derive import BACKLOG_MAX, WITH_QUEUE_OFFSET, Derived
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.draft import Appended, Draft, appended_at
+from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.store.flush import Flush
+from skyroute.broker.store.key_index import KeyIndex, KeyMatches
+from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect
+from skyroute.broker.store.recovery import Recovered, recover
+from skyroute.broker.store.retention import Expired, remove_expired
+from skyroute.broker.store.segment import OpenSegments, Segment
+from skyroute.broker.store.settings import StoreSettings
+from skyroute.message.batch import BatchItem
+from skyroute.message.errors import InvalidNameError
+from skyroute.message.flags import TRANSACTION_MASK
+
+SCANNED_UNITS_MIN: Final = 800
+"""So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
+
+
+class MessageStore:
+    """All messages of one broker, in one folder. Made by `open`."""
+
+    def __init__(self, folder: Path, settings: StoreSettings, disk: Disk) -> None:
+        self.folder = folder
+        self.settings = settings
+        self._disk = disk
+        self._opened = OpenSegments(settings.open_segments_max)
+        self._log = CommitLog(folder / "commitlog", settings.log_segment_bytes, disk, self._opened)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._inner_batch_topics: set[str] = set()
+        self._last_stored_ms = 0
+        self._refusal: StoreError | None = None
+        self._disk_is_full = False
+        self._closing = ExitStack()
+        with ExitStack() as opened:
+            opened.callback(os.close, disk.lock(folder / "lock"))
+            self._checkpoint = Checkpoint(folder / "checkpoint", disk)
+            opened.callback(self._checkpoint.close)
+            self._closing = opened.pop_all()
+        self._index: KeyIndex | None = None
+        if settings.index_enabled:
+            self._index = KeyIndex(folder / "index", settings.index_slots, settings.index_entries, disk)
+            self._closing.callback(self._index.close)
+        self._closing.callback(self._close_segments)
+        self._derived = Derived(self._index, self._checkpoint, settings.delays_ms)
+        self._synced_segment: Segment | None = None
+        self.recovered: Recovered | None = None
+
+    def __repr__(self) -> str:
+        return f"<MessageStore {self.folder} {self._log.start}..{self._log.end} queues={len(self._queues)}>"
+
+    # ---------------------------------------------------------------------------------------------- opening, closing
+
+    @classmethod
+    def open(
+        cls, folder: Path, settings: StoreSettings | None = None, *, now_ms: int, disk: Disk | None = None
+    ) -> Self:
+        """Open a folder, create what is missing, and mend what a crash has left.
+
+        Raises:
+            StoreLockedError: somebody else has it open.
+            StoreDamagedError: its files are of other sizes than the settings say.
+            StoreWriteError, StoreFullError: the disk refuses.
+        """
+        store = cls(folder, settings or StoreSettings(), disk or Disk())
+        try:
+            store._recover(now_ms)
+        except BaseException:
+            store._closing.close()
+            raise
+        return store
+
+    def _recover(self, now_ms: int) -> None:
+        boot_id = self._disk.boot_id()
+        left_behind = self._read_abort()
+        self._log.load()
+        self._load_queues()
+        if self._index is not None:
+            self._index.load()
+        self.recovered = recover(
+            *(self._log, self._queues.values(), self._find_or_create, self._index, self._derived, self._checkpoint),
+            was_closed=left_behind is None,
+            same_boot=bool(boot_id) and left_behind is not None and left_behind[1:] == [boot_id],
+            now_ms=now_ms,
+        )
+        self._last_stored_ms = max(self._derived.written_ms, self._checkpoint.log_ms)
+        if left_behind is not None:
+            self.flush()
+        # Java writes the process id only and reads nothing; the second line is for our own recovery.
+        abort = self._disk.open(self.folder / "abort", 0)
+        try:
+            self._disk.cut(abort, 0, 0)
+            self._disk.write(abort, f"{os.getpid()}\n{boot_id}".encode(), 0)
+        finally:
+            os.close(abort)
+
+    def _read_abort(self) -> list[str] | None:
+        try:
+            return (self.folder / "abort").read_text("ascii", "replace").split()
+        except FileNotFoundError:
+            return None
+
+    def _load_queues(self) -> None:
+        # Their queues are files of another kind; Apache does not open a folder where a topic has both.
+        self._inner_batch_topics = {path.name for path in (self.folder / "batchconsumequeue").glob("*")}
+        root = self.folder / "consumequeue"
+        for topic in sorted(root.iterdir()) if root.is_dir() else ():
+            for queue in sorted(topic.iterdir()) if topic.is_dir() else ():
+                if queue.name.isdecimal():
+                    self._find_or_create(topic.name, int(queue.name)).load()
+
+    def _find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            if topic in self._inner_batch_topics:
+                raise InvalidNameError(f"{topic} keeps inner batches (queue.type=BatchCQ), which this store does not")
+            if not _can_be_a_folder(topic) or queue_id < 0:
+                raise InvalidNameError(f"no queue can have this name: {topic[:80]!r} {queue_id}")
+            folder = self.folder / "consumequeue" / topic / str(queue_id)
+            queue = ConsumeQueue(folder, topic, queue_id, self.settings.queue_segment_units, self._disk, self._opened)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def close(self) -> None:
+        """Put everything on the disk and close all files.
+
+        Raises:
+            StoreWriteError, StoreFullError: all is closed, but the next opening will have to look what is there.
+        """
+        try:
+            if not isinstance(self._refusal, StoreClosedError):
+                self.flush(thorough=False)
+                self.derive()
+                self.flush()
+                self._disk.remove(self.folder / "abort")
+        finally:
+            self._refusal = StoreClosedError(f"{self.folder} is closed")
+            self._closing.close()
+
+    def kill(self) -> None:
+        """Let go of all files as a process does that dies: nothing more is written. To try what happens then."""
+        self._refusal = StoreClosedError(f"{self.folder} is closed")
+        self._closing.close()
+
+    def _close_segments(self) -> None:
+        self._log.close()
+        for queue in self._queues.values():
+            queue.close()
+
+    # ------------------------------------------------------------------------------------------------------ appending
+
+    def append(self, draft: Draft, now_ms: int) -> Appended:
+        """Store one message.
+
+        Raises:
+            StoreFullError, StoreWriteError: the disk refuses; nothing is stored.
+            StoreClosedError: the store was closed, or a flush failed before.
+            RecordTooLargeError: no segment is so large.
+            RecordError: something does not fit a record.
+        """
+        if self._refusal is not None or self._disk_is_full:
+            self._refuse()
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._find_or_create(draft.topic, draft.queue_id)
+        body, raw_properties = draft.body, draft.raw_properties
+        if raw_properties[-1:] == b"\0":
+            raw_properties += b"\x02"  # a last record that ends with zero would be taken for a torn one
+        log = self._log
+        position = log.end
+        has_offset = draft.sys_flag & TRANSACTION_MASK in WITH_QUEUE_OFFSET
+        offset = queue.next_offset if has_offset else 0
+        record = queue.encode(draft, body, raw_properties, draft.flag, offset, position, now_ms)
+        size = len(record)
+        if position + size > log.limit:
+            position = log.place(size)
+            record = queue.encode(draft, body, raw_properties, draft.flag, offset, position, now_ms)
+        log.append(position, record)
+        if has_offset:
+            queue.next_offset = offset + 1
+        self._last_stored_ms = now_ms
+        noted = self._derived.noted
+        noted.append((queue, offset, position, size, raw_properties, draft.sys_flag, now_ms))
+        if len(noted) > BACKLOG_MAX:
+            self._derive_quietly()
+        return appended_at(position, offset, size, now_ms)
+
+    def append_batch(self, draft: Draft, items: Sequence[BatchItem], now_ms: int) -> list[Appended]:
+        """Store messages that stay together, in one file and with consecutive offsets; all else is the draft's.
+
+        Raises:
+            As `append`.
+        """
+        if self._refusal is not None or self._disk_is_full:
+            self._refuse()
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._find_or_create(draft.topic, draft.queue_id)
+        if any(item[1][-1:] == b"\0" for item in items):  # see `append`
+            items = [item._replace(raw_properties=item[1] + b"\x02") for item in items]
+        start = self._log.place(sum([queue.record_bytes(draft, len(item[0]), len(item[1])) for item in items]))
+        has_offset = draft.sys_flag & TRANSACTION_MASK in WITH_QUEUE_OFFSET
+        offset = queue.next_offset if has_offset else 0
+        position = start
+        records: list[bytes] = []
+        appended: list[Appended] = []
+        for body, raw_properties, flag in items:
+            record = queue.encode(draft, body, raw_properties, flag, offset, position, now_ms)
+            records.append(record)
+            appended.append(appended_at(position, offset, len(record), now_ms))
+            position += len(record)
+            offset += has_offset
+        self._log.append(start, b"".join(records))
+        if has_offset:
+            queue.next_offset = offset
+        self._last_stored_ms = now_ms
+        note, sys_flag = self._derived.noted.append, draft.sys_flag
+        for (position, offset, size, _), item in zip(appended, items, strict=True):
+            note((queue, offset, position, size, item[1], sys_flag, now_ms))
+        if len(self._derived) > BACKLOG_MAX:
+            self._derive_quietly()
+        return appended
+
+    def _refuse(self) -> None:
+        """Raise why nothing can be stored, unless that has passed."""
+        if isinstance(self._refusal, StoreClosedError):
+            raise self._refusal
+        if self._disk_is_full:
+            raise StoreFullError(f"the disk of {self.folder} is full; make room, or let messages expire earlier")
+        # What follows from earlier records could not be written. Until it can, there shall be no more of them.
+        self.derive()
+
+    def derive(self) -> None:
+        """Write what follows from records to files. Nobody has to ask for it: a flush does it, and a long backlog.
+
+        Raises:
+            StoreWriteError, StoreFullError: it waits; nothing is stored until it could be written.
+        """
+        try:
+            self._derived.write(self._visible_end)
+        except StoreError as error:
+            if self._refusal is None:
+                self._refusal = error
+            raise
+        if not isinstance(self._refusal, StoreClosedError):
+            self._refusal = None
+
+    def _derive_quietly(self) -> None:
+        # What could not be written is kept in mind, and the next one who wants to store something is told.
+        with suppress(StoreError):
+            self.derive()
+
+    def _settle(self) -> None:
+        self._derived.settle(self._visible_end)
+        if len(self._derived) > BACKLOG_MAX:
+            self._derive_quietly()
+
+    @property
+    def _visible_end(self) -> int | None:
+        return self._log.flushed if self.settings.sync_flush else None
+
+    # ------------------------------------------------------------------------------------------------------- flushing
+
+    @property
+    def flushed_position(self) -> int:
+        """Every record that ends at or before this position of the log is on the disk."""
+        return self._log.flushed
+
+    def flush(self, *, thorough: bool = True) -> None:
+        """Put everything that was appended so far on the disk; with `thorough` also what follows from it.
+
+        Raises:
+            StoreWriteError, StoreFullError: nobody knows what is there. The store takes no more messages until it is
+                opened again, since a disk that forgets once says nothing the next time.
+        """
+        flush = self.begin_flush(thorough=thorough)
+        try:
+            flush.run()
+            self.end_flush(flush)
+        except StoreError as error:
+            self.fail_flush(error)
+            raise
+
+    def begin_flush(self, *, thorough: bool = True) -> Flush:
+        """Return what has to be done for it; whoever runs it then calls `end_flush`, or `fail_flush`.
+
+        Meanwhile messages may be appended, but no second flush begun.
+        """
+        if thorough:
+            self._derive_quietly()
+        flush = Flush(self._disk, self._log.end, self._last_stored_ms)
+        try:
+            self._collect_unflushed(flush, thorough=thorough)
+        except BaseException:
+            flush.cancel()
+            raise
+        return flush
+
+    def _collect_unflushed(self, flush: Flush, *, thorough: bool) -> None:
+        unflushed = self._log.unflushed()
+        for segment in unflushed[:-1]:
+            flush.add_path(segment.path)
+        for newest in unflushed[-1:]:
+            flush.add(newest.descriptor)
+            if newest is not self._synced_segment:
+                self._synced_segment = newest
+                flush.add_folder(self.folder / "commitlog")
+        if thorough:
+            files = [] if self._index is None else [file for file in self._index.files if file.is_dirty]
+            for segment in self._derived.dirty:
+                flush.add_path(segment.path)
+            for file in files:
+                flush.add(file.descriptor)
+            # From here on nothing can fail, and what is written from now on is for the next flush.
+            self._derived.dirty = {}
+            for file in files:
+                file.is_dirty = False
+            flush.derived_ms = self._derived.written_ms
+            flush.index_ms = 0 if self._index is None else self._index.end_ms
+
+    def end_flush(self, flush: Flush) -> None:
+        """Take note that a flush is done."""
+        self._log.flushed = max(self._log.flushed, flush.log_end)
+        if flush.derived_ms is not None:
+            self._checkpoint.log_ms = flush.log_end_ms
+            self._checkpoint.queues_ms = flush.derived_ms or self._checkpoint.queues_ms
+            self._checkpoint.index_ms = flush.index_ms or self._checkpoint.index_ms
+            self._checkpoint.save()
+
+    def fail_flush(self, cause: StoreError) -> None:
+        """Take note that a flush failed: nothing more is stored, since nobody knows what is on the disk."""
+        self._refusal = StoreClosedError(f"{self.folder} could not be flushed ({cause}); restart the broker")
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def read_queue(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        accept: Callable[[int], bool] | None = None,
+        accept_record: Callable[[bytes], bool] | None = None,
+    ) -> QueueRead:
+        """Return records from an offset on: at most so many, and so many bytes, but one at least.
+
+        `accept` is asked by the code of a tag, then `accept_record` by the record itself.
+        """
+        if self._derived.noted:
+            self._settle()
+        queue = self._queues.get((topic, queue_id))
+        if queue is None or queue.end == 0:
+            return QueueRead(ReadStatus.QUEUE_EMPTY, 0, 0, 0)
+        low, high = queue.min_offset(self._log.start), queue.end
+        if offset < low:
+            return QueueRead(ReadStatus.TOO_SMALL, low, low, high)
+        if offset >= high:
+            status = ReadStatus.AT_END if offset == high else ReadStatus.BEYOND_END
+            return QueueRead(status, high, low, high)
+        # With nothing to choose, no more than what is wanted is looked at.
+        chooses = accept is not None or accept_record is not None
+        units = queue.units(offset, max(count_max, SCANNED_UNITS_MIN if chooses else 1))
+        if not units:
+            return QueueRead(ReadStatus.SEGMENT_MISSING, queue.next_segment(offset), low, high)
+        return collect(self._log, units, offset, low, high, count_max, bytes_max, accept, accept_record)
+
+    def record_at(self, position: int) -> bytes | None:
+        """Return the record that starts at this position of the log, or None where none does."""
+        return self._log.record_at(position)
+
+    @property
+    def min_position(self) -> int:
+        """The position of the oldest byte of the log."""
+        return self._log.start
+
+    @property
+    def max_position(self) -> int:
+        """The position behind the newest record of the log."""
+        return self._log.end
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the oldest record of the log was stored; None where there is none."""
+        return self._log.stored_at_ms(self._log.start)
+
+    def topics(self) -> set[str]:
+        """Return the topics that have, or had, messages here, known to the broker or not."""
+        return {topic for (topic, _), queue in self._queues.items() if queue.next_offset}
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """Return the queues of a topic that have, or had, messages here."""
+        return sorted(queue.queue_id for queue in self._queues.values() if queue.topic == topic and queue.next_offset)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Return the offset of the oldest message of a queue that is still there."""
+        queue = self._queues.get((topic, queue_id))
+        return 0 if queue is None else queue.min_offset(self._log.start)
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Return the offset that the next message of a queue that readers are shown will have."""
+        if self._derived.noted:
+            self._settle()
+        queue = self._queues.get((topic, queue_id))
+        return 0 if queue is None else queue.end
+
+    def unit(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
+        """Return position, size and tag code of a message of a queue; None where there is none."""
+        if not self.min_offset(topic, queue_id) <= offset < self.max_offset(topic, queue_id):
+            return None
+        return self._queues[topic, queue_id].unit(offset)
+
+    def stored_at_ms(self, topic: str, queue_id: int, offset: int) -> int | None:
+        """Return when a message of a queue was stored; None where it is not there."""
+        unit = self.unit(topic, queue_id, offset)
+        return None if unit is None else self._log.stored_at_ms(unit[0])
+
+    def earliest_ms(self, topic: str, queue_id: int) -> int | None:
+        """Return when the oldest message of a queue was stored; None where there is none."""
+        return self.stored_at_ms(topic, queue_id, self.min_offset(topic, queue_id))
+
+    def offset_at(self, topic: str, queue_id: int, timestamp_ms: int, *, upper: bool = False) -> int:
+        """Return the first offset stored at this time or later, or with `upper` the last stored at it or earlier.
+
+        Where there is none, it is the queue's end, or its start.
+        """
+        high = self.max_offset(topic, queue_id)
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return 0
+        low = queue.min_offset(self._log.start)
+
+        def stored_ms(offset: int) -> int:
+            return self._log.stored_at_ms(queue.unit(offset)[0]) or 0
+
+        if upper:
+            return max(bisect_right(range(high), timestamp_ms, lo=low, hi=high, key=stored_ms) - 1, low)
+        return bisect_left(range(high), timestamp_ms, lo=low, hi=high, key=stored_ms)
+
+    def find_by_key(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyMatches:
+        """Return where messages lie that may have this key and were stored in this time, oldest first.
+
+        The index knows hashes only; whoever asked compares keys. Times in it are whole seconds.
+        """
+        self._derive_quietly()
+        if self._index is None:
+            return KeyMatches([], 0, 0)
+        found = self._index.find(topic, key, count_max, begin_ms, end_ms)
+        return found._replace(positions=[at for at in found.positions if self._log.start <= at < self._log.end])
+
+    # ------------------------------------------------------------------------------------------------------- expiring
+
+    def disk_used(self) -> float:
+        """Return how full the disk is, from 0 to 1."""
+        return self._disk.used_ratio(self.folder)
+
+    def delete_expired(self, now_ms: int, *, is_due: bool, disk_used: float) -> Expired:
+        """Remove what is too old or has no room, and decide whether there is room to store more.
+
+        `is_due` says that the hour of the day has come.
+
+        Raises:
+            StoreWriteError: the disk refuses.
+        """
+        self._disk_is_full = disk_used > self.settings.disk_used_refuse
+        self._derive_quietly()
+        return remove_expired(
+            *(self._log, self._queues.values(), self._index, self.settings),
+            now_ms=now_ms,
+            is_due=is_due,
+            disk_used=disk_used,
+        )
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove the queues of a topic. Its records stay in the log until they expire, but nobody finds them.
+
+        Raises:
+            StoreWriteError: the disk refuses; some queues may be gone.
+        """
+        self._derive_quietly()
+        for key in [key for key in self._queues if key[0] == topic]:
+            queue = self._queues[key]
+            self._derived.forget(queue)
+            queue.remove()
+            del self._queues[key]
+            with suppress(OSError):
+                queue.folder.rmdir()
+        with suppress(OSError):
+            (self.folder / "consumequeue" / topic).rmdir()
+
+
+def _can_be_a_folder(topic: str) -> bool:
+    return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic and len(topic.encode()) <= 255

@@ -1,0 +1,102 @@
+"""Gathering the records that a reader of a queue wants."""
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from skyroute.broker.store.commit_log import MAPPED_AROUND, CommitLog
+from skyroute.broker.store.consume_queue import UNIT
+
+
+class ReadStatus(Enum):
+    """What came of reading a queue."""
+
+    FOUND = auto()
+    NO_MATCH = auto()
+    """Nothing that the reader wants, as far as it was looked for."""
+    REMOVED = auto()
+    """The log no longer has them."""
+    QUEUE_EMPTY = auto()
+    TOO_SMALL = auto()
+    """Older than anything that is kept."""
+    AT_END = auto()
+    """The very next message is not there yet."""
+    BEYOND_END = auto()
+    SEGMENT_MISSING = auto()
+    """The queue's own file is gone."""
+
+
+class QueueRead(NamedTuple):
+    """Records of one queue, and where to read on."""
+
+    status: ReadStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    chunks: Sequence[memoryview] = ()
+    """The records' bytes; each chunk holds one or more whole records. They are the log itself, and not copied."""
+    message_count: int = 0
+    record_bytes: int = 0
+    last_position: int = -1
+    """Where in the log the last message lies that was looked at."""
+
+
+def collect(
+    log: CommitLog,
+    units: bytes,
+    offset: int,
+    low: int,
+    high: int,
+    count_max: int,
+    bytes_max: int,
+    accept: Callable[[int], bool] | None,
+    accept_record: Callable[[bytes], bool] | None,
+) -> QueueRead:
+    """Return the records that these units point to, as far as they are wanted and still there.
+
+    `offset` is that of the first unit; `low` and `high` are the queue's bounds.
+    """
+    log_end = log.end
+    chunks: list[memoryview] = []
+    status = ReadStatus.NO_MATCH
+    count = total = 0
+    last_position = -1
+    start = stop = 0  # of the segment at hand
+    view: memoryview | None = None
+    run_at = run_stop = -1  # of records that lie side by side, which are read in one go
+    for position, size, code in UNIT.iter_unpack(units):
+        if count and (count >= count_max or total + size > bytes_max):
+            break
+        last_position = position
+        offset += 1
+        if accept is not None and not accept(code):
+            status = ReadStatus.NO_MATCH
+            continue
+        if not start <= position < stop:
+            if run_at >= 0 and view is not None:
+                chunks.append(view[run_at:run_stop])
+                run_at = run_stop = -1
+            segment = log.find(position)
+            if segment is None:
+                start = stop = 0
+            else:
+                start, stop, view = segment.start, min(segment.stop, log_end), segment.view
+        if position + size > stop or size <= 0 or view is None:
+            status = ReadStatus.REMOVED
+            continue
+        at = position - start
+        if accept_record is not None and not accept_record(bytes(view[at : at + size])):
+            status = ReadStatus.NO_MATCH
+            continue
+        if at != run_stop:
+            if run_at >= 0:
+                chunks.append(view[run_at:run_stop])
+            run_at = at
+        run_stop = at + size
+        count += 1
+        total += size
+    if run_at >= 0 and view is not None:
+        chunks.append(view[run_at:run_stop])
+    first_position = UNIT.unpack_from(units)[0]
+    log.account_for(min(max(last_position - first_position, total), total + len(chunks) * MAPPED_AROUND))
+    return QueueRead(ReadStatus.FOUND if count else status, offset, low, high, chunks, count, total, last_position)

@@ -1,0 +1,55 @@
+"""What goes, when: the oldest segments of the log, by age or because the disk fills up, and what follows from them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from skyroute.broker.store.commit_log import CommitLog
+from skyroute.broker.store.consume_queue import ConsumeQueue
+from skyroute.broker.store.key_index import KeyIndex
+from skyroute.broker.store.settings import StoreSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What was removed."""
+
+    log_segments: int
+    queue_segments: int
+    index_files: int
+
+
+def remove_expired(
+    log: CommitLog,
+    queues: Iterable[ConsumeQueue],
+    index: KeyIndex | None,
+    settings: StoreSettings,
+    *,
+    now_ms: int,
+    is_due: bool,
+    disk_used: float,
+) -> Expired:
+    """Remove old segments: those that are too old at the hour that is due or on a fuller disk, any on a full one.
+
+    The last segment of everything stays.
+
+    Raises:
+        StoreWriteError: the disk refuses; what was removed before is gone.
+    """
+    removed = 0
+    if is_due or disk_used > settings.disk_used_max:
+        while removed < settings.expired_segments_max and _may_go(log, settings, now_ms, disk_used):
+            log.remove_first()
+            removed += 1
+    queue_segments = sum([queue.remove_expired(log.start) for queue in queues])
+    index_files = 0 if index is None else index.remove_expired(log.start)
+    return Expired(removed, queue_segments, index_files)
+
+
+def _may_go(log: CommitLog, settings: StoreSettings, now_ms: int, disk_used: float) -> bool:
+    if len(log.segments) < 2:
+        return False
+    if disk_used > settings.disk_used_urgent:
+        return True
+    # The last message of a segment was stored just before the first of the next.
+    stored_at_ms = log.stored_at_ms(log.segments[1].start)
+    return stored_at_ms is not None and stored_at_ms + settings.reserved_ms <= now_ms

@@ -1,0 +1,93 @@
+"""One file of fixed size, and how many of them may be open at once."""
+
+import mmap
+import os
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from skyroute.broker.store.disk import Disk
+
+OPEN_MAX: Final = 400
+"""How many segments are open at once, by default. A mapped one takes two descriptors; many systems allow 1,024."""
+
+
+class OpenSegments:
+    """Closes what was opened longest ago when too many are open; a closed segment opens again when it is used."""
+
+    def __init__(self, open_max: int = OPEN_MAX) -> None:
+        self._open_max = open_max
+        self._opened: deque[Segment] = deque()
+
+    def admit(self, segment: "Segment") -> None:
+        self._opened.append(segment)
+        if len(self._opened) > self._open_max:
+            self._opened.popleft().close()
+
+
+class Segment:
+    """A file of fixed size that starts at some position of a log. Opened when it is first used."""
+
+    __slots__ = ("_descriptor", "_map", "_opened", "_view", "disk", "path", "size", "start", "stop")
+
+    def __init__(self, path: Path, start: int, size: int, disk: Disk, opened: OpenSegments) -> None:
+        self.path = path
+        self.start = start
+        self.stop = start + size
+        self.size = size
+        self.disk = disk
+        self._opened = opened
+        self._descriptor = -1
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.path} {self.start}..{self.stop}>"
+
+    @property
+    def descriptor(self) -> int:
+        if self._descriptor < 0:
+            self._descriptor = self.disk.open(self.path, self.size)
+            self._opened.admit(self)
+        return self._descriptor
+
+    @property
+    def view(self) -> memoryview:
+        """The file as memory, for reading. What is written through `write` is seen at once.
+
+        A slice of it stays good when the segment is closed or removed: the mapping goes with its last reader.
+        """
+        if self._view is None:
+            self._map = mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ)
+            self._view = memoryview(self._map)
+        return self._view
+
+    def read(self, at: int, size: int) -> bytes:
+        return os.pread(self.descriptor, size, at)
+
+    def write(self, at: int, data: bytes) -> None:
+        """Write at so many bytes from the segment's start.
+
+        Raises:
+            StoreWriteError, StoreFullError: some of it may be written.
+        """
+        self.disk.write(self.descriptor, data, at)
+
+    def cut(self, at: int) -> None:
+        """Make everything from here on zero."""
+        self.disk.cut(self.descriptor, at, self.size)
+
+    def release_memory(self) -> None:
+        """Take the pages that were read out of this process's account; the system's cache keeps them."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        self._map = self._view = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def remove(self) -> None:
+        self.close()
+        self.disk.remove(self.path)

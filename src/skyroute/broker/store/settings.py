@@ -1,0 +1,42 @@
+"""How a store is set up. The defaults are Apache's, and files of other sizes do not open there."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from skyroute.broker.store.segment import OPEN_MAX
+
+_S: Final = 1_000
+_M: Final = 60 * _S
+_H: Final = 60 * _M
+
+DELAYS_MS: Final = (
+    *(1 * _S, 5 * _S, 10 * _S, 30 * _S),
+    *(minutes * _M for minutes in range(1, 11)),
+    *(20 * _M, 30 * _M, 1 * _H, 2 * _H),
+)
+"""How long a message of each delay level waits; the first is level 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Sizes, limits and policies."""
+
+    log_segment_bytes: int = 1 << 30
+    queue_segment_units: int = 300_000
+    index_slots: int = 5_000_000
+    index_entries: int = 20_000_000
+    index_enabled: bool = True
+    delays_ms: tuple[int, ...] = DELAYS_MS
+    sync_flush: bool = False
+    """Readers are shown only what is on the disk; the caller flushes before it answers."""
+    reserved_ms: int = 72 * _H
+    """How long messages are kept at least, if the disk allows."""
+    disk_used_max: float = 0.75
+    """From here on, what is too old goes at any hour of the day."""
+    disk_used_urgent: float = 0.85
+    """From here on, the oldest goes, however young it is."""
+    disk_used_refuse: float = 0.90
+    """From here on, nothing more is stored."""
+    expired_segments_max: int = 10
+    """How many segments go at once."""
+    open_segments_max: int = OPEN_MAX

@@ -1,0 +1,1 @@
+"""`skyroute admin`: mqadmin's commands, with its names and flags."""

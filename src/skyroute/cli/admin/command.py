@@ -1,0 +1,134 @@
+"""What every admin command has: how to reach the cluster, how to print, and how to fail in one line."""
+
+import asyncio
+import functools
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from skyroute.cli.admin.output import print_json
+from skyroute.client.admin import Admin
+from skyroute.client.admin.calls import Failures
+from skyroute.client.session import ClientArguments
+from skyroute.client.signing import Credentials
+from skyroute.errors import SkyrouteError
+
+Answer = tuple[str, object] | tuple[str, object, Failures]
+"""What a command says: a text for people, a value for programs, and which servers failed, if some did."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+Work = Callable[..., Awaitable[Answer]] | Callable[..., AsyncIterator[Answer]]
+
+
+def admin_command(name: str) -> Callable[[Work], click.Command]:
+    """Make a command of an async function `(admin, **options) -> (text, value)`, with the options that all share.
+
+    A third member of the answer names servers that failed: one line each on standard error, and exit code 1. So is a
+    SkyrouteError it raises. An async generator's answers are printed as they come. Help is the function's docstring.
+    """
+
+    def decorate(function: Work) -> click.Command:
+        @functools.wraps(function)
+        def run(
+            name_servers: str | None,
+            access_key: str | None,
+            secret_key: str | None,
+            *,
+            tls: bool,
+            as_json: bool,
+            **options: Any,
+        ) -> None:
+            client: ClientArguments = {"tls": tls}
+            if access_key:
+                client["credentials"] = Credentials(access_key, secret_key or "")
+
+            async def work() -> bool:
+                async with Admin(name_servers, **client) as admin:
+                    outcome = function(admin, **options)
+                    if not isinstance(outcome, AsyncIterator):
+                        return _show(name, await outcome, as_json=as_json)
+                    went_well = True
+                    async for answer in outcome:
+                        went_well &= _show(name, answer, as_json=as_json)
+                    return went_well
+
+            try:
+                went_well = asyncio.run(work())
+            except SkyrouteError as error:
+                _complain(name, error)
+                went_well = False
+            if not went_well:
+                sys.exit(1)
+
+        command: Callable[..., None] = run
+        for option in reversed(_SHARED):
+            command = option(command)
+        return click.command(name)(command)
+
+    return decorate
+
+
+def _show(name: str, answer: Answer, *, as_json: bool) -> bool:
+    """Print an answer, and return whether all went well."""
+    text, value, *rest = answer
+    if as_json:
+        print_json(value)
+    elif text:
+        click.echo(text)
+    failures: Failures = rest[0] if rest else {}
+    for where, error in failures.items():
+        _complain(name, f"{where}: {error}")
+    return not failures
+
+
+def _complain(name: str, what: object) -> None:
+    # A remark of a server may have several lines; an error is one.
+    click.echo(f"skyroute admin {name}: {' '.join(str(what).split())}", err=True)
+
+
+class _Either(click.Option):
+    """One of the two ways to say which brokers are meant."""
+
+    needed = True
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        given = ("broker" in opts) + ("cluster" in opts)
+        if given > 1 or (self.needed and not given):
+            raise click.UsageError("Give -b (a broker's address) or -c (a cluster), one of the two.", ctx)
+        return super().handle_parse_result(ctx, opts, args)
+
+
+class _EitherOrNone(_Either):
+    needed = False
+
+
+def broker_or_cluster(long_cluster: str = "--clusterName", *, needed: bool = True) -> Callable[[Function], Function]:
+    """Add `-b` and `-c`: of the two exactly one must be given, or, if not `needed`, at most one."""
+    kind = _Either if needed else _EitherOrNone
+    broker = click.option(
+        "-b", "--brokerAddr", "broker", cls=kind, metavar="HOST:PORT", help="The broker at this address."
+    )
+    cluster = click.option("-c", long_cluster, "cluster", cls=kind, metavar="NAME", help="The brokers of this cluster.")
+    return lambda function: broker(cluster(function))
+
+
+_SHARED = (
+    click.option(
+        "-n",
+        "--namesrvAddr",
+        "name_servers",
+        metavar="HOST:PORT[;HOST:PORT]",
+        envvar="NAMESRV_ADDR",
+        show_envvar=True,
+        help="The name servers.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+    click.option("--access-key", metavar="KEY", envvar="ROCKETMQ_ACCESS_KEY", show_envvar=True, help="Who we are."),
+    click.option("--secret-key", metavar="KEY", envvar="ROCKETMQ_SECRET_KEY", show_envvar=True, help="What proves it."),
+    click.option("--tls", is_flag=True, help="Speak TLS, and check nobody's certificate."),
+)

@@ -1,0 +1,381 @@
+"""Commands about groups: their settings, who is connected, how far consumers have come, and moving them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from skyroute.cli.admin.command import Answer, Function, admin_command, broker_or_cluster
+from skyroute.cli.admin.output import local_time, pairs, table
+from skyroute.cli.admin.parameters import MOMENT_FORM, attribute_changes, json_object, moment
+from skyroute.client import queues
+from skyroute.client.admin import Admin
+from skyroute.client.admin.groups import GroupProgress, GroupSummary
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.clients import PROPERTY_CONSUME_TYPE, PROPERTY_ORDERED, ConsumeType, RunningConsumer
+from skyroute.wire.calls.groups import Connection, GroupConfig
+
+STALLED_MS = 60_000
+"""A queue with messages of which none was finished for so long looks stuck."""
+
+cluster_or_parent = click.option(
+    "-c", "--cluster", metavar="NAME", help="The cluster, or the parent topic of a light queue."
+)  # fmt: skip
+
+
+def _group(long: str) -> Callable[[Function], Function]:
+    return click.option("-g", long, "group", required=True, metavar="NAME", help="The consumer group.")
+
+
+# --------------------------------------------------------------------------------------------------------- settings
+
+
+@admin_command("updateSubGroup")
+@broker_or_cluster()
+@_group("--groupName")
+@click.option("-s", "--consumeEnable", "enabled", type=bool, default=True, help="It may consume.")
+@click.option("-m", "--consumeFromMinEnable", "from_min", type=bool, default=False, help="It may begin at the start.")
+@click.option("-d", "--consumeBroadcastEnable", "broadcast", type=bool, default=False, help="It may broadcast.")
+@click.option("-o", "--consumeMessageOrderly", "ordered", type=bool, default=False, help="It consumes in order.")
+@click.option("-q", "--retryQueueNums", "retry_queues", type=click.IntRange(min=0), default=1, help="Retry queues.")
+@click.option("-r", "--retryMaxTimes", "retry_times_max", type=int, default=16, help="Attempts before it gives up.")
+@click.option(
+    "-p", "--groupRetryPolicy", "retry_policy", type=json_object, metavar="JSON", help="How long before each attempt."
+)
+@click.option("-i", "--brokerId", "broker_id", type=click.IntRange(min=0), default=0, help="Which broker to read from.")
+@click.option(
+    "-w",
+    "--whichBrokerWhenConsumeSlowly",
+    "broker_id_when_slow",
+    type=click.IntRange(min=0),
+    default=1,
+    help="Which one instead, while it is far behind.",
+)
+@click.option(
+    "-a", "--notifyConsumerIdsChanged", "notify_members", type=bool, default=True, help="Tell members of each other."
+)
+@click.option(
+    "--attributes", type=attribute_changes, metavar="+NAME=VALUE,-NAME", help="Attributes to set and to drop."
+)
+async def update_sub_group(
+    admin: Admin,
+    broker: str | None,
+    cluster: str | None,
+    group: str,
+    attributes: Mapping[str, str | None] | None,
+    retry_policy: dict[str, Any] | None,
+    **settings: Any,
+) -> Answer:
+    """Create a consumer group, or replace all its settings: what is not said here becomes what it is by default."""
+    config = GroupConfig(group.strip(), **settings)
+    if retry_policy is not None:
+        config = msgspec.structs.replace(config, retry_policy=retry_policy)
+    done = await admin.create_group(config, broker=broker, cluster=cluster, attributes=attributes)
+    values = {name: getattr(config, name) for name in config.__struct_fields__}
+    lines = [f"create subscription group to {address} success." for address in done]
+    return "\n".join([*lines, pairs(values)]), {"brokers": done, "group": values}
+
+
+@admin_command("deleteSubGroup")
+@broker_or_cluster()
+@_group("--groupName")
+@click.option("-r", "--removeOffset", "with_offsets", type=bool, default=False, help="Forget its offsets as well.")
+async def delete_sub_group(
+    admin: Admin, broker: str | None, cluster: str | None, group: str, *, with_offsets: bool
+) -> Answer:
+    """Delete a consumer group; from a cluster, with the messages it was to try again or has given up."""
+    done = await admin.delete_group(group, broker=broker, cluster=cluster, with_offsets=with_offsets)
+    where = f" in cluster [{cluster}]" if cluster else ""
+    lines = [f"delete subscription group [{group}] from broker [{address}]{where} success." for address in done]
+    return "\n".join(lines), {"brokers": done}
+
+
+# ------------------------------------------------------------------------------------------------------ connections
+
+
+@admin_command("consumerConnection")
+@_group("--consumerGroup")
+@click.option("-b", "--brokerAddr", "broker", metavar="HOST:PORT", help="As the broker at this address sees it.")
+async def consumer_connection(admin: Admin, group: str, broker: str | None) -> Answer:
+    """List who is connected for a consumer group, and what they subscribe to."""
+    found = await admin.consumers(group, broker=broker)
+    subscriptions = [each for _, each in sorted(found.subscriptions.items())]
+    values = {
+        "connections": _connection_values(found.connections),
+        "subscriptions": [
+            {"topic": each.topic, "expression": each.expression, "expression_type": each.expression_type}
+            for each in subscriptions
+        ],
+        "consume_type": found.consume_type,
+        "message_model": found.model,
+        "consume_from_where": found.start_from,
+    }
+    text = "\n".join(
+        [
+            table(("ClientId", "ClientAddr", "Language", "Version"), map(_connection_row, sorted(found.connections))),
+            "",
+            "Below is subscription:",
+            table(("Topic", "SubExpression"), [(each.topic, each.expression) for each in subscriptions]),
+            "",
+            f"ConsumeType: {found.consume_type}",
+            f"MessageModel: {found.model}",
+            f"ConsumeFromWhere: {found.start_from}",
+        ]
+    )
+    return text, values
+
+
+@admin_command("producerConnection")
+@click.option("-g", "--producerGroup", "group", required=True, metavar="NAME", help="The producer group.")
+@click.option("-t", "--topic", required=True, metavar="NAME", help="A topic it sends to.")
+async def producer_connection(admin: Admin, group: str, topic: str) -> Answer:
+    """List who is connected for a producer group."""
+    found = await admin.producers(group, topic)
+    rows = [(f"{number:04d}", *_connection_row(each)) for number, each in enumerate(found, 1)]
+    text = table(("Index", "ClientId", "ClientAddr", "Language", "Version"), rows)
+    return text, _connection_values(found)
+
+
+def _connection_row(connection: Connection) -> tuple[str, str, str, str]:
+    return connection.client_id, connection.address, connection.language, connection.release
+
+
+def _connection_values(connections: Iterable[Connection]) -> list[dict[str, str]]:
+    names = ("client_id", "client_addr", "language", "version")
+    return [dict(zip(names, _connection_row(each), strict=True)) for each in sorted(connections)]
+
+
+# --------------------------------------------------------------------------------------------------------- progress
+
+
+@admin_command("consumerProgress")
+@click.option("-g", "--groupName", "group", metavar="NAME", help="The consumer group; without it, all groups.")
+@click.option("-t", "--topicName", "topic", metavar="NAME", help="This topic only.")
+@click.option("-s", "--showClientIP", "with_owners", type=bool, default=False, help="Who has which queue.")
+@cluster_or_parent
+async def consumer_progress(
+    admin: Admin, group: str | None, topic: str | None, cluster: str | None, *, with_owners: bool
+) -> Answer:
+    """Print how far a group has come with each queue, or all groups at a glance."""
+    if group is None:
+        return _overview(await admin.summaries())
+    progress = await admin.progress(group, topic, cluster)
+    owners = await admin.owners(group) if with_owners else {}
+    return _progress(progress, owners, with_owners=with_owners)
+
+
+def _progress(progress: GroupProgress, owners: Mapping[QueueRef, str], *, with_owners: bool) -> Answer:
+    columns = ["Topic", "Broker Name", "QID", "Broker Offset", "Consumer Offset", "Diff", "Inflight", "LastTime"]
+    rows, values = [], []
+    for queue, each in progress.queues.items():
+        value = {
+            "topic": queue.topic,
+            "broker_name": queue.broker_name,
+            "queue_id": queue.queue_id,
+            "broker_offset": each.broker_offset,
+            "consumer_offset": each.consumer_offset,
+            "diff": each.lag,
+            "inflight": each.inflight,
+            "last_at_ms": each.last_at_ms or None,
+        }
+        row = [*list(value.values())[:-1], local_time(each.last_at_ms) or "N/A"]
+        if with_owners:
+            owner = owners.get(queue)
+            value["client_id"] = owner
+            row.insert(5, owner.partition("@")[0] if owner else "N/A")
+        rows.append(row)
+        values.append(value)
+    if with_owners:
+        columns.insert(5, "Client IP")
+    text = (
+        f"{table(columns, rows)}\n\nConsume TPS: {progress.tps:.2f}\nConsume Diff Total: {progress.lag}\n"
+        f"Consume Inflight Total: {progress.inflight}"
+    )
+    totals = {"tps": progress.tps, "diff_total": progress.lag, "inflight_total": progress.inflight}
+    return text, {"group": progress.group, "queues": values, **totals}
+
+
+def _overview(summaries: list[GroupSummary]) -> Answer:
+    values = [_summary(summary) for summary in summaries]
+    columns = ("Group", "Count", "Version", "Type", "Model", "TPS", "Diff Total")
+    failures = {summary.group: summary.failure for summary in summaries if summary.failure is not None}
+    return table(columns, [list(value.values()) for value in values]), values, failures
+
+
+def _summary(summary: GroupSummary) -> dict[str, object]:
+    progress, consumers = summary.progress, summary.consumers
+    members = consumers.connections if consumers else ()
+    is_push = consumers is not None and consumers.consume_type != ConsumeType.PULL
+    return {
+        "group": summary.group,
+        "count": len(members),
+        "version": min(members, key=lambda each: each.version).release if members else "OFFLINE",
+        "type": ("PUSH" if is_push else "PULL") if members else "",
+        "model": consumers.model if consumers and is_push else "",
+        "tps": round(progress.tps) if progress else None,
+        "diff_total": progress.lag if progress else None,
+    }
+
+
+# ----------------------------------------------------------------------------------------------- running consumers
+
+
+@admin_command("consumerStatus")
+@_group("--consumerGroup")
+@click.option("-i", "--clientId", "client_id", metavar="ID", help="This member; without it, all in short.")
+@click.option("-b", "--brokerAddr", "broker", metavar="HOST:PORT", help="Ask this broker who the members are.")
+@click.option("-s", "--jstack", "with_stacks", is_flag=True, help="What its threads do, too.")
+async def consumer_status(
+    admin: Admin, group: str, client_id: str | None, broker: str | None, *, with_stacks: bool
+) -> Answer:
+    """Print what the members of a group say of themselves."""
+    if client_id is not None:
+        running = await admin.running_consumer(group, client_id, with_stacks=with_stacks)
+        return _running_text(running), _running_values(client_id, running)
+    members = sorted((await admin.consumers(group, broker=broker)).connections)
+    told = {each: await admin.running_consumer(group, each.client_id, with_stacks=with_stacks) for each in members}
+    rows = [
+        (at, each.client_id, each.release, len(running.queues)) for at, (each, running) in enumerate(told.items(), 1)
+    ]
+    wanted = {frozenset((s.topic, s.expression) for s in running.subscriptions) for running in told.values()}
+    is_same = len(wanted) <= 1
+    now_ms = int(admin.session.clock.wall() * 1000)
+    notes = [note for each, running in told.items() for note in _stalled(each.client_id, running, now_ms)]
+    agreement = (
+        "Same subscription in the same group of consumer"
+        if is_same
+        else "WARN: Different subscription in the same group of consumer!!!"
+    )
+    text = "\n".join([table(("Index", "ClientId", "Version", "Queues"), rows), "", agreement, *notes])
+    consumers = [_running_values(each.client_id, running) for each, running in told.items()]
+    return text, {"consumers": consumers, "same_subscription": is_same, "stalled": notes}
+
+
+def _stalled(client_id: str, running: RunningConsumer, now_ms: int) -> list[str]:
+    if running.properties.get(PROPERTY_CONSUME_TYPE) != ConsumeType.PUSH:
+        return []
+    notes = []
+    for queue, held in running.queues.items():
+        if running.properties.get(PROPERTY_ORDERED) == "true":
+            if not held.locked:
+                notes.append(f"{client_id} {queue} is not locked since {now_ms - held.last_lock_ms} ms")
+        elif held.cached_count and now_ms - held.last_consume_ms > STALLED_MS:
+            notes.append(f"{client_id} {queue} stands still since {now_ms - held.last_consume_ms} ms, perhaps blocked")
+    return notes
+
+
+def _running_values(client_id: str, running: RunningConsumer) -> dict[str, object]:
+    return {
+        "client_id": client_id,
+        "properties": running.properties,
+        "subscriptions": [{"topic": s.topic, "expression": s.expression} for s in running.subscriptions],
+        "queues": [
+            {
+                "topic": queue.topic,
+                "broker_name": queue.broker_name,
+                "queue_id": queue.queue_id,
+                **{name: getattr(held, name) for name in held.__struct_fields__},
+            }
+            for queue, held in sorted(running.queues.items())
+        ],
+        "paces": {
+            topic: {name: getattr(pace, name) for name in pace.__struct_fields__}
+            for topic, pace in running.paces.items()
+        },
+        "notes": running.notes,
+        "stacks": running.stacks,
+    }
+
+
+def _running_text(running: RunningConsumer) -> str:
+    queue_columns = ("Topic", "Broker Name", "QID", "Consumer Offset", "Cached", "Handled", "Locked", "Dropped")
+    queue_rows = [
+        (q.topic, q.broker_name, q.queue_id, h.commit_offset, h.cached_count, h.handled_count, h.locked, h.dropped)
+        for q, h in sorted(running.queues.items())
+    ]
+    pace_columns = (
+        ("Topic", "Pull RT", "Pull TPS", "Consume RT", "ConsumeOK TPS", "ConsumeFailed TPS", "ConsumeFailedMsgsInHour")
+    )  # fmt: skip
+    pace_rows = [
+        (t, p.pull_ms, p.pulled_a_second, p.consume_ms, p.consumed_a_second, p.failed_a_second, p.failed_an_hour)
+        for t, p in running.paces.items()
+    ]
+    subscriptions = [(s.topic, s.expression) for s in running.subscriptions]
+    parts = [
+        ("#Consumer Properties#", pairs(running.properties, ": ")),
+        ("#Consumer Subscription#", table(("Topic", "SubExpression"), subscriptions)),
+        ("#Consumer Offset#", table(queue_columns, queue_rows)),
+        ("#Consumer RT&TPS#", table(pace_columns, pace_rows)),
+    ]
+    if running.notes:
+        parts.append(("#User Consume Info#", pairs(running.notes, ": ")))
+    if running.stacks is not None:
+        parts.append(("#Consumer jstack#", running.stacks))
+    return "\n\n".join(f"{title}\n{text}" for title, text in parts)
+
+
+# --------------------------------------------------------------------------------------------------- moving groups
+
+
+@admin_command("resetOffsetByTime")
+@_group("--group")
+@click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")
+@click.option(
+    "-s",
+    "--timestamp",
+    "when_ms",
+    type=moment,
+    metavar=MOMENT_FORM,
+    required=True,
+    help="The time to go to; -1 is the end.",
+)
+@click.option("-f", "--force", type=bool, default=True, help="Forward as well as back.")
+@click.option("-b", "--broker", metavar="HOST:PORT", help="With -q: of the broker at this address ...")
+@click.option("-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="NUMBER", help="... this queue only.")
+@click.option("-o", "--offset", type=click.IntRange(min=0), help="With -q: to this offset instead of a time.")
+@cluster_or_parent
+async def reset_offset_by_time(
+    admin: Admin,
+    group: str,
+    topic: str,
+    when_ms: int,
+    broker: str | None,
+    queue_id: int | None,
+    offset: int | None,
+    cluster: str | None,
+    *,
+    force: bool,
+) -> Answer:
+    """Have a group go on with a topic at another time, whether its members are connected or not."""
+    if (broker is None) != (queue_id is None):
+        raise click.UsageError("-b and -q go together: give both, or none to move in all queues.")
+    if offset is not None and queue_id is None:
+        raise click.UsageError("-o moves in one queue: say which, with -b and -q.")
+    if broker is None or queue_id is None:
+        moved = await admin.reset_to_time(group, topic, when_ms, force=force, cluster=cluster)
+    else:
+        queue = QueueRef(topic, await admin.broker_name_at(broker), queue_id)
+        if offset is None and when_ms < 0:
+            offset = await queues.max_offset(admin.session, queue)
+        elif offset is None:
+            offset = await queues.offset_at(admin.session, queue, when_ms)
+        await admin.reset_queue(group, queue, offset)
+        moved = {queue: offset}
+    return _offsets(moved)
+
+
+@admin_command("cloneGroupOffset")
+@click.option("-s", "--srcGroup", "source", required=True, metavar="NAME", help="The group whose offsets to take.")
+@click.option("-d", "--destGroup", "destination", required=True, metavar="NAME", help="The group that gets them.")
+@click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")
+@click.option("-o", "--offline", metavar="BOOL", hidden=True, help="Means nothing, as with mqadmin.")
+async def clone_group_offset(admin: Admin, source: str, destination: str, topic: str, offline: str | None) -> Answer:
+    """Have a group go on with a topic where another group is now."""
+    return _offsets(await admin.clone_offsets(source, destination, topic))
+
+
+def _offsets(moved: Mapping[QueueRef, int]) -> Answer:
+    rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in moved.items()]
+    values = [{"broker_name": name, "queue_id": queue_id, "offset": offset} for name, queue_id, offset in rows]
+    return table(("brokerName", "queueId", "offset"), rows), values

@@ -1,0 +1,429 @@
+"""Commands about messages: finding them, reading queues, and sending."""
+
+import base64
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from skyroute.cli.admin.command import Answer, admin_command
+from skyroute.cli.admin.output import local_time, pairs, table
+from skyroute.cli.admin.parameters import MOMENT_FORM, charset, moment
+from skyroute.client.admin import Admin
+from skyroute.client.admin.messages import READER_GROUP, MessageTrack, index_key
+from skyroute.client.errors import ClientError
+from skyroute.client.results import SendResult
+from skyroute.errors import SkyrouteError
+from skyroute.message.message import Message, StoredMessage
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.query import FOREVER_MS
+
+if TYPE_CHECKING:
+    from skyroute.client.producer import Producer
+
+topic_option = click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")
+cluster_or_parent = click.option(
+    "-c", "--cluster", metavar="NAME", help="The cluster, or the parent topic of a light queue."
+)
+consumer_group = click.option(
+    "-g", "--consumerGroup", "group", metavar="NAME", help="With -d: have a consumer of this group handle it now."
+)
+consumer_id = click.option("-d", "--clientId", "client_id", metavar="ID", help="With -g: which consumer.")
+
+
+# --------------------------------------------------------------------------------------------------------- finding
+
+
+@admin_command("queryMsgById")
+@topic_option
+@click.option("-i", "--msgId", "message_ids", required=True, metavar="ID[,ID]", help="Either id of a message.")
+@consumer_group
+@consumer_id
+@click.option("-s", "--sendMessage", "resend", type=bool, default=False, help="Send it once more.")
+@click.option("-u", "--unitName", "unit_name", hidden=True, help="Means nothing here.")
+@click.option(
+    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="How to read the body."
+)
+@cluster_or_parent
+async def query_msg_by_id(
+    admin: Admin,
+    topic: str,
+    message_ids: str,
+    group: str | None,
+    client_id: str | None,
+    unit_name: str | None,
+    encoding: str,
+    cluster: str | None,
+    *,
+    resend: bool,
+) -> AsyncIterator[Answer]:
+    """Print messages by their ids, and what became of them; or have a consumer handle them, or send them again."""
+    _check_pair(group, client_id)
+    for message_id in filter(None, (part.strip() for part in message_ids.split(","))):
+        message = await admin.find_message(topic, message_id, cluster)
+        if group and client_id:
+            yield await _hand_over(admin, group, client_id, message)
+        elif resend:
+            async with _producer(admin) as producer:
+                yield _sent(await producer.send(_copy(message)))
+        else:
+            yield await _message_and_tracks(admin, message, encoding)
+
+
+@admin_command("queryMsgByKey")
+@topic_option
+@click.option("-k", "--msgKey", "key", required=True, help="The key.")
+@click.option("-b", "--beginTimestamp", "begin_ms", type=int, default=0, help="Stored from then on, in milliseconds.")
+@click.option("-e", "--endTimestamp", "end_ms", type=int, default=FOREVER_MS, show_default="ever", help="Until then.")
+@click.option(
+    "-m", "--maxNum", "count_max", type=click.IntRange(min=1), default=64, show_default=True, help="How many at most."
+)
+@click.option(
+    "-p", "--keyType", "key_type", type=click.Choice(["K", "T"]), default="K", show_default=True, help="A key or a tag."
+)
+@click.option("-l", "--lastKey", "last_key", metavar="INDEXKEY", help="Go on behind this one.")
+@cluster_or_parent
+async def query_msg_by_key(admin: Admin, topic: str, key: str, key_type: str, **options: Any) -> Answer:
+    """List the messages with a key. Tags and -l are for brokers that keep their index in RocksDB."""
+    by_tag = key_type == "T"
+    found = await admin.messages_by_key(topic, key, by_tag=by_tag, **options)
+    places = [index_key(message, key, by_tag=by_tag) for message in found]
+    rows = [(m.message_id, m.queue_id, m.queue_offset, place) for m, place in zip(found, places, strict=True)]
+    values = [_values(m, "utf-8") | {"index_key": place} for m, place in zip(found, places, strict=True)]
+    return table(("Message ID", "QID", "Offset", "IndexKey"), rows), values
+
+
+@admin_command("queryMsgByUniqueKey")
+@click.option("-i", "--msgId", "message_id", required=True, metavar="ID", help="The id its sender gave it.")
+@topic_option
+@consumer_group
+@consumer_id
+@click.option("-a", "--showAll", "show_all", is_flag=True, help="Every message with the id, not the oldest alone.")
+@click.option("-s", "--startTime", "begin_ms", type=int, default=0, help="Stored from then on, in milliseconds.")
+@click.option("-e", "--endTime", "end_ms", type=int, default=FOREVER_MS, show_default="ever", help="Until then.")
+@cluster_or_parent
+async def query_msg_by_unique_key(
+    admin: Admin,
+    topic: str,
+    message_id: str,
+    group: str | None,
+    client_id: str | None,
+    begin_ms: int,
+    end_ms: int,
+    cluster: str | None,
+    *,
+    show_all: bool,
+) -> AsyncIterator[Answer]:
+    """Print a message by the id that its sender gave it, and what became of it; or have a consumer handle it."""
+    _check_pair(group, client_id)
+    found = await admin.messages_by_unique_id(topic, message_id, cluster, begin_ms=begin_ms, end_ms=end_ms)
+    for message in found if show_all else found[:1]:
+        if group and client_id:
+            yield await _hand_over(admin, group, client_id, message)
+        else:
+            yield await _message_and_tracks(admin, message, "utf-8")
+
+
+@admin_command("queryMsgByOffset")
+@topic_option
+@click.option("-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="The broker's name.")
+@click.option("-i", "--queueId", "queue_id", required=True, type=click.IntRange(min=0), help="The queue's number.")
+@click.option("-o", "--offset", required=True, type=click.IntRange(min=0), help="The place in the queue.")
+@click.option(
+    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="How to read the body."
+)
+@click.option("-r", "--routeTopic", "route_topic", metavar="NAME", help="A topic of the same broker, to find it by.")
+async def query_msg_by_offset(
+    admin: Admin, topic: str, broker_name: str, queue_id: int, offset: int, encoding: str, route_topic: str | None
+) -> Answer:
+    """Print the message at an offset of a queue, and what became of it."""
+    if route_topic is not None:
+        await admin.route(route_topic)
+    message = await admin.message_at(QueueRef(topic, broker_name, queue_id), offset)
+    return await _message_and_tracks(admin, message, encoding)
+
+
+def _check_pair(group: str | None, client_id: str | None) -> None:
+    if (group is None) != (client_id is None):
+        raise click.UsageError("-g and -d go together: a group, and which of its consumers.")
+
+
+async def _hand_over(admin: Admin, group: str, client_id: str, message: StoredMessage) -> Answer:
+    outcome = await admin.consume_directly(group, client_id, message)
+    values = {
+        "message_id": message.message_id,
+        "result": str(outcome.result),
+        "remark": outcome.remark,
+        "spent_ms": outcome.spent_ms,
+    }
+    return pairs(values), values
+
+
+async def _message_and_tracks(admin: Admin, message: StoredMessage, encoding: str) -> Answer:
+    tracks: list[MessageTrack] = []
+    failures: dict[str, SkyrouteError] = {}
+    try:
+        tracks = await admin.track(message)
+    except SkyrouteError as error:  # the message is there all the same
+        failures["who has consumed it"] = error
+    lines = {
+        "OffsetID:": message.offset_id,
+        "Message ID:": message.message_id,
+        "Topic:": message.topic,
+        "Tags:": f"[{_printable(message.tag or '')}]",
+        "Keys:": f"[{_printable(' '.join(message.keys))}]",
+        "Queue ID:": message.queue_id,
+        "Queue Offset:": message.queue_offset,
+        "CommitLog Offset:": message.log_position,
+        "Reconsume Times:": message.reconsume_times,
+        "Born Timestamp:": local_time(message.born_at_ms),
+        "Store Timestamp:": local_time(message.stored_at_ms),
+        "Born Host:": message.born_host,
+        "Store Host:": message.store_host,
+        "System Flag:": message.sys_flag,
+        "Properties:": _printable(", ".join(f"{name}={value}" for name, value in sorted(message.properties.items()))),
+        "Message Body:": _shown(message, encoding),
+    }
+    said = table(
+        ("Consumer Group", "Track", "Remark"), [(each.group, each.tracking, each.remark) for each in tracks]
+    )  # fmt: skip
+    values = _values(message, encoding)
+    values["tracks"] = [{"group": t.group, "track": str(t.tracking), "remark": t.remark} for t in tracks]
+    return f"{pairs(lines, ' ')}\n\n{said if tracks else 'WARN: No Consumer'}\n", values, failures
+
+
+def _values(message: StoredMessage, encoding: str) -> dict[str, object]:
+    try:
+        text: str | None = message.body.decode(encoding)
+    except UnicodeError:
+        text = None
+    return {
+        "message_id": message.message_id,
+        "offset_id": message.offset_id,
+        "topic": message.topic,
+        "broker_name": message.broker_name,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "log_position": message.log_position,
+        "tag": message.tag,
+        "keys": message.keys,
+        "reconsume_times": message.reconsume_times,
+        "born_at_ms": message.born_at_ms,
+        "stored_at_ms": message.stored_at_ms,
+        "born_host": str(message.born_host),
+        "store_host": str(message.store_host),
+        "sys_flag": message.sys_flag,
+        "properties": message.properties,
+        "body": text,
+        "body_base64": base64.b64encode(message.body).decode(),
+    }
+
+
+def _shown(message: StoredMessage, encoding: str) -> str:
+    return _printable(message.body.decode(encoding, "backslashreplace"))
+
+
+def _printable(text: str) -> str:
+    # Bodies and properties are whatever somebody sent: nothing in them may steer the terminal they are shown on.
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+@admin_command("printMsg")
+@topic_option
+@click.option(
+    "-c", "--charsetName", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="How to read bodies."
+)
+@click.option("-s", "--subExpression", "expression", default="*", metavar="TAGS", help="Tags, such as `A || B`.")
+@click.option("-b", "--beginTimestamp", "begin_ms", type=moment, metavar=MOMENT_FORM, help="Stored from then on.")
+@click.option("-e", "--endTimestamp", "end_ms", type=moment, metavar=MOMENT_FORM, help="Stored before then.")
+@click.option("-d", "--printBody", "with_body", type=bool, default=True, help="Print bodies, too.")
+@click.option("-l", "--lmqParentTopic", "parent", metavar="NAME", help="The parent topic of a light queue.")
+async def print_msg(
+    admin: Admin,
+    topic: str,
+    encoding: str,
+    expression: str,
+    begin_ms: int | None,
+    end_ms: int | None,
+    parent: str | None,
+    *,
+    with_body: bool,
+) -> AsyncIterator[Answer]:
+    """Print the messages of a topic, queue by queue, as they are read. Nobody's offsets change."""
+    for queue in await admin.queues_of(topic, parent):
+        begin, end = await admin.span(queue, begin_ms, end_ms)
+        async with aclosing(admin.read(queue, begin, end, expression)) as parts:
+            async for messages in parts:
+                for message in messages:
+                    yield _line(message, encoding, with_body=with_body)
+
+
+@admin_command("consumeMessage")
+@topic_option
+@click.option("-b", "--brokerName", "broker_name", metavar="NAME", help="Of this broker only.")
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(min=0), help="With -b: of this queue only.")
+@click.option("-o", "--offset", type=click.IntRange(min=0), help="With -i: from this place on.")
+@click.option(
+    "-g", "--consumerGroup", "group", default=READER_GROUP, metavar="NAME", help="Read under this group's name."
+)
+@click.option("-s", "--beginTimestamp", "begin_ms", type=moment, metavar=MOMENT_FORM, help="Stored from then on.")
+@click.option("-e", "--endTimestamp", "end_ms", type=moment, metavar=MOMENT_FORM, help="Stored before then.")
+@click.option(
+    "-c",
+    "--MessageNumber",
+    "count_max",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="How many at most.",
+)
+async def consume_message(
+    admin: Admin,
+    topic: str,
+    broker_name: str | None,
+    queue_id: int | None,
+    offset: int | None,
+    group: str,
+    begin_ms: int | None,
+    end_ms: int | None,
+    count_max: int,
+) -> AsyncIterator[Answer]:
+    """Print messages of a topic, up to a number, oldest of each queue first. Nobody's offsets change."""
+    if queue_id is not None and broker_name is None:
+        raise click.UsageError("-i is a queue of one broker: say which, with -b.")
+    if offset is not None and queue_id is None:
+        raise click.UsageError("-o is a place in one queue: say which, with -b and -i.")
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+        raise click.UsageError("-s must not be later than -e.")
+    wanted = [
+        queue
+        for queue in await admin.queues_of(topic)
+        if broker_name in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
+    ]
+    if not wanted:
+        raise ClientError(f"the topic {topic} has no such queue; see topicRoute")
+    left = count_max
+    for queue in wanted:
+        begin, end = await admin.span(queue, begin_ms, end_ms)
+        begin = max(begin, offset or 0)
+        async with aclosing(admin.read(queue, begin, min(end, begin + left), group=group)) as parts:
+            async for messages in parts:
+                for message in messages:
+                    left -= 1
+                    yield _line(message, "utf-8")
+
+
+def _line(message: StoredMessage, encoding: str, *, with_body: bool = True) -> Answer:
+    said = {
+        "MSGID:": message.message_id,
+        "QUEUE:": f"{message.broker_name}:{message.queue_id}",
+        "OFFSET:": message.queue_offset,
+        "STORED:": local_time(message.stored_at_ms),
+        "TAGS:": _printable(message.tag or ""),
+        "KEYS:": _printable(" ".join(message.keys)),
+        "BODY:": _shown(message, encoding) if with_body else "NOT PRINT BODY",
+    }
+    values = _values(message, encoding)
+    if not with_body:
+        del values["body"], values["body_base64"]
+    return " ".join(f"{name} {value}" for name, value in said.items() if value != ""), values
+
+
+# --------------------------------------------------------------------------------------------------------- sending
+
+
+@admin_command("sendMessage")
+@topic_option
+@click.option("-p", "--body", required=True, metavar="TEXT", help="The body.")
+@click.option("-k", "--key", "keys", default="", metavar="KEYS", help="Its keys, with blanks between them.")
+@click.option("-c", "--tags", "tag", metavar="TAG", help="Its tag.")
+@click.option("-b", "--broker", "broker_name", metavar="NAME", help="To this broker.")
+@click.option("-i", "--qid", "queue_id", type=click.IntRange(min=0), help="With -b: to this queue.")
+@click.option("-m", "--msgTraceEnable", "trace", type=bool, default=False, help="Write a trace of it.")
+async def send_message(
+    admin: Admin,
+    topic: str,
+    body: str,
+    keys: str,
+    tag: str | None,
+    broker_name: str | None,
+    queue_id: int | None,
+    *,
+    trace: bool,
+) -> Answer:
+    """Send a message."""
+    if queue_id is not None and broker_name is None:
+        raise click.UsageError("-i is a queue of one broker: say which, with -b.")
+    message = Message(topic, body.encode(), tag=tag, keys=keys.split())
+    async with _producer(admin, trace=trace) as producer:
+        queue = None
+        if broker_name is not None:
+            fitting = (q for q in await producer.queues(topic) if q.broker_name == broker_name)
+            queue = next((q for q in fitting if queue_id in (None, q.queue_id)), None)
+            if queue is None:
+                raise ClientError(f"the topic {topic} has no such queue on {broker_name}; see topicRoute")
+        return _sent(await producer.send(message, queue=queue))
+
+
+@admin_command("checkMsgSendRT")
+@topic_option
+@click.option("-a", "--amount", type=click.IntRange(min=2), default=100, show_default=True, help="How many messages.")
+@click.option(
+    "-s", "--size", type=click.IntRange(min=1), default=128, show_default=True, help="Bytes of each message's body."
+)
+async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> Answer:
+    """Send messages to the queues of a topic in turn, and print how long each took; the first is not in the average."""
+    message = Message(topic, b"a" * size)
+    rows: list[tuple[str, int, bool, float]] = []
+    failures: dict[str, SkyrouteError] = {}
+    async with _producer(admin) as producer:
+        turns = itertools.cycle(await producer.queues(topic))
+        for queue in itertools.islice(turns, amount):
+            began, is_sent = time.perf_counter(), True
+            try:
+                await producer.send(message, queue=queue)
+            except SkyrouteError as error:
+                is_sent, failures[str(queue)] = False, error
+            rows.append((queue.broker_name, queue.queue_id, is_sent, (time.perf_counter() - began) * 1000))
+    average_ms = sum(row[3] for row in rows[1:]) / (amount - 1)
+    names = ("broker_name", "queue_id", "ok", "ms")
+    values = {"sends": [dict(zip(names, row, strict=True)) for row in rows], "average_ms": average_ms}
+    text = table(("Broker Name", "QID", "Send Result", "RT"), rows)
+    return f"{text}\nAvg RT: {average_ms:.2f}", values, failures
+
+
+def _producer(admin: Admin, *, trace: bool = False) -> "Producer":
+    # Imported here, because the commands that only look do without it, and shall not wait for it.
+    from skyroute.client.producer import Producer  # noqa: PLC0415 - see above
+
+    return Producer(f"admin-{time.time_ns() // 1_000_000}", session=admin.session, trace=trace)
+
+
+def _copy(message: StoredMessage) -> Message:
+    return Message(
+        message.topic,
+        message.body,
+        tag=message.tag,
+        keys=message.keys,
+        properties=message.user_properties,
+        sharding_key=message.sharding_key,
+        flag=message.flag,
+    )
+
+
+def _sent(result: SendResult) -> Answer:
+    values = {
+        "broker_name": result.queue.broker_name,
+        "queue_id": result.queue.queue_id,
+        "send_result": "SEND_OK" if result.ok else result.status.name,
+        "message_id": result.message_id,
+        "offset_id": result.offset_id,
+        "queue_offset": result.queue_offset,
+    }
+    return table(("Broker Name", "QID", "Send Result", "MsgId"), [list(values.values())[:4]]), values

@@ -1,0 +1,586 @@
+"""A store that dies, is cut, is flipped, and has no disk to write to."""
+
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError, StoreError, StoreFullError
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.queue_read import ReadStatus
+from skyroute.message.batch import BatchItem
+from skyroute.message.properties import encode_properties
+from skyroute.message.record import decode_record
+from tests.support.disks import (
+    NOW_MS,
+    SMALL,
+    FailingDisk,
+    FullDisk,
+    HastyDisk,
+    RestartedMachine,
+    bodies,
+    draft,
+    read_all,
+    small_store,
+)
+
+QUEUES = 3
+ROOT = Path(__file__).parents[2]
+
+
+def fill(store: MessageStore, count: int, first: int = 0) -> dict[int, list[bytes]]:
+    """Store numbered messages over a few queues; return what each queue got."""
+    stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
+    for number in range(first, first + count):
+        body = b"%d " % number + b"x" * (number * 37 % 200)
+        properties = {"UNIQ_KEY": f"id-of-message-{number}", "KEYS": f"k{number}", "TAGS": f"t{number % 3}"}
+        store.append(draft("T", number % QUEUES, body, properties), NOW_MS + number * 10)
+        stored[number % QUEUES].append(body)
+    return stored
+
+
+def check(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
+    """Everything is there, in order, once, and found by key and by time."""
+    for queue_id, wanted in stored.items():
+        messages = read_all(store, "T", queue_id)
+        assert [message.body for message in messages] == wanted
+        assert [message.queue_offset for message in messages] == list(range(len(wanted)))
+        for message in messages:
+            record = store.record_at(message.log_position)
+            assert record is not None
+            assert decode_record(record) == message
+            for key in (*message.keys, message.unique_id or ""):
+                assert message.log_position in store.find_by_key("T", key, 64, 0, NOW_MS * 2).positions, key
+            assert store.offset_at("T", queue_id, message.stored_at_ms) == message.queue_offset
+            unit = store.unit("T", queue_id, message.queue_offset)
+            assert unit is not None
+            assert unit[:2] == (message.log_position, message.record_bytes)
+
+
+def goes_on(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
+    """It takes more messages, and has everything after it was closed and opened."""
+    count = sum(map(len, stored.values()))
+    more = fill(store, QUEUES * 2, first=count + (-count % QUEUES))
+    whole = {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored}
+    check(store, whole)
+    store.close()
+    with reopened(store.folder) as again:
+        check(again, whole)
+
+
+@contextmanager
+def reopened(folder: Path, disk: Disk | None = None) -> Iterator[MessageStore]:
+    store = small_store(folder, disk or HastyDisk())
+    try:
+        yield store
+    finally:
+        store.kill()
+
+
+def cut_to(stored: dict[int, list[bytes]], count: int) -> dict[int, list[bytes]]:
+    """What was stored with the first so many messages."""
+    return {queue_id: wanted[: len(range(queue_id, count, QUEUES))] for queue_id, wanted in stored.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- dying
+
+
+@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("derived_at", [(), (20,), (20, 59), range(60)])
+def test_a_process_that_dies_loses_nothing(tmp_path: Path, disk: type[Disk], derived_at: tuple[int, ...]) -> None:
+    store = small_store(tmp_path)
+    stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
+    for number in range(60):
+        for queue_id, got in fill(store, 1, first=number).items():
+            stored[queue_id] += got
+        if number in derived_at:
+            store.derive()
+    store.kill()
+    with reopened(tmp_path, disk()) as store:
+        check(store, stored)
+        assert store.recovered is not None
+        assert not store.recovered.was_clean
+    with reopened(tmp_path) as store:
+        check(store, stored)
+        goes_on(store, stored)
+
+
+@pytest.mark.parametrize("dies_at", range(1, 400, 7))
+def test_whatever_call_it_dies_after_nothing_that_was_stored_is_lost(tmp_path: Path, dies_at: int) -> None:
+    """Each call to the disk is whole or was never made: a process that is killed leaves no half ones."""
+
+    class DyingDisk(FailingDisk):
+        def _count(self, what: str) -> None:
+            if self.failed:
+                raise StoreClosedError("dead by now")
+            super()._count(what)
+
+    disk = DyingDisk(dies_at)
+    stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
+    store = None
+    try:
+        store = small_store(tmp_path, disk)
+        for number in range(60):
+            for queue_id, got in fill(store, 1, first=number).items():
+                stored[queue_id] += got
+            if number % 5 == 0:
+                store.derive()
+    except StoreError:
+        assert disk.failed
+    finally:
+        if store is not None:
+            store.kill()
+    with reopened(tmp_path) as store:
+        check(store, stored)
+        goes_on(store, stored)
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.support.disks import NOW_MS, draft, small_store
+
+store = small_store(Path(sys.argv[1]))
+number = sum(store.max_offset("T", queue_id) for queue_id in range(3))
+while True:
+    properties = {"UNIQ_KEY": f"id-of-message-{number}", "KEYS": f"k{number}"}
+    store.append(draft("T", number % 3, b"%d " % number + b"x" * (number * 37 % 200), properties), NOW_MS + number * 10)
+    print(number, flush=True)
+    number += 1
+    if number % 50 == 0:
+        store.flush(thorough=number % 100 == 0)
+"""
+
+
+def test_a_process_that_is_killed_keeps_all_that_it_said_it_had_stored(tmp_path: Path, chance: random.Random) -> None:
+    said = -1
+    for _ in range(4):
+        enough = said + chance.randrange(100, 900)
+        command = [sys.executable, "-c", WRITER, str(tmp_path / "store")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
+            assert writer.stdout is not None
+            for line in writer.stdout:
+                said = int(line)
+                if said == enough:
+                    writer.kill()  # what it said before that may still be in the pipe
+        with reopened(tmp_path / "store") as store:
+            count = sum(store.max_offset("T", queue_id) for queue_id in range(QUEUES))
+            assert count - 1 in (said, said + 1)
+            stored = [b"%d " % number + b"x" * (number * 37 % 200) for number in range(count)]
+            check(store, {queue_id: stored[queue_id::QUEUES] for queue_id in range(QUEUES)})
+        said = count - 1
+
+
+# ----------------------------------------------------------------------------------------------------------- cutting
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_log_cut_at_any_length_of_its_last_records_keeps_the_whole_ones(tmp_path: Path, clean: bool) -> None:
+    whole = tmp_path / "whole"
+    store = small_store(whole)
+    stored = fill(store, 30)
+    ends = sorted(
+        message.log_position + message.record_bytes
+        for queue_id in range(QUEUES)
+        for message in read_all(store, "T", queue_id)
+    )
+    end = store.max_position
+    store.derive()
+    if clean:
+        store.close()
+    else:
+        store.kill()
+    segment = max((whole / "commitlog").iterdir())
+    start = int(segment.name)
+    assert len([each for each in ends if each > start]) >= 3
+    for length in range(end - 300 - start, end - start + 1, 1):
+        folder = tmp_path / "cut"
+        shutil.copytree(whole, folder)
+        with (folder / "commitlog" / segment.name).open("r+b") as file:
+            file.truncate(length)
+        kept = len([each for each in ends if each <= start + length])
+        with reopened(folder) as store:
+            check(store, cut_to(stored, kept))
+            assert store.max_position == max([each for each in ends if each <= start + length])
+            if length % 50 == 0:
+                goes_on(store, cut_to(stored, kept))
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("properties", [b"", b"a\x01b\0", b"a\x01b"])
+def test_a_last_record_that_ends_with_zero_is_not_taken_for_a_torn_one(tmp_path: Path, properties: bytes) -> None:
+    store = small_store(tmp_path)
+    store.append(msgspec.structs.replace(draft(), raw_properties=properties), NOW_MS)
+    store.append_batch(draft(), [BatchItem(b"body", b"K\x01v"), BatchItem(b"body", properties)], NOW_MS)
+    store.kill()
+    with reopened(tmp_path, RestartedMachine()) as store:
+        assert bodies(store) == [b"body"] * 3
+
+
+def test_what_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
+    """A shorter record over the torn one must not let the bytes behind it be taken for records again."""
+    store = small_store(tmp_path)
+    stored = fill(store, 9)
+    last_two = sorted(
+        (message for queue_id in range(QUEUES) for message in read_all(store, "T", queue_id)),
+        key=lambda message: message.log_position,
+    )[-2:]
+    store.kill()
+    segment = tmp_path / "commitlog" / f"{0:020d}"
+    content = bytearray(segment.read_bytes())
+    content[last_two[0].log_position + 95] ^= 1  # in the body of the last but one
+    segment.write_bytes(content)
+    with reopened(tmp_path, RestartedMachine()) as store:
+        check(store, cut_to(stored, 7))
+        body = b"y" * (last_two[0].record_bytes - 96)
+        appended = store.append(draft("T", 1, body, {"K": "v"}), NOW_MS)
+        assert appended.log_end == last_two[1].log_position, "it ends exactly where the last one used to start"
+    with reopened(tmp_path, RestartedMachine()) as store:
+        assert bodies(store, "T", 1) == [*stored[1][:2], body]
+        assert bodies(store, "T", 2) == stored[2][:2]
+
+
+def test_a_flipped_bit_costs_at_most_what_comes_after_it(tmp_path: Path, chance: random.Random) -> None:
+    whole = tmp_path / "whole"
+    store = small_store(whole)
+    stored = fill(store, 24)
+    ordered = sorted(
+        (message for queue_id in range(QUEUES) for message in read_all(store, "T", queue_id)),
+        key=lambda message: message.log_position,
+    )
+    store.kill()
+    for turn in range(60):
+        folder = tmp_path / f"flipped-{turn}"
+        shutil.copytree(whole, folder)
+        victim = chance.randrange(len(ordered))
+        position = ordered[victim].log_position + chance.randrange(ordered[victim].record_bytes)
+        segment = folder / "commitlog" / f"{position // 4096 * 4096:020d}"
+        content = bytearray(segment.read_bytes())
+        content[position % 4096] ^= 1 << chance.randrange(8)
+        segment.write_bytes(content)
+        with reopened(folder, RestartedMachine()) as store:
+            # Only bodies have a checksum: a flip elsewhere may pass, and then the message is there, changed.
+            count = sum(store.max_offset("T", queue_id) for queue_id in range(QUEUES))
+            assert count >= victim
+            for message in ordered[:victim]:
+                record = store.record_at(message.log_position)
+                assert record is not None
+                assert decode_record(record) == message
+            store.append(draft(), NOW_MS)
+    assert stored
+
+
+def test_a_bad_spot_in_what_was_on_the_disk_does_not_cost_what_comes_after_it(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    stored = fill(store, 24)
+    spoilt = read_all(store, "T", 1)[3]
+    later = {queue_id: [b"later"] for queue_id in range(QUEUES)}
+    for queue_id in range(QUEUES):
+        store.append(draft("T", queue_id, b"later", {"KEYS": "k"}), NOW_MS + 60_000)
+    store.flush()
+    store.kill()
+    segment = tmp_path / "commitlog" / f"{spoilt.log_position // 4096 * 4096:020d}"
+    content = bytearray(segment.read_bytes())
+    content[spoilt.log_position % 4096 + 90] ^= 1
+    segment.write_bytes(content)
+    with reopened(tmp_path, RestartedMachine()) as store:
+        for queue_id in (0, 2):
+            assert bodies(store, "T", queue_id) == stored[queue_id] + later[queue_id]
+        assert store.max_offset("T", 1) == len(stored[1]) + 1
+
+
+@pytest.mark.parametrize("left", ["closed", "dead", "machine stopped"])
+def test_whatever_is_scribbled_over_it_opens_and_goes_on(tmp_path: Path, chance: random.Random, left: str) -> None:
+    whole = tmp_path / "whole"
+    store = small_store(whole, HastyDisk())
+    fill(store, 60)
+    if left == "closed":
+        store.close()
+    else:
+        store.flush()
+        store.kill()
+    for turn in range(60):
+        folder = tmp_path / f"scribbled-{turn}"
+        shutil.copytree(whole, folder)
+        files = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 10]
+        for path in chance.sample(files, 2):
+            content = bytearray(path.read_bytes())
+            at = chance.randrange(len(content))
+            content[at : at + chance.choice([1, 8, 100])] = chance.randbytes(chance.choice([1, 8, 100]))
+            path.write_bytes(content[: path.stat().st_size].ljust(path.stat().st_size, b"\0"))
+        with reopened(folder, RestartedMachine() if left == "machine stopped" else None) as store:
+            for queue_id in range(QUEUES):
+                offset = store.min_offset("T", queue_id)
+                while offset < store.max_offset("T", queue_id):
+                    read = store.read_queue("T", queue_id, offset, 32, 1 << 20)
+                    assert read.next_offset > offset
+                    offset = read.next_offset
+                store.offset_at("T", queue_id, NOW_MS + 100)
+            for number in range(0, 60, 5):
+                for position in store.find_by_key("T", f"k{number}", 64, 0, 1 << 62).positions:
+                    store.record_at(position)
+            appended = store.append(draft("New", 0, b"new", {"KEYS": "new"}), NOW_MS)
+            assert bodies(store, "New") == [b"new"]
+            assert appended.log_position in store.find_by_key("New", "new", 64, 0, 1 << 62).positions
+        shutil.rmtree(folder)
+
+
+# ------------------------------------------------------------------------------------------- files that follow the log
+
+
+def remove_index(folder: Path) -> None:
+    shutil.rmtree(folder / "index")
+
+
+def remove_queues(folder: Path) -> None:
+    shutil.rmtree(folder / "consumequeue")
+
+
+def remove_checkpoint(folder: Path) -> None:
+    (folder / "checkpoint").unlink()
+
+
+def empty_checkpoint(folder: Path) -> None:
+    (folder / "checkpoint").write_bytes(b"")
+
+
+def tear_index(folder: Path) -> None:
+    last = max((folder / "index").iterdir())
+    last.write_bytes(last.read_bytes()[:77])
+
+
+def scribble_on_index(folder: Path) -> None:
+    last = max((folder / "index").iterdir())
+    content = bytearray(last.read_bytes())
+    content[32:40] = b"\x7f" * 8
+    last.write_bytes(content)
+
+
+def forget_slots(folder: Path) -> None:
+    """Slots know entries that never came to the disk."""
+    last = max((folder / "index").iterdir())
+    content = bytearray(last.read_bytes())
+    content[40 : 40 + 16 * 4] = (31).to_bytes(4, "big") * 16
+    last.write_bytes(content)
+
+
+def tear_queue(folder: Path) -> None:
+    last = max((folder / "consumequeue" / "T" / "1").iterdir())
+    last.write_bytes(last.read_bytes()[:27])
+
+
+def zero_queue(folder: Path) -> None:
+    last = max((folder / "consumequeue" / "T" / "1").iterdir())
+    last.write_bytes(bytes(200))
+
+
+def add_empty_segment(folder: Path) -> None:
+    (folder / "commitlog" / f"{1 << 20:020d}").write_bytes(b"")
+
+
+REMOVED = (remove_index, remove_queues, remove_checkpoint, empty_checkpoint, tear_index, scribble_on_index)
+TORN = (forget_slots, tear_queue, zero_queue, add_empty_segment)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "disk"),
+    [(spoil, RestartedMachine) for spoil in (*REMOVED, *TORN)] + [(spoil, HastyDisk) for spoil in REMOVED],
+)
+def test_what_follows_from_the_log_is_written_again(
+    tmp_path: Path, spoil: Callable[[Path], None], disk: type[Disk]
+) -> None:
+    store = small_store(tmp_path)
+    stored = fill(store, 50)
+    store.flush()
+    store.kill()
+    spoil(tmp_path)
+    with reopened(tmp_path, disk()) as store:
+        check(store, stored)
+        goes_on(store, stored)
+
+
+@pytest.mark.parametrize("spoil", [remove_index, remove_queues, remove_checkpoint, tear_index])
+def test_files_that_somebody_removed_from_a_closed_store_are_written_again(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    store = small_store(tmp_path)
+    stored = fill(store, 50)
+    store.close()
+    spoil(tmp_path)
+    with reopened(tmp_path) as store:
+        check(store, stored)
+        goes_on(store, stored)
+
+
+def test_without_a_log_queues_begin_anew(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    fill(store, 20)
+    store.close()
+    shutil.rmtree(tmp_path / "commitlog")
+    with reopened(tmp_path) as store:
+        assert store.max_offset("T", 0) == 0
+        goes_on(store, {queue_id: [] for queue_id in range(QUEUES)})
+
+
+def test_a_missing_segment_of_the_log_is_skipped_by_readers(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    fill(store, 60)
+    store.close()
+    (tmp_path / "commitlog" / f"{4096:020d}").unlink()
+    with reopened(tmp_path) as store:
+        offset = next(n for n in range(20) if (unit := store.unit("T", 0, n)) and unit[0] >= 4096)
+        read = store.read_queue("T", 0, offset, 1, 1 << 20)
+        assert (read.status, read.next_offset) == (ReadStatus.REMOVED, offset + 1)
+        read = store.read_queue("T", 0, offset, 32, 1 << 20)
+        assert read.status in (ReadStatus.REMOVED, ReadStatus.FOUND)
+        assert decode_record(store.read_queue("T", 0, 19, 1, 1 << 20).chunks[0]).body.startswith(b"57 ")
+
+
+def test_a_missing_segment_of_a_queue_says_where_to_read_on(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    fill(store, 90)
+    store.close()
+    (tmp_path / "consumequeue" / "T" / "0" / f"{200:020d}").unlink()
+    with reopened(tmp_path) as store:
+        read = store.read_queue("T", 0, 13, 1, 1 << 20)
+        assert (read.status, read.next_offset) == (ReadStatus.SEGMENT_MISSING, 20)
+
+
+def test_files_of_other_sizes_are_not_touched(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    fill(store, 60)
+    store.close()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for settings in (
+        replace(SMALL, log_segment_bytes=8192),
+        replace(SMALL, queue_segment_units=7),
+        replace(SMALL, index_slots=5),
+    ):
+        with pytest.raises(StoreDamagedError, match="settings"):
+            MessageStore.open(tmp_path, settings, now_ms=NOW_MS)
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert after == before
+    with reopened(tmp_path) as store:
+        assert store.max_offset("T", 0) == 20
+
+
+# ------------------------------------------------------------------------------------------------- disks that refuse
+
+
+def calls_of_a_run(folder: Path) -> int:
+    disk = FailingDisk()
+    live_through(folder, disk)
+    return disk.calls
+
+
+def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]], dict[int, list[bytes]]]:
+    """A store's life, going on after whatever fails. Returns what it said it had stored, and what it had flushed."""
+    stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
+    flushed = stored
+    try:
+        store = small_store(folder, disk)
+    except StoreError:
+        assert disk.failed
+        store = small_store(folder, disk)
+    number = 0
+    for turn in range(12):
+        for _ in range(QUEUES):
+            try:
+                if turn % 4 == 3:
+                    items = [
+                        BatchItem(b"%d/%d" % (number, each), encode_properties({"KEYS": f"b{number}"}))
+                        for each in range(3)
+                    ]
+                    store.append_batch(draft("T", number % QUEUES), items, NOW_MS + number * 10)
+                    stored[number % QUEUES] += [item.body for item in items]
+                else:
+                    for queue_id, got in fill(store, 1, first=number).items():
+                        stored[queue_id] += got
+            except StoreClosedError:
+                assert "sync" in disk.failed or turn > 0
+            except StoreError:
+                assert disk.failed
+            number += 1
+        try:
+            store.flush(thorough=turn % 2 == 0)
+            flushed = {queue_id: list(got) for queue_id, got in stored.items()}
+        except StoreError:
+            assert disk.failed
+        for queue_id, wanted in stored.items():
+            messages = read_all(store, "T", queue_id)
+            assert [message.body for message in messages] == wanted, "readers see all that was stored, at any time"
+    check_keys(store)
+    try:
+        store.close()
+    except StoreError:
+        assert disk.failed
+    return stored, flushed
+
+
+def test_the_n_th_call_to_the_disk_fails_for_every_n(tmp_path: Path) -> None:
+    calls = calls_of_a_run(tmp_path / "whole")
+    assert calls > 100
+    for fail_at in range(1, calls + 1):
+        for half in (False, True):
+            folder = tmp_path / f"{fail_at}-{half}"
+            disk = FailingDisk(fail_at, full=fail_at % 2 == 0, half=half)
+            stored, _ = live_through(folder, disk)
+            assert disk.failed, f"call {fail_at}"
+            with reopened(folder) as store:
+                for queue_id, wanted in stored.items():
+                    messages = read_all(store, "T", queue_id)
+                    assert [message.body for message in messages] == wanted, f"call {fail_at}, {disk.failed}"
+                    assert [message.queue_offset for message in messages] == list(range(len(wanted)))
+                check_keys(store)
+            shutil.rmtree(folder)
+
+
+def test_a_full_disk_refuses_messages_and_serves_readers_until_there_is_room(tmp_path: Path) -> None:
+    disk = FullDisk()
+    store = small_store(tmp_path, disk)
+    stored = fill(store, 30)
+    disk.is_full = True
+    for _ in range(3):
+        with pytest.raises(StoreFullError):
+            store.append(draft("T", 0), NOW_MS)
+        check_queues(store, stored)
+    disk.is_full = False
+    more = fill(store, 30, first=30)
+    check(store, {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored})
+
+
+def check_keys(store: MessageStore) -> None:
+    for queue_id in range(QUEUES):
+        for message in read_all(store, "T", queue_id):
+            for key in filter(None, (*message.keys, message.unique_id)):
+                assert message.log_position in store.find_by_key("T", key, 64, 0, NOW_MS * 2).positions, key
+
+
+def check_queues(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
+    for queue_id, wanted in stored.items():
+        assert bodies(store, "T", queue_id) == wanted
+
+
+def test_a_disk_that_could_not_be_flushed_ends_the_storing(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    store = small_store(tmp_path, disk)
+    stored = fill(store, 9)
+    disk.fail_at = disk.calls + 1
+    with pytest.raises(StoreError, match="this sync fails"):
+        store.flush(thorough=False)
+    assert store.flushed_position == 0
+    with pytest.raises(StoreClosedError, match="could not be flushed"):
+        store.append(draft(), NOW_MS)
+    check_queues(store, stored)
+    store.close()
+    assert (tmp_path / "abort").exists(), "the next one has to look what is there"
+    with reopened(tmp_path) as store:
+        check(store, stored)

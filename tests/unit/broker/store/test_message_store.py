@@ -1,0 +1,358 @@
+"""Appending and reading: what a broker does all day."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from skyroute.broker.store.derive import BACKLOG_MAX
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError
+from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
+from skyroute.broker.store.queue_read import ReadStatus
+from skyroute.broker.store.settings import DELAYS_MS
+from skyroute.message.batch import BatchItem
+from skyroute.message.errors import InvalidNameError, RecordError
+from skyroute.message.flags import TransactionState
+from skyroute.message.host import encode_host
+from skyroute.message.properties import encode_properties
+from skyroute.message.record import body_crc, decode_record
+from skyroute.message.reserved_topics import SCHEDULE_TOPIC
+from skyroute.message.tags import tag_code
+from tests.support.disks import NOW_MS, bodies, draft, read_all, small_store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> MessageStore:
+    return small_store(tmp_path)
+
+
+def test_a_message_is_read_back_as_it_was_sent(store: MessageStore) -> None:
+    properties = {"TAGS": "TagA", "KEYS": "k1 k2", "UNIQ_KEY": "7F000001", "colour": "红"}
+    sent = draft("T", 3, b"hello", properties, sys_flag=1, flag=7, reconsume_times=2, prepared_position=9)
+    first = store.append(sent, NOW_MS)
+    second = store.append(sent, NOW_MS + 5)
+    assert (first.log_position, first.queue_offset) == (0, 0)
+    assert (second.log_position, second.queue_offset) == (first.record_bytes, 1)
+    message = read_all(store, "T", 3)[1]
+    assert message.topic == "T"
+    assert message.queue_id == 3
+    assert message.queue_offset == 1
+    assert message.log_position == second.log_position
+    assert message.stored_body == b"hello"
+    assert message.body_crc == body_crc(b"hello")
+    assert message.properties == properties
+    assert (message.sys_flag, message.flag, message.reconsume_times, message.prepared_position) == (1, 7, 2, 9)
+    assert (message.born_at_ms, message.stored_at_ms) == (NOW_MS, NOW_MS + 5)
+    assert (str(message.born_host), str(message.store_host)) == ("10.0.0.1:40000", "127.0.0.1:10911")
+    assert message.record_bytes == second.record_bytes
+    assert store.record_at(second.log_position) == bytes(store.read_queue("T", 3, 1, 1, 1000).chunks[0])
+
+
+def test_addresses_of_either_family_and_long_topics_have_their_records(store: MessageStore) -> None:
+    wide = encode_host("fe80::1", 9)
+    for topic, changes in (("T", {}), ("T" * 200, {"raw_born_host": wide}), ("t", {"raw_store_host": wide})):
+        sent = msgspec.structs.replace(draft(topic, body=b"x"), **changes)
+        appended = store.append(sent, NOW_MS)
+        record = store.record_at(appended.log_position)
+        assert record is not None
+        message = decode_record(record, check_crc=True)
+        assert (message.topic, message.raw_born_host, message.raw_store_host) == (
+            topic,
+            sent.raw_born_host,
+            sent.raw_store_host,
+        )
+        assert len(record) == appended.record_bytes == message.record_bytes
+        assert store.stored_at_ms(topic, 0, 0) == NOW_MS
+
+
+def test_a_segment_ends_with_a_mark_and_the_log_goes_on_in_the_next(store: MessageStore) -> None:
+    positions = [store.append(draft(body=b"x" * 900), NOW_MS).log_position for _ in range(10)]
+    assert [position // 4096 for position in positions] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert all(position % 4096 == 0 for position in positions[4::4])
+    assert len(read_all(store)) == 10
+    assert store.max_position == positions[-1] + 992
+
+
+def test_a_record_is_never_larger_than_a_segment(store: MessageStore) -> None:
+    store.append(draft(body=bytes(4096 - 8 - 92)), NOW_MS)
+    with pytest.raises(RecordTooLargeError, match="do not fit a segment of 4096"):
+        store.append(draft(body=bytes(4096 - 8 - 91)), NOW_MS)
+    assert len(read_all(store)) == 1
+
+
+def test_a_batch_has_consecutive_offsets_and_stays_in_one_file(store: MessageStore) -> None:
+    store.append(draft(body=b"x" * 3000), NOW_MS)
+    items = [BatchItem(f"{number}".encode() * 200, encode_properties({"KEYS": f"k{number}"})) for number in range(4)]
+    appended = store.append_batch(draft(flag=5), items, NOW_MS)
+    assert [each.queue_offset for each in appended] == [1, 2, 3, 4]
+    assert appended[0].log_position == 4096
+    messages = read_all(store)[1:]
+    assert [message.body for message in messages] == [item.body for item in items]
+    assert [message.log_position for message in messages] == [each.log_position for each in appended]
+    assert store.find_by_key("T", "k2", 10, 0, NOW_MS * 2).positions == [appended[2].log_position]
+    with pytest.raises(RecordTooLargeError):
+        store.append_batch(draft(), items * 5, NOW_MS)
+    assert store.append(draft(), NOW_MS).queue_offset == 5
+    assert store.append_batch(draft(), [], NOW_MS) == []
+
+
+def test_what_does_not_fit_a_record_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+    store = small_store(tmp_path, log_segment_bytes=1 << 16)
+    with pytest.raises(RecordError, match="properties of 32768 bytes"):
+        store.append_batch(draft(), [BatchItem(b""), BatchItem(b"", b"x" * 32768)], NOW_MS)
+    with pytest.raises(RecordError, match="does not fit its place"):
+        store.append(draft(reconsume_times=1 << 40), NOW_MS)
+    for topic, queue_id in (("", 0), ("a/b", 0), ("..", 0), ("a\0b", 0), ("T", -1)):
+        with pytest.raises(InvalidNameError):
+            store.append(draft(topic, queue_id), NOW_MS)
+    assert store.max_offset("T", 0) == 0
+    assert store.topics() == set()
+    assert store.append(draft(), NOW_MS).queue_offset == 0
+
+
+def test_half_and_withdrawn_messages_take_no_place_in_their_queue(store: MessageStore) -> None:
+    for state in TransactionState:
+        store.append(draft(properties={"UNIQ_KEY": state.name}, sys_flag=int(state)), NOW_MS)
+    assert [message.transaction for message in read_all(store)] == [TransactionState.NONE, TransactionState.COMMITTED]
+    assert [message.queue_offset for message in read_all(store)] == [0, 1]
+    found = {state: store.find_by_key("T", state.name, 9, 0, NOW_MS * 2).positions for state in TransactionState}
+    assert [state.name for state, positions in found.items() if positions] == ["NONE", "PREPARED", "COMMITTED"]
+    half = store.record_at(found[TransactionState.PREPARED][0])
+    assert half is not None
+    assert decode_record(half).queue_offset == 0
+
+
+def test_a_unit_holds_the_code_of_the_tag_or_the_time_when_a_delayed_message_is_due(store: MessageStore) -> None:
+    store.append(draft(properties={"TAGS": "TagB"}), NOW_MS)
+    store.append(draft(properties={"TAGS": "x" * 60}), NOW_MS)
+    store.append(draft(), NOW_MS)
+    units = [store.unit("T", 0, offset) for offset in range(3)]
+    assert [unit[2] for unit in units if unit] == [tag_code("TagB"), tag_code("x" * 60), 0]
+    assert tag_code("x" * 60) < 0
+    levels = {"1": 1_000, "18": 7_200_000, "99": 7_200_000}
+    for level in levels:
+        store.append(draft(SCHEDULE_TOPIC, properties={"DELAY": level, "TAGS": "TagB"}), NOW_MS)
+    store.append(draft(SCHEDULE_TOPIC, properties={"DELAY": "0", "TAGS": "TagB"}), NOW_MS)
+    store.append(draft(SCHEDULE_TOPIC, properties={"DELAY": "soon", "TAGS": "TagB"}), NOW_MS)
+    dues = [unit[2] for offset in range(5) if (unit := store.unit(SCHEDULE_TOPIC, 0, offset))]
+    assert dues == [*(NOW_MS + delay for delay in levels.values()), tag_code("TagB"), tag_code("TagB")]
+    assert len(DELAYS_MS) == 18
+    assert store.unit("T", 0, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "next_offset"),
+    [
+        (-1, ReadStatus.TOO_SMALL, 0),
+        (0, ReadStatus.FOUND, 2),
+        (1, ReadStatus.FOUND, 3),
+        (3, ReadStatus.AT_END, 3),
+        (4, ReadStatus.BEYOND_END, 3),
+    ],
+)
+def test_every_offset_has_its_status_and_says_where_to_read_on(
+    store: MessageStore, offset: int, status: ReadStatus, next_offset: int
+) -> None:
+    for _ in range(3):
+        store.append(draft(), NOW_MS)
+    read = store.read_queue("T", 0, offset, 2, 1000)
+    assert (read.status, read.next_offset, read.min_offset, read.max_offset) == (status, next_offset, 0, 3)
+
+
+def test_a_queue_that_nobody_wrote_to_is_empty(store: MessageStore) -> None:
+    store.append(draft(queue_id=1), NOW_MS)
+    for topic, queue_id in (("T", 0), ("U", 1)):
+        read = store.read_queue(topic, queue_id, 5, 2, 1000)
+        assert (read.status, read.next_offset, read.max_offset) == (ReadStatus.QUEUE_EMPTY, 0, 0)
+    assert store.max_offset("U", 1) == store.min_offset("U", 1) == store.offset_at("U", 1, NOW_MS) == 0
+    assert store.earliest_ms("U", 1) is None
+    assert store.topics() == {"T"}
+    assert store.queue_ids("T") == [1]
+    assert store.oldest_ms == NOW_MS
+
+
+def test_reading_stops_at_a_number_of_messages_or_bytes_but_not_before_the_first(store: MessageStore) -> None:
+    size = max(store.append(draft(body=b"x" * 100), NOW_MS).record_bytes for _ in range(9))
+    counts = {
+        (count, limit): store.read_queue("T", 0, 0, count, limit).message_count
+        for count, limit in ((3, 1 << 20), (0, 1 << 20), (9, 3 * size), (9, 3 * size - 1), (9, 1), (9, 0))
+    }
+    assert list(counts.values()) == [3, 1, 3, 2, 1, 1]
+    read = store.read_queue("T", 0, 2, 3, 1 << 20)
+    assert (read.next_offset, read.record_bytes, read.last_position) == (5, 3 * size, 4 * size)
+    assert len(read.chunks) == 1, "what lies side by side is read in one go"
+
+
+def test_a_filter_sees_codes_first_and_then_records(store: MessageStore) -> None:
+    for number in range(9):
+        store.append(draft(body=b"%d" % number, properties={"TAGS": "AB"[number % 2]}), NOW_MS)
+    code = tag_code("B")
+    read = store.read_queue("T", 0, 0, 2, 1 << 20, lambda found: found == code)
+    assert [decode_record(chunk).body for chunk in read.chunks] == [b"1", b"3"]
+    assert (read.status, read.next_offset) == (ReadStatus.FOUND, 4)
+    read = store.read_queue("T", 0, 4, 9, 1 << 20, None, lambda record: decode_record(record).body in b"57")
+    assert [decode_record(chunk).body for chunk in read.chunks] == [b"5", b"7"]
+    assert (read.status, read.next_offset) == (ReadStatus.FOUND, 9), "what was passed over need not be read again"
+    read = store.read_queue("T", 0, 2, 9, 1 << 20, lambda found: False)
+    assert (read.status, read.next_offset, read.message_count) == (ReadStatus.NO_MATCH, 9, 0)
+
+
+def test_a_search_without_a_match_is_bounded(tmp_path: Path) -> None:
+    store = small_store(tmp_path, queue_segment_units=300_000, log_segment_bytes=1 << 20)
+    for _ in range(20):
+        store.append_batch(draft(), [BatchItem(b"x")] * 50, NOW_MS)
+    store.derive()
+    for wanted, looked_at in ((32, SCANNED_UNITS_MIN), (900, 900)):
+        read = store.read_queue("T", 0, 10, wanted, 1 << 20, lambda code: code == 1)
+        assert (read.status, read.next_offset) == (ReadStatus.NO_MATCH, 10 + looked_at)
+
+
+def test_times_are_found_by_halving(store: MessageStore) -> None:
+    for at in (100, 100, 200, 200, 300):
+        store.append(draft(), NOW_MS + at)
+    lower = {at: store.offset_at("T", 0, NOW_MS + at) for at in (0, 100, 101, 200, 300, 301)}
+    upper = {at: store.offset_at("T", 0, NOW_MS + at, upper=True) for at in (0, 100, 101, 200, 300, 301)}
+    assert lower == {0: 0, 100: 0, 101: 2, 200: 2, 300: 4, 301: 5}
+    assert upper == {0: 0, 100: 1, 101: 1, 200: 3, 300: 4, 301: 4}
+    assert store.earliest_ms("T", 0) == store.oldest_ms == NOW_MS + 100
+
+
+def test_units_cross_the_segments_of_their_queue(store: MessageStore) -> None:
+    for number in range(35):
+        store.append(draft(body=b"%d" % number), NOW_MS)
+        if number == 17:
+            store.derive()
+    assert bodies(store) == [b"%d" % number for number in range(35)]
+    store.derive()
+    assert bodies(store) == [b"%d" % number for number in range(35)]
+    assert store.read_queue("T", 0, 8, 10, 1 << 20).next_offset == 10, "a read ends with the queue's segment"
+
+
+def test_what_waits_to_be_written_is_bounded_whoever_reads(tmp_path: Path) -> None:
+    store = small_store(tmp_path, log_segment_bytes=1 << 20, queue_segment_units=1000)
+    for number in range(600):
+        store.append(draft(), NOW_MS)
+        assert store.max_offset("T", 0) == number + 1
+    unit_bytes = (tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}").read_bytes().rstrip(b"\0")
+    assert len(unit_bytes) > 20 * (600 - BACKLOG_MAX - 2)
+
+
+def test_positions_that_are_no_record_give_none(store: MessageStore) -> None:
+    appended = store.append(draft(body=b"x" * 200), NOW_MS)
+    for position in (-1, 1, 100, appended.log_end - 1, appended.log_end, 1 << 40):
+        assert store.record_at(position) is None
+
+
+def test_readers_see_only_what_is_on_the_disk_where_that_is_asked_for(tmp_path: Path) -> None:
+    store = small_store(tmp_path, sync_flush=True)
+    first = store.append(draft(properties={"KEYS": "k"}), NOW_MS)
+    assert store.flushed_position == 0
+    assert store.max_offset("T", 0) == 0
+    flush = store.begin_flush(thorough=False)
+    second = store.append(draft(), NOW_MS)
+    flush.run()
+    store.end_flush(flush)
+    assert store.flushed_position == first.log_end
+    assert store.max_offset("T", 0) == 1
+    assert len(read_all(store)) == 1
+    assert store.find_by_key("T", "k", 1, 0, NOW_MS * 2).positions == [0]
+    store.flush()
+    assert store.flushed_position == second.log_end
+    assert store.max_offset("T", 0) == 2
+    store.append(draft(), NOW_MS)
+    store.close()
+    assert len(read_all(small_store(tmp_path, sync_flush=True))) == 3
+
+
+def test_messages_are_appended_while_another_thread_waits_for_the_disk(tmp_path: Path) -> None:
+    going_on, may_end = threading.Event(), threading.Event()
+
+    class SlowDisk(Disk):
+        def sync(self, descriptor: int) -> None:
+            going_on.set()
+            assert may_end.wait(10)
+            super().sync(descriptor)
+
+    store = small_store(tmp_path, SlowDisk(), log_segment_bytes=1 << 20, open_segments_max=1)
+    first = store.append(draft(), NOW_MS)
+    flush = store.begin_flush()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(flush.run)
+        assert going_on.wait(10)
+        for queue_id in range(5):
+            store.append(draft(queue_id=queue_id), NOW_MS)
+        store.derive()
+        assert store.flushed_position == 0
+        may_end.set()
+        done.result(10)
+    store.end_flush(flush)
+    assert store.flushed_position == first.log_end
+    store.close()
+    assert len(read_all(small_store(tmp_path, log_segment_bytes=1 << 20))) == 2
+
+
+def test_a_folder_is_open_once(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    with pytest.raises(StoreLockedError, match="in use by another broker"):
+        small_store(tmp_path)
+    store.close()
+    small_store(tmp_path).close()
+
+
+def test_a_closed_store_takes_no_more(store: MessageStore) -> None:
+    store.append(draft(), NOW_MS)
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.append(draft(), NOW_MS)
+    with pytest.raises(StoreClosedError):
+        store.append_batch(draft(), [BatchItem(b"")], NOW_MS)
+    store.close()
+
+
+def test_a_topic_of_inner_batches_is_left_as_it_is(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    store.append(draft("B"), NOW_MS)
+    store.append(draft("T"), NOW_MS)
+    store.kill()
+    batches = tmp_path / "batchconsumequeue" / "B" / "0" / f"{0:020d}"
+    batches.parent.mkdir(parents=True)
+    batches.write_bytes(b"as Apache left it")
+    store = small_store(tmp_path)
+    with pytest.raises(InvalidNameError, match="inner batches"):
+        store.append(draft("B"), NOW_MS)
+    assert store.topics() == {"T"}
+    assert not (tmp_path / "consumequeue" / "B").exists()
+    assert batches.read_bytes() == b"as Apache left it"
+
+
+def test_a_record_that_was_read_stays_good_when_its_segment_is_gone(store: MessageStore) -> None:
+    for number in range(20):
+        store.append(draft(body=b"%d" % number * 400), NOW_MS)
+    chunk = store.read_queue("T", 0, 0, 1, 1).chunks[0]
+    assert store.delete_expired(NOW_MS, is_due=False, disk_used=0.99).log_segments > 1
+    assert store.record_at(0) is None
+    assert decode_record(chunk, check_crc=True).body == b"0" * 400
+    store.close()
+    assert decode_record(chunk, check_crc=True).body == b"0" * 400
+
+
+def test_few_files_are_open_however_many_queues_there_are(tmp_path: Path) -> None:
+    store = small_store(tmp_path, open_segments_max=5)
+    for turn in range(3):
+        for queue_id in range(40):
+            store.append(draft(queue_id=queue_id, body=b"x" * 300), NOW_MS)
+        flush = store.begin_flush()
+        descriptors = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+        assert len([path for path in descriptors if tmp_path in path.parents]) < 40
+        flush.run()
+        store.end_flush(flush)
+        for queue_id in range(40):
+            assert len(read_all(store, "T", queue_id)) == turn + 1
+    descriptors = [path.resolve() for path in Path("/proc/self/fd").iterdir()]
+    assert len([path for path in descriptors if tmp_path in path.parents]) < 20
+    store.close()
+    store = small_store(tmp_path, open_segments_max=5)
+    assert all(len(read_all(store, "T", queue_id)) == 3 for queue_id in range(40))

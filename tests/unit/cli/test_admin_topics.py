@@ -1,0 +1,275 @@
+"""Commands about topics, run against servers that answer by hand-written bytes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.fake_broker import CLUSTER, NAME_SERVER, FakeCluster, Peer, Reply
+from tests.support.raw import Command
+from tests.unit.cli.admin_cluster import admin_cluster, answer_json, cells, invoke, run, run_json
+
+
+def offsets(cluster: FakeCluster, broker: str) -> None:
+    """Have a broker answer 202: Java writes queues as keys without quotes around them."""
+    spans = ",".join(
+        f'{{"brokerName":"{broker}","queueId":{queue},"topic":"Orders"}}:'
+        f'{{"lastUpdateTimestamp":{1_758_275_140_000 if queue else 0},"maxOffset":{queue * 5},"minOffset":{queue}}}'
+        for queue in (1, 0)
+    )
+    reply = Reply(body=f'{{"offsetTable":{{{spans}}},"topicPutTps":1.5}}'.encode())
+    cluster.on(202, lambda _command, _peer: reply, broker=broker)
+
+
+async def test_topic_list() -> None:
+    async with admin_cluster() as cluster:
+        assert (await run(cluster, "topicList")).stdout == "%RETRY%g\nOrders\n"
+        assert await run_json(cluster, "topicList") == ["%RETRY%g", "Orders"]
+
+
+async def test_topic_list_with_clusters_and_groups() -> None:
+    async with admin_cluster("a", "b") as cluster:
+        answer_json(cluster, 300, {"groupList": ["two", "one"]}, broker="a")
+        answer_json(cluster, 300, {"groupList": ["two"]}, broker="b")
+        assert await run_json(cluster, "topicList", "-c") == [
+            {"topic": "Orders", "clusters": [CLUSTER], "groups": ["one", "two"]}
+        ]
+        assert cells((await run(cluster, "topicList", "-c")).stdout)[1:] == [
+            [CLUSTER, "Orders", "one"],
+            [CLUSTER, "Orders", "two"],
+        ]
+
+
+async def test_topic_route() -> None:
+    async with admin_cluster("b", "a") as cluster:
+        text = (await run(cluster, "topicRoute", "-t", "Orders", "-l")).stdout
+        assert cells(text) == [
+            ["#ClusterName", "#BrokerName", "#BrokerAddrs", "#ReadQueue", "#WriteQueue", "#Perm"],
+            [CLUSTER, "a", f"0={cluster.broker('a').address}", "2", "2", "6"],
+            [CLUSTER, "b", f"0={cluster.broker('b').address}", "2", "2", "6"],
+            ["Total:", "2", "4", "4"],
+        ]
+        value = await run_json(cluster, "topicRoute", "-t", "Orders")
+    assert [entry["broker"] for entry in value["brokers"]] == ["a", "b"]
+    assert value["brokers"][0]["read_queues"] == 2
+    assert value["order_config"] is None
+
+
+async def test_a_topic_without_a_route_fails() -> None:
+    async with admin_cluster() as cluster:
+        for command in ("topicRoute", "topicStatus", "topicClusterList", "statsAll"):
+            result = await run(cluster, command, "-t", "Nope")
+            assert (result.exit_code, result.stdout) == (1, "")
+            assert f"skyroute admin {command}: no broker serves the topic Nope" in result.stderr
+
+
+async def test_topic_status() -> None:
+    async with admin_cluster("a", "b") as cluster:
+        offsets(cluster, "a")
+        offsets(cluster, "b")
+        rows = cells((await run(cluster, "topicStatus", "-t", "Orders")).stdout)
+        value = await run_json(cluster, "topicStatus", "-t", "Orders", "-c", CLUSTER)
+    assert [row[:4] for row in rows[1:5]] == [
+        [name, queue, queue, str(int(queue) * 5)] for name in "ab" for queue in "01"
+    ]
+    assert rows[-1] == ["Topic", "Put", "TPS:", "3.00"]
+    assert value["put_tps"] == 3.0
+    assert value["queues"][1] == {
+        "broker": "a",
+        "queue_id": 1,
+        "min_offset": 1,
+        "max_offset": 5,
+        "updated_at_ms": 1_758_275_140_000,
+    }
+    assert value["queues"][0]["updated_at_ms"] is None
+
+
+async def test_a_broker_that_fails_is_named_and_the_others_are_shown() -> None:
+    async with admin_cluster("a", "b") as cluster:
+        offsets(cluster, "a")
+        cluster.refuse(202, 17, "no such topic", broker="b")
+        result = await run(cluster, "topicStatus", "-t", "Orders", "--json")
+        failed = cluster.broker("b").address
+    assert result.exit_code == 1
+    assert {queue["broker"] for queue in json.loads(result.stdout)["queues"]} == {"a"}
+    assert result.stderr.startswith(f"skyroute admin topicStatus: {failed}: ")
+    assert "no such topic" in result.stderr
+
+
+async def test_topic_cluster_list() -> None:
+    async with admin_cluster() as cluster:
+        assert (await run(cluster, "topicClusterList", "-t", "Orders")).stdout == f"{CLUSTER}\n"
+
+
+async def test_allocate_mq() -> None:
+    async with admin_cluster("a") as cluster:
+        value = await run_json(cluster, "allocateMQ", "-t", "Orders", "-i", "y, x,z")
+    assert value == {"y": [{"broker": "a", "queue_id": 1}], "x": [{"broker": "a", "queue_id": 0}], "z": []}
+
+
+async def test_stats_all() -> None:
+    async with admin_cluster("a", "b") as cluster:
+        count = {"sum": 7, "tps": 0.5, "avgpt": 0.0}
+        answer_json(cluster, 300, {"groupList": ["g"]})
+        answer_json(cluster, 315, {"statsMinute": count}, broker="a")
+        cluster.refuse(315, 1, "The stats <N> <k> not exist", broker="b")
+        queue = '{"brokerName":"a","queueId":0,"topic":"Orders"}'
+        span = '{"brokerOffset":9,"consumerOffset":5,"pullOffset":9,"lastTimestamp":0}'
+        reply = Reply(body=f'{{"consumeTps":0.0,"offsetTable":{{{queue}:{span}}}}}'.encode())
+        cluster.on(208, lambda _command, _peer: reply)
+        value = await run_json(cluster, "statsAll")
+        rows = cells((await run(cluster, "statsAll", "-a", "-t", "Orders")).stdout)
+    assert value == [
+        {
+            "topic": "Orders",
+            "group": "g",
+            "lag": 8,
+            "in_tps": 0.5,
+            "out_tps": 0.5,
+            "in_24_hours": 7,
+            "out_24_hours": 7,
+        }
+    ]
+    assert rows[1] == ["Orders", "g", "8", "0.50", "0.50", "7", "7"]
+
+
+async def test_stats_of_a_topic_that_nobody_reads() -> None:
+    async with admin_cluster() as cluster:
+        answer_json(cluster, 300, {"groupList": []})
+        cluster.refuse(315, 1, "The stats <N> <k> not exist")
+        rows = cells((await run(cluster, "statsAll")).stdout)
+        assert rows[1] == ["Orders", "0", "0.00", "0", "NO_CONSUMER"]
+        assert len(cells((await run(cluster, "statsAll", "-a")).stdout)) == 1
+        cluster.refuse(315, 1, "the disk is gone")
+        result = await run(cluster, "statsAll")
+    assert result.exit_code == 1
+    assert "the disk is gone" in result.stderr
+
+
+# ----------------------------------------------------------------------------------------------------------- changing
+
+
+async def test_update_topic_asks_every_master() -> None:
+    async with admin_cluster("a", "b") as cluster:
+        cluster.on(17, lambda _command, _peer: Reply())
+        words = ("-t", "New", "-c", CLUSTER, "-r", "3", "-w", "4", "-p", "4", "-u", "true", "-s", "TRUE")
+        result = await run(cluster, "updateTopic", *words, "-a", "+message.type=FIFO,-other")
+        requests = cluster.seen(17)
+    assert result.stdout.splitlines() == [f"create topic to {server.address} success." for server in cluster.brokers]
+    assert len(requests) == 2
+    fields = requests[0].fields
+    assert (fields["topic"], fields["readQueueNums"], fields["writeQueueNums"]) == ("New", "3", "4")
+    assert (fields["perm"], fields["topicSysFlag"], fields["order"]) == ("4", "3", "false")
+    assert fields["attributes"] == "+message.type=FIFO,-other"
+
+
+async def test_what_did_not_go_everywhere_has_failed() -> None:
+    async with admin_cluster("a", "b") as cluster:
+        cluster.on(17, lambda _command, _peer: Reply(), broker="a")
+        cluster.refuse(17, 29, "not so", broker="b")
+        result = await run(cluster, "updateTopic", "-t", "New", "-c", CLUSTER)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "1 of 2 failed: " in result.stderr
+    assert "not so" in result.stderr
+
+
+async def test_an_ordered_topic_has_its_queues_said_at_the_name_servers() -> None:
+    async with admin_cluster("a", "b") as cluster:
+        kept = {"Orders": "x:1;a:7"}
+        cluster.on(17, lambda _command, _peer: Reply())
+        cluster.on(101, lambda command, _peer: Reply(fields={"value": kept[command.fields["key"]]}), broker=NAME_SERVER)
+
+        def keep(command: Command, _peer: Peer) -> Reply:
+            kept[command.fields["key"]] = command.fields["value"]
+            return Reply()
+
+        cluster.on(100, keep, broker=NAME_SERVER)
+        address = cluster.broker("a").address
+        one = await run_json(cluster, "updateTopic", "-t", "Orders", "-b", address, "-o", "true", "-w", "5")
+        assert one == {"topic": "Orders", "brokers": [address], "order_config": "x:1;a:5"}
+        every = await run_json(cluster, "updateTopic", "-t", "Orders", "-c", CLUSTER, "-o", "true", "-w", "6")
+        assert every["order_config"] == "a:6;b:6"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["updateTopic", "-c", "C"], "Missing option '-t'"),
+        (["updateTopic", "-c", "C", "-t", "T", "-r", "x"], "Invalid value for '-r'"),
+        (["updateTopic", "-c", "C", "-t", "T", "-p", "16"], "Invalid value for '-p'"),
+        (["updateTopic", "-c", "C", "-t", "T", "-o", "maybe"], "Invalid value for '-o'"),
+        (["updateTopic", "-c", "C", "-t", "T", "-a", "x=1"], "neither +name=value nor -name"),
+        (["updateTopicPerm", "-c", "C", "-t", "T"], "Missing option '-p'"),
+        (["deleteTopic", "-t", "T"], "Missing option '-c'"),
+        (["updateOrderConf", "-t", "T", "-m", "post"], "Invalid value for '-m'"),
+        (["updateOrderConf", "-t", "T", "-m", "put", "-n", "127.0.0.1:1"], "put needs -v"),
+        (["allocateMQ", "-t", "T"], "Missing option '-i'"),
+        (["topicRoute"], "Missing option '-t'"),
+    ],
+)
+def test_wrong_words_are_usage_errors(words: list[str], complaint: str) -> None:
+    result = invoke(words)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+async def test_an_illegal_name_reaches_nobody() -> None:
+    async with admin_cluster() as cluster:
+        result = await run(cluster, "updateTopic", "-t", "a b", "-c", CLUSTER)
+        assert result.exit_code == 1
+        assert "illegal characters" in result.stderr
+        assert not cluster.heard
+
+
+async def test_update_topic_perm() -> None:
+    async with admin_cluster("a") as cluster:
+        cluster.on(17, lambda _command, _peer: Reply())
+        address = cluster.broker("a").address
+        value = await run_json(cluster, "updateTopicPerm", "-t", "Orders", "-p", "4", "-b", address)
+        assert value == [{"address": address, "before": 6, "after": 4}]
+        (request,) = cluster.seen(17)
+        assert (request.fields["perm"], request.fields["readQueueNums"]) == ("4", "2")
+        result = await run(cluster, "updateTopicPerm", "-t", "Orders", "-p", "4", "-b", "127.0.0.1:1")
+        assert result.exit_code == 1
+        assert "127.0.0.1:1: no master that has the topic Orders" in result.stderr
+        assert len(cluster.seen(17)) == 1
+
+
+async def test_delete_topic_asks_brokers_first() -> None:
+    async with admin_cluster("a", "b") as cluster:
+        cluster.on(215, lambda _command, _peer: Reply())
+        cluster.on(216, lambda _command, _peer: Reply(), broker=NAME_SERVER)
+        result = await run(cluster, "deleteTopic", "-t", "Orders", "-c", CLUSTER)
+        assert result.stdout == f"delete topic [Orders] from cluster [{CLUSTER}] success.\n"
+        assert [command.code for _, command in cluster.heard][-3:] == [215, 215, 216]
+        assert cluster.heard[-1][1].fields["clusterName"] == CLUSTER
+        cluster.refuse(215, 1, "no", broker="b")
+        result = await run(cluster, "deleteTopic", "-t", "Orders", "-c", CLUSTER)
+        assert result.exit_code == 1
+        assert len(cluster.seen(216)) == 1
+
+
+async def test_an_unknown_cluster_is_answered_with_the_known_ones() -> None:
+    async with admin_cluster() as cluster:
+        result = await run(cluster, "deleteTopic", "-t", "Orders", "-c", "Nope")
+    assert result.exit_code == 1
+    assert f"there is no cluster Nope; the name servers know {CLUSTER}" in result.stderr
+
+
+async def test_update_order_conf() -> None:
+    async with admin_cluster() as cluster:
+        words = ("updateOrderConf", "-t", "Orders", "-m")
+        for code in (100, 102):
+            cluster.on(code, lambda _command, _peer: Reply(), broker=NAME_SERVER)
+        cluster.on(101, lambda _command, _peer: Reply(fields={"value": "a:4"}), broker=NAME_SERVER)
+        assert await run_json(cluster, *words, "put", "-v", "a:4") == {"topic": "Orders", "order_config": "a:4"}
+        (put,) = cluster.seen(100)
+        assert put.fields == {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": "a:4"}
+        assert await run_json(cluster, *words, "get") == {"topic": "Orders", "order_config": "a:4"}
+        assert (await run(cluster, *words, "delete")).stdout == "delete orderConf success. topic=[Orders]\n"
+        assert len(cluster.seen(102)) == 1
+        cluster.refuse(101, 22, "none", broker=NAME_SERVER)
+        result = await run(cluster, *words, "get")
+    assert result.exit_code == 1
+    assert "nothing is said of the order of Orders" in result.stderr
