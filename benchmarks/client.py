@@ -271,16 +271,32 @@ def _apache_rates(consumer: Load) -> list[int]:
 
 def measure_importing(bench: Bench) -> None:
     """How long until a script has our producer and consumer at hand, beyond the start of the interpreter?"""
-    took: dict[str, list[float]] = {"pass": [], "import skyroute; skyroute.Producer, skyroute.Consumer": []}
+    codes = ("pass", "import skyroute", "import skyroute; skyroute.Producer, skyroute.Consumer")
+    took: dict[str, list[float]] = {code: [] for code in codes}
+    environment = _as_installed(bench)
     for _ in range(11):
         for code, times in took.items():
             began = time.monotonic()
-            subprocess.run([sys.executable, "-c", code], check=True)
+            subprocess.run([sys.executable, "-c", code], check=True, env=environment)
             times.append((time.monotonic() - began) * 1000)
-    bare, whole = (median(times) for times in took.values())
-    bench.say(f"row 3: the interpreter alone starts in {bare:.0f} ms, with skyroute in {whole:.0f} ms")
-    figure = Figure("3", "import of skyroute", "ms", (), (whole - bare,), (Target("ours at most", 150),))
-    bench.figures.append(figure)
+    bare, package, whole = (median(times) for times in took.values())
+    bench.say(
+        f"row 3: the interpreter alone starts in {bare:.0f} ms, with skyroute {package:.0f}, with all {whole:.0f}"
+    )
+    limit = (Target("ours at most", 150),)
+    bench.figures.append(Figure("3", "import skyroute", "ms", (), (package - bare,), limit))
+    bench.figures.append(
+        Figure("3", "… and its Producer and Consumer, asyncio included", "ms", (), (whole - bare,), limit)
+    )
+
+
+def _as_installed(bench: Bench) -> dict[str, str]:
+    """The environment of a program whose packages were compiled when they were installed, as installers do it."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(bench.scratch / "bytecode")
+    code = "import skyroute.cli.admin.topic_commands, skyroute; skyroute.Producer, skyroute.Consumer"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    return environment
 
 
 def measure_admin(bench: Bench, cluster: Cluster) -> None:
@@ -293,10 +309,13 @@ def measure_admin(bench: Bench, cluster: Cluster) -> None:
         "ours": [sys.executable, "-m", "skyroute", "admin", *words],
     }
 
+    environment = _as_installed(bench)
+
     def measure(side: Side) -> Taken:
         with Bystanders((cluster.broker.pid, cluster.name_server.pid)) as bystanders:
             began = time.monotonic()
-            done = subprocess.run(commands[side], capture_output=True, text=True, check=False, timeout=60)
+            command = commands[side]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
             took_s = time.monotonic() - began
         if done.returncode != 0 or TOPIC not in done.stdout:
             raise PeerFailedError(f"{commands[side][-4:]} ended with {done.returncode}:\n{done.stdout}{done.stderr}")

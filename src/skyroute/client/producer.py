@@ -84,6 +84,8 @@ IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 Select = Callable[[Sequence[QueueRef], Message], QueueRef]
 """Chooses the queue of a message among those of its topic, whose order stays the same while no broker comes or goes."""
 
+_STATUSES: Final = {status.value: status for status in SendStatus}
+
 _Choose = Callable[[Sequence[QueueRef]], QueueRef]
 
 
@@ -646,7 +648,7 @@ class Producer:
         if self.session.namespace is not None:
             queue = self._without_namespace(queue)
         return SendResult(
-            SendStatus(response.code),
+            _STATUSES[response.code],
             outbound.message_id,
             receipt.offset_id,
             queue,

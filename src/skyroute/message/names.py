@@ -1,6 +1,7 @@
 """What a topic and a group may be called: Apache's limits, and the very texts its servers refuse with."""
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from skyroute.message.errors import InvalidNameError
@@ -19,6 +20,7 @@ _PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
+@lru_cache(maxsize=1024)
 def check_topic(topic: str) -> None:
     """Let pass what may name a topic of any kind.
 

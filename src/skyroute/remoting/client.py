@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import math
 import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from skyroute.clock import SystemClock
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
 from skyroute.wire.command import FLAG_ONEWAY, Request, Response
 from skyroute.wire.errors import FrameError
@@ -14,11 +16,29 @@ from skyroute.wire.header import as_response, decode_command, encode_request, re
 
 log = logging.getLogger(__name__)
 
+monotonic = SystemClock.monotonic
+
 OUTBOX_BYTES_MAX: Final = 64 * 1024
 """What is held back to be written in one piece: whoever never lets the loop turn must not fill the memory."""
 
 UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that a peer may ask for without taking them; then it is hung up on."""
+
+
+class _Call:
+    """A request that waits for its answer."""
+
+    __slots__ = ("chunks_heard", "code", "deadline", "future", "timeout_s")
+
+    def __init__(
+        self, future: "asyncio.Future[Response]", code: int, timeout_s: float, deadline: float, chunks_heard: int
+    ) -> None:
+        self.future = future
+        self.code = code
+        self.timeout_s = timeout_s
+        self.deadline = deadline
+        self.chunks_heard = chunks_heard
+        """How often anything had come from the peer when it began to wait."""
 
 
 class Channel(asyncio.Protocol):
@@ -38,7 +58,10 @@ class Channel(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
         self._decoder = FrameDecoder()
         self._last_id = 0
-        self._awaited: dict[int, asyncio.Future[Response]] = {}
+        self._awaited: dict[int, _Call] = {}
+        self._look_at = math.inf
+        """When the first of them is late. One timer for all: one for each would cost more than all else of a call."""
+        self._look_timer: asyncio.TimerHandle | None = None
         self._outbox: list[bytes] = []
         """Frames of this turn of the loop."""
         self._outbox_bytes = 0
@@ -61,10 +84,12 @@ class Channel(asyncio.Protocol):
         self.closed = True
         self.resume_writing()
         reason = self._reason or f"{self.address} closed the connection: {exc or 'no reason'}"
-        for future in self._awaited.values():
-            if not future.done():
-                future.set_exception(ConnectionLostError(reason))
+        for call in self._awaited.values():
+            if not call.future.done():
+                call.future.set_exception(ConnectionLostError(reason))
         self._awaited.clear()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         self.ended.set_result(None)
         if self._on_close is not None:
             self._on_close(self)
@@ -83,9 +108,9 @@ class Channel(asyncio.Protocol):
             for frame in self._decoder.feed(data):
                 command = decode_command(frame)
                 if command.is_response:
-                    future = self._awaited.get(command.request_id)
-                    if future is not None and not future.done():
-                        future.set_result(as_response(command))
+                    call = self._awaited.get(command.request_id)
+                    if call is not None and not call.future.done():
+                        call.future.set_result(as_response(command))
                 elif self._on_request is not None:
                     self._on_request(command, self)
             if self._decoder.failure is not None:
@@ -105,32 +130,51 @@ class Channel(asyncio.Protocol):
             CallTimeoutError: none came in time. If nothing else came either, the connection is taken for dead.
             ConnectionLostError: the connection ended first.
         """
+        deadline = monotonic() + timeout_s
         future: asyncio.Future[Response] = self._loop.create_future()
-        timer = self._loop.call_later(timeout_s, self._expire, future, request.code, timeout_s, self._chunks_heard)
-        request_id = 0
+        request_id = self._last_id = (self._last_id + 1) & 0x7FFFFFFF
+        self._awaited[request_id] = _Call(future, request.code, timeout_s, deadline, self._chunks_heard)
+        if deadline < self._look_at:
+            self._plan_look(deadline)
         try:
             if self._writable is not None:
                 either: tuple[asyncio.Future[Any], ...] = (self._writable, future)
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
-                request_id = self._send(request)
-                self._awaited[request_id] = future
+                self._send(request, request_id)
             return await future
         finally:
-            timer.cancel()
             self._awaited.pop(request_id, None)
             if future.done() and not future.cancelled():
                 future.exception()  # if we are cancelled at this very moment, nobody else will look at it
             if self._retired and not self._awaited:
                 self.close()
 
-    def _expire(self, future: asyncio.Future[Response], code: int, timeout_s: float, chunks_heard: int) -> None:
-        if future.done():
+    def _plan_look(self, deadline: float) -> None:
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        self._look_at = deadline
+        self._look_timer = self._loop.call_later(max(0.0, deadline - monotonic()), self._look)
+
+    def _look(self) -> None:
+        """End the calls that are late, and plan to look again when the next one is."""
+        self._look_at, self._look_timer = math.inf, None
+        now = monotonic()
+        for call in list(self._awaited.values()):
+            if call.deadline <= now:
+                self._expire(call)
+        waiting = [call.deadline for call in self._awaited.values() if not call.future.done()]
+        if waiting:
+            self._plan_look(min(waiting))
+
+    def _expire(self, call: _Call) -> None:
+        if call.future.done():
             return
-        future.set_exception(CallTimeoutError(f"{self.address} did not answer request {code} in {timeout_s:g} s"))
-        if chunks_heard == self._chunks_heard and not self.closed:
+        late = f"{self.address} did not answer request {call.code} in {call.timeout_s:g} s"
+        call.future.set_exception(CallTimeoutError(late))
+        if call.chunks_heard == self._chunks_heard and not self.closed:
             # A half-open connection looks just like this, and would swallow every later request as well.
-            self._hang_up(f"{self.address} was silent for {timeout_s:g} s")
+            self._hang_up(f"{self.address} was silent for {call.timeout_s:g} s")
 
     def send_oneway(self, request: Request) -> None:
         """Send a request that nobody answers.
@@ -139,7 +183,8 @@ class Channel(asyncio.Protocol):
             ConnectionLostError: the connection has ended.
         """
         request.flag |= FLAG_ONEWAY
-        self._send(request)
+        self._last_id = (self._last_id + 1) & 0x7FFFFFFF
+        self._send(request, self._last_id)
 
     async def until_writable(self, timeout_s: float = 3.0) -> None:
         """Wait while the peer takes less than we send.
@@ -161,12 +206,10 @@ class Channel(asyncio.Protocol):
         else:
             self._write(response_head(response, request.request_id, request.form) + response.body)
 
-    def _send(self, request: Request) -> int:
+    def _send(self, request: Request, request_id: int) -> None:
         if self.closed:
             raise ConnectionLostError(f"the connection to {self.address} is closed")
-        self._last_id = (self._last_id + 1) & 0x7FFFFFFF
-        self._write(encode_request(request, self._last_id))
-        return self._last_id
+        self._write(encode_request(request, request_id))
 
     def _write(self, frame: bytes) -> None:
         # What many tasks say in one turn of the loop goes out in one piece: writing to a socket is dear.
@@ -197,7 +240,7 @@ class Channel(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection at once."""
-        if self._transport is not None:
+        if self._transport is not None and not self.closed:  # a transport that has ended may fail to end again
             self._transport.abort()
 
 

@@ -160,7 +160,7 @@ _STRICT_ESCAPES: Final = {**_LEGACY_ESCAPES, ord("/"): "\\/"}
 _BROWSER_INT_MAX: Final = (1 << 53) - 1
 _PLAIN: Final = re.compile(r"[\w.:;,|%@#-]*+", re.ASCII)
 """What no dialect escapes: nearly every name and address."""
-_BEYOND_ASCII: Final = re.compile("[\x7f-\U0010ffff]")
+_BEYOND_ASCII: Final = "[\x7f-\U0010ffff]"
 
 
 def _escape_beyond_ascii(match: re.Match[str]) -> str:
@@ -204,7 +204,7 @@ def write_text(text: str, dialect: Dialect) -> str:
         return f'"{text}"'
     if dialect is Dialect.LEGACY:
         return f'"{text.translate(_LEGACY_ESCAPES)}"'
-    return f'"{_BEYOND_ASCII.sub(_escape_beyond_ascii, text.translate(_STRICT_ESCAPES))}"'
+    return f'"{re.sub(_BEYOND_ASCII, _escape_beyond_ascii, text.translate(_STRICT_ESCAPES))}"'
 
 
 def _write_key(key: object, dialect: Dialect) -> str:

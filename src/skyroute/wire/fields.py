@@ -72,7 +72,9 @@ def optional_int(fields: Mapping[str, str], name: str, default: int, largest: in
 
 
 def _parse_int(name: str, value: str, largest: int) -> int:
-    # int() alone would also take blanks, underscores and other scripts' digits.
+    # Nearly all are plain digits. int() alone would also take blanks, underscores and other scripts' digits.
+    if value.isdigit() and value.isascii() and len(value) < 10:
+        return int(value)
     if not (value.isascii() and value.lstrip("+-").isdigit()) or len(value) > 20:
         raise FieldError(f"{name} is not a number: {value[:40]!r}")
     try:

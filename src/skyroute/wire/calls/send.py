@@ -8,7 +8,7 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import DEFAULT_TOPIC
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
-from skyroute.wire.fields import required_int, required_text, truth
+from skyroute.wire.fields import required_int, required_text
 
 SENT_CODES: Final = frozenset(
     {
@@ -87,7 +87,7 @@ def decode_send_receipt(response: Response) -> SendReceipt:
         required_int(fields, "queueOffset"),
         fields.get("transactionId"),
         fields.get("MSG_REGION"),
-        "TRACE_ON" not in fields or truth(fields, "TRACE_ON"),
+        fields.get("TRACE_ON") != "false",
         fields.get("recallHandle"),
     )
 
