@@ -4,9 +4,13 @@ import os
 import random
 from datetime import datetime
 from itertools import count
+from typing import Final
 
 from skyroute.clock import Clock
 from skyroute.message.message_id import encode_unique_id, month_start, unique_id_prefix
+
+COUNTER_CHARS: Final = 4
+"""The end of an id, which tells apart those of one millisecond."""
 
 
 class MessageIds:
@@ -18,13 +22,20 @@ class MessageIds:
         self._count = count(random.getrandbits(16)).__next__
         self._month_start_s = 0.0
         self._month_end_s = 0.0
+        self._last_ms = -1
+        self._head = ""
 
     def next(self) -> str:
         """Return an id that was never given out before."""
         now_s = self._wall()
         if not self._month_start_s <= now_s < self._month_end_s:
             self._begin_month(now_s)
-        return encode_unique_id(self._prefix, int((now_s - self._month_start_s) * 1000), self._count())
+        into_month_ms = int((now_s - self._month_start_s) * 1000)
+        if into_month_ms != self._last_ms:
+            # Only the counter differs within a millisecond.
+            self._last_ms = into_month_ms
+            self._head = encode_unique_id(self._prefix, into_month_ms, 0)[:-COUNTER_CHARS]
+        return f"{self._head}{self._count() & 0xFFFF:04X}"
 
     def _begin_month(self, now_s: float) -> None:
         start = month_start(datetime.fromtimestamp(now_s).astimezone())

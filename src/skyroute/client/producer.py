@@ -606,7 +606,9 @@ class Producer:
         for attempt in range(self._attempts):
             queue: QueueRef | None = None
             try:
-                rotation = await self._rotation(outbound.topic, deadline - now())
+                rotation = self._known_rotation(outbound.topic) or await self._rotation(
+                    outbound.topic, deadline - now()
+                )
                 queue = choose(rotation.queues) if choose else rotation.next(failed_brokers or self._avoided())
                 if queue.broker_name in failed_brokers:
                     await asyncio.sleep(max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())))
@@ -618,7 +620,8 @@ class Producer:
             except (RemotingError, BrokerRefusedError, NoRouteError, NoBrokerError) as error:
                 if queue is not None:
                     failed_brokers.add(queue.broker_name)
-                    self._report(queue.broker_name, FAILURE_LATENCY_S)
+                    if self._health is not None:
+                        self._health.report(queue.broker_name, FAILURE_LATENCY_S, now())
                 last = queue is None or attempt + 1 == self._attempts or now() >= deadline
                 if last or not _may_try_again(error, fixed=choose is not None):
                     if unsafe is not None:
@@ -633,15 +636,20 @@ class Producer:
         return unsafe
 
     async def _attempt(self, outbound: _Outbound, queue: QueueRef, deadline: float) -> SendResult:
-        began = self._clock.monotonic()
-        address = await self._address(outbound.topic, queue, deadline - began)
-        left_s = deadline - self._clock.monotonic()
-        if left_s <= 0:
+        now = self._clock.monotonic
+        address = self.session.routes.address(queue.broker_name)
+        if address is None:
+            address = await self._find_address(outbound.topic, queue, deadline - now())
+        began = now()
+        if began >= deadline:
             raise CallTimeoutError("the time to send was over before a broker was chosen")
-        response = await self.session.call(address, self._request(outbound, queue), left_s)
+        request = self._request(outbound, queue)
+        response = await self.session.call(self.session.sending_address(address), request, deadline - began)
         if response.code not in SENT_CODES:
             raise refusal(response, address)
-        self._report(queue.broker_name, self._clock.monotonic() - began)
+        if self._health is not None:
+            ended = now()
+            self._health.report(queue.broker_name, ended - began, ended)
         receipt = decode_send_receipt(response)
         if receipt.queue_id != queue.queue_id:
             queue = QueueRef(queue.topic, queue.broker_name, receipt.queue_id)
@@ -659,15 +667,16 @@ class Producer:
             receipt.trace_on,
         )
 
-    def _report(self, broker_name: str, latency_s: float) -> None:
-        if self._health is not None:
-            self._health.report(broker_name, latency_s, self._clock.monotonic())
-
     async def _look_again(self, topic: str) -> None:
         try:
             await self.session.routes.refresh(topic)
         except SkyrouteError as error:
             log.info("route not refreshed topic=%s reason=%s", topic, error)
+
+    def _known_rotation(self, topic: str) -> Rotation | None:
+        """Return the queues of a topic in turn, if its route has not changed since they were last asked for."""
+        known = self._rotations.get(topic)
+        return known[1] if known is not None and known[0] is self.session.routes.cached(topic) else None
 
     async def _rotation(self, topic: str, timeout_s: float | None = None) -> Rotation:
         """Return the queues of a topic in turn.
@@ -675,10 +684,9 @@ class Producer:
         Raises:
             NoRouteError: no broker serves the topic, and none would create it; or none of its queues can be written.
         """
+        if (rotation := self._known_rotation(topic)) is not None:
+            return rotation
         route = self.session.routes.cached(topic)
-        known = self._rotations.get(topic)
-        if route is not None and known is not None and known[0] is route:
-            return known[1]
         if route is None:
             provisional = self._provisional.get(topic)
             if provisional is not None and self._clock.monotonic() < provisional[0]:
@@ -690,10 +698,9 @@ class Producer:
                 raise CallTimeoutError(f"no name server said in time where the topic {topic} is") from None
             if isinstance(found, Rotation):
                 return found
+            if (rotation := self._known_rotation(topic)) is not None:
+                return rotation  # others waited for the same answer
             route = found
-            known = self._rotations.get(topic)
-            if known is not None and known[0] is route:
-                return known[1]  # others waited for the same answer
         queues = publish_queues(topic, route)
         if not queues:
             self.session.spawn(self._look_again(topic), name="route without queues")
@@ -733,15 +740,22 @@ class Producer:
         self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
         return rotation
 
-    async def _address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
+    async def _find_address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
+        """Ask for the route again, which may know where the queue's broker is.
+
+        Raises:
+            NoBrokerError: it does not.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._look_again(topic)
         address = self.session.routes.address(queue.broker_name)
         if address is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    await self._look_again(topic)
-            address = self.session.routes.address(queue.broker_name)
-        if address is None:
             raise NoBrokerError(f"the master of broker {queue.broker_name} is in no route of topic {topic}")
+        return address
+
+    async def _address(self, topic: str, queue: QueueRef) -> str:
+        address = self.session.routes.address(queue.broker_name) or await self._find_address(topic, queue)
         return self.session.sending_address(address)
 
     async def _batches(

@@ -88,6 +88,8 @@ class BrokerHealth:
 
     def report(self, broker_name: str, latency_s: float, now: float) -> None:
         """Note how long a broker took; a later penalty only extends an earlier one."""
+        if latency_s < LATENCY_STEPS[-1][0]:
+            return  # nearly always
         for at_least_s, out_s in LATENCY_STEPS:
             if latency_s >= at_least_s:
                 if len(self._out_until) >= BROKERS_MAX:

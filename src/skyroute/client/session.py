@@ -229,10 +229,13 @@ class Session:
         timeout_s = self.request_timeout_s if timeout_s is None else timeout_s
         now = self.clock.monotonic
         deadline = now() + timeout_s
-        channel = self._channels.get(address) or await self._connect(address, timeout_s)
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = await self._connect(address, timeout_s)
+            timeout_s = deadline - now()
         if self._credentials is not None:
             self._credentials.sign(request)
-        response = await channel.call(request, deadline - now())
+        response = await channel.call(request, timeout_s)
         if response.code == ResponseCode.GO_AWAY:
             # It finishes what it has begun and takes no more on this line; a restarted one may answer on a new line.
             self._forget(channel)

@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 monotonic = SystemClock.monotonic
 
 OUTBOX_BYTES_MAX: Final = 64 * 1024
-"""What is held back to be written in one piece: whoever never lets the loop turn must not fill the memory."""
+OUTBOX_FRAMES_MAX: Final = 8
+"""What is held back to be written in one piece: whoever never lets the loop turn must not fill the memory, and the peer
+can begin with the first while we write the others."""
 
 UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that a peer may ask for without taking them; then it is hung up on."""
@@ -217,7 +219,7 @@ class Channel(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._outbox.append(frame)
         self._outbox_bytes += len(frame)
-        if self._outbox_bytes >= OUTBOX_BYTES_MAX:
+        if self._outbox_bytes >= OUTBOX_BYTES_MAX or len(self._outbox) >= OUTBOX_FRAMES_MAX:
             self._flush()
 
     def _flush(self) -> None:
@@ -240,7 +242,7 @@ class Channel(asyncio.Protocol):
 
     def abort(self) -> None:
         """End the connection at once."""
-        if self._transport is not None and not self.closed:  # a transport that has ended may fail to end again
+        if not self.closed:  # a transport that has ended may fail to end again
             self._transport.abort()
 
 
