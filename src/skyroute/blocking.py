@@ -34,7 +34,7 @@ class _LoopThread:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="skyroute blocking", daemon=True)
         self._thread.start()
 
@@ -53,6 +53,14 @@ class _LoopThread:
         except BaseException:
             future.cancel()  # for whoever pressed Ctrl-C; of a future that is done, nothing
             raise
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 - not everywhere, and not for those who bring a loop of their own
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 _lock = threading.Lock()

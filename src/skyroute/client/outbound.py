@@ -76,3 +76,30 @@ def write_properties(properties: dict[str, str]) -> str:
     if size > PROPERTIES_BYTES_MAX:
         raise MessageTooLargeError(f"properties of {size} bytes in all; at most {PROPERTIES_BYTES_MAX} are possible")
     return text
+
+
+class Outbound:
+    """One message, or one batch, on its way out."""
+
+    __slots__ = ("batch", "body", "flag", "message_id", "properties", "reply", "sys_flag", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        properties: str,
+        message_id: str,
+        *,
+        sys_flag: int = 0,
+        flag: int = 0,
+        batch: bool = False,
+        reply: bool = False,
+    ) -> None:
+        self.topic = topic
+        self.body = body
+        self.properties = properties
+        self.message_id = message_id
+        self.sys_flag = sys_flag
+        self.flag = flag
+        self.batch = batch
+        self.reply = reply

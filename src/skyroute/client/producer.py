@@ -3,22 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Final, Self, Unpack
 
+from skyroute.client.delivery import Choose, Delivery
 from skyroute.client.errors import (
     BrokerRefusedError,
     ClientError,
     NoBrokerError,
     NoRouteError,
     NotRunningError,
-    refusal,
 )
 from skyroute.client.in_flight import InFlight
-from skyroute.client.outbound import BODY_BYTES_MAX, Packing, write_properties
+from skyroute.client.outbound import BODY_BYTES_MAX, Outbound, Packing, write_properties
 from skyroute.client.replies import Replies, reply_properties
-from skyroute.client.results import SendResult, SendStatus, TransactionResult
-from skyroute.client.selection import FAILURE_LATENCY_S, BrokerHealth, Rotation, publish_queues
+from skyroute.client.results import SendResult, TransactionResult
 from skyroute.client.session import ClientArguments, Session
 from skyroute.client.trace import DEFAULT_REGION, Sent, Tracer, TransactionEnded, kind_of
 from skyroute.client.transactions import Check, Transactions
@@ -41,35 +39,12 @@ from skyroute.message.reserved_topics import (
     without_namespace,
 )
 from skyroute.message.tags import java_hash
-from skyroute.remoting.errors import CallTimeoutError, ConnectError, RemotingError
-from skyroute.routing.topology import BrokerQueues, TopicRoute
+from skyroute.remoting.errors import CallTimeoutError, RemotingError
 from skyroute.wire.calls.clients import ConsumerData
-from skyroute.wire.calls.send import SENT_CODES, decode_send_receipt, encode_recall, encode_send
+from skyroute.wire.calls.send import encode_recall
 from skyroute.wire.calls.transaction import TransactionOutcome
-from skyroute.wire.codes import ResponseCode
-from skyroute.wire.command import Request
 
 log = logging.getLogger(__name__)
-
-RETRIED_CODES: Final = frozenset(
-    {
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-        ResponseCode.GO_AWAY,
-    }
-)
-"""Refusals after which another broker may still take the message."""
-
-RETRY_PAUSE_S: Final = 0.1
-"""The rest before the same broker is tried again, because there is no other; twice as long each time."""
-
-ASK_AGAIN_S: Final = 1.0
-"""How long the route of a topic that is yet to be created is not asked for again."""
 
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Batches are cut so that none is longer, unless a single message is."""
@@ -83,37 +58,6 @@ IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 Select = Callable[[Sequence[QueueRef], Message], QueueRef]
 """Chooses the queue of a message among those of its topic, whose order stays the same while no broker comes or goes."""
-
-_STATUSES: Final = {status.value: status for status in SendStatus}
-
-_Choose = Callable[[Sequence[QueueRef]], QueueRef]
-
-
-class _Outbound:
-    """One message, or one batch, on its way out."""
-
-    __slots__ = ("batch", "body", "flag", "message_id", "properties", "reply", "sys_flag", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        body: bytes,
-        properties: str,
-        message_id: str,
-        *,
-        sys_flag: int = 0,
-        flag: int = 0,
-        batch: bool = False,
-        reply: bool = False,
-    ) -> None:
-        self.topic = topic
-        self.body = body
-        self.properties = properties
-        self.message_id = message_id
-        self.sys_flag = sys_flag
-        self.flag = flag
-        self.batch = batch
-        self.reply = reply
 
 
 class Producer:
@@ -184,16 +128,17 @@ class Producer:
         self.group = with_namespace(session.namespace, group)
         self._clock: Clock = session.clock
         self._send_timeout_s = send_timeout_s
-        self._attempts = 1 + max(0, retries)
-        self._retry_unsafe = retry_unsafe
-        self._health = BrokerHealth() if avoid_slow else None
         self._packing = Packing(compression, compression_level, compress_from_bytes, body_bytes_max)
         self._batch_bytes_max = min(batch_bytes_max, body_bytes_max)
         self._in_flight = InFlight(in_flight_max, in_flight_bytes_max)
-        self._new_topic_queues = new_topic_queues
-        self._rotations: dict[str, tuple[TopicRoute, Rotation]] = {}
-        self._provisional: dict[str, tuple[float, Rotation]] = {}
-        """Queues of topics that do not exist yet, and until when nobody asks again whether they do."""
+        self._delivery = Delivery(
+            session,
+            self.group,
+            attempts=1 + max(0, retries),
+            retry_unsafe=retry_unsafe,
+            avoid_slow=avoid_slow,
+            new_topic_queues=new_topic_queues,
+        )
         self._transactions = Transactions(session, self.group, check)
         self._replies = Replies(session)
         self._trace_producer: Producer | None = None
@@ -283,10 +228,7 @@ class Producer:
         """
         self._check_running()
         outbound = await self._prepare(message, message.to_properties())
-        choose = self._choice(message, queue, select)
-        rotation = await self._rotation(outbound.topic)
-        chosen = choose(rotation.queues) if choose is not None else rotation.next(self._avoided())
-        await self.session.tell(await self._address(outbound.topic, chosen), self._request(outbound, chosen))
+        await self._delivery.deliver_oneway(outbound, self._choice(message, queue, select))
 
     async def send_batch(
         self,
@@ -322,7 +264,7 @@ class Producer:
             if not messages[0].wait_stored:
                 properties[names.WAIT_STORED] = "false"
             topic = with_namespace(self.session.namespace, messages[0].topic)
-            outbound = _Outbound(topic, body, write_properties(properties), ",".join(ids), batch=True)
+            outbound = Outbound(topic, body, write_properties(properties), ",".join(ids), batch=True)
             sent = await self._send(outbound, messages[part[0][0]], choose, timeout_s)
             # One id for all is how a topic answers that keeps a batch as one record.
             offset_ids = sent.offset_id.split(",")
@@ -434,7 +376,7 @@ class Producer:
         failure: SkyrouteError = NoBrokerError(f"no broker of topic {topic} is known")
         for name in brokers:
             try:
-                address = await self._address(topic, QueueRef(topic, name, 0))
+                address = await self._delivery.address(topic, QueueRef(topic, name, 0))
                 await self.session.ask(address, encode_recall(self.group, topic, recall_handle), self._send_timeout_s)
             except (BrokerRefusedError, RemotingError, NoBrokerError) as error:
                 failure = error
@@ -449,7 +391,7 @@ class Producer:
             NoRouteError: no broker serves the topic, and none would create it.
         """
         self._check_running()
-        queues = (await self._rotation(with_namespace(self.session.namespace, topic))).queues
+        queues = (await self._delivery.rotation(with_namespace(self.session.namespace, topic))).queues
         return [self._without_namespace(queue) for queue in queues]
 
     # ---------------------------------------------------------------------------------------------------- the parts
@@ -465,7 +407,7 @@ class Producer:
         state: TransactionState = TransactionState.NONE,
         *,
         reply: bool = False,
-    ) -> _Outbound:
+    ) -> Outbound:
         body = message.body
         self._packing.check(body)
         namespace = self.session.namespace
@@ -480,9 +422,9 @@ class Producer:
             body, compressed = await self._packing.pack(body)
             sys_flag |= compressed
         text = write_properties(properties)
-        return _Outbound(topic, body, text, message_id, sys_flag=sys_flag, flag=message.flag, reply=reply)
+        return Outbound(topic, body, text, message_id, sys_flag=sys_flag, flag=message.flag, reply=reply)
 
-    def _choice(self, message: Message, queue: QueueRef | None, select: Select | None) -> _Choose | None:
+    def _choice(self, message: Message, queue: QueueRef | None, select: Select | None) -> Choose | None:
         """Return how the queue is chosen, or None where any will do."""
         if queue is not None:
             if select is not None:
@@ -515,28 +457,11 @@ class Producer:
         topic = without_namespace(self.session.namespace, queue.topic)
         return QueueRef(topic, queue.broker_name, queue.queue_id)
 
-    def _avoided(self) -> frozenset[str]:
-        return self._health.out(self._clock.monotonic()) if self._health is not None else frozenset()
-
-    def _request(self, outbound: _Outbound, queue: QueueRef) -> Request:
-        return encode_send(
-            self.group,
-            queue,
-            outbound.body,
-            properties=outbound.properties,
-            born_at_ms=int(self._clock.wall() * 1000),
-            sys_flag=outbound.sys_flag,
-            flag=outbound.flag,
-            batch=outbound.batch,
-            reply=outbound.reply,
-            default_topic_queues=self._new_topic_queues,
-        )
-
     async def _send(
         self,
-        outbound: _Outbound,
+        outbound: Outbound,
         message: Message,
-        choose: _Choose | None,
+        choose: Choose | None,
         timeout_s: float | None,
     ) -> SendResult:
         size = len(outbound.body)
@@ -544,7 +469,8 @@ class Producer:
             await self._in_flight.enter(size)
         began = self._clock.monotonic()
         try:
-            result = await self._deliver(outbound, choose, self._send_timeout_s if timeout_s is None else timeout_s)
+            timeout_s = self._send_timeout_s if timeout_s is None else timeout_s
+            result = await self._delivery.deliver(outbound, choose, timeout_s)
         finally:
             self._in_flight.leave(size)
         if self._tracer is not None:
@@ -552,7 +478,7 @@ class Producer:
         return result
 
     def _trace_send(
-        self, tracer: Tracer, outbound: _Outbound, message: Message, result: SendResult, cost_s: float
+        self, tracer: Tracer, outbound: Outbound, message: Message, result: SendResult, cost_s: float
     ) -> None:
         """Note a send for whoever looks for the message later; of a batch, for each of its messages."""
         if not result.trace_on:
@@ -596,173 +522,11 @@ class Producer:
             )
         )
 
-    async def _deliver(self, outbound: _Outbound, choose: _Choose | None, timeout_s: float) -> SendResult:
-        """Try one broker after another until one has the message, the attempts are used up, or the time is."""
-        now = self._clock.monotonic
-        deadline = now() + timeout_s
-        failures: list[str] = []
-        failed_brokers: set[str] = set()
-        unsafe: SendResult | None = None
-        for attempt in range(self._attempts):
-            queue: QueueRef | None = None
-            try:
-                rotation = self._known_rotation(outbound.topic) or await self._rotation(
-                    outbound.topic, deadline - now()
-                )
-                queue = choose(rotation.queues) if choose else rotation.next(failed_brokers or self._avoided())
-                if queue.broker_name in failed_brokers:
-                    await asyncio.sleep(max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())))
-                result = await self._attempt(outbound, queue, deadline)
-                if result.ok or not self._retry_unsafe or choose is not None:
-                    return result
-                unsafe = result
-                failed_brokers.add(queue.broker_name)
-            except (RemotingError, BrokerRefusedError, NoRouteError, NoBrokerError) as error:
-                if queue is not None:
-                    failed_brokers.add(queue.broker_name)
-                    if self._health is not None:
-                        self._health.report(queue.broker_name, FAILURE_LATENCY_S, now())
-                last = queue is None or attempt + 1 == self._attempts or now() >= deadline
-                if last or not _may_try_again(error, fixed=choose is not None):
-                    if unsafe is not None:
-                        return unsafe
-                    for failure in failures:
-                        error.add_note(f"before that: {failure}")
-                    raise
-                failures.append(str(error))
-                if error.stale_route or isinstance(error, ConnectError):
-                    self.session.spawn(self._look_again(outbound.topic), name="route after a failure")
-        assert unsafe is not None  # every other way out of the loop returns or raises
-        return unsafe
-
-    async def _attempt(self, outbound: _Outbound, queue: QueueRef, deadline: float) -> SendResult:
-        now = self._clock.monotonic
-        address = self.session.routes.address(queue.broker_name)
-        if address is None:
-            address = await self._find_address(outbound.topic, queue, deadline - now())
-        began = now()
-        if began >= deadline:
-            raise CallTimeoutError("the time to send was over before a broker was chosen")
-        request = self._request(outbound, queue)
-        response = await self.session.call(self.session.sending_address(address), request, deadline - began)
-        if response.code not in SENT_CODES:
-            raise refusal(response, address)
-        if self._health is not None:
-            ended = now()
-            self._health.report(queue.broker_name, ended - began, ended)
-        receipt = decode_send_receipt(response)
-        if receipt.queue_id != queue.queue_id:
-            queue = QueueRef(queue.topic, queue.broker_name, receipt.queue_id)
-        if self.session.namespace is not None:
-            queue = self._without_namespace(queue)
-        return SendResult(
-            _STATUSES[response.code],
-            outbound.message_id,
-            receipt.offset_id,
-            queue,
-            receipt.queue_offset,
-            receipt.transaction_id,
-            receipt.recall_handle,
-            receipt.region,
-            receipt.trace_on,
-        )
-
-    async def _look_again(self, topic: str) -> None:
-        try:
-            await self.session.routes.refresh(topic)
-        except SkyrouteError as error:
-            log.info("route not refreshed topic=%s reason=%s", topic, error)
-
-    def _known_rotation(self, topic: str) -> Rotation | None:
-        """Return the queues of a topic in turn, if its route has not changed since they were last asked for."""
-        known = self._rotations.get(topic)
-        return known[1] if known is not None and known[0] is self.session.routes.cached(topic) else None
-
-    async def _rotation(self, topic: str, timeout_s: float | None = None) -> Rotation:
-        """Return the queues of a topic in turn.
-
-        Raises:
-            NoRouteError: no broker serves the topic, and none would create it; or none of its queues can be written.
-        """
-        if (rotation := self._known_rotation(topic)) is not None:
-            return rotation
-        route = self.session.routes.cached(topic)
-        if route is None:
-            provisional = self._provisional.get(topic)
-            if provisional is not None and self._clock.monotonic() < provisional[0]:
-                return provisional[1]
-            try:
-                async with asyncio.timeout(timeout_s):
-                    found = await self._find_route(topic)
-            except TimeoutError:
-                raise CallTimeoutError(f"no name server said in time where the topic {topic} is") from None
-            if isinstance(found, Rotation):
-                return found
-            if (rotation := self._known_rotation(topic)) is not None:
-                return rotation  # others waited for the same answer
-            route = found
-        queues = publish_queues(topic, route)
-        if not queues:
-            self.session.spawn(self._look_again(topic), name="route without queues")
-            raise NoRouteError(
-                f"no queue of topic {topic} can be written: its brokers are without a master, or its permission says so"
-            )
-        rotation = Rotation(queues)
-        self._rotations[topic] = (route, rotation)
-        self._provisional.pop(topic, None)
-        return rotation
-
-    async def _find_route(self, topic: str) -> TopicRoute | Rotation:
-        try:
-            return await self.session.routes.find(topic)
-        except NoRouteError as error:
-            return await self._provisional_rotation(topic, error)
-
-    async def _provisional_rotation(self, topic: str, unknown: NoRouteError) -> Rotation:
-        """Return the queues that a broker will create for a topic as soon as we send to one of them."""
-        try:
-            # Nobody keeps this route fresh, and it may be long since a topic was created.
-            route = await self.session.routes.refresh(DEFAULT_TOPIC)
-        except NoRouteError:
-            raise unknown from None
-        capped = tuple(
-            BrokerQueues(
-                queues.broker_name,
-                queues.settings._replace(write_queues=min(self._new_topic_queues, queues.settings.read_queues)),
-            )
-            for queues in route.queues
-        )
-        queues = publish_queues(topic, TopicRoute(route.groups, capped))
-        if not queues:
-            raise unknown
-        known = self._provisional.get(topic)
-        rotation = known[1] if known is not None and known[1].queues == queues else Rotation(queues)
-        self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
-        return rotation
-
-    async def _find_address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
-        """Ask for the route again, which may know where the queue's broker is.
-
-        Raises:
-            NoBrokerError: it does not.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._look_again(topic)
-        address = self.session.routes.address(queue.broker_name)
-        if address is None:
-            raise NoBrokerError(f"the master of broker {queue.broker_name} is in no route of topic {topic}")
-        return address
-
-    async def _address(self, topic: str, queue: QueueRef) -> str:
-        address = self.session.routes.address(queue.broker_name) or await self._find_address(topic, queue)
-        return self.session.sending_address(address)
-
     async def _batches(
         self, messages: Sequence[Message], queue: QueueRef | None, select: Select | None
-    ) -> list[tuple[_Choose | None, list[tuple[int, str, BatchItem]]]]:
+    ) -> list[tuple[Choose | None, list[tuple[int, str, BatchItem]]]]:
         """Cut messages into batches: each to one queue, and none too long."""
-        queues = (await self._rotation(with_namespace(self.session.namespace, messages[0].topic))).queues
+        queues = (await self._delivery.rotation(with_namespace(self.session.namespace, messages[0].topic))).queues
         open_parts: dict[QueueRef | None, list[tuple[int, str, BatchItem]]] = {}
         sizes: dict[QueueRef | None, int] = {}
         cut: list[tuple[QueueRef | None, list[tuple[int, str, BatchItem]]]] = []
@@ -789,7 +553,7 @@ class Producer:
         """Make ourselves known to every broker through which a reply can come."""
         topic = with_namespace(self.session.namespace, topic)
         routes = self.session.routes
-        await self._rotation(topic)
+        await self._delivery.rotation(topic)
         route = routes.cached(topic) or await routes.find(DEFAULT_TOPIC)
         unknown = {reply_topic(group.cluster) for group in route.groups} - self._replies.ready
         for replies in unknown:
@@ -810,14 +574,8 @@ class Producer:
         return ()
 
     def topics(self) -> Iterable[str]:
-        return (*self._rotations, *self._provisional)
+        return self._delivery.topics
 
 
-def _may_try_again(error: SkyrouteError, *, fixed: bool) -> bool:
-    if fixed:
-        return isinstance(error, ConnectError)
-    return not isinstance(error, BrokerRefusedError) or error.code in RETRIED_CODES
-
-
-def _always(queue: QueueRef | None) -> _Choose | None:
+def _always(queue: QueueRef | None) -> Choose | None:
     return None if queue is None else lambda _: queue

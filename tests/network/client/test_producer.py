@@ -497,7 +497,7 @@ async def test_a_slow_or_failing_broker_is_avoided_for_a_while(two_brokers: Fake
     clock = ManualClock()
     async with producer_of(two_brokers, clock=clock) as producer:
         two_brokers.refuse(SEND, 2, "busy", broker="broker-a", times=1)
-        while not producer._avoided():
+        while not producer._delivery.avoided():
             await producer.send(Message("T", b"x"))
         assert {(await producer.send(Message("T", b"x"))).queue.broker_name for _ in range(8)} == {"broker-b"}
         clock.advance(9.9)
@@ -513,11 +513,11 @@ async def test_a_slow_or_failing_broker_is_avoided_for_a_while(two_brokers: Fake
             return await two_brokers.answer(command, peer)
 
         two_brokers.on(SEND, slow, broker="broker-b", times=1)
-        while not producer._avoided():
+        while not producer._delivery.avoided():
             await producer.send(Message("T", b"x"))
-        assert producer._avoided() == {"broker-b"}
+        assert producer._delivery.avoided() == {"broker-b"}
         clock.advance(2.1)
-        assert producer._avoided() == set()
+        assert producer._delivery.avoided() == set()
 
 
 async def test_who_does_not_mind_slow_brokers_says_so(two_brokers: FakeCluster) -> None:

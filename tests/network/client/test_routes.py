@@ -215,9 +215,9 @@ async def test_a_new_topic_is_sent_to_where_it_will_be_and_then_to_where_it_is()
             (sent,) = cluster.seen(310)
             assert (sent.fields["b"], sent.fields["c"], sent.fields["d"]) == ("New", "TBW102", "2")
             # The real route, once the second is over in which nobody asks again.
-            producer._provisional["New"] = (0.0, producer._provisional["New"][1])
+            producer._delivery._provisional["New"] = (0.0, producer._delivery._provisional["New"][1])
             assert len(await producer.queues("New")) == 4
-            assert "New" not in producer._provisional
+            assert "New" not in producer._delivery._provisional
 
 
 async def test_a_burst_to_a_new_topic_asks_once() -> None:
