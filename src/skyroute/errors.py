@@ -4,7 +4,14 @@ from typing import ClassVar
 
 
 class SkyrouteError(Exception):
-    """Something we foresaw went wrong; the text says what, and what to do about it."""
+    """Something we foresaw went wrong; the text says what, and what to do about it.
+
+    >>> try:
+    ...     await producer.send(message)
+    ... except SkyrouteError as error:
+    ...     if not error.retryable:
+    ...         raise
+    """
 
     retryable: ClassVar[bool] = False
     """The same call may work later."""

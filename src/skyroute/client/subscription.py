@@ -32,9 +32,9 @@ class Expression:
 def sql(text: str) -> Expression:
     """Return a condition over the properties of messages, in SQL92.
 
-    The broker evaluates it, if its operator has allowed that (`enablePropertyFilter=true`):
+    The broker evaluates it, if its operator has allowed that (`enablePropertyFilter=true`).
 
-        consumer.subscribe("Orders", sql("amount > 100 AND region IN ('north', 'south')"))
+    >>> consumer.subscribe("Orders", sql("amount > 100 AND region IN ('north', 'south')"))
 
     Raises:
         ClientError: there is no condition.
@@ -84,6 +84,8 @@ class StartPosition:
     """Where a group begins with a queue of which it has consumed nothing yet.
 
     `StartPosition.FIRST` is the oldest message there is, `StartPosition.LAST` what comes from now on.
+
+    >>> consumer = Consumer("audit", start=StartPosition.at(datetime(2026, 1, 1, tzinfo=UTC)))
     """
 
     FIRST: ClassVar["StartPosition"]

@@ -51,7 +51,10 @@ class ConsumeType(StrEnum):
 
 
 class MessageModel(StrEnum):
-    """Whether every member of a group gets every message, or they share them out."""
+    """Whether every member of a group gets every message, or they share them out.
+
+    >>> consumer = Consumer("screens", model=MessageModel.BROADCASTING)
+    """
 
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"

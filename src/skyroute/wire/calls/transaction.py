@@ -11,7 +11,11 @@ from skyroute.wire.fields import required_int, required_name, truth
 
 
 class TransactionOutcome(IntEnum):
-    """What became of a transaction, numbered as the flags of a stored message are."""
+    """What became of a transaction, numbered as the flags of a stored message are.
+
+    >>> async def check(message: StoredMessage) -> TransactionOutcome:
+    ...     return TransactionOutcome.COMMIT if message.message_id in ledger else TransactionOutcome.ROLLBACK
+    """
 
     UNKNOWN = 0
     COMMIT = 8
