@@ -167,11 +167,14 @@ async def test_a_pull_consumer_reads_seeks_and_commits(java: JavaClients, place:
 
         async with PullConsumer("taken-by-pull", start_from=StartPosition.FIRST, **place.python) as consumer:
             consumer.subscribe(topic)
-            assert {each.body for each in await _poll(consumer, 40)} == set(bodies)
+            first = await _poll(consumer, 40)
+            assert {each.body for each in first} == set(bodies)
             await consumer.commit()
             queue = min(consumer.assignment)
             await consumer.seek_to_begin(queue)
-            assert {each.queue for each in await _poll(consumer, 20)} == {queue}
+            # About half of them: a send that Java tried twice skips a queue.
+            again = await _poll(consumer, sum(each.queue == queue for each in first))
+            assert {each.queue for each in again} == {queue}
             await consumer.commit()
 
         # Java goes on where ours has committed.
