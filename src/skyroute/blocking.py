@@ -11,6 +11,7 @@ Every call waits for its turn there, and may be made from any thread but that on
 
 import asyncio
 import functools
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -28,6 +29,8 @@ from skyroute.message.queue_ref import QueueRef
 P = ParamSpec("P")
 R = TypeVar("R")
 
+log = logging.getLogger(__name__)
+
 
 class _LoopThread:
     """An event loop in a thread, for callers in other threads."""
@@ -35,8 +38,16 @@ class _LoopThread:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="skyroute blocking", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="skyroute blocking", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                # A handler that is asynchronous raised it here; whoever waits for other things must not wait for ever.
+                log.exception("%s cannot end the program from here", type(error).__name__)
 
     @property
     def is_ours(self) -> bool:
@@ -47,12 +58,25 @@ class _LoopThread:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise ClientError("a blocking call would wait for itself here: use the asynchronous names from `skyroute`")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        tasks: list[asyncio.Task[R]] = []
+        ended = threading.Event()
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(coroutine))
+            tasks[0].add_done_callback(lambda _: ended.set())
+
+        def cancel() -> None:
+            tasks[0].cancel()
+
+        self._loop.call_soon_threadsafe(begin)
         try:
-            return future.result()
+            ended.wait()
         except BaseException:
-            future.cancel()  # for whoever pressed Ctrl-C; of a future that is done, nothing
+            # Ctrl-C: what was begun is ended properly, such as a consumer that commits, unless it is pressed again.
+            self._loop.call_soon_threadsafe(cancel)
+            ended.wait()
             raise
+        return tasks[0].result()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -196,6 +220,7 @@ class Consumer(_Face[AsyncConsumer]):
     unsubscribe = _at_once(AsyncConsumer.unsubscribe)
     pause = _at_once(AsyncConsumer.pause)
     resume = _at_once(AsyncConsumer.resume)
+    stop = _waiting(AsyncConsumer.stop)
     run = _waiting(AsyncConsumer.run)
 
     @property

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar, Unpack
 
-from skyroute.client.errors import ClientError
+from skyroute.client.arguments import check_counts, check_kind, check_times
+from skyroute.client.errors import ClientError, NotRunningError
 from skyroute.client.offset_store import BrokerOffsets, FileOffsets, OffsetStore
 from skyroute.client.push.backlog import BacklogLimits
 from skyroute.client.push.consuming import Consuming
@@ -23,7 +24,7 @@ from skyroute.client.rebalance import AVERAGE, Strategy
 from skyroute.client.session import ClientArguments, Session
 from skyroute.client.subscription import Expression, StartPosition
 from skyroute.message.message import StoredMessage
-from skyroute.message.names import check_consumer_group
+from skyroute.message.names import check_consumer_group, check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import TRACE_TOPIC, is_retry_topic, retry_topic, with_namespace, without_namespace
 from skyroute.wire.calls.clients import MessageModel
@@ -115,14 +116,24 @@ class Consumer:
 
         Raises:
             InvalidNameError: no group has this name.
-            ClientError: there is no usable address of a name server, or a number makes no sense.
+            ClientError: there is no usable address of a name server, or another argument makes no sense.
         """
         check_consumer_group(group)
-        for what, number in (("concurrency", concurrency), ("batch_size", batch_size), ("pull_batch", pull_batch)):
-            if number < 1:
-                raise ClientError(f"{what} is 1 or more: {number}")
-        if consume_timeout_s <= 0:
-            raise ClientError(f"consume_timeout_s is a time to wait: {consume_timeout_s}")
+        check_kind("model", model, MessageModel)
+        check_kind("start", start, StartPosition)
+        if not callable(strategy):
+            raise ClientError(f"strategy is one of skyroute.client.rebalance, or a function like them: {strategy!r}")
+        check_times(consume_timeout_s=consume_timeout_s)
+        check_counts(
+            concurrency=concurrency,
+            batch_size=batch_size,
+            pull_batch=pull_batch,
+            cached_messages_max=cached_messages_max,
+            cached_bytes_max=cached_bytes_max,
+            offset_span_max=offset_span_max,
+        )
+        if max_reconsume_times is not None:
+            check_counts(0, max_reconsume_times=max_reconsume_times)
         if session is None and model is MessageModel.BROADCASTING:
             # The file of offsets is named after the client, and is to be found again.
             client.setdefault("instance_name", "DEFAULT")
@@ -156,6 +167,8 @@ class Consumer:
         self._subscriptions = Subscriptions(self.session.namespace, takes_list=batch_size > 1)
         self._life: Consuming | None = None
         """None unless it is running."""
+        self._ending: Consuming | None = None
+        """What is being stopped."""
         self._is_paused = False
         self._worker = Worker()
         """Stands for the loop, where there are no handlers."""
@@ -182,6 +195,7 @@ class Consumer:
 
     def on(self, topic: str, expression: str | Expression = "*") -> Callable[[H], H]:
         """Decorate the handler of a topic: `@consumer.on("Orders", "paid")`."""
+        check_topic(topic)  # now, as without parentheses it would be the handler, and nobody would ever subscribe
 
         def subscribe(handler: H) -> H:
             self.subscribe(topic, expression, handler)
@@ -243,15 +257,27 @@ class Consumer:
         try:
             await life.start()
         except BaseException:
-            await self.stop(timeout_s=0.0)
+            await self._stop(timeout_s=0.0)
             raise
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Fetch nothing more, let handlers finish for so long, commit how far we have come, and take leave.
 
-        Handlers that take longer are cancelled, or, in threads, left behind; their messages are delivered again.
+        Handlers that take longer are cancelled, or, in threads, left behind; their messages are delivered again. A
+        handler that calls this is not kept waiting for itself: the consumer stops when it has returned.
         """
+        life = self._life or self._ending
+        if life is None or not life.handling.is_calling:
+            await self._stop(timeout_s)
+        elif life is self._life:
+            self.session.spawn(self._stop(timeout_s), name="stop of a consumer by its handler")
+
+    async def _stop(self, timeout_s: float) -> None:
+        if self._ending is not None:
+            await self._ending.gone.wait()  # whoever stops it sees to everything
+            return
         life, self._life = self._life, None
+        self._ending = life
         in_hand = self._in_hand
         # A loop that stops its own consumer cannot be waited for; nor one whose steps are tasks of their own.
         is_own = in_hand is None or in_hand.holder is asyncio.current_task() or in_hand.is_between_steps
@@ -259,8 +285,13 @@ class Consumer:
             if life is not None:
                 await life.stop(timeout_s, None if in_hand is None or is_own else in_hand.owned)
         finally:
-            if self._owns_session:
-                await self.session.stop()
+            try:
+                if self._owns_session:
+                    await self.session.stop()
+            finally:
+                self._ending = None
+                if life is not None:
+                    life.gone.set()
 
     async def run(self) -> None:
         """Consume until `stop` is called, or until this is cancelled.
@@ -276,7 +307,7 @@ class Consumer:
 
     async def _until_ended(self) -> None:
         if self._life is not None:
-            await self._life.ended.wait()
+            await self._life.gone.wait()
 
     def pause(self) -> None:
         """Fetch nothing more for now. What was fetched is still handled, and our queues stay ours."""
@@ -310,6 +341,8 @@ class Consumer:
     def __aiter__(self) -> AsyncIterator[StoredMessage]:
         if self._subscriptions.has_handlers:
             raise ClientError("messages go to handlers: subscribe without any to get them in a loop")
+        if self._life is None:
+            raise NotRunningError("the consumer is not running: use `async with`, or call `start` first")
         return _Loop(self)
 
     async def _next(self, wish: RetryLater | None) -> StoredMessage | None:

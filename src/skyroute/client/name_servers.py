@@ -5,7 +5,7 @@ import ipaddress
 import os
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from skyroute.client.errors import ClientError
@@ -25,11 +25,14 @@ class NameServers:
         """
         if addresses is None:
             addresses = os.environ.get(ADDRESSES_ENV, "")
-        pieces = addresses.replace(",", ";").split(";") if isinstance(addresses, str) else addresses
-        self.addresses = tuple(_checked(piece.strip()) for piece in pieces if piece.strip())
+        if not isinstance(addresses, str):
+            addresses = ";".join(_listed(addresses))
+        pieces = (piece.strip() for piece in addresses.replace(",", ";").split(";"))
+        self.addresses = tuple(_checked(piece) for piece in pieces if piece)
         if not self.addresses:
             raise ClientError(
-                f"no name server is given: pass name_servers='host:port;host:port', or set {ADDRESSES_ENV}"
+                "no name server is given: pass name_servers='host:port;host:port' (-n on the command line), or set"
+                f" {ADDRESSES_ENV}"
             )
         # Clients that are given the same list do not all begin with the same server.
         self._first = random.randrange(len(self.addresses))
@@ -49,9 +52,17 @@ class NameServers:
         self._preferred = address
 
 
+def _listed(addresses: object) -> Iterator[str]:
+    for address in addresses if isinstance(addresses, Iterable) else (addresses,):
+        if not isinstance(address, str):
+            raise ClientError(f"name_servers is 'host:port;host:port', or a list of such: {addresses!r} is neither")
+        yield address
+
+
 def _checked(address: str) -> str:
     host, _, port = address.removeprefix("http://").rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+    is_host = bool(host) and not any(char.isspace() or char == "/" for char in host)
+    if not is_host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
         raise ClientError(f"{address!r} is not the address of a name server: host:port is expected")
     return f"{host}:{port}"
 

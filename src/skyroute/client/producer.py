@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Self, Unpack
 
+from skyroute.client.arguments import check_counts, check_kind, check_times
 from skyroute.client.delivery import Choose, Delivery
 from skyroute.client.errors import (
     BrokerRefusedError,
@@ -116,9 +117,19 @@ class Producer:
 
         Raises:
             InvalidNameError: no group has this name.
-            ClientError: there is no usable address of a name server.
+            ClientError: there is no usable address of a name server, or another argument makes no sense.
         """
         check_producer_group(group)
+        check_times(send_timeout_s=send_timeout_s)
+        check_counts(0, retries=retries, compress_from_bytes=compress_from_bytes)
+        check_counts(
+            body_bytes_max=body_bytes_max,
+            batch_bytes_max=batch_bytes_max,
+            in_flight_max=in_flight_max,
+            in_flight_bytes_max=in_flight_bytes_max,
+            new_topic_queues=new_topic_queues,
+        )
+        check_kind("compression", compression, Compression)
         if session is None:
             session = Session(name_servers, **client)
             self._owns_session = True
@@ -134,7 +145,7 @@ class Producer:
         self._delivery = Delivery(
             session,
             self.group,
-            attempts=1 + max(0, retries),
+            attempts=1 + retries,
             retry_unsafe=retry_unsafe,
             avoid_slow=avoid_slow,
             new_topic_queues=new_topic_queues,

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final, Self, Unpack
 
 from skyroute.client import queues as calls
+from skyroute.client.arguments import check_counts, check_kind, check_times
 from skyroute.client.errors import ClientError, NoNameServerError, NotRunningError
 from skyroute.client.offset_store import BrokerOffsets
 from skyroute.client.read_ahead import QueueReader, ReadAhead, ReadAheadBounds
@@ -118,9 +119,17 @@ class PullConsumer:
 
         Raises:
             InvalidNameError: no group has this name.
-            ClientError: there is no usable address of a name server.
+            ClientError: there is no usable address of a name server, or another argument makes no sense.
         """
         check_consumer_group(group)
+        check_kind("start_from", start_from, StartPosition)
+        check_times(auto_commit_interval_s=auto_commit_interval_s, retry_interval_s=retry_interval_s)
+        check_counts(
+            buffered_messages_max=buffered_messages_max,
+            queue_messages_max=queue_messages_max,
+            queue_bytes_max=queue_bytes_max,
+            pull_messages_max=pull_messages_max,
+        )
         self._owns_session = session is None
         self.session = session or Session(name_servers, **client)
         self.group = with_namespace(self.session.namespace, group)
@@ -172,6 +181,7 @@ class PullConsumer:
         if self._owns_session:
             await self.session.start()
         self._running = True
+        self._unbalanced = asyncio.Event()  # the one of an earlier start belongs to the event loop of that time
         self.session.join(self)
         self.session.routes.listeners.add(self._on_route_changed)
         self.session.on_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._on_members_changed)

@@ -113,6 +113,7 @@ class ReadAhead:
 
     def start(self) -> None:
         """Read every queue there is, and every one to come."""
+        self._news = asyncio.Event()  # the one of an earlier start belongs to the event loop of that time
         self._running = True
         for reader in self.readers.values():
             self._begin(reader)

@@ -12,7 +12,8 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol, Self, TypedDict
 
-from skyroute.client.errors import NoNameServerError, NotRunningError, refusal
+from skyroute.client.arguments import check_kind, check_times
+from skyroute.client.errors import ClientError, NoNameServerError, NotRunningError, refusal
 from skyroute.client.message_ids import MessageIds
 from skyroute.client.name_servers import NameServers
 from skyroute.client.route_cache import RouteCache
@@ -113,9 +114,17 @@ class Session:
         """Nothing is connected yet.
 
         Raises:
-            ClientError: there is no usable address of a name server.
+            ClientError: there is no usable address of a name server, or another argument makes no sense.
             TlsError: the files for TLS cannot be used.
         """
+        check_times(
+            request_timeout_s=request_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            poll_interval_s=poll_interval_s,
+            heartbeat_interval_s=heartbeat_interval_s,
+        )
+        if credentials is not None:
+            check_kind("credentials", credentials, Credentials)
         self.clock: Clock = clock or SystemClock()
         ip = client_ip or _own_ip()
         # Two sessions of one process must differ, and the clock alone may stand still between them.
@@ -491,6 +500,8 @@ def _tls_context(tls: bool | ssl.SSLContext | TlsClientSettings) -> ssl.SSLConte
         return tls
     if isinstance(tls, TlsClientSettings):
         return client_context(tls, test_mode=False)
+    if tls and tls is not True:  # such as the text "false", out of an environment
+        raise ClientError(f"tls is True, False, an ssl.SSLContext or TlsClientSettings: {tls!r} is none of them")
     return client_context(TlsClientSettings(), test_mode=True) if tls else None
 
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Final
 
 from skyroute.client.errors import ClientError
 from skyroute.message.batch import unwrap_batches
+from skyroute.message.errors import TagExpressionError
 from skyroute.message.message import StoredMessage
 from skyroute.message.positions import QueueOffset
 from skyroute.message.queue_ref import QueueRef
@@ -49,12 +50,17 @@ def make_subscription(topic: str, expression: str | Expression, version_ms: int)
 
     Raises:
         TagExpressionError: a tag expression has no tag in it.
+        ClientError: it is no expression at all.
     """
     if isinstance(expression, str):
         expression = Expression(expression)
+    if not isinstance(expression, Expression):
+        raise ClientError(f"a subscription is to tags, such as 'A || B', or to sql(...): {expression!r} is neither")
     if expression.kind != TAG:
         return Subscription(topic, expression.text, expression.kind, version_ms)
     wanted = parse_tag_expression(expression.text)
+    if not wanted.tags and not wanted.wants_everything:
+        raise TagExpressionError(f"there is no tag in {expression.text!r}, so that no message would ever come")
     return Subscription(topic, wanted.text, TAG, version_ms, tuple(sorted(wanted.tags)), tuple(sorted(wanted.codes)))
 
 

@@ -27,6 +27,9 @@ class ExpressionError(MessageError):
         self.at = at
         """Where in the expression the trouble is: characters before it."""
 
+    def __reduce__(self) -> tuple[type["ExpressionError"], tuple[str, int]]:
+        return type(self), (str(self), self.at)
+
 
 class IncomparableError(MessageError):
     """A message's property cannot be compared as an SQL92 expression asks. The message does not match."""

@@ -90,8 +90,8 @@ class Message:
     def _check_delivery(self) -> None:
         if (self.delay_level != 0) + (self.deliver_after_s is not None) + (self.deliver_at is not None) > 1:
             raise InvalidMessageError("give one of delay_level, deliver_after_s and deliver_at")
-        if not 0 <= self.delay_level <= _INT32_MAX:
-            raise InvalidMessageError(f"delay_level is 0 or a step from 1 up: {self.delay_level}")
+        if not isinstance(self.delay_level, int) or not 0 <= self.delay_level <= _INT32_MAX:
+            raise InvalidMessageError(f"delay_level is 0 or a step from 1 up: {self.delay_level!r}")
         if self.deliver_after_s is not None and not 0 <= self.deliver_after_s <= _INT32_MAX:
             raise InvalidMessageError(f"deliver_after_s is not a time to wait: {self.deliver_after_s}")
         if self.deliver_at is not None and self.deliver_at.utcoffset() is None:

@@ -27,6 +27,8 @@ def check_topic(topic: str) -> None:
     Raises:
         InvalidNameError: it may not.
     """
+    if not isinstance(topic, str):
+        raise InvalidNameError(f"the name of a topic is text, not {topic!r}")
     if not topic or topic.isspace():
         raise InvalidNameError("The specified topic is blank.")
     if _LEGAL.fullmatch(topic) is None:
@@ -47,6 +49,8 @@ def check_group(group: str) -> None:
     Raises:
         InvalidNameError: it may not.
     """
+    if not isinstance(group, str):
+        raise InvalidNameError(f"the name of a group is text, not {group!r}")
     if not group or group.isspace():
         raise InvalidNameError("The specified group is blank.")
     if _LEGAL.fullmatch(group) is None:

@@ -27,7 +27,8 @@ def admin_command(name: str) -> Callable[[Work], click.Command]:
     """Make a command of an async function `(admin, **options) -> (text, value)`, with the options that all share.
 
     A third member of the answer names servers that failed: one line each on standard error, and exit code 1. So is a
-    SkyrouteError it raises. An async generator's answers are printed as they come. Help is the function's docstring.
+    SkyrouteError it raises. An async generator's answers are printed as they come, in JSON one to a line. Help is the
+    function's docstring.
     """
 
     def decorate(function: Work) -> click.Command:
@@ -52,7 +53,7 @@ def admin_command(name: str) -> Callable[[Work], click.Command]:
                         return _show(name, await outcome, as_json=as_json)
                     went_well = True
                     async for answer in outcome:
-                        went_well &= _show(name, answer, as_json=as_json)
+                        went_well &= _show(name, answer, as_json=as_json, in_a_line=True)
                     return went_well
 
             try:
@@ -71,11 +72,11 @@ def admin_command(name: str) -> Callable[[Work], click.Command]:
     return decorate
 
 
-def _show(name: str, answer: Answer, *, as_json: bool) -> bool:
+def _show(name: str, answer: Answer, *, as_json: bool, in_a_line: bool = False) -> bool:
     """Print an answer, and return whether all went well."""
     text, value, *rest = answer
     if as_json:
-        print_json(value)
+        print_json(value, in_a_line=in_a_line)
     elif text:
         click.echo(text)
     failures: Failures = rest[0] if rest else {}

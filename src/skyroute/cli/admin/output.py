@@ -55,10 +55,10 @@ def local_time(milliseconds: int | None) -> str:
     return datetime.fromtimestamp(milliseconds / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def print_json(value: object) -> None:
-    """Print a value for programs: indented, keys in the order given."""
-    encoded = msgspec.json.format(msgspec.json.encode(_plain(value)), indent=2)
-    click.echo(encoded)
+def print_json(value: object, *, in_a_line: bool = False) -> None:
+    """Print a value for programs, keys in the order given: indented, or, as one of many, in a line of its own."""
+    encoded = msgspec.json.encode(_plain(value))
+    click.echo(encoded if in_a_line else msgspec.json.format(encoded, indent=2))
 
 
 def _plain(value: Any) -> Any:

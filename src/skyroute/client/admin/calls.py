@@ -29,6 +29,9 @@ class SomeFailedError(ClientError):
         reasons = "; ".join(f"{address}: {error}" for address, error in failures.items())
         super().__init__(f"{len(failures)} of {len(failures) + len(self.done)} failed: {reasons}")
 
+    def __reduce__(self) -> tuple[type["SomeFailedError"], tuple[tuple[str, ...], Failures]]:
+        return type(self), (self.done, self.failures)
+
 
 class UnknownClusterError(ClientError):
     """The name servers know no cluster of this name."""
@@ -96,6 +99,9 @@ class AdminCalls:
         """
         self._owns_session = session is None
         self.session = session or Session(name_servers, **client)
+
+    def __repr__(self) -> str:
+        return f"<Admin {self.session!r}>"
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -21,7 +21,6 @@ from skyroute.client.push.tally import SAMPLE_S
 from skyroute.client.session import Session
 from skyroute.client.subscription import SQL92
 from skyroute.client.trace import Tracer
-from skyroute.message.reserved_topics import is_retry_topic
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData, ConsumeType, Subscription, encode_client_check
 
@@ -86,6 +85,9 @@ class Consuming:
         self._announcement_is_due = False
         self._tasks: list[asyncio.Task[Any]] = []
         self.ended = asyncio.Event()
+        """Nothing is handled or committed any more."""
+        self.gone = asyncio.Event()
+        """The brokers know, and the connections are closed if they were ours alone. Set by the consumer."""
 
     # -------------------------------------------------------------------------------------- what the session asks for
 
@@ -195,11 +197,8 @@ class Consuming:
 
     async def _find_routes(self) -> None:
         for topic in self._subscriptions.topics:
-            try:
+            with contextlib.suppress(NoRouteError):  # whoever looks for our share of it says so
                 await self._session.routes.find(topic)
-            except NoRouteError as error:
-                if not is_retry_topic(topic):  # the first heartbeat makes that one
-                    log.warning("topic not found topic=%s cause=%s", topic, error)
 
     async def _check_expression(self, subscription: Subscription) -> None:
         route = self._session.routes.cached(subscription.topic)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -40,6 +41,13 @@ class RetryLater(Exception):  # noqa: N818 - a handler's wish, not an error of a
         self.delay_level = delay_level
         self.from_index = from_index
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _retry_later, (self.delay_level, self.from_index)
+
+
+def _retry_later(delay_level: int, from_index: int) -> RetryLater:
+    return RetryLater(delay_level, from_index=from_index)
+
 
 MessageHandler = Callable[[StoredMessage], ConsumeResult | Awaitable[ConsumeResult | None] | None]
 BatchHandler = Callable[[list[StoredMessage]], ConsumeResult | Awaitable[ConsumeResult | None] | None]
@@ -60,10 +68,17 @@ class HandlerCall:
         """Look at a handler.
 
         Raises:
-            TypeError: it cannot be called.
+            TypeError: it cannot be called with one message, or one list of them; or it is a generator.
         """
         if not callable(handler):
             raise TypeError(f"a handler is a function that takes a message, not {handler!r}")
+        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+            raise TypeError(f"a handler must not `yield`, as it would never run: {handler!r}")
+        with suppress(ValueError):  # what is written in C may not say how it is called
+            try:
+                inspect.signature(handler).bind(None)
+            except TypeError as error:
+                raise TypeError(f"a handler is called with one argument, and {handler!r} is not: {error}") from None
         is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object whose call is async is to be seen as such
         )

@@ -9,6 +9,7 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final
 
 from skyroute.client.push.handlers import ConsumeResult, HandlerCall, RetryLater
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.005
 """How long one worker goes on without letting others have a turn."""
+
+_AT_WORK: "Final[ContextVar[Handling | None]]" = ContextVar("_AT_WORK", default=None)
+"""Whose handler this is, for a handler and all that it calls."""
 
 CANCELLED_S: Final = 1.0
 """How long a handler that was cancelled may take to end."""
@@ -97,6 +101,11 @@ class Handling:
         self._ready.clear()
         while self._resting:
             self._wake_one()
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether a handler of ours is the one who asks, in a task or a thread of its own or in what it began."""
+        return _AT_WORK.get() is self
 
     async def stop(self, timeout_s: float) -> None:
         """Wait for what is under way, after `close`; what takes longer is cancelled, and threads are left behind."""
@@ -185,6 +194,7 @@ class Handling:
     # ------------------------------------------------------------------------------------------------------- work
 
     async def _work(self, worker: Worker) -> None:
+        _AT_WORK.set(self)
         slice_start = self._monotonic()
         while (taken := self._take_now() or await self.take()) is not None:
             owned, messages = taken

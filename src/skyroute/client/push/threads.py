@@ -5,6 +5,7 @@ process from ever ending. These threads are left behind instead.
 """
 
 import asyncio
+import contextvars
 import itertools
 import queue
 import threading
@@ -18,6 +19,7 @@ class _Job(NamedTuple):
     arguments: tuple[Any, ...]
     future: "asyncio.Future[Any]"
     loop: asyncio.AbstractEventLoop
+    context: contextvars.Context
 
 
 class Threads:
@@ -40,7 +42,7 @@ class Threads:
         if self._busy > self._started < self._count_max:
             self._started += 1
             threading.Thread(target=self._work, name=f"{self._name}-{next(self._numbers)}", daemon=True).start()
-        self._jobs.put(_Job(function, arguments, future, loop))
+        self._jobs.put(_Job(function, arguments, future, loop, contextvars.copy_context()))
         return await future
 
     def stop(self) -> None:
@@ -52,13 +54,13 @@ class Threads:
         while (job := self._jobs.get()) is not None:
             result, error = None, None
             try:
-                result = job.function(*job.arguments)
+                result = job.context.run(job.function, *job.arguments)
             except Exception as raised:  # noqa: BLE001 - whoever waits for the result gets it
                 error = raised
             except BaseException as raised:  # noqa: BLE001 - a handler that calls sys.exit() must not end our thread
-                error = RuntimeError(f"it ended with {type(raised).__name__}: {raised}")
+                error = _with_cause(f"it ended with {type(raised).__name__}: {raised}", raised)
             if isinstance(error, StopIteration):
-                error = RuntimeError("it raised StopIteration, which no future can hold")
+                error = _with_cause("it raised StopIteration, which no future can hold", error)
             with suppress(RuntimeError):  # the loop may be gone by now
                 job.loop.call_soon_threadsafe(self._deliver, job.future, result, error)
             del job, result, error  # the next job may be long in coming, and a message may be large
@@ -71,3 +73,9 @@ class Threads:
             future.set_exception(error)
         else:
             future.set_result(result)
+
+
+def _with_cause(text: str, cause: BaseException) -> RuntimeError:
+    error = RuntimeError(text)
+    error.__cause__ = cause  # where in the handler it came from
+    return error
