@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from skyroute.client.admin import Admin as AsyncAdmin
+from skyroute.client.consumer import STOP_TIMEOUT_S
 from skyroute.client.consumer import Consumer as AsyncConsumer
 from skyroute.client.errors import ClientError
 from skyroute.client.producer import Producer as AsyncProducer
@@ -126,7 +127,14 @@ class _Face(Generic[T]):
         async def make() -> T:
             return type(self)._make(*args, **kwargs)
 
-        self._inner = _run(make())
+        self._pid = os.getpid()
+        self._made = _run(make())
+
+    @property
+    def _inner(self) -> T:
+        if self._pid != os.getpid():  # a fork takes it along, and not the event loop that it lives on
+            raise ClientError("it was made before this process was forked: make it in the process that uses it")
+        return self._made
 
     def __enter__(self) -> Self:
         self.start()
@@ -146,7 +154,7 @@ class _Face(Generic[T]):
         _run(self._inner.stop())
 
     def __repr__(self) -> str:
-        return f"<blocking {self._inner!r}>"
+        return f"<blocking {self._made!r}>"
 
 
 def _waiting(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[Any, P], R]:
@@ -220,8 +228,11 @@ class Consumer(_Face[AsyncConsumer]):
     unsubscribe = _at_once(AsyncConsumer.unsubscribe)
     pause = _at_once(AsyncConsumer.pause)
     resume = _at_once(AsyncConsumer.resume)
-    stop = _waiting(AsyncConsumer.stop)
     run = _waiting(AsyncConsumer.run)
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End: see the asynchronous one."""
+        _run(self._inner.stop(timeout_s))
 
     @property
     def assignment(self) -> frozenset[QueueRef]:

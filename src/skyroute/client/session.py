@@ -125,10 +125,11 @@ class Session:
         )
         if credentials is not None:
             check_kind("credentials", credentials, Credentials)
+        self._pid = os.getpid()
         self.clock: Clock = clock or SystemClock()
         ip = client_ip or _own_ip()
         # Two sessions of one process must differ, and the clock alone may stand still between them.
-        instance = instance_name or f"{os.getpid()}#{int(self.clock.wall() * 1e9) + random.randrange(1_000_000)}"
+        instance = instance_name or f"{self._pid}#{int(self.clock.wall() * 1e9) + random.randrange(1_000_000)}"
         self.client_id = "@".join(filter(None, (f"[{ip}]" if ":" in ip else ip, instance, unit_name)))
         self.namespace = namespace or None
         self.vip_channel = vip_channel
@@ -171,7 +172,13 @@ class Session:
         return self._running
 
     async def start(self) -> None:
-        """Begin to keep routes fresh and to send heartbeats. Connections are opened when first needed."""
+        """Begin to keep routes fresh and to send heartbeats. Connections are opened when first needed.
+
+        Raises:
+            ClientError: it was made in another process, and may have a twin there with the same ids.
+        """
+        if self._pid != os.getpid():
+            raise ClientError("it was made before this process was forked: make it in the process that uses it")
         if self._running:
             return
         self._running = True

@@ -89,7 +89,8 @@ def read_messages(answer: PullAnswer, queue: QueueRef, subscription: Subscriptio
 class StartPosition:
     """Where a group begins with a queue of which it has consumed nothing yet.
 
-    `StartPosition.FIRST` is the oldest message there is, `StartPosition.LAST` what comes from now on.
+    `StartPosition.FIRST` is the oldest message there is, `StartPosition.LAST` what comes from now on. While Apache's
+    brokers have the first message of a queue in memory, they have every new group begin there, whatever it asks for.
 
     >>> consumer = Consumer("audit", start=StartPosition.at(datetime(2026, 1, 1, tzinfo=UTC)))
     """

@@ -24,7 +24,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _INT32_MAX: Final = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Message:
     """What an application sends.
 
@@ -87,11 +87,15 @@ class Message:
         if not -_INT32_MAX - 1 <= flag <= _INT32_MAX:
             raise InvalidMessageError(f"flag does not fit into 32 bits: {flag}")
 
+    def __repr__(self) -> str:
+        # As of a stored one: a body may be megabytes, and messages end up in logs.
+        return f"Message(topic={self.topic!r}, body={len(self.body)} bytes, properties={self.to_properties()!r})"
+
     def _check_delivery(self) -> None:
         if (self.delay_level != 0) + (self.deliver_after_s is not None) + (self.deliver_at is not None) > 1:
             raise InvalidMessageError("give one of delay_level, deliver_after_s and deliver_at")
-        if not isinstance(self.delay_level, int) or not 0 <= self.delay_level <= _INT32_MAX:
-            raise InvalidMessageError(f"delay_level is 0 or a step from 1 up: {self.delay_level!r}")
+        if not 0 <= self.delay_level <= _INT32_MAX:
+            raise InvalidMessageError(f"delay_level is 0 or a step from 1 up: {self.delay_level}")
         if self.deliver_after_s is not None and not 0 <= self.deliver_after_s <= _INT32_MAX:
             raise InvalidMessageError(f"deliver_after_s is not a time to wait: {self.deliver_after_s}")
         if self.deliver_at is not None and self.deliver_at.utcoffset() is None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -134,3 +137,110 @@ async def test_many_threads_share_one_producer(cluster: FakeCluster) -> None:
 
     await asyncio.to_thread(script)
     assert len(cluster.seen(SEND)) == 100
+
+
+async def test_a_handler_may_stop_its_consumer(cluster: FakeCluster) -> None:
+    def script() -> None:
+        consumer = blocking.Consumer("c", cluster.address, start=StartPosition.FIRST)
+
+        @consumer.on("T")
+        def handle(_: StoredMessage) -> None:
+            consumer.stop()
+
+        consumer.run()
+
+    cluster.put(cluster.queue("T"), b"x")
+    await asyncio.wait_for(asyncio.to_thread(script), 5.0)  # less than a stop waits for a handler
+    assert cluster.offsets["c", cluster.queue("T")] == 1
+
+
+async def test_stop_takes_the_time_that_handlers_get(cluster: FakeCluster) -> None:
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def script() -> None:
+        consumer = blocking.Consumer("c", cluster.address, start=StartPosition.FIRST)
+
+        @consumer.on("T")
+        def handle(_: StoredMessage) -> None:
+            at_work.set()
+            go_on.wait(10.0)
+
+        consumer.start()
+        assert at_work.wait(10.0)
+        consumer.stop(timeout_s=0.01)
+
+    cluster.put(cluster.queue("T"), b"x")
+    await asyncio.wait_for(asyncio.to_thread(script), 5.0)
+    go_on.set()
+
+
+async def test_a_script_that_is_interrupted_commits_how_far_it_came(cluster: FakeCluster) -> None:
+    script = """if True:
+        import sys
+        from skyroute import StartPosition
+        from skyroute.blocking import Consumer
+
+        consumer = Consumer("c", sys.argv[1], start=StartPosition.FIRST)
+        consumer.subscribe("T", handler=lambda message: print("handled", flush=True))
+        consumer.run()
+    """
+    cluster.put(cluster.queue("T"), b"x")
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, cluster.address, stdout=pipe, stderr=pipe
+    )
+    assert process.stdout is not None
+    assert await asyncio.wait_for(process.stdout.readline(), 10.0) == b"handled\n"
+    process.send_signal(signal.SIGINT)
+    _, complaint = await asyncio.wait_for(process.communicate(), 10.0)
+    assert complaint.endswith(b"KeyboardInterrupt\n")
+    assert cluster.offsets["c", cluster.queue("T")] == 1
+    assert [each.fields["consumerGroup"] for each in cluster.seen(35)] == ["c"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+async def test_what_was_made_before_a_fork_is_refused_after_it(cluster: FakeCluster) -> None:
+    # In a process of its own: this one has threads, which a fork does not take along.
+    script = """if True:
+        import asyncio, os, sys
+        from skyroute import Message, Producer
+        from skyroute.client.errors import ClientError
+        from skyroute.blocking import Producer as BlockingProducer
+
+        plain, blocking = Producer("p", sys.argv[1]), BlockingProducer("p", sys.argv[1])
+        if (child := os.fork()) == 0:
+            for use in (lambda: asyncio.run(plain.start()), lambda: blocking.send(Message("T", b"x"))):
+                try:
+                    use()
+                except ClientError as error:
+                    print(error, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "ignore", "-c", script, cluster.address, stdout=asyncio.subprocess.PIPE
+    )
+    told, _ = await asyncio.wait_for(process.communicate(), 10.0)
+    assert told.splitlines() == [b"it was made before this process was forked: make it in the process that uses it"] * 2
+
+
+@pytest.mark.usefixtures("expects_errors")
+async def test_a_handler_that_exits_does_not_take_the_event_loop_along(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script() -> None:
+        with blocking.Consumer("c", cluster.address, start=StartPosition.FIRST) as consumer:
+            consumer.subscribe("T", handler=leave)
+            assert left.wait(10.0)
+            with blocking.Producer("p", cluster.address) as producer:
+                assert producer.send(Message("T", b"after")).ok
+
+    left = threading.Event()
+
+    async def leave(_: StoredMessage) -> None:
+        left.set()
+        sys.exit(3)
+
+    cluster.put(cluster.queue("T"), b"x")
+    await asyncio.wait_for(asyncio.to_thread(script), 10.0)
+    assert "SystemExit cannot end the program from here" in caplog.messages

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skyroute.client.consumer import Consumer
-from skyroute.client.errors import ClientError, ExpressionRefusedError, NoNameServerError
+from skyroute.client.errors import ClientError, ExpressionRefusedError, NoNameServerError, NotRunningError
 from skyroute.client.offset_store import FileOffsets
 from skyroute.client.push.handlers import BatchHandler, ConsumeResult, RetryLater
 from skyroute.client.session import Session
@@ -611,6 +611,60 @@ async def test_run_goes_on_until_stop(cluster: FakeCluster) -> None:
     await consumer.stop()
     await running
     assert not consumer.session.is_running
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_handler_may_stop_its_consumer(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, plain: bool
+) -> None:
+    caplog.set_level(logging.INFO, "skyroute")
+    consumer = consumer_of(cluster)
+    loop = asyncio.get_running_loop()
+
+    async def stop(_: StoredMessage) -> None:
+        await consumer.stop()
+
+    def stop_from_thread(_: StoredMessage) -> None:
+        asyncio.run_coroutine_threadsafe(consumer.stop(), loop).result()
+
+    consumer.subscribe("T", handler=stop_from_thread if plain else stop)
+    cluster.put(cluster.queue("T"), b"one")
+    async with asyncio.timeout(5):  # less than a stop waits for a handler
+        await consumer.run()
+    assert committed(cluster) == 1
+    assert [each.fields["consumerGroup"] for each in cluster.seen(35)] == ["g"]
+    assert not [record for record in caplog.records if "cancelled" in record.message or "leave" in record.message]
+
+
+async def test_whoever_stops_second_waits_for_the_first(cluster: FakeCluster) -> None:
+    inbox, go_on = Inbox(), asyncio.Event()
+    consumer = consumer_of(cluster)
+
+    async def handle(message: StoredMessage) -> None:
+        inbox.keep(message)
+        await go_on.wait()
+
+    consumer.subscribe("T", handler=handle)
+    cluster.put(cluster.queue("T"), b"one")
+    async with consumer:
+        await inbox.until(1)
+        first = asyncio.create_task(consumer.stop())
+        await asyncio.sleep(0)
+        second = asyncio.create_task(consumer.stop())
+        await asyncio.sleep(0)
+        assert consumer.session.is_running
+        go_on.set()
+        await second
+        assert first.done() or not consumer.session.is_running
+    await first
+    assert committed(cluster) == 1
+
+
+async def test_a_loop_over_a_consumer_that_is_not_running_is_refused(cluster: FakeCluster) -> None:
+    consumer = consumer_of(cluster)
+    consumer.subscribe("T")
+    with pytest.raises(NotRunningError):
+        aiter(consumer)
 
 
 async def test_a_cancelled_run_stops_properly(cluster: FakeCluster) -> None:

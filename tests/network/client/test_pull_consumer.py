@@ -707,3 +707,18 @@ async def test_a_cancelled_poll_loses_nothing(cluster: FakeCluster) -> None:
             await polling
         cluster.put(QUEUE, b"one")
         assert await poll_bodies(consumer, 1) == [b"one"]
+
+
+async def test_it_can_be_used_on_one_event_loop_after_the_other(cluster: FakeCluster) -> None:
+    consumer = consumer_of(cluster)
+    consumer.subscribe("T")
+
+    async def use() -> list[bytes]:
+        async with consumer:
+            found = await poll_bodies(consumer, 1)
+            await consumer.commit()
+            return found + bodies(await consumer.poll(timeout_s=0.01))
+
+    for body in (b"one", b"two"):
+        cluster.put(cluster.queue("T"), body)
+        assert await asyncio.to_thread(asyncio.run, use()) == [body]

@@ -39,14 +39,9 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 
 def values(result: Result) -> list[dict[str, object]]:
-    """The JSON values that a command printed one after the other."""
+    """The JSON values that a command printed, one to a line."""
     assert (result.exit_code, result.stderr) == (0, "")
-    decoder, text, found = json.JSONDecoder(), result.stdout.strip(), []
-    while text:
-        value, end = decoder.raw_decode(text)
-        found.append(value)
-        text = text[end:].strip()
-    return found
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 # --------------------------------------------------------------------------------------------------------- finding

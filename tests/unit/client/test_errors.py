@@ -3,6 +3,7 @@ import pickle
 import pytest
 
 from skyroute.client import errors
+from skyroute.client.admin.calls import SomeFailedError
 from skyroute.client.errors import BrokerRefusedError, refusal
 from skyroute.errors import SkyrouteError
 from skyroute.wire.codes import ResponseCode
@@ -58,6 +59,12 @@ def test_a_refusal_survives_the_way_to_another_process() -> None:
         ADDRESS,
         str(error),
     )
+
+
+def test_an_account_of_failures_survives_the_way_to_another_process() -> None:
+    error = SomeFailedError(["a:1"], {"b:2": refusal(Response(2, "busy"), "b:2")})
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.done, list(copy.failures)) == (str(error), ("a:1",), ["b:2"])
 
 
 def test_two_classes_cannot_stand_for_one_code() -> None:

@@ -22,6 +22,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("http://a:1", ("a:1",)),
         ("[::1]:9876", ("[::1]:9876",)),
         ("a:65535", ("a:65535",)),
+        (["a:1;b:2", "c:3"], ("a:1", "b:2", "c:3")),
     ],
 )
 def test_addresses_in_all_their_forms(given: str | Sequence[str], expected: tuple[str, ...]) -> None:
@@ -35,11 +36,21 @@ def test_no_address_at_all_is_refused_with_what_to_do(given: str | Sequence[str]
 
 
 @pytest.mark.parametrize(
-    "given", ["a", "a:", ":1", "a:0", "a:65536", "a:x", "a:-1", "a:٣", "a:1;b", "a:" + "9" * 5_000]
+    "given",
+    [
+        *("a", "a:", ":1", "a:0", "a:65536", "a:x", "a:-1", "a:٣", "a:1;b", "a:" + "9" * 5_000),
+        *("a:1 b:2", "a :1", "https://a:1", "http://a:1/"),
+    ],
 )
 def test_what_cannot_be_an_address_is_refused(given: str) -> None:
     with pytest.raises(ClientError, match="host:port is expected"):
         NameServers(given)
+
+
+@pytest.mark.parametrize("given", [9876, b"a:1", ["a:1", None], ("a", 9876)])
+def test_what_is_no_text_is_refused(given: object) -> None:
+    with pytest.raises(ClientError, match="name_servers is 'host:port;host:port', or a list of such"):
+        NameServers(given)  # type: ignore[arg-type]  # that is the slip
 
 
 def test_the_environment_is_asked_when_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,11 @@ def test_a_condition_has_no_tags_and_stays_as_it_is() -> None:
 
 
 def test_what_selects_nothing_is_refused() -> None:
-    with pytest.raises(TagExpressionError):
-        make_subscription("T", "||", 0)
+    for text in ("||", "  ", " || "):
+        with pytest.raises(TagExpressionError):
+            make_subscription("T", text, 0)
+    with pytest.raises(ClientError, match="a subscription is to tags"):
+        make_subscription("T", ["A", "B"], 0)  # type: ignore[arg-type]  # that is the slip
     with pytest.raises(ClientError, match="empty"):
         sql("  ")
 

@@ -92,3 +92,8 @@ def test_what_breaks_a_rule_is_refused_at_once(fields: dict[str, Any]) -> None:
 def test_a_topic_that_cannot_be_is_refused_at_once() -> None:
     with pytest.raises(InvalidNameError):
         Message("or.ders", b"")
+
+
+def test_a_message_is_shown_without_its_body() -> None:
+    shown = repr(Message("orders", b"x" * 1_000_000, tag="paid", keys="a"))
+    assert shown == "Message(topic='orders', body=1000000 bytes, properties={'TAGS': 'paid', 'KEYS': 'a'})"

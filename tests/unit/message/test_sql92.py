@@ -1,6 +1,7 @@
 """SQL92 conditions answer as Apache's broker does, and refuse what it would misunderstand in silence."""
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -218,3 +219,9 @@ def test_a_number_beyond_32_bits_needs_a_literal_beyond_32_bits(value: int, lite
     expected = "error" if not fits else "true" if value > literal else "false"
     assert outcome(f"a > {literal}", {"a": str(value)}) == expected
     assert outcome("a >= -9223372036854775807", {"a": str(value)}) == ("true" if value > -(1 << 63) else "false")
+
+
+def test_an_error_survives_the_way_to_another_process() -> None:
+    error = ExpressionError("what is this", 7)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.at) == ("what is this", 7)

@@ -35,8 +35,9 @@ async def test_what_no_future_can_hold_comes_as_something_else(error: BaseExcept
         raise error
 
     threads = Threads(1, "test")
-    with pytest.raises(RuntimeError, match=text):
+    with pytest.raises(RuntimeError, match=text) as caught:
         await threads.run(fail)
+    assert caught.value.__cause__ is error  # which says where it was raised
     assert await threads.run(lambda: "still there") == "still there"
     threads.stop()
 
