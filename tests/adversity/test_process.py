@@ -125,15 +125,15 @@ def test_asked_to_stop_under_load_it_ends_in_time(start: Start, loop: Loop, deaf
 
 def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
     """On both event loops at the same time, as most of it is waiting."""
-    settings = {"serverChannelMaxIdleTimeSeconds": 2, "scanNotActiveBrokerInterval": 200}
-    beating = broker(heartbeat_ms=2000)
+    settings = {"serverChannelMaxIdleTimeSeconds": 4, "scanNotActiveBrokerInterval": 200}
+    beating = broker(heartbeat_ms=4000)
     with ExitStack() as stack:
         servers = [stack.enter_context(server_process(tmp_path / loop, loop=loop, settings=settings)) for loop in LOOPS]
         lines = [stack.enter_context(Line(server.address, timeout_s=PATIENCE_S)) for server in servers]
         for line in lines:
             assert line.call(beating.request).code == SUCCESS
         with servers[0].suspended(), servers[1].suspended():
-            until = time.monotonic() + 3.5
+            until = time.monotonic() + 5.5
             while time.monotonic() < until:
                 for line in lines:
                     line.tell(HEARTBEAT, beating.identity)

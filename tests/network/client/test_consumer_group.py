@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -148,6 +149,19 @@ async def test_a_broker_that_has_not_heard_of_us_does_not_cost_us_our_queues(clu
         await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
         await eventually(lambda: len(consumer.assignment) == 2)
         assert len(cluster.seen(34)) > beats
+
+
+async def test_a_broker_that_names_us_twice_does_not_cost_us_our_queues(cluster: FakeCluster) -> None:
+    consumer = consumer_of(cluster)
+    consumer.subscribe("T", handler=Inbox())
+    async with consumer:
+        twice = json.dumps({"consumerIdList": [consumer.session.client_id] * 2}).encode()
+        cluster.on(38, lambda _command, _peer: Reply(body=twice))
+        for _ in range(2):  # when the second round begins, the first has had its effect
+            asked = len(cluster.seen(38))
+            await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
+            await cluster.until_seen(38, asked + 2)
+        assert len(consumer.assignment) == 4
 
 
 async def test_without_an_answer_about_members_all_stays_as_it_is(cluster: FakeCluster) -> None:
