@@ -233,8 +233,9 @@ class Consumer:
     async def start(self) -> None:
         """Find the queues that are ours, and begin to consume.
 
-        When this returns, `StartPosition.LAST` means from here on. Topics that do not exist yet, and brokers that do
-        not answer, are tried again in the background.
+        When this returns, `StartPosition.LAST` means from here on, except that Apache's brokers begin a new group at
+        the first message of a queue that still has it at hand. Topics that do not exist yet, and brokers that do not
+        answer, are tried again in the background.
 
         Raises:
             NoNameServerError: none of the name servers answers.

@@ -359,7 +359,7 @@ class Session:
             async with asyncio.timeout(timeout_s):
                 return await outcome_of(task)
         except TimeoutError:
-            raise ConnectError(f"{address} did not take the connection in {timeout_s:g} s") from None
+            raise ConnectError(f"{address} did not take the connection in {timeout_s:.3g} s") from None
 
     async def _open(self, address: str) -> Channel:
         channel = await connect(

@@ -172,11 +172,11 @@ class Channel(asyncio.Protocol):
     def _expire(self, call: _Call) -> None:
         if call.future.done():
             return
-        late = f"{self.address} did not answer request {call.code} in {call.timeout_s:g} s"
+        late = f"{self.address} did not answer request {call.code} in {call.timeout_s:.3g} s"
         call.future.set_exception(CallTimeoutError(late))
         if call.chunks_heard == self._chunks_heard and not self.closed:
             # A half-open connection looks just like this, and would swallow every later request as well.
-            self._hang_up(f"{self.address} was silent for {call.timeout_s:g} s")
+            self._hang_up(f"{self.address} was silent for {call.timeout_s:.3g} s")
 
     def send_oneway(self, request: Request) -> None:
         """Send a request that nobody answers.
@@ -197,7 +197,7 @@ class Channel(asyncio.Protocol):
         if self._writable is not None:
             done, _ = await asyncio.wait({self._writable}, timeout=timeout_s)
             if not done:
-                raise CallTimeoutError(f"{self.address} takes nothing any more: it did not for {timeout_s:g} s")
+                raise CallTimeoutError(f"{self.address} takes nothing any more: it did not for {timeout_s:.3g} s")
 
     def answer(self, request: Request, response: Response) -> None:
         """Answer what the peer asked; a connection that has ended meanwhile wants no answer."""
