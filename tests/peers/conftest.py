@@ -20,6 +20,7 @@ from tests.support.apache import (
     compile_java,
     fetch_jars,
 )
+from tests.support.raw import Line
 
 HERE = Path(__file__).parent
 
@@ -104,3 +105,14 @@ def broker(
     """An Apache broker that is registered at both."""
     with ApacheBroker("peer-broker", tmp_path_factory.mktemp("broker"), [apache.address, ours.address]) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def leaving_no_topics(apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker) -> Iterator[None]:
+    """Topics are deleted at the name server that is administered; afterwards the other one forgets them as well."""
+    yield
+    with Line(apache.address) as theirs, Line(ours.address) as mine:
+        at_theirs, at_mine = (set(line.call(206).value["topicList"]) for line in (theirs, mine))
+        for line, left in ((mine, at_mine - at_theirs), (theirs, at_theirs - at_mine)):
+            for topic in left:
+                line.call(216, {"topic": topic})

@@ -24,7 +24,6 @@ from tests.peers.test_mqadmin import MqAdmin
 from tests.support.apache import ApacheBroker, NameServerProcess, eventually
 from tests.support.raw import Line
 
-MADE = ("MadeByUs", "OrderedByUs")
 TOPIC = "AdminFacts"
 QUEUES = 4
 SENT = 6
@@ -84,7 +83,13 @@ def mqadmin(
 
 
 @pytest.fixture(scope="module")
-def both(mqadmin: MqAdmin, apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker) -> Iterator[Both]:
+def both(
+    mqadmin: MqAdmin,
+    apache: NameServerProcess,
+    ours: NameServerProcess,
+    broker: ApacheBroker,
+    leaving_no_topics: None,
+) -> Both:
     """A topic with messages, made by our command; both name servers know it."""
     both = Both(mqadmin, apache, broker)
     both.until_topic(broker.broker_name)
@@ -92,11 +97,7 @@ def both(mqadmin: MqAdmin, apache: NameServerProcess, ours: NameServerProcess, b
     for server in (apache, ours):
         Both(mqadmin, server, broker).until_topic(TOPIC)
     asyncio.run(send(apache.address))
-    yield both
-    # Topics are deleted at the name server that is administered; the other one is to forget them as well.
-    with Line(ours.address) as line:
-        for topic in MADE:
-            line.call(216, {"topic": topic})
+    return both
 
 
 async def send(name_server: str) -> None:
@@ -217,29 +218,29 @@ def java_settings(text: str) -> dict[str, str]:
 
 
 def test_topics_come_and_go(both: Both) -> None:
-    words = ("-c", both.broker.cluster, "-t", MADE[0])
+    words = ("-c", both.broker.cluster, "-t", "MadeByUs")
     attributes = ("-a", "+message.type=FIFO")
     assert both.ours("updateTopic", *words, "-r", "2", "-w", "3", *attributes) == (
         f"create topic to {both.broker.address} success.\n"
     )
-    both.until_topic(MADE[0])
-    assert both.java_rows("topicRoute", "-t", MADE[0], "-l")[1][-3:] == ["2", "3", "6"]
+    both.until_topic("MadeByUs")
+    assert both.java_rows("topicRoute", "-t", "MadeByUs", "-l")[1][-3:] == ["2", "3", "6"]
     assert both.value("updateTopicPerm", *words, "-p", "4") == [
         {"address": both.broker.address, "before": 6, "after": 4}
     ]
-    assert both.java_rows("topicRoute", "-t", MADE[0], "-l")[1][-3:] == ["2", "3", "4"]
+    assert both.java_rows("topicRoute", "-t", "MadeByUs", "-l")[1][-3:] == ["2", "3", "4"]
     assert "from 4 to 6" in both.java("updateTopicPerm", *words, "-p", "6")
-    assert both.value("topicRoute", "-t", MADE[0])["brokers"][0]["permission"] == 6
-    both.ours("deleteTopic", "-c", both.broker.cluster, "-t", MADE[0])
-    both.until_topic(MADE[0], is_there=False)
-    assert MADE[0] not in both.java("topicList").split()
-    assert f"no broker serves the topic {MADE[0]}" in both.failure("topicRoute", "-t", MADE[0])
+    assert both.value("topicRoute", "-t", "MadeByUs")["brokers"][0]["permission"] == 6
+    both.ours("deleteTopic", "-c", both.broker.cluster, "-t", "MadeByUs")
+    both.until_topic("MadeByUs", is_there=False)
+    assert "MadeByUs" not in both.java("topicList").split()
+    assert "no broker serves the topic MadeByUs" in both.failure("topicRoute", "-t", "MadeByUs")
 
 
 def test_ordered_topics(both: Both) -> None:
     name = both.broker.broker_name
-    words = ("updateOrderConf", "-t", MADE[1], "-m")
-    made = both.value("updateTopic", "-b", both.broker.address, "-t", MADE[1], "-o", "true", "-w", "5")
+    words = ("updateOrderConf", "-t", "OrderedByUs", "-m")
+    made = both.value("updateTopic", "-b", both.broker.address, "-t", "OrderedByUs", "-o", "true", "-w", "5")
     assert made["order_config"] == f"{name}:5"
     assert f"orderConf=[{name}:5]" in both.java(*words, "get")
     both.java(*words, "put", "-v", f"{name}:6")
@@ -248,7 +249,7 @@ def test_ordered_topics(both: Both) -> None:
     assert f"orderConf=[{name}:7]" in both.java(*words, "get")
     both.ours(*words, "delete")
     assert "nothing is said of the order" in both.failure(*words, "get")
-    both.ours("deleteTopic", "-c", both.broker.cluster, "-t", MADE[1])
+    both.ours("deleteTopic", "-c", both.broker.cluster, "-t", "OrderedByUs")
 
 
 def test_settings_are_changed(both: Both) -> None:
