@@ -70,7 +70,6 @@ def tools(
     java_classes: Path,
     apache: NameServerProcess,
     broker: ApacheBroker,
-    leaving_no_topics: None,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Tools]:
     with Line(apache.address) as line:

@@ -83,13 +83,7 @@ def mqadmin(
 
 
 @pytest.fixture(scope="module")
-def both(
-    mqadmin: MqAdmin,
-    apache: NameServerProcess,
-    ours: NameServerProcess,
-    broker: ApacheBroker,
-    leaving_no_topics: None,
-) -> Both:
+def both(mqadmin: MqAdmin, apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker) -> Both:
     """A topic with messages, made by our command; both name servers know it."""
     both = Both(mqadmin, apache, broker)
     both.until_topic(broker.broker_name)
