@@ -28,6 +28,9 @@ HERE = Path(__file__).parent
 TARGETS: dict[str, type[NameServerProcess]] = {"skyroute": SkyrouteNameServer, "apache": ApacheNameServer}
 TARGET = TARGETS[os.environ.get("SKYROUTE_PEERS_TARGET", "skyroute")]
 
+# These change the cluster that all share: the first two at one name server only, the third beyond recognition.
+LATE = ("test_admin_groups.py", "test_admin_topics.py", "test_scenarios.py")
+
 # The scan for silent brokers is read at start only; its default of five seconds would make the tests wait for nothing.
 SETTINGS = {"scanNotActiveBrokerInterval": "500"}
 
@@ -36,8 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.peers)
-    # The admin tests change the cluster that all share; what they change at one name server, the other does not know.
-    items.sort(key=lambda item: item.path.parent == HERE and item.path.name.startswith("test_admin"))
+    items.sort(key=lambda item: LATE.index(item.path.name) if item.path.name in LATE else -1)
 
 
 @pytest.hookimpl(wrapper=True)

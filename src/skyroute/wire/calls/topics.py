@@ -47,7 +47,8 @@ class _BrokerData(msgspec.Struct, rename="camel"):
 
 class _ClusterInfo(msgspec.Struct, rename="camel"):
     broker_addr_table: dict[str, _BrokerData] = {}
-    cluster_addr_table: dict[str, list[str]] = {}
+    cluster_addr_table: dict[str, list[str | None]] = {}
+    """Apache's keeps what a broker without a name registered."""
 
 
 class _TopicList(msgspec.Struct, rename="camel"):
@@ -73,7 +74,10 @@ def decode_cluster_view(body: bytes) -> ClusterView:
             )
             for name, data in sorted(info.broker_addr_table.items())
         ),
-        clusters={cluster: tuple(sorted(names)) for cluster, names in sorted(info.cluster_addr_table.items())},
+        clusters={
+            cluster: tuple(sorted(name for name in names if name))
+            for cluster, names in sorted(info.cluster_addr_table.items())
+        },
     )
 
 
