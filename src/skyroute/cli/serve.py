@@ -16,9 +16,9 @@ import click
 
 from skyroute.errors import SkyrouteError
 from skyroute.nameserver.config import SERVER_MAX_CONNECTIONS, NameServerConfig
-from skyroute.nameserver.errors import FileWriteError
-from skyroute.nameserver.files import ensure_replaceable
 from skyroute.nameserver.server import NameServer
+from skyroute.settings.errors import FileWriteError
+from skyroute.settings.files import ensure_replaceable
 
 log = logging.getLogger(__name__)
 

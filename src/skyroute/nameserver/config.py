@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from skyroute.nameserver.config_keys import (
+from skyroute.remoting.tls_settings import TlsSettings
+from skyroute.settings.errors import BlackListedError, ConfigError
+from skyroute.settings.files import replace_file
+from skyroute.settings.keys import (
     ALIASES,
     INERT_SETTINGS,
     LONG_MAX,
@@ -21,11 +24,8 @@ from skyroute.nameserver.config_keys import (
     setting,
     text_of,
 )
-from skyroute.nameserver.config_tls import TlsValues, is_secret, is_tls_key, list_tls
-from skyroute.nameserver.errors import BlackListedError, ConfigError
-from skyroute.nameserver.files import replace_file
-from skyroute.nameserver.properties import format_properties, parse_properties, read_properties
-from skyroute.remoting.tls_settings import TlsSettings
+from skyroute.settings.properties import format_properties, parse_properties, read_properties
+from skyroute.settings.tls_keys import TlsValues, is_secret, is_tls_key, list_tls
 
 log = logging.getLogger(__name__)
 

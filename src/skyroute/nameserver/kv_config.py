@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from skyroute.nameserver.errors import ConfigError, KvConfigRefusedError
-from skyroute.nameserver.files import backup_path, replace_file
+from skyroute.nameserver.errors import KvConfigRefusedError
+from skyroute.settings.errors import ConfigError
+from skyroute.settings.files import backup_path, replace_file
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Any
 from skyroute.clock import Clock, SystemClock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.event_log import log_events
-from skyroute.nameserver.files import ensure_replaceable
 from skyroute.nameserver.handlers.admin import AdminHandlers
 from skyroute.nameserver.handlers.brokers import BrokerHandlers
 from skyroute.nameserver.handlers.kv import KvHandlers
@@ -26,6 +25,7 @@ from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.table import RouteTable
+from skyroute.settings.files import ensure_replaceable
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.repeats import Repeats
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.nameserver.properties import read_properties
+from skyroute.settings.properties import read_properties
 from tests.support.booted import Booted, NotBootedError, booted
 from tests.support.raw import Line
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from skyroute.nameserver.config import NameServerConfig
-from skyroute.nameserver.errors import ConfigError
-from skyroute.nameserver.properties import parse_properties
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
+from skyroute.settings.errors import ConfigError
+from skyroute.settings.properties import parse_properties
 
 
 def split(names: str) -> list[str]:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from skyroute.nameserver.config import UPDATE_CHARS_MAX, NameServerConfig, UpdatedConfig
-from skyroute.nameserver.errors import BlackListedError, ConfigError, FileWriteError, MalformedPropertiesError
-from skyroute.nameserver.properties import parse_properties, read_properties
+from skyroute.settings.errors import BlackListedError, ConfigError, FileWriteError, MalformedPropertiesError
+from skyroute.settings.properties import parse_properties, read_properties
 
 FILE = "# of the operator\nlistenPort=1111\nextra=1\ntls.server.keyPassword=geheim\nconnectTimeoutMillis=5\n"
 

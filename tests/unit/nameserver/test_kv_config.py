@@ -4,8 +4,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.nameserver.errors import ConfigError, FileWriteError, KvConfigRefusedError
+from skyroute.nameserver.errors import KvConfigRefusedError
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.settings.errors import ConfigError, FileWriteError
 
 JAVA_FILE = b'{"configTable":{"ORDER_TOPIC_CONFIG":{"TopicA":"broker-a:4;broker-b:4"}}}'
 

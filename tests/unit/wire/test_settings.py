@@ -1,6 +1,6 @@
 import pytest
 
-from skyroute.nameserver.properties import parse_properties
+from skyroute.settings.properties import parse_properties
 from skyroute.wire.calls.settings import (
     BrokerStats,
     StatsSpan,

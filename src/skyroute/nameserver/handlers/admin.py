@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from skyroute.nameserver.config import NameServerConfig
-from skyroute.nameserver.errors import BlackListedError, MalformedPropertiesError
 from skyroute.nameserver.handlers.brokers import Publish
 from skyroute.remoting.dispatch import Peer
 from skyroute.routing.table import RouteTable
+from skyroute.settings.errors import BlackListedError, MalformedPropertiesError
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fields import optional_name, required_name

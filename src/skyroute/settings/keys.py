@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
 
-from skyroute.nameserver.errors import ConfigError
+from skyroute.settings.errors import ConfigError
 
 T = TypeVar("T")
 Value = str | int | bool

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from skyroute.nameserver.config_keys import Scope, Setting, Value, parse_setting, text_of
-from skyroute.nameserver.properties import read_properties
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
+from skyroute.settings.keys import Scope, Setting, Value, parse_setting, text_of
+from skyroute.settings.properties import read_properties
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from skyroute.nameserver.errors import FileWriteError
+from skyroute.settings.errors import FileWriteError
 
 
 def backup_path(path: Path) -> Path:

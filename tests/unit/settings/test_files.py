@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.nameserver.errors import FileWriteError
-from skyroute.nameserver.files import backup_path, ensure_replaceable, replace_file
+from skyroute.settings.errors import FileWriteError
+from skyroute.settings.files import backup_path, ensure_replaceable, replace_file
 
 
 def names_in(directory: Path) -> set[str]:
@@ -95,8 +95,8 @@ def test_a_target_that_is_a_directory_is_refused(tmp_path: Path) -> None:
 WRITE_UNDER_A_LIMIT = """
 import resource, signal, sys
 from pathlib import Path
-from skyroute.nameserver.errors import FileWriteError
-from skyroute.nameserver.files import replace_file
+from skyroute.settings.errors import FileWriteError
+from skyroute.settings.files import replace_file
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.nameserver.errors import ConfigError, MalformedPropertiesError
-from skyroute.nameserver.properties import format_properties, parse_properties, read_properties
+from skyroute.settings.errors import ConfigError, MalformedPropertiesError
+from skyroute.settings.properties import format_properties, parse_properties, read_properties
 
 # Surrogates are halves of characters, which neither side can write down.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

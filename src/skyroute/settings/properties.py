@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from skyroute.nameserver.errors import ConfigError, MalformedPropertiesError
+from skyroute.settings.errors import ConfigError, MalformedPropertiesError
 
 _BLANKS = " \t\f"
 _LINE_END = re.compile(r"\r\n?|\n")
