@@ -14,13 +14,13 @@ from typing import Any, Final, Protocol, Self, TypedDict
 
 from skyroute.client.arguments import check_kind, check_times
 from skyroute.client.errors import ClientError, NoNameServerError, NotRunningError, refusal
-from skyroute.client.message_ids import MessageIds
 from skyroute.client.name_servers import NameServers
 from skyroute.client.route_cache import RouteCache
 from skyroute.client.shared_task import outcome_of
 from skyroute.client.signing import Credentials
 from skyroute.clock import Clock, SystemClock
 from skyroute.errors import SkyrouteError
+from skyroute.message.message_ids import MessageIds
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import ConnectError, RemotingError
 from skyroute.remoting.tls import client_context
@@ -134,7 +134,7 @@ class Session:
         self.namespace = namespace or None
         self.vip_channel = vip_channel
         self.request_timeout_s = request_timeout_s
-        self.message_ids = MessageIds(ip, self.clock)
+        self.message_ids = MessageIds(ip, self.clock.wall)
         self.routes = RouteCache(self._fetch_route)
         self.broker_versions: dict[str, int] = {}
         """What the brokers' answers to heartbeats say of their release, by address."""

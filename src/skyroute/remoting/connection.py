@@ -6,17 +6,18 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, cast
 
 from skyroute.clock import Clock
-from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Peer, failure
-from skyroute.remoting.errors import TlsError
+from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Later, Peer, failure
+from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, TlsError
 from skyroute.remoting.tls import ServerTls, TlsStream
 from skyroute.remoting.tls_settings import TlsMode
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
-from skyroute.wire.header import decode_command, response_head
+from skyroute.wire.header import as_response, decode_command, encode_request, response_head
 from skyroute.wire.proxy_protocol import DECIDING_BYTES, read_proxy_header
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,21 @@ WRITE_BYTES: Final = 64 * 1024
 AWAITED_MAX: Final = 1024
 """How many answers of one connection may be waited for before reading stops."""
 
+LATER_MAX: Final = 100_000
+"""How many answers of one connection that cost no task, such as those to parked pulls, may be waited for."""
+
+CALLS_MAX: Final = 1024
+"""How many questions to one peer may be without an answer."""
+
 COMPLAINTS_MAX: Final = 50
 COMPLAINTS_WINDOW_S: Final = 10.0
 """Of all peers that break the protocol in one such window, so many get a line of their own in the log."""
 
 TLS_HANDSHAKE_BYTES: Final = 64 * 1024
 """What a handshake under way is taken to hold: the library does not say."""
+
+SERVER_LANGUAGE: Final = "JAVA"
+"""What every peer expects of a server."""
 
 _TLS_HANDSHAKE: Final = 0x16
 
@@ -140,9 +150,13 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_awaited",
         "_backlog",
+        "_calls",
         "_decoder",
         "_first_bytes",
         "_held",
+        "_last_call",
+        "_late_out",
+        "_later",
         "_lost",
         "_service",
         "_tls",
@@ -171,6 +185,13 @@ class Connection(asyncio.Protocol):
         """The peer does not take our answers at present."""
         self._awaited = 0
         """Answers that a handler is still working on."""
+        self._later = 0
+        """Answers that somebody will give, and nobody works on."""
+        self._late_out: list[bytes] = []
+        """Such answers, given in this turn of the loop."""
+        self._calls: dict[int, asyncio.Future[Response]] = {}
+        """What we asked the peer, by number."""
+        self._last_call = 0
         self._turn_bytes = 0
         """Size of a frame whose answer all later ones wait for; 0 where there is none."""
         self._unsent = 0
@@ -180,7 +201,7 @@ class Connection(asyncio.Protocol):
         self.first_byte_at: float | None = None
         self.active_at = service.clock.monotonic()
         self.closing_since: float | None = None
-        self.peer = Peer(number, "?")
+        self.peer = Peer(number, "?", line=self)
 
     def __repr__(self) -> str:
         state = "closing" if self.closing_since is not None else "opening" if self.opening else "open"
@@ -194,13 +215,18 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
         address = transport.get_extra_info("peername")
         if isinstance(address, tuple):
-            self.peer = Peer(self.peer.connection, join_address(address[0], address[1]))
+            self.peer.address = join_address(address[0], address[1])
         self._service.on_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = self.peer.gone = True
         self._backlog.clear()
         self._hold(0)
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(
+                    ConnectionLostError(f"{self.peer.address} closed the connection: {exc or 'no reason'}")
+                )
         self._service.unsent.put(self.peer.connection, 0)
         self._service.on_lost(self, exc)
 
@@ -260,6 +286,52 @@ class Connection(asyncio.Protocol):
             self.active_at = now
         self._unsent = unsent
 
+    # What we ask of the peer
+
+    def tell(self, request: Request) -> None:
+        """Send a request that nobody answers. A peer that takes nothing is told nothing."""
+        if self._is_over or self._waiting:
+            return
+        request.flag |= FLAG_ONEWAY
+        self._write([encode_request(request, self._next_call(), SERVER_LANGUAGE)])
+
+    async def call(self, request: Request, timeout_s: float) -> Response:
+        """Ask the peer something.
+
+        Raises:
+            CallTimeoutError: it did not answer in time, or has too many questions to answer.
+            ConnectionLostError: the connection has ended, or does before the answer comes.
+        """
+        if self._is_over:
+            raise ConnectionLostError(f"{self.peer.address} is gone")
+        if self._waiting or len(self._calls) >= CALLS_MAX:
+            raise CallTimeoutError(
+                f"{self.peer.address} takes no more questions: {len(self._calls)} wait for an answer"
+            )
+        number = self._next_call()
+        answered: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answered
+        try:
+            self._write([encode_request(request, number, SERVER_LANGUAGE)])
+            async with asyncio.timeout(timeout_s):
+                return await answered
+        except TimeoutError:
+            late = f"{self.peer.address} did not answer request {request.code} in {timeout_s:.3g} s"
+            raise CallTimeoutError(late) from None
+        finally:
+            del self._calls[number]
+
+    def _next_call(self) -> int:
+        self._last_call = (self._last_call + 1) & 0x7FFFFFFF
+        return self._last_call
+
+    def _take_response(self, command: Request) -> None:
+        call = self._calls.get(command.request_id)
+        if call is None:
+            log.debug("response dropped peer=%s request=%d", self.peer.address, command.request_id)
+        elif not call.done():
+            call.set_result(as_response(command))
+
     # First bytes
 
     def _open(self, data: bytes) -> bytes:
@@ -277,7 +349,7 @@ class Connection(asyncio.Protocol):
         rest = data[proxied.header_bytes :]
         self._first_bytes = b""
         if proxied.address is not None:
-            self.peer = Peer(self.peer.connection, proxied.address)
+            self.peer.address = proxied.address
         mode = self._service.tls.mode
         if rest[0] == _TLS_HANDSHAKE:
             if mode is TlsMode.DISABLED:
@@ -341,7 +413,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _stalled(self) -> bool:
-        return self._waiting or self._turn_bytes > 0 or self._awaited >= AWAITED_MAX
+        return self._waiting or self._turn_bytes > 0 or self._awaited >= AWAITED_MAX or self._later >= LATER_MAX
 
     def _put_back(self, frames: list[bytes]) -> None:
         self._backlog.extend(frames)
@@ -367,7 +439,7 @@ class Connection(asyncio.Protocol):
                 else:
                     request = decode_command(frame)
                     if request.flag & FLAG_RESPONSE:
-                        log.debug("response dropped peer=%s request=%d", peer.address, request.request_id)
+                        self._take_response(request)
                         continue
                     response = answer(request, peer)
                     if type(response) is not Response:
@@ -393,12 +465,33 @@ class Connection(asyncio.Protocol):
             self._write(out)
 
     def _await_answer(self, request: Request, frame_bytes: int, answer: Answer) -> None:
+        if isinstance(answer, Later):
+            self._later += 1
+            answer.then(partial(self._receive_late, request))
+            return
         self._awaited += 1
         in_turn = isinstance(answer, InTurn)
         if isinstance(answer, InTurn):
             self._turn_bytes = frame_bytes
             answer = answer.work
         self._service.spawn(self._finish(request, cast("Awaitable[Response]", answer), in_turn=in_turn))
+
+    def _receive_late(self, request: Request, response: Response) -> None:
+        self._later -= 1
+        if self._is_over:
+            return
+        if not request.is_oneway:
+            # What many are given in one turn of the loop, as after a flush of the disk, goes out in one piece.
+            if not self._late_out:
+                asyncio.get_running_loop().call_soon(self._write_late)
+            self._late_out += (response_head(response, request.request_id, request.form), response.body)
+        if self._later == LATER_MAX - 1:
+            self._go_on()
+
+    def _write_late(self) -> None:
+        out, self._late_out = self._late_out, []
+        if not self._is_over:
+            self._write(out)
 
     async def _finish(self, request: Request, awaited: Awaitable[Response], *, in_turn: bool) -> None:
         try:

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from skyroute.errors import SkyrouteError
+from skyroute.remoting.errors import ConnectionLostError, RefusedError
 from skyroute.wire.codes import V5_3_1, ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.repeats import Repeats
@@ -13,6 +14,14 @@ from skyroute.wire.repeats import Repeats
 log = logging.getLogger(__name__)
 
 _GO_AWAY: Final = Response(ResponseCode.GO_AWAY, "please go away")
+
+
+class Line(Protocol):
+    """The way back to a peer."""
+
+    def tell(self, request: Request) -> None: ...
+
+    async def call(self, request: Request, timeout_s: float) -> Response: ...
 
 
 @dataclass(slots=True)
@@ -27,6 +36,23 @@ class Peer:
     """How many of its requests were refused."""
     gone: bool = False
     """The connection has ended: nobody may be registered through it any more."""
+    line: Line | None = field(default=None, repr=False, compare=False)
+
+    def tell(self, request: Request) -> None:
+        """Send a request that nobody answers; to a peer that is gone, nothing."""
+        if self.line is not None and not self.gone:
+            self.line.tell(request)
+
+    async def call(self, request: Request, timeout_s: float) -> Response:
+        """Ask the peer something.
+
+        Raises:
+            CallTimeoutError: it did not answer in time.
+            ConnectionLostError: the connection has ended, or does before the answer comes.
+        """
+        if self.line is None or self.gone:
+            raise ConnectionLostError(f"{self.address} is gone")
+        return await self.line.call(request, timeout_s)
 
     def is_worth_a_line(self) -> bool:
         """Count a refusal; true for the 1st, 2nd, 4th, 8th …, so that one peer cannot flood the log."""
@@ -41,7 +67,30 @@ class InTurn:
     work: Awaitable[Response]
 
 
-Answer = Response | InTurn | Awaitable[Response]
+class Later:
+    """An answer that somebody gives later, exactly once. It costs no task, so a great many may be waited for."""
+
+    __slots__ = ("_receive", "_response")
+
+    def __init__(self) -> None:
+        self._receive: Callable[[Response], None] | None = None
+        self._response: Response | None = None
+
+    def give(self, response: Response) -> None:
+        """Answer, also before the connection knows that it has to wait."""
+        if self._receive is None:
+            self._response = response
+        else:
+            self._receive(response)
+
+    def then(self, receive: Callable[[Response], None]) -> None:
+        """Say who wants the answer."""
+        self._receive = receive
+        if self._response is not None:
+            receive(self._response)
+
+
+Answer = Response | InTurn | Later | Awaitable[Response]
 Handler = Callable[[Request, Peer], Answer]
 """Answers one kind of request. A plain function runs whole before anything else does."""
 
@@ -92,6 +141,6 @@ def failure(error: Exception, request: Request, peer: Peer) -> Response:
                 peer.refusals,
                 error,
             )
-        return Response.error(str(error))
+        return Response.error(str(error), error.code if isinstance(error, RefusedError) else ResponseCode.SYSTEM_ERROR)
     log.error("request failed code=%d peer=%s", request.code, peer.address, exc_info=error)
     return Response.error(f"{type(error).__name__}: {error}")

@@ -31,3 +31,11 @@ class ConnectionLostError(RemotingError):
 
 class CallTimeoutError(RemotingError):
     """No answer came in time; whether the request was carried out is unknown."""
+
+
+class RefusedError(SkyrouteError):
+    """A request is refused, with a code of the protocol's own for the reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code

@@ -2,11 +2,11 @@
 
 import os
 import random
+from collections.abc import Callable
 from datetime import datetime
 from itertools import count
 from typing import Final
 
-from skyroute.clock import Clock
 from skyroute.message.message_id import encode_unique_id, month_start, unique_id_prefix
 
 COUNTER_CHARS: Final = 4
@@ -14,11 +14,14 @@ COUNTER_CHARS: Final = 4
 
 
 class MessageIds:
-    """Unique ids of one process: its address, its number, the time within the month, and a counter."""
+    """Unique ids of one process: its address, its number, the time within the month, and a counter.
 
-    def __init__(self, ip: str, clock: Clock) -> None:
+    `wall` tells the seconds since the epoch.
+    """
+
+    def __init__(self, ip: str, wall: Callable[[], float]) -> None:
         self._prefix = unique_id_prefix(ip, os.getpid(), random.getrandbits(32))
-        self._wall = clock.wall
+        self._wall = wall
         self._count = count(random.getrandbits(16)).__next__
         self._month_start_s = 0.0
         self._month_end_s = 0.0

@@ -3,8 +3,8 @@ from datetime import datetime
 
 import pytest
 
-from skyroute.client.message_ids import MessageIds
 from skyroute.message.message_id import UniqueId, created_at, decode_unique_id
+from skyroute.message.message_ids import MessageIds
 from tests.support.clock import ManualClock
 
 
@@ -31,27 +31,27 @@ def next_id(ids: MessageIds) -> UniqueId:
 
 
 def test_an_id_says_who_made_it_and_when(clock: SteppingClock) -> None:
-    made = next_id(MessageIds("10.1.2.3", clock))
+    made = next_id(MessageIds("10.1.2.3", clock.wall))
     assert (made.ip, made.pid) == ("10.1.2.3", os.getpid() & 0xFFFF)
     now = datetime.fromtimestamp(clock.wall()).astimezone()
     assert created_at(made, now) == now
 
 
 def test_an_address_may_be_of_the_longer_kind(clock: SteppingClock) -> None:
-    text = MessageIds("fe80::1", clock).next()
+    text = MessageIds("fe80::1", clock.wall).next()
     assert len(text) == 56
     assert decode_unique_id(text).ip == "fe80::1"
 
 
 def test_the_counter_goes_on_while_the_clock_stands(clock: SteppingClock) -> None:
-    ids = MessageIds("10.1.2.3", clock)
+    ids = MessageIds("10.1.2.3", clock.wall)
     first, second = next_id(ids), next_id(ids)
     assert second.counter == (first.counter + 1) & 0xFFFF
     assert second.into_month_ms == first.into_month_ms
 
 
 def test_no_two_ids_are_the_same_however_the_clock_jumps(clock: SteppingClock) -> None:
-    ids = MessageIds("10.1.2.3", clock)
+    ids = MessageIds("10.1.2.3", clock.wall)
     made = []
     for moment in (
         local(2026, 1, 31, 23),
@@ -70,7 +70,7 @@ def test_no_two_ids_are_the_same_however_the_clock_jumps(clock: SteppingClock) -
     "moment", [local(2026, 2, 1), local(2026, 12, 31, 23), local(2027, 1, 1), local(2025, 11, 2), local(2024, 2, 29)]
 )
 def test_a_new_month_begins_anew(clock: SteppingClock, moment: datetime) -> None:
-    ids = MessageIds("10.1.2.3", clock)
+    ids = MessageIds("10.1.2.3", clock.wall)
     ids.next()
     clock.set_wall(moment)
     start = moment.replace(day=1, hour=0)
@@ -78,5 +78,5 @@ def test_a_new_month_begins_anew(clock: SteppingClock, moment: datetime) -> None
 
 
 def test_processes_on_one_machine_differ_even_with_one_number(clock: SteppingClock) -> None:
-    one, other = MessageIds("10.1.2.3", clock), MessageIds("10.1.2.3", clock)
+    one, other = MessageIds("10.1.2.3", clock.wall), MessageIds("10.1.2.3", clock.wall)
     assert next_id(one).process_hash != next_id(other).process_hash
