@@ -19,15 +19,12 @@ class Scope(Enum):
     """Whose setting it is, which decides where it is listed."""
 
     NAME_SERVER = "NamesrvConfig"
+    BROKER = "BrokerConfig"
+    STORE = "MessageStoreConfig"
     SERVER = "NettyServerConfig"
     OWN = "ours alone"
     CLIENT = "NettyClientConfig"
     SYSTEM = "a property of the Java machine"
-
-    @property
-    def always_listed(self) -> bool:
-        """The others are listed to a remote asker only if somebody set them."""
-        return self in (Scope.NAME_SERVER, Scope.SERVER, Scope.OWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,12 @@ def setting(
     return described_field
 
 
-_KEY_EXCEPTIONS = {"use_tls": "useTLS", "serialize_type": "rocketmq.serialize.type"}
+_KEY_EXCEPTIONS = {
+    "use_tls": "useTLS",
+    "serialize_type": "rocketmq.serialize.type",
+    "broker_ip1": "brokerIP1",
+    "broker_ip2": "brokerIP2",
+}
 
 
 def key_of_field(name: str) -> str:
@@ -152,52 +154,42 @@ ALIASES = {
 """Properties of the Java machine that stand behind the defaults of settings."""
 
 
-def _inert(scope: Scope, **defaults: Value) -> dict[str, tuple[Setting, Value]]:
-    return {key: (Setting(scope, type(default), -LONG_MAX, LONG_MAX), default) for key, default in defaults.items()}
+InertSettings = dict[str, tuple[Setting, Value]]
+"""Settings that are accepted, checked and listed, and do nothing; with their defaults."""
 
 
-INERT_SETTINGS = {
-    **_inert(
-        Scope.NAME_SERVER,
-        clientRequestThreadPoolNums=8,
-        defaultThreadPoolNums=16,
-        clientRequestThreadPoolQueueCapacity=50000,
-        defaultThreadPoolQueueCapacity=10000,
-        unRegisterBrokerQueueCapacity=3000,
-    ),
-    **_inert(
+def inert_settings(scope: Scope, text: str) -> InertSettings:
+    """The settings of a text of words `key=default`; what the default is says what a value must be."""
+    known: InertSettings = {}
+    for word in text.split():
+        key, _, written = word.partition("=")
+        default: Value = written
+        if written in ("true", "false"):
+            default = written == "true"
+        elif re.fullmatch("-?(0|[1-9][0-9]*)", written):  # 05 is an hour of the day
+            default = int(written)
+        known[key] = Setting(scope, type(default), -LONG_MAX, LONG_MAX), default
+    return known
+
+
+INERT_SETTINGS: InertSettings = {
+    **inert_settings(
         Scope.SERVER,
-        serverWorkerThreads=8,
-        serverCallbackExecutorThreads=0,
-        serverSelectorThreads=3,
-        serverOnewaySemaphoreValue=256,
-        serverAsyncSemaphoreValue=64,
-        serverPooledByteBufAllocatorEnable=True,
-        useEpollNativeSelector=False,
-        serverNettyWorkerGroupEnable=True,
+        "serverWorkerThreads=8 serverCallbackExecutorThreads=0 serverSelectorThreads=3 serverOnewaySemaphoreValue=256 "
+        "serverAsyncSemaphoreValue=64 serverPooledByteBufAllocatorEnable=true useEpollNativeSelector=false "
+        "serverNettyWorkerGroupEnable=true",
     ),
-    **_inert(
+    **inert_settings(
         Scope.CLIENT,
-        clientWorkerThreads=4,
-        clientCallbackExecutorThreads=os.cpu_count() or 1,
-        clientOnewaySemaphoreValue=65535,
-        clientAsyncSemaphoreValue=65535,
-        channelNotActiveInterval=60000,
-        clientChannelMaxIdleTimeSeconds=120,
-        clientSocketSndBufSize=0,
-        clientSocketRcvBufSize=0,
-        clientPooledByteBufAllocatorEnable=False,
-        clientCloseSocketIfTimeout=True,
-        disableCallbackExecutor=False,
-        disableNettyWorkerGroup=False,
-        socksProxyConfig="{}",
-        maxReconnectIntervalTimeSeconds=60,
-        enableReconnectForGoAway=True,
-        enableTransparentRetry=True,
-        scanAvailableNameSrv=True,
+        f"clientWorkerThreads=4 clientCallbackExecutorThreads={os.cpu_count() or 1} clientOnewaySemaphoreValue=65535 "
+        "clientAsyncSemaphoreValue=65535 channelNotActiveInterval=60000 clientChannelMaxIdleTimeSeconds=120 "
+        "clientSocketSndBufSize=0 clientSocketRcvBufSize=0 clientPooledByteBufAllocatorEnable=false "
+        "clientCloseSocketIfTimeout=true disableCallbackExecutor=false disableNettyWorkerGroup=false "
+        "socksProxyConfig={} maxReconnectIntervalTimeSeconds=60 enableReconnectForGoAway=true "
+        "enableTransparentRetry=true scanAvailableNameSrv=true",
     ),
 }
-"""Settings that steer threads, selectors, allocators and pools which this server does not have, with their defaults.
+"""Settings that steer threads, selectors, allocators and pools which no server of ours has, with their defaults.
 
 Operators' files contain them, so they are accepted, checked and listed.
 """
