@@ -18,7 +18,7 @@ from skyroute.message.reserved_topics import is_retry_topic
 
 _HEAD: Final = Struct(">iiiii")
 _PROPERTIES_LENGTH: Final = Struct(">h")
-_ITEM_BYTES_MIN: Final = _HEAD.size + _PROPERTIES_LENGTH.size
+ITEM_BYTES_MIN: Final = _HEAD.size + _PROPERTIES_LENGTH.size
 
 
 class BatchItem(NamedTuple):
@@ -37,7 +37,7 @@ def encode_batch(items: Iterable[BatchItem]) -> bytes:
     """
     parts: list[bytes] = []
     for body, raw_properties, flag in items:
-        size = _ITEM_BYTES_MIN + len(body) + len(raw_properties)
+        size = ITEM_BYTES_MIN + len(body) + len(raw_properties)
         try:
             parts += (
                 _HEAD.pack(size, 0, 0, flag, len(body)),
@@ -124,7 +124,7 @@ def _unwrap(batch: StoredMessage) -> list[StoredMessage]:
             # What comes out is neither a batch nor compressed any more.
             sys_flag=batch.sys_flag & ~(WRAPPED_BATCH | COMPRESSED),
             body_crc=body_crc(item.body),
-            record_bytes=_ITEM_BYTES_MIN + len(item.body) + len(item.raw_properties),
+            record_bytes=ITEM_BYTES_MIN + len(item.body) + len(item.raw_properties),
         )
         for place, item in enumerate(decode_batch(batch.body))
     ]

@@ -75,17 +75,20 @@ class Message:
         keep(self, "topic", topic)
         keep(self, "body", _checked_body(body))
         keep(self, "tag", _checked_text("tag", tag))
-        keep(self, "keys", _checked_keys(keys) if keys else ())
-        keep(self, "properties", _checked_properties(properties) if properties else {})
+        keep(self, "keys", _checked_keys(keys) if keys != () else ())
+        keep(self, "properties", _checked_properties(properties) if properties is not None else {})
         keep(self, "sharding_key", _checked_text("sharding_key", sharding_key))
         keep(self, "delay_level", delay_level)
         keep(self, "deliver_after_s", deliver_after_s)
         keep(self, "deliver_at", deliver_at)
-        keep(self, "flag", flag)
+        keep(self, "flag", flag or 0)
         keep(self, "wait_stored", wait_stored)
-        self._check_delivery()
-        if not -_INT32_MAX - 1 <= flag <= _INT32_MAX:
-            raise InvalidMessageError(f"flag does not fit into 32 bits: {flag}")
+        if delay_level != 0 or deliver_after_s is not None or deliver_at is not None:
+            self._check_delivery()
+        if flag != 0 and not _is_whole(flag, -_INT32_MAX - 1, _INT32_MAX):
+            raise InvalidMessageError(f"flag is a whole number that fits into 32 bits: {flag!r}")
+        if wait_stored is not True and wait_stored is not False:
+            raise InvalidMessageError(f"wait_stored is True or False: {wait_stored!r}")
 
     def __repr__(self) -> str:
         # As of a stored one: a body may be megabytes, and messages end up in logs.
@@ -94,12 +97,15 @@ class Message:
     def _check_delivery(self) -> None:
         if (self.delay_level != 0) + (self.deliver_after_s is not None) + (self.deliver_at is not None) > 1:
             raise InvalidMessageError("give one of delay_level, deliver_after_s and deliver_at")
-        if not 0 <= self.delay_level <= _INT32_MAX:
-            raise InvalidMessageError(f"delay_level is 0 or a step from 1 up: {self.delay_level}")
-        if self.deliver_after_s is not None and not 0 <= self.deliver_after_s <= _INT32_MAX:
-            raise InvalidMessageError(f"deliver_after_s is not a time to wait: {self.deliver_after_s}")
-        if self.deliver_at is not None and self.deliver_at.utcoffset() is None:
-            raise InvalidMessageError("deliver_at needs a time zone")
+        level, after_s, at = self.delay_level, self.deliver_after_s, self.deliver_at
+        if not _is_whole(level, 0, _INT32_MAX):
+            raise InvalidMessageError(f"delay_level is 0 or a step from 1 up, a whole number: {level!r}")
+        if after_s is not None and not _is_time(after_s):
+            raise InvalidMessageError(f"deliver_after_s is not a time to wait, in seconds from 0 up: {after_s!r}")
+        if at is not None and not isinstance(at, datetime):
+            raise InvalidMessageError(f"deliver_at is a datetime with a time zone, not {at!r}")
+        if at is not None and at.utcoffset() is None:
+            raise InvalidMessageError(f"deliver_at needs a time zone, and {at} has none")
 
     def to_properties(self) -> dict[str, str]:
         """Return all that travels as properties: the application's own, and what the other fields say.
@@ -145,18 +151,34 @@ def _checked_text(what: str, text: object) -> str | None:
     return text
 
 
-def _checked_keys(keys: str | Iterable[str]) -> tuple[str, ...]:
+def _is_whole(number: object, least: int, most: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and least <= number <= most
+
+
+def _is_time(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= _INT32_MAX
+
+
+def _checked_keys(keys: object) -> tuple[str, ...]:
     if isinstance(keys, str):
-        keys = (keys,) if keys else ()
-    found = tuple(keys)
+        found = (keys,) if keys else ()
+    elif keys is None:
+        return ()
+    elif isinstance(keys, bytes | bytearray) or not isinstance(keys, Iterable):
+        raise InvalidMessageError(f"keys is text, or several, such as a list of them: {keys!r} is neither")
+    else:
+        found = tuple(keys)
     for key in found:
-        _checked_text("a key", key)
+        if _checked_text("a key", key) is None:
+            raise InvalidMessageError("a key is text, not None")
         if names.KEY_SEPARATOR in key:
             raise InvalidMessageError(f"a key holds a blank, which parts one key from the next: {key[:80]!r}")
     return found
 
 
 def _checked_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    if type(properties) is not dict and not isinstance(properties, Mapping):
+        raise InvalidMessageError(f"properties is a mapping from names to texts: {properties!r} is none")
     for name, value in properties.items():
         if _checked_text("the name of a property", name) is None or _checked_text(f"property {name!r}", value) is None:
             raise InvalidMessageError(f"property {name!r} is None")

@@ -20,13 +20,20 @@ _PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
-@lru_cache(maxsize=1024)
 def check_topic(topic: str) -> None:
     """Let pass what may name a topic of any kind.
 
     Raises:
         InvalidNameError: it may not.
     """
+    try:
+        _check_topic(topic)
+    except TypeError:  # it cannot be looked up among those known, as a list cannot
+        raise InvalidNameError(f"the name of a topic is text, not {topic!r}") from None
+
+
+@lru_cache(maxsize=1024)
+def _check_topic(topic: str) -> None:
     if not isinstance(topic, str):
         raise InvalidNameError(f"the name of a topic is text, not {topic!r}")
     if not topic or topic.isspace():

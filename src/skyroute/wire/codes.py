@@ -118,6 +118,8 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
+    # Ours: Apache's codes end well below and begin again well above, and a binary header has 16 bits for it.
+    WATCH_ROUTES = 21001
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052

@@ -82,6 +82,8 @@ _TOKEN: Final = (
     r"""|(?P<blank>\s++)|(?P<atom>[^\s{}\[\],:"']++)|(?P<rest>["'].*+)"""
 )
 _QUOTED: Final = re.compile(r"\\.|\"", re.DOTALL)
+_SURROGATES: Final = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}|\\."
+_HALF_CHARS: Final = len(r"\ud83d")
 
 
 def quote_bare_keys(data: bytes) -> bytes:
@@ -107,17 +109,23 @@ def quote_bare_keys(data: bytes) -> bytes:
 def standardise(data: bytes) -> bytes:
     """Rewrite Java's lenient JSON as standard JSON: bare and single-quoted keys and texts, superfluous commas.
 
+    Half of a character, which JavaScript's writer lets pass, becomes what Java makes of it in the end: a question mark.
     Whatever it does not understand it leaves for the real parser to refuse.
 
     Raises:
         UnicodeDecodeError: the bytes are not UTF-8.
     """
-    return "".join(_standard_tokens(data.decode())).encode("utf-8", "replace")
+    text = re.sub(_SURROGATES, _replace_half, data.decode(), flags=re.DOTALL)
+    return "".join(_standard_tokens(text)).encode("utf-8", "replace")
 
 
 def _requote(match: re.Match[str]) -> str:
     """Rewrite an escape of a single-quoted text for double quotes."""
     return {'"': '\\"', "\\'": "'"}.get(match.group(), match.group())
+
+
+def _replace_half(match: re.Match[str]) -> str:
+    return "?" if len(match.group()) == _HALF_CHARS else match.group()
 
 
 def _standard_tokens(text: str) -> Iterator[str]:

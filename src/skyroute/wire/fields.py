@@ -58,7 +58,19 @@ def required_int(fields: Mapping[str, str], name: str) -> int:
     Raises:
         FieldError: it is absent or no number.
     """
+    value = fields.get(name)
+    if value and len(value) < 10 and value.isdigit() and value.isascii():
+        return int(value)  # nearly always
     return _parse_int(name, required_text(fields, name), _INT64_MAX)
+
+
+def required_int32(fields: Mapping[str, str], name: str) -> int:
+    """Return a 32-bit number that must be there.
+
+    Raises:
+        FieldError: it is absent or no such number.
+    """
+    return _parse_int(name, required_text(fields, name), _INT32_MAX)
 
 
 def optional_int(fields: Mapping[str, str], name: str, default: int, largest: int = _INT32_MAX) -> int:

@@ -6,10 +6,11 @@ from struct import error as StructError  # noqa: N812 - the module's own name fo
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from skyroute.wire import fastjson
 from skyroute.wire.codes import LANGUAGES, OUR_VERSION
-from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response
+from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response, WrittenRequest
 from skyroute.wire.errors import FrameError, HeaderError
 
 _TWO_WORDS = Struct(">II")
@@ -192,16 +193,38 @@ def response_head(response: Response, request_id: int, form: int) -> bytes:
             f"the answer's header would take {len(header)} bytes; {HEADER_BYTES_MAX} are possible"
         )
         return response_head(too_long, request_id, form)
-    return _TWO_WORDS.pack(4 + len(header) + len(response.body), form << 24 | len(header)) + header
+    return _TWO_WORDS.pack(4 + len(header) + response.body_bytes, form << 24 | len(header)) + header
 
 
-def encode_request(request: Request, request_id: int, language: str = OURS) -> bytes:
+def encode_request(request: Request | WrittenRequest, request_id: int, language: str = OURS) -> bytes:
     """Write a request's whole frame."""
+    if isinstance(request, WrittenRequest):
+        header, body = b'%b,"opaque":%d}' % (request.header, request_id), request.body
+        return _TWO_WORDS.pack(4 + len(header) + len(body), len(header)) + header + body
     encode = _encode_binary if request.form == FORM_BINARY else _encode_json_header
     version = request.version or OUR_VERSION
     header = encode(request.code, version, request_id, request.flag, request.remark, request.fields or None, language)
-    words = _TWO_WORDS.pack(4 + len(header) + len(request.body), request.form << 24 | len(header))
-    return words + header + request.body
+    body = request.body
+    return _TWO_WORDS.pack(4 + len(header) + len(body), request.form << 24 | len(header)) + header + body
+
+
+def start_of_header(code: int, fields: dict[str, str]) -> bytes:
+    """Write the header of a request in JSON up to these fields, which others can follow, and then the number."""
+    members = {"code": code, "flag": 0, "language": OURS, "serializeTypeCurrentRPC": "JSON", "version": OUR_VERSION}
+    return _encode_json(members | {"extFields": fields})[:-2]
+
+
+class _JsonHeader(msgspec.Struct, gc=False):
+    """A header as JSON has it: these members, in this order."""
+
+    code: int
+    extFields: dict[str, str] | UnsetType  # noqa: N815 - the wire's name
+    flag: int
+    language: str
+    opaque: int
+    remark: str | UnsetType
+    serializeTypeCurrentRPC: str  # noqa: N815 - the wire's name
+    version: int
 
 
 def _encode_json_header(
@@ -213,14 +236,9 @@ def _encode_json_header(
     fields: dict[str, str] | None,
     language: str = "JAVA",
 ) -> bytes:
-    members: dict[str, object] = {"code": code}
-    if fields is not None:
-        members["extFields"] = fields
-    members |= {"flag": flag, "language": language, "opaque": request_id}
-    if remark is not None:
-        members["remark"] = remark
-    members |= {"serializeTypeCurrentRPC": "JSON", "version": version}
-    return _encode_json(members)
+    said = UNSET if remark is None else remark
+    extra = UNSET if fields is None else fields
+    return _encode_json(_JsonHeader(code, extra, flag, language, request_id, said, "JSON", version))
 
 
 def _encode_binary(

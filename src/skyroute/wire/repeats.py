@@ -32,7 +32,7 @@ class Repeats:
 
     def find(self, frame: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
         """Return the answer in four pieces, the second of which is the number and the last the body."""
-        if len(frame) > FRAME_BYTES_MAX:
+        if not self._known or len(frame) > FRAME_BYTES_MAX:
             return None
         before, _, rest = frame.partition(_NUMBER_KEY)
         number, _, after = rest.partition(b",")

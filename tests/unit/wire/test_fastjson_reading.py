@@ -266,3 +266,23 @@ def test_a_table_with_bare_names_takes_linear_time_and_memory() -> None:
     assert value["Topic4999"]["currIdMap"] == {"0": 4999}
     assert spent < 10
     assert peak < 50 * len(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'{"a":"x\ud83dy"}', "x?y"),
+        (r'{"a":"x\uDE00"}', "x?"),
+        (r'{"a":"\ud83d\ud83d\ude00"}', "?\U0001f600"),
+        (r'{"a":"\\\ud83d"}', "\\?"),
+        (r'{"a":"\\ud83d\ud83d"}', r"\ud83d?"),
+        (r'{"a":"\n\ud83d\ud7ff"}', "\n?\ud7ff"),
+    ],
+)
+def test_half_a_character_is_a_question_mark_as_for_java(text: str, value: str) -> None:
+    assert loads(text.encode()) == {"a": value}
+
+
+def test_a_broken_escape_is_no_half_character() -> None:
+    with pytest.raises(JsonError):
+        loads(rb'{"a":"\ud83"}')

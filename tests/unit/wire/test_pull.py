@@ -79,7 +79,7 @@ def test_fields_without_their_flag_do_not_count() -> None:
 def test_an_old_client_sends_less() -> None:
     fields = {name: value for name, value in HEADERS["pull"].items() if name not in ("expressionType", "maxMsgBytes")}
     question = decode_pull(Request(11, fields))
-    assert (question.expression_type, question.bytes_max) == ("TAG", 256 * 1024)
+    assert (question.expression_type, question.bytes_max) == ("TAG", (1 << 31) - 1)
 
 
 def test_a_wait_below_nothing_is_none() -> None:

@@ -1,4 +1,25 @@
-from skyroute.wire.calls.query import encode_key_query, encode_view
+import json
+
+import pytest
+
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.clients import Subscription
+from skyroute.wire.calls.query import (
+    KeyQuery,
+    QueueUnit,
+    UnitsQuery,
+    decode_key_query,
+    decode_units_query,
+    decode_view,
+    encode_group_offsets,
+    encode_key_matches,
+    encode_key_query,
+    encode_units,
+    encode_units_query,
+    encode_view,
+)
+from skyroute.wire.command import Request
+from skyroute.wire.errors import FieldError
 
 
 def test_messages_are_asked_for_by_key_between_two_times() -> None:
@@ -32,3 +53,58 @@ def test_what_only_some_brokers_understand_is_said_only_if_asked_for() -> None:
 def test_a_message_is_asked_for_by_its_place_in_the_log() -> None:
     request = encode_view("T", 10_832)
     assert (request.code, request.fields) == (33, {"topic": "T", "offset": "10832"})
+    assert decode_view(request) == 10_832
+
+
+def test_a_question_for_a_key_is_read_as_it_was_asked() -> None:
+    asked = encode_key_query("T", "k", count_max=64, begin_ms=1, end_ms=2, unique=True)
+    assert decode_key_query(asked) == KeyQuery("T", "k", 64, 1, 2, unique=True)
+
+
+@pytest.mark.parametrize("name", ["topic", "key", "maxNum", "beginTimestamp", "endTimestamp"])
+def test_a_question_for_a_key_without_a_field_is_refused(name: str) -> None:
+    request = encode_key_query("T", "k", count_max=1)
+    del request.fields[name]
+    with pytest.raises(FieldError, match=name):
+        decode_key_query(request)
+
+
+def test_what_was_found_comes_with_how_far_the_index_is() -> None:
+    fields = {"indexLastUpdateTimestamp": "5", "indexLastUpdatePhyoffset": "6"}
+    found = encode_key_matches(b"records", last_stored_at_ms=5, last_position=6)
+    assert (found.code, found.fields, found.body) == (0, fields, b"records")
+    nothing = encode_key_matches(b"", last_stored_at_ms=5, last_position=6)
+    assert (nothing.code, nothing.fields) == (22, fields)
+
+
+@pytest.mark.parametrize("query", [UnitsQuery("T", 1, 2, 3), UnitsQuery("T", 1, 2, 3, "g")])
+def test_units_are_asked_for_and_the_question_is_read(query: UnitsQuery) -> None:
+    request = encode_units_query(query)
+    assert request.code == 321
+    assert decode_units_query(request) == query
+
+
+def test_a_question_for_units_needs_a_topic_and_a_place() -> None:
+    with pytest.raises(FieldError, match="topic"):
+        decode_units_query(Request(321, {"index": "0"}))
+    with pytest.raises(FieldError, match="index"):
+        decode_units_query(Request(321, {"topic": "T"}))
+
+
+def test_units_are_written_in_javas_words() -> None:
+    units = [QueueUnit(100, 50, -7)]
+    plain = encode_units(units, min_offset=0, max_offset=9)
+    assert plain.body == (
+        b'{"maxQueueIndex":9,"minQueueIndex":0,'
+        b'"queueData":[{"eval":false,"physicOffset":100,"physicSize":50,"tagsCode":-7}]}'
+    )
+    query = UnitsQuery("T", 0, 0, 1, "g")
+    offline = json.loads(encode_units(units, min_offset=0, max_offset=9, group_of=query).body)
+    assert offline["filterData"] == "g@T is not online!"
+    online = encode_units(units, min_offset=0, max_offset=9, group_of=query, subscription=Subscription("T"))
+    assert json.loads(online.body)["subscriptionData"]["topic"] == "T"
+
+
+def test_offsets_of_a_group_are_written_by_client() -> None:
+    body = encode_group_offsets({"c1": {QueueRef("T", "b", 0): 7}, "c2": {}}).body
+    assert body == b'{"consumerTable":{"c1":{{"brokerName":"b","queueId":0,"topic":"T"}:7},"c2":{}}}'

@@ -9,12 +9,13 @@ from skyroute.wire.calls.send import (
     SendReceipt,
     decode_pushed_reply,
     decode_send_receipt,
-    encode_recall,
     encode_send,
-    encode_send_back,
+    write_send,
 )
+from skyroute.wire.calls.send_back import encode_recall, encode_send_back
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
+from skyroute.wire.header import decode_command, encode_request
 from tests.unit.wire.golden import golden_line
 
 HEADERS = json.loads(golden_line("client/sends.json"))
@@ -48,6 +49,33 @@ def test_a_reply_has_a_code_of_its_own() -> None:
     request = encode_send("PG", QUEUE, b"hello", properties=PROPERTIES, born_at_ms=BORN_AT_MS, reply=True)
     assert request.code == 325
     assert request.fields == HEADERS["send"] | {"f": "0", "h": "0"}
+
+
+@pytest.mark.parametrize(("batch", "reply"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("properties", ["", PROPERTIES, 'a\x01"\\%d\x02', "k\x01名前\x02"])
+def test_what_is_written_ahead_says_what_a_send_says(properties: str, batch: bool, reply: bool) -> None:
+    for queue in (QUEUE, QueueRef("%RETRY%CG", "字%d", 0), QUEUE):
+        asked = {
+            encode: decode_command(
+                encode_request(
+                    encode(
+                        "tenant%PG",
+                        queue,
+                        b"hello",
+                        properties=properties,
+                        born_at_ms=BORN_AT_MS,
+                        sys_flag=4,
+                        flag=-7,
+                        batch=batch,
+                        reply=reply,
+                        default_topic_queues=8,
+                    ),
+                    1234,
+                )
+            )
+            for encode in (encode_send, write_send)
+        }
+        assert asked[write_send] == asked[encode_send]
 
 
 def test_a_topic_may_be_created_with_another_number_of_queues() -> None:

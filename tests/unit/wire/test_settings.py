@@ -1,17 +1,23 @@
 import pytest
 
+from skyroute.routing.registration import DataVersion
 from skyroute.settings.properties import parse_properties
 from skyroute.wire.calls.settings import (
     BrokerStats,
+    StatsQuery,
     StatsSpan,
     decode_broker_state,
     decode_broker_stats,
+    decode_broker_stats_query,
     decode_kv_value,
     decode_settings,
     encode_broker_settings_query,
     encode_broker_settings_update,
+    encode_broker_state,
     encode_broker_state_query,
+    encode_broker_stats,
     encode_broker_stats_query,
+    encode_expired_log_deletion,
     encode_expired_queues_cleaning,
     encode_kv_deletion,
     encode_kv_put,
@@ -19,6 +25,7 @@ from skyroute.wire.calls.settings import (
     encode_name_server_settings_query,
     encode_name_server_settings_update,
     encode_settings,
+    encode_settings_answer,
     encode_unused_topics_cleaning,
 )
 from skyroute.wire.command import Request, Response
@@ -120,3 +127,25 @@ def test_a_state_that_is_none_is_refused(body: bytes) -> None:
 def test_counts_that_are_none_are_refused(body: bytes) -> None:
     with pytest.raises(BodyError, match="a broker's counts"):
         decode_broker_stats(body)
+
+
+def test_settings_are_answered_with_their_edition() -> None:
+    answer = encode_settings_answer("a=1\n", DataVersion(0, 1700, 3))
+    assert answer.fields == {"version": '{"counter":3,"stateVersion":0,"timestamp":1700}'}
+    assert decode_settings(answer.body) == {"a": "1"}
+
+
+def test_a_state_and_counts_are_read_as_they_were_written() -> None:
+    assert decode_broker_state(encode_broker_state({"b": "2", "a": "1 2 3"}).body) == {"a": "1 2 3", "b": "2"}
+    stats = BrokerStats(StatsSpan(1, 0.5, 2.0), StatsSpan(2, 1e-7, 3.0), StatsSpan(3))
+    assert decode_broker_stats(encode_broker_stats(stats).body) == stats
+
+
+def test_a_question_for_counts_is_read() -> None:
+    assert decode_broker_stats_query(encode_broker_stats_query("N", "k")) == StatsQuery("N", "k")
+    with pytest.raises(FieldError, match="statsKey"):
+        decode_broker_stats_query(Request(315, {"statsName": "N"}))
+
+
+def test_expired_messages_are_deleted_on_request() -> None:
+    assert encode_expired_log_deletion().code == 329

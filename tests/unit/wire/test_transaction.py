@@ -7,8 +7,10 @@ from skyroute.wire.calls.transaction import (
     TransactionEnd,
     TransactionOutcome,
     decode_end_transaction,
+    decode_resume_check,
     decode_transaction_check,
     encode_end_transaction,
+    encode_resume_check,
     encode_transaction_check,
 )
 from skyroute.wire.command import Request
@@ -86,3 +88,10 @@ def test_a_check_without_a_number_is_refused(name: str) -> None:
     fields = {key: value for key, value in HEADERS["transaction-check"].items() if key != name}
     with pytest.raises(FieldError, match=name):
         decode_transaction_check(Request(39, fields))
+
+
+def test_a_half_that_was_given_up_is_asked_for_by_its_id() -> None:
+    request = encode_resume_check("TRANS_CHECK_MAX_TIME_TOPIC", "7F0000010000")
+    assert (request.code, decode_resume_check(request)) == (323, "7F0000010000")
+    with pytest.raises(FieldError, match="msgId"):
+        decode_resume_check(Request(323))

@@ -6,11 +6,12 @@ from typing import Any, Final
 import msgspec
 
 from skyroute.message.queue_ref import QueueRef
-from skyroute.wire.calls.topics import Version, page_fields, read_body
+from skyroute.wire.calls.topics import Version, page_fields, read_body, unsign_attributes
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
-from skyroute.wire.fields import optional_int
-from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys
+from skyroute.wire.errors import BodyError
+from skyroute.wire.fields import is_name, optional_int, required_name, truth
+from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys, write_legacy
 
 
 class GroupConfig(
@@ -63,10 +64,65 @@ def encode_group_update(config: GroupConfig, attribute_changes: Mapping[str, str
     return Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=msgspec.json.encode(members))
 
 
+class GroupUpdate(msgspec.Struct, frozen=True):
+    """A group as it is to be, but for its attributes, and what is to become of those."""
+
+    config: GroupConfig
+    attribute_changes: dict[str, str | None]
+
+
+class _GroupUpdates(msgspec.Struct, rename="camel"):
+    group_config_list: list[GroupConfig]
+
+
+def decode_group_update(body: bytes) -> GroupUpdate:
+    """Read how a group is to be. Its name may be empty, or any other nonsense.
+
+    Raises:
+        BodyError: it cannot be read.
+        FieldError: an attribute is neither to be set nor to be dropped.
+    """
+    return _update_of(read_body(body, GroupConfig, "a group's settings"))
+
+
+def decode_group_updates(body: bytes) -> list[GroupUpdate]:
+    """Read how many groups are to be.
+
+    Raises:
+        BodyError: it cannot be read.
+        FieldError: an attribute is neither to be set nor to be dropped.
+    """
+    return [_update_of(config) for config in read_body(body, _GroupUpdates, "a list of groups").group_config_list]
+
+
+def _update_of(config: GroupConfig) -> GroupUpdate:
+    try:
+        write_legacy(msgspec.to_builtins(config))
+    except TypeError as error:
+        raise BodyError(f"a group's settings that could not be kept: {error}") from None
+    return GroupUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
+
+
 def encode_group_deletion(group: str, *, with_offsets: bool) -> Request:
     """Have a broker forget a consumer group, and if so told, how far it had come."""
     fields = {"groupName": group, "cleanOffset": "true" if with_offsets else "false"}
     return Request(RequestCode.DELETE_SUBSCRIPTIONGROUP, fields)
+
+
+class GroupDeletion(msgspec.Struct, frozen=True):
+    """Which group to forget, and whether also how far it had come."""
+
+    group: str
+    with_offsets: bool
+
+
+def decode_group_deletion(request: Request) -> GroupDeletion:
+    """Read which group to forget.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    return GroupDeletion(required_name(request.fields, "groupName"), truth(request.fields, "cleanOffset"))
 
 
 def encode_group_config_query(group: str) -> Request:
@@ -81,6 +137,11 @@ def decode_group_config(body: bytes) -> GroupConfig:
         BodyError: it cannot be read.
     """
     return read_body(body, GroupConfig, "a group's settings")
+
+
+def encode_group_config(config: GroupConfig) -> Response:
+    """Tell the settings of one group."""
+    return Response(body=msgspec.json.encode(config))
 
 
 class GroupPage(msgspec.Struct, frozen=True):
@@ -111,6 +172,65 @@ def decode_group_page(response: Response) -> GroupPage:
     decoded = read_body(response.body, _GroupConfigs, "a table of groups")
     total = optional_int(response.fields or {}, "totalGroupNum", -1)
     return GroupPage(decoded.subscription_group_table, decoded.data_version, total if total >= 0 else None)
+
+
+def encode_group_page(page: GroupPage, forbidden: Mapping[str, Mapping[str, int]]) -> Response:
+    """Tell a part of a broker's groups, and what they may not do with which topics."""
+    body = {
+        "dataVersion": page.version,
+        "forbiddenTable": {group: dict(topics) for group, topics in forbidden.items() if group in page.groups},
+        "subscriptionGroupTable": page.groups,
+    }
+    return Response(fields={"totalGroupNum": str(page.total)}, body=msgspec.json.encode(body))
+
+
+class ReadPermit(msgspec.Struct, frozen=True):
+    """Whether a group may read a topic; None asks."""
+
+    group: str
+    topic: str
+    readable: bool | None
+
+
+def decode_read_permit(request: Request) -> ReadPermit:
+    """Read whether a group is to be allowed to read a topic.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    fields = request.fields
+    readable = truth(fields, "readable") if fields.get("readable") else None
+    return ReadPermit(required_name(fields, "group"), required_name(fields, "topic"), readable)
+
+
+def encode_read_permit(permit: ReadPermit) -> Response:
+    """Tell whether a group may read a topic."""
+    return Response(remark="", body=msgspec.json.encode(permit))
+
+
+class RequestMode(msgspec.Struct, frozen=True, rename={"group": "consumerGroup", "shared_queues": "popShareQueueNum"}):
+    """How members of a group that let brokers share queues out ask for messages of a topic: PULL or POP."""
+
+    topic: str
+    group: str
+    mode: str = "PULL"
+    shared_queues: Int32 = 0
+    """With POP, so many more members share each queue."""
+
+
+REQUEST_MODES: Final = ("PULL", "POP")
+
+
+def decode_request_mode(body: bytes) -> RequestMode:
+    """Read how members of a group are to ask for messages of a topic.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    mode = read_body(body, RequestMode, "a request mode")
+    if not is_name(mode.topic) or not is_name(mode.group) or mode.mode not in REQUEST_MODES:
+        raise BodyError(f"not a request mode: {mode.topic[:80]!r} {mode.group[:80]!r} {mode.mode[:80]!r}")
+    return mode
 
 
 # ------------------------------------------------------------------------------------------------------ connections

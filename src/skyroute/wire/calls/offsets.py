@@ -7,7 +7,7 @@ import msgspec
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
-from skyroute.wire.fields import required_int, required_name, truth
+from skyroute.wire.fields import required_int, required_int32, required_name, truth
 
 
 def _queue_fields(queue: QueueRef) -> dict[str, str]:
@@ -62,7 +62,7 @@ def decode_queue(request: Request) -> QueueRef:
 
 
 def _queue(fields: Mapping[str, str]) -> QueueRef:
-    return QueueRef(required_name(fields, "topic"), fields.get("bname", ""), required_int(fields, "queueId"))
+    return QueueRef(required_name(fields, "topic"), fields.get("bname", ""), required_int32(fields, "queueId"))
 
 
 class OffsetQuery(msgspec.Struct, frozen=True, gc=False):

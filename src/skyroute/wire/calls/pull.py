@@ -1,21 +1,26 @@
 """Asking a broker for the messages of one queue, and its answer."""
 
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
 import msgspec
 
 from skyroute.wire.codes import RequestCode, ResponseCode
-from skyroute.wire.command import Request, Response
-from skyroute.wire.fields import optional_int, required_int, required_name
+from skyroute.wire.command import Int32, Int64, Request, Response
+from skyroute.wire.fields import is_name, optional_int, required_int, required_name
 
 PULL_BYTES_MAX: Final = 256 * 1024
 """How many bytes Java's consumers ask for at most."""
+
+PIECE_BYTES_MIN: Final = 16 * 1024
+"""Smaller pieces of a log are rather copied together than written one by one."""
 
 _COMMIT_OFFSET: Final = 1
 _SUSPEND: Final = 2
 _SUBSCRIPTION: Final = 4
 _LITE: Final = 16
+_INT32_MAX: Final = (1 << 31) - 1
 _INT64_MAX: Final = (1 << 63) - 1
 
 
@@ -70,28 +75,71 @@ def encode_pull(question: PullQuestion) -> Request:
     return Request(RequestCode.LITE_PULL_MESSAGE if question.lite else RequestCode.PULL_MESSAGE, fields)
 
 
+class _PullFields(msgspec.Struct, gc=False):
+    """The fields of a pull, all of which are text on the wire."""
+
+    consumerGroup: str  # noqa: N815 - the wire's name
+    topic: str
+    queueId: Int32  # noqa: N815 - the wire's name
+    queueOffset: Int64  # noqa: N815 - the wire's name
+    maxMsgNums: Int32  # noqa: N815 - the wire's name
+    sysFlag: Int32  # noqa: N815 - the wire's name
+    commitOffset: Int64  # noqa: N815 - the wire's name
+    suspendTimeoutMillis: Int64  # noqa: N815 - the wire's name
+    subscription: str = ""
+    subVersion: Int64 = 0  # noqa: N815 - the wire's name
+    expressionType: str = ""  # noqa: N815 - the wire's name
+    maxMsgBytes: Int32 = _INT32_MAX  # noqa: N815 - the wire's name; older clients leave it to the broker
+    bname: str | None = None
+
+
 def decode_pull(request: Request) -> PullQuestion:
     """Read a question for messages.
 
     Raises:
         FieldError: a field is missing or malformed.
     """
-    fields = request.fields
-    flag = required_int(fields, "sysFlag")
+    try:
+        said = msgspec.convert(request.fields, _PullFields, strict=False)
+    except msgspec.ValidationError:
+        said = _read_one_by_one(request.fields)
+    if not (is_name(said.consumerGroup) and is_name(said.topic)):
+        said = _read_one_by_one(request.fields)
+    flag = said.sysFlag
     return PullQuestion(
-        group=required_name(fields, "consumerGroup"),
-        topic=required_name(fields, "topic"),
-        queue_id=required_int(fields, "queueId"),
-        offset=required_int(fields, "queueOffset"),
-        count_max=required_int(fields, "maxMsgNums"),
-        commit_offset=required_int(fields, "commitOffset") if flag & _COMMIT_OFFSET else None,
-        suspend_ms=max(0, required_int(fields, "suspendTimeoutMillis")) if flag & _SUSPEND else 0,
-        expression=fields.get("subscription", "") if flag & _SUBSCRIPTION else None,
-        expression_type=fields.get("expressionType") or "TAG",
-        subscription_version=optional_int(fields, "subVersion", 0, _INT64_MAX),
-        bytes_max=optional_int(fields, "maxMsgBytes", PULL_BYTES_MAX),
-        lite=bool(flag & _LITE),
-        broker_name=fields.get("bname"),
+        said.consumerGroup,
+        said.topic,
+        said.queueId,
+        said.queueOffset,
+        said.maxMsgNums,
+        said.commitOffset if flag & _COMMIT_OFFSET else None,
+        max(0, said.suspendTimeoutMillis) if flag & _SUSPEND else 0,
+        said.subscription if flag & _SUBSCRIPTION else None,
+        said.expressionType or "TAG",
+        said.subVersion,
+        said.maxMsgBytes,
+        bool(flag & _LITE),
+        said.bname,
+    )
+
+
+def _read_one_by_one(fields: Mapping[str, str]) -> _PullFields:
+    """Find out which field is wrong, or read what is only odd."""
+    flag = required_int(fields, "sysFlag")
+    return _PullFields(
+        required_name(fields, "consumerGroup"),
+        required_name(fields, "topic"),
+        required_int(fields, "queueId"),
+        required_int(fields, "queueOffset"),
+        required_int(fields, "maxMsgNums"),
+        flag,
+        required_int(fields, "commitOffset") if flag & _COMMIT_OFFSET else 0,
+        required_int(fields, "suspendTimeoutMillis") if flag & _SUSPEND else 0,
+        fields.get("subscription", ""),
+        optional_int(fields, "subVersion", 0, _INT64_MAX),
+        fields.get("expressionType", ""),
+        optional_int(fields, "maxMsgBytes", _INT32_MAX),
+        fields.get("bname"),
     )
 
 
@@ -140,8 +188,11 @@ def decode_pull_answer(response: Response) -> PullAnswer:
     )
 
 
-def encode_pull_answer(answer: PullAnswer, remark: str | None = None) -> Response:
-    """Answer a pull. All four numbers are always there: Java's client fails where one is missing."""
+def encode_pull_answer(answer: PullAnswer, remark: str | None = None, records: Sequence[memoryview] = ()) -> Response:
+    """Answer a pull. All four numbers are always there: Java's client fails where one is missing.
+
+    `records` are pieces of a broker's log, in place of the answer's own body.
+    """
     fields = {
         "suggestWhichBrokerId": str(answer.suggested_broker_id),
         "nextBeginOffset": str(answer.next_offset),
@@ -150,4 +201,8 @@ def encode_pull_answer(answer: PullAnswer, remark: str | None = None) -> Respons
     }
     if answer.offset_delta:
         fields["offsetDelta"] = str(answer.offset_delta)
-    return Response(answer.status.value, remark, fields, answer.body)
+    if not records:
+        return Response(answer.status.value, remark, fields, answer.body)
+    if sum(map(len, records)) < PIECE_BYTES_MIN * len(records):
+        return Response(answer.status.value, remark, fields, b"".join(records))
+    return Response(answer.status.value, remark, fields, more=records)

@@ -1,9 +1,16 @@
-"""Finding single messages at a broker: by key, by the producer's id, or by their place in the log."""
+"""Finding single messages at a broker: by key, by the producer's id, by their place in the log or in a queue."""
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from skyroute.wire.codes import RequestCode
-from skyroute.wire.command import Request
+import msgspec
+
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.clients import Subscription, subscription_members, write_body
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.fields import optional_int, optional_name, required_int, required_name, required_text, truth
+from skyroute.wire.queue_maps import write_legacy, write_queue_map
 
 FOREVER_MS: Final = (1 << 63) - 1
 UNIQUE_QUERY_MAX: Final = 32
@@ -41,6 +48,147 @@ def encode_key_query(
     return Request(RequestCode.QUERY_MESSAGE, fields)
 
 
+class KeyQuery(msgspec.Struct, frozen=True, gc=False):
+    """Which messages are looked for."""
+
+    topic: str
+    key: str
+    count_max: int
+    begin_ms: int
+    end_ms: int
+    unique: bool
+    """The key is a producer's id; how many are found is then the broker's to say."""
+
+
+def decode_key_query(request: Request) -> KeyQuery:
+    """Read which messages are looked for.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    fields = request.fields
+    return KeyQuery(
+        topic=required_name(fields, "topic"),
+        key=required_text(fields, "key"),
+        count_max=max(required_int(fields, "maxNum"), 0),
+        begin_ms=required_int(fields, "beginTimestamp"),
+        end_ms=required_int(fields, "endTimestamp"),
+        unique=truth(fields, "_UNIQUE_KEY_QUERY"),
+    )
+
+
+def encode_key_matches(records: bytes, *, last_stored_at_ms: int, last_position: int) -> Response:
+    """Write what was found, which may be nothing, and how far the index has come."""
+    fields = {
+        "indexLastUpdateTimestamp": str(last_stored_at_ms),
+        "indexLastUpdatePhyoffset": str(last_position),
+    }
+    if not records:
+        return Response(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct", fields)
+    return Response(fields=fields, body=records)
+
+
 def encode_view(topic: str, log_position: int) -> Request:
     """Ask a broker for the message at a place of its log."""
     return Request(RequestCode.VIEW_MESSAGE_BY_ID, {"topic": topic, "offset": str(log_position)})
+
+
+def decode_view(request: Request) -> int:
+    """Read at which place of the log a message is wanted.
+
+    Raises:
+        FieldError: it is missing or malformed.
+    """
+    return required_int(request.fields, "offset")
+
+
+# ------------------------------------------------------------------------------------------------- a queue's units
+
+
+class UnitsQuery(msgspec.Struct, frozen=True, gc=False):
+    """Which units of a queue are wanted, and for whom."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    count: int
+    group: str | None = None
+    """Its subscription is told with them."""
+
+
+class QueueUnit(msgspec.Struct, frozen=True, gc=False):
+    """What a queue knows of one message."""
+
+    position: int
+    record_bytes: int
+    tag_code: int
+
+
+def encode_units_query(query: UnitsQuery) -> Request:
+    """Ask a broker what one of its queues knows of its messages."""
+    fields = {
+        "topic": query.topic,
+        "queueId": str(query.queue_id),
+        "index": str(query.offset),
+        "count": str(query.count),
+    }
+    if query.group is not None:
+        fields["consumerGroup"] = query.group
+    return Request(RequestCode.QUERY_CONSUME_QUEUE, fields)
+
+
+def decode_units_query(request: Request) -> UnitsQuery:
+    """Read which units of a queue are wanted.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    fields = request.fields
+    return UnitsQuery(
+        topic=required_name(fields, "topic"),
+        queue_id=optional_int(fields, "queueId", 0),
+        offset=required_int(fields, "index"),
+        count=optional_int(fields, "count", 0),
+        group=optional_name(fields, "consumerGroup"),
+    )
+
+
+def encode_units(
+    units: Sequence[QueueUnit],
+    *,
+    min_offset: int,
+    max_offset: int,
+    group_of: UnitsQuery | None = None,
+    subscription: Subscription | None = None,
+) -> Response:
+    """Write units of a queue; with `group_of` also what that query's group wants of the topic."""
+    members: dict[str, object] = {}
+    if group_of is not None:
+        # Java writes here what it compiled of an SQL expression, which is nothing where there is none.
+        offline = f"{group_of.group}@{group_of.topic} is not online!"
+        members["filterData"] = offline if subscription is None else "null"
+    members |= {
+        "maxQueueIndex": max_offset,
+        "minQueueIndex": min_offset,
+        "queueData": [
+            {
+                "eval": False,
+                "physicOffset": unit.position,
+                "physicSize": unit.record_bytes,
+                "tagsCode": unit.tag_code,
+            }
+            for unit in units
+        ],
+    }
+    if subscription is not None:
+        members["subscriptionData"] = subscription_members(subscription)
+    return Response(body=write_body(members))
+
+
+# ----------------------------------------------------------------------------------------- where consumers have got
+
+
+def encode_group_offsets(offsets: Mapping[str, Mapping[QueueRef, int]]) -> Response:
+    """Write how far the members of a group have got, by client id."""
+    members = (f"{write_legacy(client_id)}:{write_queue_map(table)}" for client_id, table in offsets.items())
+    return Response(body=f'{{"consumerTable":{{{",".join(members)}}}}}'.encode("utf-8", "replace"))

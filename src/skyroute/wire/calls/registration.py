@@ -100,9 +100,28 @@ def decode_registration(request: Request) -> Registration:
     )
 
 
-def encode_registration(registration: Registration) -> Request:
-    """Write a registration as a 5.x broker does."""
+def encode_registration(registration: Registration, *, compressed: bool = False) -> Request:
+    """Write a registration as a 5.x broker does; one that is compressed says nothing of `sys_flag`."""
     table = registration.table or TopicTable()
+    body = _compressed_body(table) if compressed else _plain_body(table)
+    fields = {
+        "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF),
+        "brokerAddr": registration.address,
+        "brokerId": str(registration.broker_id),
+        "brokerName": registration.broker_name,
+        "clusterName": registration.cluster,
+        "compressed": _truth(compressed),
+        "haServerAddr": registration.ha_address,
+        "enableActingMaster": None if registration.acting_master is None else _truth(registration.acting_master),
+        "heartbeatTimeoutMillis": None if registration.lease_s is None else str(round(registration.lease_s * 1000)),
+        "__ZONE_NAME": registration.zone,
+    }
+    return Request(
+        RequestCode.REGISTER_BROKER, {name: text for name, text in fields.items() if text is not None}, body=body
+    )
+
+
+def _plain_body(table: TopicTable) -> bytes:
     topics = {
         topic: {
             "attributes": {},
@@ -116,31 +135,32 @@ def encode_registration(registration: Registration) -> Request:
         }
         for topic, settings in table.topics.items()
     }
-    mappings = {topic: mapping_members(mapping) for topic, mapping in table.mappings.items()}
     wrapper = {
         "dataVersion": _version_members(table.version),
         "mappingDataVersion": _version_members(DataVersion()),
         "topicConfigTable": topics,
         "topicQueueMappingDetailMap": {},
-        "topicQueueMappingInfoMap": mappings,
+        "topicQueueMappingInfoMap": {topic: mapping_members(mapping) for topic, mapping in table.mappings.items()},
     }
     members = {"filterServerList": list(table.filter_servers or ()), "topicConfigSerializeWrapper": wrapper}
-    body = fastjson.dumps(members, Dialect.LEGACY)
-    fields = {
-        "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF),
-        "brokerAddr": registration.address,
-        "brokerId": str(registration.broker_id),
-        "brokerName": registration.broker_name,
-        "clusterName": registration.cluster,
-        "compressed": "false",
-        "haServerAddr": registration.ha_address,
-        "enableActingMaster": None if registration.acting_master is None else _truth(registration.acting_master),
-        "heartbeatTimeoutMillis": None if registration.lease_s is None else str(round(registration.lease_s * 1000)),
-        "__ZONE_NAME": registration.zone,
-    }
-    return Request(
-        RequestCode.REGISTER_BROKER, {name: text for name, text in fields.items() if text is not None}, body=body
-    )
+    return fastjson.dumps(members, Dialect.LEGACY)
+
+
+def _compressed_body(table: TopicTable) -> bytes:
+    """Write counted pieces, deflated; the section of mappings is there because our version says so."""
+    pieces = [_piece(fastjson.dumps(_version_members(table.version), Dialect.LEGACY)), _INT32.pack(len(table.topics))]
+    for topic, settings in table.topics.items():
+        queues = f"{settings.read_queues} {settings.write_queues} {int(settings.permission)}"
+        pieces.append(_piece(f"{topic} {queues} SINGLE_TAG {{}}".encode()))
+    pieces.append(_piece(fastjson.dumps(list(table.filter_servers or ()), Dialect.LEGACY)))
+    pieces.append(_INT32.pack(len(table.mappings)))
+    for mapping in table.mappings.values():
+        pieces.append(_piece(fastjson.dumps(mapping_members(mapping), Dialect.LEGACY)))
+    return zlib.compress(b"".join(pieces))
+
+
+def _piece(content: bytes) -> bytes:
+    return _INT32.pack(len(content)) + content
 
 
 def _truth(value: bool) -> str:  # noqa: FBT001 - it is the value itself
@@ -384,6 +404,30 @@ def encode_registration_reply(outcome: RegistrationOutcome, order_topics: bytes)
 
 
 @dataclass(frozen=True, slots=True)
+class RegistrationReply:
+    """What a name server tells a broker that registers."""
+
+    ordered_topics: tuple[str, ...] = ()
+    master_address: str | None = None
+    master_ha_address: str | None = None
+
+
+class _OrderTopics(msgspec.Struct):
+    table: dict[str, str | None] | None = None
+
+
+def decode_registration_reply(response: Response) -> RegistrationReply:
+    """Read what a name server says to a registration.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    fields = response.fields or {}
+    table = _decode_json(response.body, _OrderTopics).table if response.body else None
+    return RegistrationReply(tuple(table or ()), fields.get("masterAddr"), fields.get("haServerAddr"))
+
+
+@dataclass(frozen=True, slots=True)
 class Goodbye:
     """A broker's word that it is leaving."""
 
@@ -408,15 +452,34 @@ def decode_goodbye(request: Request) -> Goodbye:
     )
 
 
+def _broker_fields(registration: "Registration | Goodbye") -> dict[str, str]:
+    return {
+        "brokerAddr": registration.address,
+        "brokerId": str(registration.broker_id),
+        "brokerName": registration.broker_name,
+        "clusterName": registration.cluster,
+    }
+
+
 def encode_goodbye(goodbye: Goodbye) -> Request:
     """Write an unregistration."""
-    fields = {
-        "brokerAddr": goodbye.address,
-        "brokerId": str(goodbye.broker_id),
-        "brokerName": goodbye.broker_name,
-        "clusterName": goodbye.cluster,
-    }
-    return Request(RequestCode.UNREGISTER_BROKER, fields)
+    return Request(RequestCode.UNREGISTER_BROKER, _broker_fields(goodbye))
+
+
+def encode_heartbeat(registration: Registration) -> Request:
+    """Say that a broker is alive, and nothing else."""
+    return Request(RequestCode.BROKER_HEARTBEAT, _broker_fields(registration))
+
+
+def encode_version_query(registration: Registration, version: DataVersion) -> Request:
+    """Ask whether a name server knows an edition of a broker's topics; it also says that the broker is alive."""
+    body = fastjson.dumps(_version_members(version), Dialect.LEGACY)
+    return Request(RequestCode.QUERY_DATA_VERSION, _broker_fields(registration), body=body)
+
+
+def decode_version_reply(response: Response) -> bool:
+    """Read whether the name server knows another edition, or none."""
+    return truth(response.fields or {}, "changed")
 
 
 def decode_broker_key(request: Request) -> BrokerKey:

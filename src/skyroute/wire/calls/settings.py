@@ -6,10 +6,14 @@ from typing import Final
 
 import msgspec
 
+from skyroute.routing.registration import DataVersion
+from skyroute.wire import fastjson
 from skyroute.wire.calls.topics import read_body
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int64, Request, Response
 from skyroute.wire.errors import FieldError
+from skyroute.wire.fields import required_name
+from skyroute.wire.queue_maps import write_legacy
 
 # Java's reader ends a name at the first of `=`, `:` and blank, and drops the blanks before a value.
 _SPECIAL_IN_NAME: Final = re.compile(r"[\\=:#! ]|[^ -~]")
@@ -44,6 +48,12 @@ def encode_broker_settings_query() -> Request:
 def encode_broker_settings_update(settings: Mapping[str, str]) -> Request:
     """Change settings of a broker while it runs."""
     return Request(RequestCode.UPDATE_BROKER_CONFIG, body=encode_settings(settings))
+
+
+def encode_settings_answer(text: str, version: DataVersion) -> Response:
+    """Write a broker's settings, which are lines of text already, and their edition."""
+    members = {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
+    return Response(fields={"version": write_legacy(members)}, body=text.encode("utf-8", "replace"))
 
 
 def encode_name_server_settings_query() -> Request:
@@ -107,6 +117,16 @@ def decode_broker_state(body: bytes) -> dict[str, str]:
     return dict(sorted(read_body(body, _Table, "a broker's state").table.items()))
 
 
+def encode_broker_state(state: Mapping[str, str]) -> Response:
+    """Write how a broker is."""
+    return Response(body=fastjson.dumps({"table": dict(state)}, fastjson.Dialect.LEGACY))
+
+
+def encode_expired_log_deletion() -> Request:
+    """Have a broker drop the part of its log that is too old, whatever the hour."""
+    return Request(RequestCode.DELETE_EXPIRED_COMMITLOG)
+
+
 def encode_expired_queues_cleaning() -> Request:
     """Have a broker drop the files of queues whose messages are gone."""
     return Request(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
@@ -152,3 +172,24 @@ def decode_broker_stats(body: bytes) -> BrokerStats:
         BodyError: it cannot be read.
     """
     return read_body(body, BrokerStats, "a broker's counts")
+
+
+class StatsQuery(msgspec.Struct, frozen=True, gc=False):
+    """Which count is asked for, in the words of Apache's tools."""
+
+    name: str
+    key: str
+
+
+def decode_broker_stats_query(request: Request) -> StatsQuery:
+    """Read which count is asked for.
+
+    Raises:
+        FieldError: a field is missing.
+    """
+    return StatsQuery(required_name(request.fields, "statsName"), required_name(request.fields, "statsKey"))
+
+
+def encode_broker_stats(stats: BrokerStats) -> Response:
+    """Write how often something happened."""
+    return Response(body=msgspec.json.encode(stats))

@@ -1,6 +1,6 @@
 """What administrators ask about topics and clusters: who is there, what is set, and how full the queues are."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -12,8 +12,8 @@ from skyroute.wire import fastjson
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError, FieldError
-from skyroute.wire.fields import optional_int
-from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys
+from skyroute.wire.fields import optional_int, required_int32, truth
+from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys, write_queue_map
 
 PAGE_MAX: Final = 2000
 """How many topics or groups a broker tells at once; it gives no more, whatever is asked for."""
@@ -187,6 +187,71 @@ def encode_topic_update(config: TopicConfig, attribute_changes: Mapping[str, str
     )
 
 
+class TopicUpdate(msgspec.Struct, frozen=True):
+    """A topic as it is to be, but for its attributes, and what is to become of those."""
+
+    config: TopicConfig
+    attribute_changes: dict[str, str | None]
+
+
+FILTER_TYPES: Final = ("SINGLE_TAG", "MULTI_TAG")
+
+
+def decode_topic_update(request: Request) -> TopicUpdate:
+    """Read how a topic is to be. Its name may be empty, or any other nonsense.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    fields = request.fields
+    filter_type = fields.get("topicFilterType") or FILTER_TYPES[0]
+    if filter_type not in FILTER_TYPES:
+        raise FieldError(f"topicFilterType = [{filter_type[:40]}] value invalid")
+    config = TopicConfig(
+        fields.get("topic", ""),
+        required_int32(fields, "readQueueNums"),
+        required_int32(fields, "writeQueueNums"),
+        required_int32(fields, "perm"),
+        filter_type,
+        optional_int(fields, "topicSysFlag", 0),
+        truth(fields, "order"),
+    )
+    return TopicUpdate(config, read_attribute_changes(fields.get("attributes", "")))
+
+
+class _TopicUpdates(msgspec.Struct, rename="camel"):
+    topic_config_list: list[TopicConfig]
+
+
+def decode_topic_updates(body: bytes) -> list[TopicUpdate]:
+    """Read how many topics are to be.
+
+    Raises:
+        BodyError: it cannot be read.
+        FieldError: an attribute is neither to be set nor to be dropped.
+    """
+    return [
+        TopicUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
+        for config in read_body(body, _TopicUpdates, "a list of topics").topic_config_list
+    ]
+
+
+def unsign_attributes(signed: Mapping[str, str]) -> dict[str, str | None]:
+    """Return which attributes to set and which to drop, of a table in which a sign before the name says so.
+
+    Raises:
+        FieldError: a name has no sign, or is there twice.
+    """
+    changes: dict[str, str | None] = {}
+    for name, value in signed.items():
+        if name[:1] not in ("+", "-") or len(name) < 2:
+            raise FieldError(f"wrong format key: {name[:80]}")
+        if name[1:] in changes:
+            raise FieldError(f"alter duplication key. key: {name[1:81]}")
+        changes[name[1:]] = value if name[0] == "+" else None
+    return changes
+
+
 def encode_topic_deletion(topic: str) -> Request:
     """Have a broker delete a topic with all its messages."""
     return Request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic})
@@ -206,6 +271,11 @@ def decode_topic_config(body: bytes) -> TopicConfig:
     return read_body(body, TopicConfig, "a topic's settings")
 
 
+def encode_topic_config(config: TopicConfig) -> Response:
+    """Tell the settings of one topic."""
+    return Response(body=msgspec.json.encode(config))
+
+
 class Version(msgspec.Struct, frozen=True, rename="camel"):
     """Tells one state of a broker's table from the next."""
 
@@ -221,6 +291,42 @@ def page_fields(kind: str, start: int, version: Version | None) -> dict[str, str
         f"max{kind}Num": str(PAGE_MAX),
         "dataVersion": msgspec.json.encode(version).decode() if version is not None else "",
     }
+
+
+class PageQuery(msgspec.Struct, frozen=True):
+    """Which part of a broker's table is wanted."""
+
+    start: int
+    count_max: int
+    version: Version | None
+    """The edition that `start` counts in; in any other it means nothing."""
+
+
+def decode_page_query(kind: str, request: Request) -> PageQuery | None:
+    """Read which part of a broker's table is wanted, `kind` being Topic or Group; None means all of it.
+
+    Raises:
+        FieldError: a field is malformed.
+    """
+    fields = request.fields
+    start_name, count_name = f"{kind.lower()}Seq", f"max{kind}Num"
+    if not {start_name, count_name, "dataVersion"} & fields.keys():
+        return None
+    text = fields.get("dataVersion", "").strip()
+    try:
+        version = fastjson.decode(text.encode("utf-8", "replace"), Version) if text else None
+    except fastjson.JsonError as error:
+        raise FieldError(f"dataVersion: {error}") from None
+    count_max = min(optional_int(fields, count_name, PAGE_MAX), PAGE_MAX)
+    return PageQuery(max(optional_int(fields, start_name, 0), 0), max(count_max, 0), version)
+
+
+def cut_page(table: Mapping[str, T], query: PageQuery | None, version: Version) -> dict[str, T]:
+    """Return the part of a table that is wanted; from its start, if what was seen before is of another edition."""
+    if query is None:
+        return dict(table)
+    start = query.start if query.version == version else 0
+    return {name: table[name] for name in sorted(table)[start : start + query.count_max]}
 
 
 class TopicPage(msgspec.Struct, frozen=True):
@@ -251,6 +357,17 @@ def decode_topic_page(response: Response) -> TopicPage:
     decoded = read_body(response.body, _TopicConfigs, "a table of topics")
     total = optional_int(response.fields or {}, "totalTopicNum", -1)
     return TopicPage(decoded.topic_config_table, decoded.data_version, total if total >= 0 else None)
+
+
+def encode_topic_page(page: TopicPage) -> Response:
+    """Tell a part of a broker's topics, none of which is static."""
+    body = {
+        "dataVersion": page.version,
+        "mappingDataVersion": Version(),
+        "topicConfigTable": page.topics,
+        "topicQueueMappingDetailMap": {},
+    }
+    return Response(fields={"totalTopicNum": str(page.total)}, body=msgspec.json.encode(body))
 
 
 class QueueSpan(
@@ -293,6 +410,17 @@ def decode_topic_stats(body: bytes) -> TopicStats:
     return TopicStats(by_queue(decoded.offset_table), decoded.topic_put_tps)
 
 
+def encode_topic_stats(stats: TopicStats) -> Response:
+    """Tell where a topic's queues begin and end."""
+    table = write_queue_map(stats.queues, write_struct)
+    return Response(body=f'{{"offsetTable":{table},"topicPutTps":{stats.put_tps!r}}}'.encode("utf-8", "replace"))
+
+
+def write_struct(value: msgspec.Struct) -> str:
+    """Write a value that has a form of its own, where it is part of a larger one."""
+    return msgspec.json.encode(value).decode()
+
+
 class _GroupList(msgspec.Struct, rename="camel"):
     group_list: list[str] = []
 
@@ -309,3 +437,16 @@ def decode_topic_readers(body: bytes) -> list[str]:
         BodyError: it cannot be read.
     """
     return sorted(read_body(body, _GroupList, "a list of groups").group_list)
+
+
+def encode_topic_readers(groups: Collection[str]) -> Response:
+    """Tell which groups consume a topic."""
+    return Response(body=msgspec.json.encode({"groupList": sorted(groups)}))
+
+
+def encode_topic_list(topics: Collection[str], broker_address: str | None = None) -> Response:
+    """Tell a list of topics, and of which broker."""
+    body: dict[str, object] = {"topicList": sorted(topics)}
+    if broker_address is not None:
+        body["brokerAddr"] = broker_address
+    return Response(body=msgspec.json.encode(body))

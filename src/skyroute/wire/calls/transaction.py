@@ -134,3 +134,17 @@ def decode_transaction_check(request: Request) -> TransactionCheck:
 
 def _add_known(fields: dict[str, str], optional: dict[str, str | None]) -> None:
     fields.update((name, value) for name, value in optional.items() if value is not None)
+
+
+def encode_resume_check(topic: str, offset_message_id: str) -> Request:
+    """Have a broker ask for a transaction again that it has given up."""
+    return Request(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"topic": topic, "msgId": offset_message_id})
+
+
+def decode_resume_check(request: Request) -> str:
+    """Read which record is asked for again: its id, which says where it lies.
+
+    Raises:
+        FieldError: a field is missing.
+    """
+    return required_name(request.fields, "msgId")

@@ -1,0 +1,46 @@
+import msgspec
+import pytest
+
+from skyroute.wire.calls.clients import ConsumeType, MessageModel, StartFrom, Subscription
+from skyroute.wire.calls.connections import (
+    SubscriptionQuery,
+    decode_producer_group,
+    decode_subscription_query,
+    encode_consumer_connections,
+    encode_producer_connections,
+    encode_subscription,
+)
+from skyroute.wire.calls.groups import Connection, encode_producer_connections_query
+from skyroute.wire.command import Request
+from skyroute.wire.errors import FieldError
+from tests.unit.wire.golden import golden_line
+
+
+def test_who_consumes_is_written_as_java_writes_it() -> None:
+    retry = Subscription("%RETRY%golden-group", version=1794733113246)
+    tags = Subscription("TwoTopic", "TagA || TagB", "TAG", 1794733113265, ("TagA", "TagB"), (2598919, 2598920))
+    response = encode_consumer_connections(
+        [Connection("192.0.2.2@25552#1794733113236656013", "127.0.0.1:39730", "PYTHON", 479)],
+        {retry.topic: retry, tags.topic: tags},
+        ConsumeType.PUSH,
+        MessageModel.CLUSTERING,
+        StartFrom.FIRST_OFFSET,
+    )
+    assert response.body == golden_line("client/consumer-connections.txt")
+
+
+def test_who_produces_is_written_as_java_writes_it() -> None:
+    connection = Connection("192.0.2.2@25552#1794733113237409399", "127.0.0.1:39716", "PYTHON", 479)
+    assert encode_producer_connections([connection]).body == golden_line("client/producer-connections.txt")
+    assert decode_producer_group(encode_producer_connections_query("p")) == "p"
+
+
+def test_what_a_group_does_not_want_is_left_out() -> None:
+    body = encode_subscription(SubscriptionQuery("g", None), None).body
+    assert msgspec.json.decode(body) == {"group": "g"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"group": ""}, {"group": "\0"}, {"group": "g", "topic": "\0"}])
+def test_a_question_about_no_name_is_refused(fields: dict[str, str]) -> None:
+    with pytest.raises(FieldError):
+        decode_subscription_query(Request(345, fields))
