@@ -5,11 +5,14 @@ import logging
 import math
 import ssl
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final, cast
+
+import msgspec
 
 from skyroute.clock import SystemClock
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
-from skyroute.wire.command import FLAG_ONEWAY, Request, Response
+from skyroute.remoting.spaced_lines import SpacedLines
+from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response, WrittenRequest
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FrameDecoder
 from skyroute.wire.header import as_response, decode_command, encode_request, response_head
@@ -27,20 +30,16 @@ UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that a peer may ask for without taking them; then it is hung up on."""
 
 
-class _Call:
+class Call(msgspec.Struct):
     """A request that waits for its answer."""
 
-    __slots__ = ("chunks_heard", "code", "deadline", "future", "timeout_s")
-
-    def __init__(
-        self, future: "asyncio.Future[Response]", code: int, timeout_s: float, deadline: float, chunks_heard: int
-    ) -> None:
-        self.future = future
-        self.code = code
-        self.timeout_s = timeout_s
-        self.deadline = deadline
-        self.chunks_heard = chunks_heard
-        """How often anything had come from the peer when it began to wait."""
+    answer: "asyncio.Future[Response]"
+    number: int
+    code: int
+    timeout_s: float
+    deadline: float
+    chunks_heard: int
+    """How often anything had come from the peer when it began to wait."""
 
 
 class Channel(asyncio.Protocol):
@@ -52,15 +51,18 @@ class Channel(asyncio.Protocol):
         *,
         on_request: "Callable[[Request, Channel], None] | None" = None,
         on_close: "Callable[[Channel], None] | None" = None,
+        hang_ups: SpacedLines | None = None,
     ) -> None:
         self.address = address
+        self._hang_ups = hang_ups if hang_ups is not None else SpacedLines()
+        """When it was last written that somebody was hung up on; shared by connections that follow each other."""
         self._on_request = on_request
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
         self._decoder = FrameDecoder()
         self._last_id = 0
-        self._awaited: dict[int, _Call] = {}
+        self._awaited: dict[int, Call] = {}
         self._look_at = math.inf
         """When the first of them is late. One timer for all: one for each would cost more than all else of a call."""
         self._look_timer: asyncio.TimerHandle | None = None
@@ -70,6 +72,8 @@ class Channel(asyncio.Protocol):
         self._chunks_heard = 0
         self._writable: asyncio.Future[None] | None = None
         """Set while the peer takes less than we send: done when it has caught up."""
+        self._held_back: dict[int, bytes] = {}
+        """Frames of calls that began meanwhile, by number."""
         self._retired = False
         self._reason: str | None = None
         """Why we ended the connection, if we did."""
@@ -87,9 +91,10 @@ class Channel(asyncio.Protocol):
         self.resume_writing()
         reason = self._reason or f"{self.address} closed the connection: {exc or 'no reason'}"
         for call in self._awaited.values():
-            if not call.future.done():
-                call.future.set_exception(ConnectionLostError(reason))
+            if not call.answer.done():
+                call.answer.set_exception(ConnectionLostError(reason))
         self._awaited.clear()
+        self._held_back.clear()
         if self._look_timer is not None:
             self._look_timer.cancel()
         self.ended.set_result(None)
@@ -103,54 +108,85 @@ class Channel(asyncio.Protocol):
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         self._writable = None
+        if not self.closed:
+            for frame in self._held_back.values():
+                self._write(frame)
+            self._held_back.clear()
 
     def data_received(self, data: bytes) -> None:
         self._chunks_heard += 1
         try:
             for frame in self._decoder.feed(data):
                 command = decode_command(frame)
-                if command.is_response:
-                    call = self._awaited.get(command.request_id)
-                    if call is not None and not call.future.done():
-                        call.future.set_result(as_response(command))
+                if command.flag & FLAG_RESPONSE:
+                    call = self._awaited.pop(command.request_id, None)
+                    if call is not None and not call.answer.done():
+                        call.answer.set_result(as_response(command))
                 elif self._on_request is not None:
                     self._on_request(command, self)
             if self._decoder.failure is not None:
                 raise self._decoder.failure
         except FrameError as error:
             self._hang_up(f"{self.address} does not speak RocketMQ's protocol: {error}")
+        if self._retired:
+            self._close_if_idle()
 
     def _hang_up(self, reason: str) -> None:
-        log.warning("channel closed peer=%s reason=%s", self.address, reason)
+        unsaid = self._hang_ups.unsaid(self.address, monotonic())
+        if unsaid is not None:  # one that is silent now may be for hours, and is tried again all the time
+            log.warning("channel closed peer=%s reason=%s unsaid=%d", self.address, reason, unsaid)
         self._reason = reason
         self._transport.abort()
 
-    async def call(self, request: Request, timeout_s: float = 3.0) -> Response:
+    async def call(self, request: Request | WrittenRequest, timeout_s: float = 3.0) -> Response:
         """Send a request and wait for its answer.
 
         Raises:
             CallTimeoutError: none came in time. If nothing else came either, the connection is taken for dead.
             ConnectionLostError: the connection ended first.
         """
+        call = self.begin(request, timeout_s)
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            self.give_up(call)
+            raise
+
+    def begin(self, request: Request | WrittenRequest, timeout_s: float) -> Call:
+        """Send a request. Whoever waits for its answer says so if they stop: `give_up`.
+
+        Raises:
+            ConnectionLostError: the connection has ended.
+        """
+        self._check_open()
+        number = self._last_id = (self._last_id + 1) & 0x7FFFFFFF
+        frame = encode_request(request, number)
         deadline = monotonic() + timeout_s
-        future: asyncio.Future[Response] = self._loop.create_future()
-        request_id = self._last_id = (self._last_id + 1) & 0x7FFFFFFF
-        self._awaited[request_id] = _Call(future, request.code, timeout_s, deadline, self._chunks_heard)
+        call = Call(self._loop.create_future(), number, request.code, timeout_s, deadline, self._chunks_heard)
+        self._awaited[number] = call
         if deadline < self._look_at:
             self._plan_look(deadline)
-        try:
-            if self._writable is not None:
-                either: tuple[asyncio.Future[Any], ...] = (self._writable, future)
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not future.done():
-                self._send(request, request_id)
-            return await future
-        finally:
-            self._awaited.pop(request_id, None)
-            if future.done() and not future.cancelled():
-                future.exception()  # if we are cancelled at this very moment, nobody else will look at it
-            if self._retired and not self._awaited:
-                self.close()
+        if self._writable is None:
+            self._write(frame)
+        else:
+            self._held_back[number] = frame
+        return call
+
+    def give_up(self, call: Call) -> None:
+        """Forget a call whose answer nobody waits for any more."""
+        self._forget(call)
+        if call.answer.done() and not call.answer.cancelled():
+            call.answer.exception()  # it ended at this very moment, and nobody else will look at it
+        if self._retired:
+            self._close_if_idle()
+
+    def _forget(self, call: Call) -> None:
+        self._awaited.pop(call.number, None)
+        self._held_back.pop(call.number, None)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ConnectionLostError(f"the connection to {self.address} is closed")
 
     def _plan_look(self, deadline: float) -> None:
         if self._look_timer is not None:
@@ -165,15 +201,17 @@ class Channel(asyncio.Protocol):
         for call in list(self._awaited.values()):
             if call.deadline <= now:
                 self._expire(call)
-        waiting = [call.deadline for call in self._awaited.values() if not call.future.done()]
-        if waiting:
-            self._plan_look(min(waiting))
+        if self._awaited:
+            self._plan_look(min(call.deadline for call in self._awaited.values()))
+        if self._retired:
+            self._close_if_idle()
 
-    def _expire(self, call: _Call) -> None:
-        if call.future.done():
+    def _expire(self, call: Call) -> None:
+        self._forget(call)
+        if call.answer.done():
             return
         late = f"{self.address} did not answer request {call.code} in {call.timeout_s:.3g} s"
-        call.future.set_exception(CallTimeoutError(late))
+        call.answer.set_exception(CallTimeoutError(late))
         if call.chunks_heard == self._chunks_heard and not self.closed:
             # A half-open connection looks just like this, and would swallow every later request as well.
             self._hang_up(f"{self.address} was silent for {call.timeout_s:.3g} s")
@@ -184,9 +222,10 @@ class Channel(asyncio.Protocol):
         Raises:
             ConnectionLostError: the connection has ended.
         """
+        self._check_open()
         request.flag |= FLAG_ONEWAY
         self._last_id = (self._last_id + 1) & 0x7FFFFFFF
-        self._send(request, self._last_id)
+        self._write(encode_request(request, self._last_id))
 
     async def until_writable(self, timeout_s: float = 3.0) -> None:
         """Wait while the peer takes less than we send.
@@ -208,11 +247,6 @@ class Channel(asyncio.Protocol):
         else:
             self._write(response_head(response, request.request_id, request.form) + response.body)
 
-    def _send(self, request: Request, request_id: int) -> None:
-        if self.closed:
-            raise ConnectionLostError(f"the connection to {self.address} is closed")
-        self._write(encode_request(request, request_id))
-
     def _write(self, frame: bytes) -> None:
         # What many tasks say in one turn of the loop goes out in one piece: writing to a socket is dear.
         if not self._outbox:
@@ -231,6 +265,9 @@ class Channel(asyncio.Protocol):
     def retire(self) -> None:
         """End the connection once the calls that are under way are answered."""
         self._retired = True
+        self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
         if not self._awaited:
             self.close()
 
@@ -253,6 +290,7 @@ async def connect(
     timeout_s: float = 3.0,
     on_request: Callable[[Request, Channel], None] | None = None,
     on_close: Callable[[Channel], None] | None = None,
+    hang_ups: SpacedLines | None = None,
 ) -> Channel:
     """Open a connection to `host:port`.
 
@@ -266,7 +304,10 @@ async def connect(
     try:
         async with asyncio.timeout(timeout_s):
             _, channel = await loop.create_connection(
-                lambda: Channel(address, on_request=on_request, on_close=on_close), host.strip("[]"), int(port), ssl=tls
+                lambda: Channel(address, on_request=on_request, on_close=on_close, hang_ups=hang_ups),
+                host.strip("[]"),
+                int(port),
+                ssl=tls,
             )
     except TimeoutError:
         raise ConnectError(f"{address} did not take the connection in {timeout_s} s") from None

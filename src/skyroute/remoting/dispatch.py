@@ -1,5 +1,6 @@
 """From a request to the function that answers it."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class Peer:
     gone: bool = False
     """The connection has ended: nobody may be registered through it any more."""
     line: Line | None = field(default=None, repr=False, compare=False)
+    packed_address: bytes = b""
+    """The address as records hold it, once somebody has wanted it so."""
 
     def tell(self, request: Request) -> None:
         """Send a request that nobody answers; to a peer that is gone, nothing."""
@@ -90,6 +93,15 @@ class Later:
             receive(self._response)
 
 
+async def settle(answer: "Response | Later") -> Response:
+    """Wait for an answer that may be given later."""
+    if isinstance(answer, Response):
+        return answer
+    given: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+    answer.then(lambda response: None if given.done() else given.set_result(response))
+    return await given
+
+
 Answer = Response | InTurn | Later | Awaitable[Response]
 Handler = Callable[[Request, Peer], Answer]
 """Answers one kind of request. A plain function runs whole before anything else does."""
@@ -105,6 +117,10 @@ class Dispatcher:
         self._draining = False
         self.repeats = repeats or Repeats()
         """Answers that handlers marked as lasting; whoever changes what they say makes this forget."""
+
+    def answer_with(self, handlers: Mapping[int, Handler]) -> None:
+        """Say who answers what, for a server whose handlers need to know where it listens."""
+        self._handlers = dict(handlers)
 
     def drain(self) -> None:
         """Be about to stop: send away peers that understand it, and still serve the others."""
@@ -134,7 +150,8 @@ def failure(error: Exception, request: Request, peer: Peer) -> Response:
     """Answer for a handler that raised: the peer's fault with its reason, ours with a log line of its own."""
     if isinstance(error, SkyrouteError):
         if peer.is_worth_a_line():
-            log.warning(
+            log.log(
+                logging.INFO if isinstance(error, RefusedError) else logging.WARNING,
                 "request refused code=%d peer=%s refusals=%d reason=%s",
                 request.code,
                 peer.address,

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine
 from errno import EADDRINUSE
+from itertools import count
 from typing import Any, Final
 
 from skyroute.clock import Clock
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 SWEEP_S: Final = 1.0
 CLOSING_S: Final = 5.0
 """How long a closing connection may take to hand over its last answers."""
+
+_numbers: Final = count(1)
+"""Of connections: all servers of a process draw from it, since what they serve may be one thing."""
 
 
 class Server:
@@ -55,7 +59,6 @@ class Server:
         )
         self._on_disconnect = on_disconnect
         self._connections: dict[int, Connection] = {}
-        self._accepted = 0
         self._turned_away = 0
         self._listener: asyncio.Server | None = None
         self.port = 0
@@ -74,10 +77,19 @@ class Server:
     # Life
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen; port 0 lets the system choose.
+        """Begin to serve; port 0 lets the system choose.
 
         Raises:
             BindError: the address cannot be had.
+        """
+        await self.bind(host, port)
+        await self.serve()
+
+    async def bind(self, host: str, port: int) -> None:
+        """Take an address. Whoever comes there is turned away until `serve`.
+
+        Raises:
+            BindError: it cannot be had.
         """
         loop, limits = asyncio.get_running_loop(), self._service.limits
         try:
@@ -89,15 +101,23 @@ class Server:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
                 if limits.receive_buffer_bytes:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
-            await self._listener.start_serving()
             self.port = self._listener.sockets[0].getsockname()[1]
         except (OSError, ValueError, OverflowError) as error:  # a name or a port that cannot be one
-            errno = None if isinstance(error, socket.gaierror) else getattr(error, "errno", None)
-            reason = os.strerror(errno) if errno else getattr(error, "strerror", None) or str(error)
-            hint = "bindAddress must be an address of this machine, and listenPort a port we may use."
-            if errno == EADDRINUSE:
-                hint = "Is another server running there? Set listenPort or bindAddress to something free."
-            raise BindError(f"Failed to bind to {join_address(host, port)}: {reason}. {hint}") from None
+            raise _bind_error(host, port, error) from None
+
+    async def serve(self) -> None:
+        """Serve whoever comes to the address that was taken.
+
+        Raises:
+            BindError: it cannot be had after all.
+        """
+        assert self._listener is not None
+        try:
+            await self._listener.start_serving()
+            if not _listens(self._listener):
+                raise OSError(EADDRINUSE, os.strerror(EADDRINUSE))  # noqa: TRY301 - as the other loop does
+        except OSError as error:
+            raise _bind_error("the address", self.port, error) from None
         self.spawn(self._sweep_for_ever())
 
     async def stop(self, drain_s: float = 0.0) -> None:
@@ -120,6 +140,16 @@ class Server:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._until_empty(1.0)
+
+    def abort(self) -> None:
+        """End as a process does that dies: nobody is answered any more."""
+        self._stopping = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections.values()):
+            connection.abort()
+        for task in list(self._tasks):
+            task.cancel()
 
     async def _until_empty(self, timeout_s: float) -> None:
         self._empty.clear()
@@ -168,8 +198,7 @@ class Server:
             self.sweep(self._service.clock.monotonic())
 
     def _accept(self) -> Connection:
-        self._accepted += 1
-        return Connection(self._service, self._accepted)
+        return Connection(self._service, next(_numbers))
 
     def _on_made(self, connection: Connection) -> None:
         self._connections[connection.peer.connection] = connection
@@ -198,3 +227,20 @@ class Server:
             log.debug("connection lost peer=%s reason=%s", connection.peer.address, error)
         if not self._stopping:
             self._on_disconnect(number)
+
+
+def _listens(listener: asyncio.Server) -> bool:
+    """Return whether a server really listens: uvloop closes a socket that cannot, and says nothing."""
+    try:
+        return all(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in listener.sockets)
+    except ValueError:
+        return False
+
+
+def _bind_error(host: str, port: int, error: Exception) -> BindError:
+    errno = None if isinstance(error, socket.gaierror) else getattr(error, "errno", None)
+    reason = os.strerror(errno) if errno else getattr(error, "strerror", None) or str(error)
+    hint = "bindAddress must be an address of this machine, and listenPort a port we may use."
+    if errno == EADDRINUSE:
+        hint = "Is another server running there? Set listenPort or bindAddress to something free."
+    return BindError(f"Failed to bind to {join_address(host, port)}: {reason}. {hint}")

@@ -1,0 +1,312 @@
+"""A server that asks its peers, and answers later than it was asked; one that takes an address before it serves."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from skyroute.remoting import connection as connections
+from skyroute.remoting.connection import Limits
+from skyroute.remoting.dispatch import Dispatcher, Handler, Later, Peer
+from skyroute.remoting.errors import BindError, CallTimeoutError, ConnectionLostError
+from skyroute.remoting.server import Server
+from skyroute.remoting.tls import ServerTls
+from skyroute.remoting.tls_settings import TlsSettings
+from skyroute.wire.command import Request, Response
+from tests.support.clock import ManualClock
+from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.raw import Form, encode
+from tests.support.raw import Request as RawRequest
+
+GREET, WAIT, ECHO = 1, 2, 3
+
+
+@dataclass
+class Host:
+    """A server that knows its peers by name, and lets them wait."""
+
+    limits: Limits = field(default_factory=Limits)
+    peers: dict[str, Peer] = field(default_factory=dict)
+    waiting: list[Later] = field(default_factory=list)
+    gone: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        handlers: dict[int, Handler] = {GREET: self._greet, WAIT: self._wait, ECHO: self._echo}
+        self.server = Server(
+            Dispatcher(handlers),
+            tls=ServerTls(TlsSettings()),
+            clock=ManualClock(),
+            on_disconnect=self.gone.append,
+            limits=self.limits,
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    def _greet(self, request: Request, peer: Peer) -> Response:
+        self.peers[request.fields["name"]] = peer
+        return Response()
+
+    def _echo(self, request: Request, _peer: Peer) -> Response:
+        return Response(body=request.body)
+
+    def _wait(self, _request: Request, _peer: Peer) -> Later:
+        self.waiting.append(Later())
+        return self.waiting[-1]
+
+    def give_all(self, body: bytes = b"") -> None:
+        waiting, self.waiting = self.waiting, []
+        for number, later in enumerate(waiting):
+            later.give(Response(body=body or b"%d" % number))
+
+
+@asynccontextmanager
+async def hosted(limits: Limits | None = None) -> AsyncIterator[Host]:
+    host = Host(limits or Limits())
+    await host.server.start("127.0.0.1", 0)
+    try:
+        yield host
+    finally:
+        await host.server.stop()
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    async with hosted() as host:
+        yield host
+
+
+@pytest.fixture
+async def guest(host: Host) -> AsyncIterator[AsyncLine]:
+    async with line_to(host.address) as line:
+        await line.call(GREET, {"name": "guest"})
+        yield line
+
+
+async def reply(line: AsyncLine, opaque: int, body: bytes = b"", code: int = 0) -> None:
+    await line.write(encode(RawRequest(code, body=body), opaque, form=line.form, flag=1))
+
+
+# --------------------------------------------------------------------------------------------------- asking and telling
+
+
+@pytest.mark.parametrize("form", ["json", "binary"])
+async def test_a_peer_is_told_something_one_way(host: Host, form: Form) -> None:
+    async with line_to(host.address, form=form) as line:
+        await line.call(GREET, {"name": "guest"})
+        host.peers["guest"].tell(Request(40, {"consumerGroup": "g"}, body=b"body"))
+        heard = await line.receive()
+        assert (heard.code, heard.fields, heard.body, heard.language) == (40, {"consumerGroup": "g"}, b"body", "JAVA")
+        assert heard.is_one_way
+        assert not heard.is_reply
+
+
+async def test_answers_find_their_questions_in_any_order(host: Host, guest: AsyncLine) -> None:
+    peer = host.peers["guest"]
+    calls = [asyncio.ensure_future(peer.call(Request(39, {"n": str(number)}), 5)) for number in range(3)]
+    heard = [await guest.receive() for _ in range(3)]
+    assert len({one.opaque for one in heard}) == 3
+    for one in reversed(heard):
+        await reply(guest, one.opaque, one.fields["n"].encode(), code=7)
+    assert [(response.code, response.body) for response in await asyncio.gather(*calls)] == [
+        (7, b"0"),
+        (7, b"1"),
+        (7, b"2"),
+    ]
+
+
+async def test_a_question_may_be_asked_while_the_peer_waits_for_an_answer_of_ours(host: Host, guest: AsyncLine) -> None:
+    waiting = await guest.send(WAIT)
+    await eventually(lambda: len(host.waiting) == 1)
+    call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 5))
+    asked = await guest.receive()
+    await reply(guest, asked.opaque, b"fine")
+    assert (await call).body == b"fine"
+    host.give_all(b"done")
+    assert (await guest.answer(waiting)).body == b"done"
+
+
+async def test_a_peer_that_does_not_answer_is_not_waited_for_for_ever(host: Host, guest: AsyncLine) -> None:
+    peer = host.peers["guest"]
+    with pytest.raises(CallTimeoutError, match=r"did not answer request 39 in 0\.01 s"):
+        await peer.call(Request(39), 0.01)
+    late = await guest.receive()
+    await reply(guest, late.opaque)
+    await reply(guest, 12345)  # an answer to nothing
+    assert (await guest.call(ECHO, body=b"still here")).body == b"still here"
+
+
+async def test_an_answer_that_came_while_we_stood_still_counts(host: Host, guest: AsyncLine) -> None:
+    call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 1))
+    asked = await guest.receive()
+    await reply(guest, asked.opaque, b"in time")
+    time.sleep(1.1)  # noqa: ASYNC251 - nothing of this process goes on meanwhile
+    assert (await call).body == b"in time"
+
+
+async def test_a_peer_that_hangs_up_fails_the_question(host: Host, guest: AsyncLine) -> None:
+    peer = host.peers["guest"]
+    call = asyncio.ensure_future(peer.call(Request(39), 5))
+    await guest.receive()
+    guest.abort()
+    with pytest.raises(ConnectionLostError, match="closed the connection"):
+        await call
+    assert peer.gone
+    peer.tell(Request(40))
+    with pytest.raises(ConnectionLostError, match="is gone"):
+        await peer.call(Request(39), 5)
+    assert host.gone == [peer.connection]
+
+
+async def test_a_peer_has_only_so_many_questions_at_once(
+    host: Host, guest: AsyncLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "CALLS_MAX", 2)
+    peer = host.peers["guest"]
+    calls = [asyncio.ensure_future(peer.call(Request(39), 5)) for _ in range(2)]
+    heard = [await guest.receive() for _ in range(2)]
+    with pytest.raises(CallTimeoutError, match="takes no more questions: 2 wait for an answer"):
+        await peer.call(Request(39), 5)
+    for one in heard:
+        await reply(guest, one.opaque)
+    await asyncio.gather(*calls)
+    third = asyncio.ensure_future(peer.call(Request(39), 5))
+    await reply(guest, (await guest.receive()).opaque)
+    await third
+
+
+async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: AsyncLine) -> None:
+    peer = host.peers["guest"]
+    guest.stop_listening()
+    asked = [await guest.send(WAIT) for _ in range(16)]
+    await eventually(lambda: len(host.waiting) == 16)
+    host.give_all(bytes(1 << 20))
+    await eventually(lambda: host.server._connections[peer.connection]._waiting)
+    peer.tell(Request(40))
+    with pytest.raises(CallTimeoutError, match="takes no more questions"):
+        await peer.call(Request(39), 5)
+    guest.listen_again()
+    assert [len((await guest.answer(opaque)).body) for opaque in asked] == [1 << 20] * 16
+    assert (await guest.call(ECHO)).code == 0
+    assert guest.strays == []
+
+
+# ------------------------------------------------------------------------------------------------------ answering later
+
+
+async def test_answers_given_later_reach_those_who_asked(host: Host, guest: AsyncLine) -> None:
+    asked = [await guest.send(WAIT) for _ in range(3)]
+    assert (await guest.call(ECHO, body=b"meanwhile")).body == b"meanwhile"
+    host.give_all()
+    assert [(await guest.answer(opaque)).body for opaque in asked] == [b"0", b"1", b"2"]
+
+
+async def test_one_way_requests_are_not_answered_later_either(host: Host, guest: AsyncLine) -> None:
+    await guest.tell(WAIT)
+    await eventually(lambda: len(host.waiting) == 1)
+    host.give_all()
+    assert (await guest.call(ECHO, body=b"next")).body == b"next"
+    assert guest.strays == []
+
+
+async def test_a_late_answer_for_one_who_has_gone_is_dropped(host: Host, guest: AsyncLine) -> None:
+    await guest.send(WAIT)
+    await eventually(lambda: len(host.waiting) == 1)
+    guest.abort()
+    await eventually(lambda: len(host.gone) == 1)
+    host.give_all()
+    async with line_to(host.address) as other:
+        assert (await other.call(ECHO)).code == 0
+
+
+async def test_a_late_answer_given_just_before_the_end_is_sent(host: Host, guest: AsyncLine) -> None:
+    asked = await guest.send(WAIT)
+    await eventually(lambda: len(host.waiting) == 1)
+    host.give_all(b"just in time")
+    await host.server.stop()
+    assert (await guest.answer(asked)).body == b"just in time"
+
+
+async def test_who_waits_for_too_much_is_not_read_from_until_there_is_less(
+    host: Host, guest: AsyncLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LATER_MAX", 2)
+    asked = [await guest.send(WAIT) for _ in range(2)]
+    await eventually(lambda: len(host.waiting) == 2)
+    echoed = await guest.send(ECHO, body=b"at last")
+    assert guest.strays == []
+    host.give_all()
+    assert (await guest.answer(echoed)).body == b"at last"
+    assert [(await guest.answer(opaque)).code for opaque in asked] == [0, 0]
+
+
+async def test_late_answers_that_pile_up_end_the_connection() -> None:
+    async with hosted(Limits(unsent_bytes_max=4 << 20)) as host, line_to(host.address) as slow:
+        slow.stop_listening()
+        for _ in range(40):
+            await slow.send(WAIT)
+        await eventually(lambda: len(host.waiting) == 40)
+        (connection,) = host.server._connections.values()
+        host.give_all(bytes(1 << 20))
+        assert connection._transport.get_write_buffer_size() < 10 << 20
+        await eventually(lambda: len(host.gone) == 1)
+        assert host.server._service.unsent.total == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- life
+
+
+async def test_a_server_that_has_its_address_turns_away_who_comes_too_early() -> None:
+    host = Host()
+    await host.server.bind("127.0.0.1", 0)
+    port = host.server.port
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
+    await host.server.serve()
+    assert host.server.port == port
+    async with line_to(host.address) as line:
+        assert (await line.call(ECHO, body=b"now")).body == b"now"
+    await host.server.stop()
+
+
+async def test_an_address_that_somebody_else_serves_first_cannot_be_served() -> None:
+    host, other = Host(), Host()
+    await host.server.bind("127.0.0.1", 0)
+    await other.server.bind("127.0.0.1", host.server.port)
+    await host.server.serve()
+    with pytest.raises(BindError, match="Is another server running there"):
+        await other.server.serve()
+    await other.server.stop()
+    async with line_to(host.address) as line:
+        assert (await line.call(ECHO, body=b"ours")).body == b"ours"
+    await host.server.stop()
+
+
+async def test_an_address_has_one_server() -> None:
+    host, other = Host(), Host()
+    await host.server.bind("127.0.0.1", 0)
+    await host.server.serve()
+    with pytest.raises(BindError, match="Is another server running there"):
+        await other.server.bind("127.0.0.1", host.server.port)
+    await other.server.stop()
+    await host.server.stop()
+
+
+async def test_a_server_that_dies_answers_nobody_and_tells_nobody(host: Host, guest: AsyncLine) -> None:
+    asked = await guest.send(WAIT)
+    await eventually(lambda: len(host.waiting) == 1)
+    call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 5))
+    await guest.receive()
+    host.server.abort()
+    host.give_all()
+    await guest.until_closed()
+    assert [stray for stray in guest.strays if stray.opaque == asked and stray.is_reply] == []
+    assert host.gone == []
+    with pytest.raises(ConnectionLostError):
+        await call
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", host.server.port)

@@ -1,0 +1,102 @@
+"""From a request to its answer: what is answered later, by whom, and what becomes of handlers that raise."""
+
+import asyncio
+
+import pytest
+
+from skyroute.remoting.dispatch import Dispatcher, Later, Peer, settle
+from skyroute.remoting.errors import ConnectionLostError, RefusedError
+from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import FieldError
+
+YES = Response(body=b"yes")
+
+
+@pytest.mark.parametrize("given_first", [False, True])
+def test_an_answer_reaches_whoever_wants_it_in_either_order(given_first: bool) -> None:
+    answer, heard = Later(), list[Response]()
+    if given_first:
+        answer.give(YES)
+    answer.then(heard.append)
+    if not given_first:
+        answer.give(YES)
+    assert heard == [YES]
+
+
+async def test_an_answer_can_be_waited_for() -> None:
+    assert await settle(YES) is YES
+    early, late = Later(), Later()
+    early.give(YES)
+    assert await settle(early) is YES
+    waiting = asyncio.ensure_future(settle(late))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    late.give(YES)
+    assert await waiting is YES
+
+
+async def test_an_answer_that_nobody_waits_for_any_longer_is_no_error() -> None:
+    answer = Later()
+    waiting = asyncio.ensure_future(settle(answer))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    answer.give(YES)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+class Line:
+    """Remembers what a peer is told and asked."""
+
+    def __init__(self) -> None:
+        self.told: list[Request] = []
+
+    def tell(self, request: Request) -> None:
+        self.told.append(request)
+
+    async def call(self, request: Request, timeout_s: float) -> Response:
+        self.told.append(request)
+        return Response(body=b"%d" % timeout_s)
+
+
+async def test_a_peer_is_told_and_asked_through_its_line_as_long_as_it_is_there() -> None:
+    line = Line()
+    peer = Peer(1, "10.0.0.9:1", line=line)
+    peer.tell(Request(40))
+    assert (await peer.call(Request(39), 3)).body == b"3"
+    assert [request.code for request in line.told] == [40, 39]
+    peer.gone = True
+    peer.tell(Request(40))
+    with pytest.raises(ConnectionLostError, match=r"10\.0\.0\.9:1 is gone"):
+        await peer.call(Request(39), 3)
+    assert len(line.told) == 2
+
+
+async def test_a_peer_without_a_line_is_gone() -> None:
+    peer = Peer(1, "10.0.0.9:1")
+    peer.tell(Request(40))
+    with pytest.raises(ConnectionLostError):
+        await peer.call(Request(39), 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "response"),
+    [
+        (RefusedError(17, "no such topic"), Response(17, "no such topic")),
+        (FieldError("topic is required"), Response(1, "topic is required")),
+        (ZeroDivisionError("ours"), Response(1, "ZeroDivisionError: ours")),
+    ],
+)
+def test_whatever_a_handler_raises_is_an_answer(error: Exception, response: Response) -> None:
+    def fail(_request: Request, _peer: Peer) -> Response:
+        raise error
+
+    assert Dispatcher({1: fail}).answer(Request(1), Peer(1, "?")) == response
+
+
+def test_who_answers_what_can_be_said_later() -> None:
+    dispatcher = Dispatcher({})
+    peer = Peer(1, "?")
+    assert dispatcher.answer(Request(7), peer) == Response(3, " request type 7 not supported")
+    dispatcher.answer_with({7: lambda _request, _peer: YES})
+    assert dispatcher.answer(Request(7), peer) is YES
