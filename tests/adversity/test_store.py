@@ -16,7 +16,7 @@ from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError, StoreError, StoreFullError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queue_read import ReadStatus
-from skyroute.message.batch import BatchItem
+from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.properties import encode_properties
 from skyroute.message.record import decode_record
 from tests.support.disks import (
@@ -33,6 +33,8 @@ from tests.support.disks import (
 )
 
 QUEUES = 3
+WHOLE = "Whole"
+"""A topic that keeps batches whole."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -78,7 +80,7 @@ def goes_on(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
 
 @contextmanager
 def reopened(folder: Path, disk: Disk | None = None) -> Iterator[MessageStore]:
-    store = small_store(folder, disk or HastyDisk())
+    store = small_store(folder, disk or HastyDisk(), keeps_batches=lambda topic: topic == WHOLE)
     try:
         yield store
     finally:
@@ -177,6 +179,83 @@ def test_a_process_that_is_killed_keeps_all_that_it_said_it_had_stored(tmp_path:
             stored = [b"%d " % number + b"x" * (number * 37 % 200) for number in range(count)]
             check(store, {queue_id: stored[queue_id::QUEUES] for queue_id in range(QUEUES)})
         said = count - 1
+
+
+def test_a_machine_that_stops_keeps_what_was_flushed_and_any_part_of_the_rest(
+    tmp_path: Path, chance: random.Random
+) -> None:
+    """Of what was written after the last flush, some pages come to the disk and others do not, in any order."""
+    page = 64
+    store = small_store(tmp_path / "store", keeps_batches=lambda topic: topic == WHOLE)
+    stored = fill(store, 63)
+    batches = [encode_batch([BatchItem(b"%d" % number), BatchItem(b"more")]) for number in range(40)]
+    for number in range(20):
+        store.append_inner_batch(draft(WHOLE, body=batches[number]), 2, NOW_MS)
+    store.flush()
+    flushed = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    for number in range(20, 40):
+        for queue_id, more in fill(store, 3, first=3 + number * 3).items():
+            stored[queue_id] += more
+        store.append_inner_batch(draft(WHOLE, body=batches[number]), 2, NOW_MS)
+        store.derive()
+    store.kill()
+    written = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    for turn in range(60):
+        folder = tmp_path / f"stopped-{turn}"
+        for path, content in written.items():
+            before = flushed.get(path, b"")
+            copy = folder / path.relative_to(tmp_path / "store")
+            if path not in flushed and chance.random() < 0.3:
+                continue  # not even its name came there
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            pages = range(0, len(content), page)
+            copy.write_bytes(
+                b"".join(
+                    (content if chance.random() < 0.6 else before.ljust(len(content), b"\0"))[at : at + page]
+                    for at in pages
+                )
+            )
+        with reopened(folder, RestartedMachine()) as store:
+            for queue_id in range(QUEUES):
+                messages = read_all(store, "T", queue_id)
+                assert [message.body for message in messages] == stored[queue_id][: max(len(messages), 21)]
+                assert [message.queue_offset for message in messages] == list(range(len(messages)))
+            whole = [message.stored_body for message in read_all(store, WHOLE)]
+            assert whole == batches[: max(len(whole), 20)]
+            check_keys(store)
+            fill(store, 30, first=9000)
+            counts = [store.max_offset("T", queue_id) for queue_id in range(QUEUES)]
+        with reopened(folder, RestartedMachine()) as store:
+            assert [len(read_all(store, "T", queue_id)) for queue_id in range(QUEUES)] == counts
+            assert [store.max_offset("T", queue_id) for queue_id in range(QUEUES)] == counts
+            check_keys(store)
+        shutil.rmtree(folder)
+
+
+class NamelessBoot(HastyDisk):
+    """A system that does not say which run of the machine it is."""
+
+    def boot_id(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("disk", [RestartedMachine, NamelessBoot])
+@pytest.mark.parametrize("flushed", [True, False])
+def test_after_a_machine_stopped_only_what_was_not_flushed_is_looked_at(
+    tmp_path: Path, disk: type[Disk], flushed: bool
+) -> None:
+    store = small_store(tmp_path, NamelessBoot() if disk is NamelessBoot else None)
+    stored = fill(store, 60)
+    if flushed:
+        store.flush()
+    for queue_id, more in fill(store, 6, first=60).items():
+        stored[queue_id] += more
+    store.derive()
+    store.kill()
+    with reopened(tmp_path, disk()) as store:
+        assert store.recovered is not None
+        assert store.recovered.records == (6 if flushed else 66)
+        check(store, stored)
 
 
 # ----------------------------------------------------------------------------------------------------------- cutting
@@ -398,8 +477,11 @@ def test_what_follows_from_the_log_is_written_again(
     tmp_path: Path, spoil: Callable[[Path], None], disk: type[Disk]
 ) -> None:
     store = small_store(tmp_path)
-    stored = fill(store, 50)
+    stored = fill(store, 21)
     store.flush()
+    for queue_id, more in fill(store, 29, first=21).items():
+        stored[queue_id] += more
+    store.derive()
     store.kill()
     spoil(tmp_path)
     with reopened(tmp_path, disk()) as store:
@@ -481,17 +563,23 @@ def calls_of_a_run(folder: Path) -> int:
     return disk.calls
 
 
-def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]], dict[int, list[bytes]]]:
-    """A store's life, going on after whatever fails. Returns what it said it had stored, and what it had flushed."""
+def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]], list[bytes]]:
+    """A store's life, going on after whatever fails. Returns what it said it had stored, by queue and whole."""
     stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
-    flushed = stored
+    batches: list[bytes] = []
     try:
-        store = small_store(folder, disk)
+        store = small_store(folder, disk, keeps_batches=lambda topic: topic == WHOLE)
     except StoreError:
         assert disk.failed
-        store = small_store(folder, disk)
+        store = small_store(folder, disk, keeps_batches=lambda topic: topic == WHOLE)
     number = 0
     for turn in range(12):
+        whole = encode_batch([BatchItem(b"%d" % turn)] * 3)
+        try:
+            store.append_inner_batch(draft(WHOLE, body=whole), 3, NOW_MS + number * 10)
+            batches.append(whole)
+        except StoreError:
+            assert disk.failed
         for _ in range(QUEUES):
             try:
                 if turn % 4 == 3:
@@ -511,7 +599,6 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
             number += 1
         try:
             store.flush(thorough=turn % 2 == 0)
-            flushed = {queue_id: list(got) for queue_id, got in stored.items()}
         except StoreError:
             assert disk.failed
         for queue_id, wanted in stored.items():
@@ -522,7 +609,7 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
         store.close()
     except StoreError:
         assert disk.failed
-    return stored, flushed
+    return stored, batches
 
 
 def test_the_n_th_call_to_the_disk_fails_for_every_n(tmp_path: Path) -> None:
@@ -532,9 +619,12 @@ def test_the_n_th_call_to_the_disk_fails_for_every_n(tmp_path: Path) -> None:
         for half in (False, True):
             folder = tmp_path / f"{fail_at}-{half}"
             disk = FailingDisk(fail_at, full=fail_at % 2 == 0, half=half)
-            stored, _ = live_through(folder, disk)
+            stored, batches = live_through(folder, disk)
             assert disk.failed, f"call {fail_at}"
             with reopened(folder) as store:
+                whole = read_all(store, WHOLE)
+                assert [message.stored_body for message in whole] == batches, f"call {fail_at}, {disk.failed}"
+                assert [message.queue_offset for message in whole] == list(range(0, len(batches) * 3, 3))
                 for queue_id, wanted in stored.items():
                     messages = read_all(store, "T", queue_id)
                     assert [message.body for message in messages] == wanted, f"call {fail_at}, {disk.failed}"

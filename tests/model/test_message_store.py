@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queue_read import ReadStatus
-from skyroute.message.batch import BatchItem
+from skyroute.message.batch import BatchItem, encode_batch, unwrap_batches
 from skyroute.message.flags import TransactionState
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import encode_properties
@@ -18,7 +18,9 @@ from skyroute.message.record import decode_records
 from skyroute.message.tags import tag_code
 from tests.support.disks import NOW_MS, HastyDisk, RestartedMachine, draft, read_all, small_store
 
-TOPICS = st.sampled_from(["T", "U", "%RETRY%G"])
+WHOLE = "Whole"
+"""The topic that keeps batches whole."""
+TOPICS = st.sampled_from(["T", WHOLE, "%RETRY%G"])
 QUEUE_IDS = st.integers(0, 1)
 BODIES = st.binary(max_size=40) | st.builds(
     lambda byte, size: bytes([byte]) * size, st.integers(0, 255), st.integers(0, 1500)
@@ -47,6 +49,7 @@ class StoreMachine(RuleBasedStateMachine):
             sync_flush=bool(sync_flush),
             index_enabled=bool(index),
             open_segments_max=int(open_max),
+            keeps_batches=lambda topic: topic == WHOLE,
         )
 
     def teardown(self) -> None:
@@ -75,6 +78,17 @@ class StoreMachine(RuleBasedStateMachine):
         queue = self.queues.setdefault((topic, queue_id), [])
         assert [each.queue_offset for each in appended] == list(range(len(queue), len(queue) + len(items)))
         queue += [(body, tag, self.now_ms, each["UNIQ_KEY"]) for body, each in zip(bodies, named, strict=True)]
+
+    @rule(queue_id=QUEUE_IDS, bodies=st.lists(st.binary(max_size=60), min_size=1, max_size=15), tag=TAGS)
+    def append_inner_batch(self, queue_id: int, bodies: list[bytes], tag: str) -> None:
+        properties = self.properties(tag)
+        body = encode_batch(
+            [BatchItem(each, encode_properties({"UNIQ_KEY": properties["UNIQ_KEY"]})) for each in bodies]
+        )
+        appended = self.store.append_inner_batch(draft(WHOLE, queue_id, body, properties), len(bodies), self.now_ms)
+        queue = self.queues.setdefault((WHOLE, queue_id), [])
+        assert appended.queue_offset == len(queue)
+        queue += [(each, tag, self.now_ms, properties["UNIQ_KEY"]) for each in bodies]
 
     @rule(by_ms=st.integers(1, 5_000))
     def wait(self, by_ms: int) -> None:
@@ -131,9 +145,13 @@ class StoreMachine(RuleBasedStateMachine):
             status = ReadStatus.AT_END if offset == high else ReadStatus.BEYOND_END
             assert (read.status, read.next_offset) == (status, high)
         else:
-            wanted = [body for body, its_tag, *_ in messages[offset : read.next_offset] if its_tag == tag][:count]
-            assert [message.body for message in decode_records(b"".join(read.chunks))] == wanted
-            assert read.status is (ReadStatus.FOUND if wanted else ReadStatus.NO_MATCH)
+            found = unwrap_batches(decode_records(b"".join(read.chunks)))
+            # Of a batch that is one record, also those before the one that was asked for.
+            first = min([offset, *(message.queue_offset for message in found)])
+            wanted = [body for body, its_tag, *_ in messages[first : read.next_offset] if its_tag == tag]
+            assert [message.body for message in found] == (wanted if queue[0] == WHOLE else wanted[:count])
+            assert read.message_count == len(found)
+            assert read.status is (ReadStatus.FOUND if found else ReadStatus.NO_MATCH)
             assert read.next_offset > offset
         at_ms = data.draw(st.integers(NOW_MS - 1, self.now_ms + 1))
         times = [(at, offset) for offset, (_, _, at, _) in enumerate(messages) if offset >= low]
@@ -155,7 +173,7 @@ class StoreMachine(RuleBasedStateMachine):
     def check_all(self) -> None:
         for queue, messages in self.queues.items():
             low = self.store.min_offset(*queue)
-            found = read_all(self.store, *queue)
+            found = unwrap_batches(read_all(self.store, *queue))
             assert [message.body for message in found] == [body for body, *_ in messages[low:]]
             assert [message.queue_offset for message in found] == list(range(low, len(messages)))
             if self.options["index_enabled"]:

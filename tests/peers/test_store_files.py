@@ -28,14 +28,19 @@ from skyroute.message.reserved_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.apache import ApacheBroker, NameServerProcess, eventually
 from tests.support.raw import Command, Line
 
-SETTINGS = StoreSettings(log_segment_bytes=1 << 17, queue_segment_units=50, index_slots=97, index_entries=400)
+SETTINGS = StoreSettings(
+    log_segment_bytes=1 << 17, queue_segment_units=50, batch_segment_units=40, index_slots=97, index_entries=400
+)
 FILE_SIZES = {
     "mappedFileSizeCommitLog": str(SETTINGS.log_segment_bytes),
     "mappedFileSizeConsumeQueue": str(SETTINGS.queue_segment_units * 20),
+    "mapperFileSizeBatchConsumeQueue": str(SETTINGS.batch_segment_units * 46),
     "maxHashSlotNum": str(SETTINGS.index_slots),
     "maxIndexNum": str(SETTINGS.index_entries),
 }
 TOPIC = "StoreTopic"
+WHOLE = "StoreBatches"
+"""A topic that keeps batches whole."""
 QUEUES = 4
 GROUP = "store-files"
 NEVER_LEVEL = "18"
@@ -90,22 +95,29 @@ def fill(store: MessageStore, store_host: bytes, now_ms: int) -> None:
             committed = int(TransactionState.COMMITTED)
             store.append(draft(TOPIC, 1, b"whole", properties(), committed, half.log_position), at_ms)
             store.append(draft(TOPIC, 1, b"never", properties(), int(TransactionState.ROLLED_BACK)), at_ms)
+        body = encode_batch([BatchItem(b"%d inside" % turn, properties()) for _ in range(turn % 4 + 1)])
+        store.append_inner_batch(draft(WHOLE, 0, body, properties()), turn % 4 + 1, at_ms)
+        store.append(draft(WHOLE, 0, b"alone", properties()), at_ms)
 
 
 def write_topics(folder: Path) -> None:
     """Apache removes the queues of topics that it does not know."""
-    topic = {
-        "attributes": {},
-        "order": False,
-        "perm": 6,
-        "readQueueNums": QUEUES,
-        "topicFilterType": "SINGLE_TAG",
-        "topicName": TOPIC,
-        "topicSysFlag": 0,
-        "writeQueueNums": QUEUES,
+    kinds: dict[str, dict[str, str]] = {TOPIC: {}, WHOLE: {"queue.type": "BatchCQ"}}
+    topics = {
+        topic: {
+            "attributes": attributes,
+            "order": False,
+            "perm": 6,
+            "readQueueNums": QUEUES,
+            "topicFilterType": "SINGLE_TAG",
+            "topicName": topic,
+            "topicSysFlag": 0,
+            "writeQueueNums": QUEUES,
+        }
+        for topic, attributes in kinds.items()
     }
     version = {"counter": 1, "stateVersion": 0, "timestamp": 1}
-    JsonFile(folder / "config" / "topics.json").save({"dataVersion": version, "topicConfigTable": {TOPIC: topic}})
+    JsonFile(folder / "config" / "topics.json").save({"dataVersion": version, "topicConfigTable": topics})
 
 
 def look_into(store: MessageStore, like: Seen | None = None) -> Seen:
@@ -200,10 +212,26 @@ class Asked:
             answer.by_time[topic, queue_id, at_ms, upper] = self.by_time(topic, queue_id, at_ms, upper=upper)
         return answer
 
+    def next_offset(self, topic: str, queue_id: int, offset: int) -> int:
+        """Where it says to read on after one message."""
+        fields = {"consumerGroup": GROUP, "topic": topic, "queueId": queue_id, "queueOffset": offset}
+        fields |= {"maxMsgNums": 1, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0}
+        fields |= {"subscription": "*", "expressionType": "TAG"}
+        return int(
+            self._line.call(PULL, {name: str(value) for name, value in fields.items()}).fields["nextBeginOffset"]
+        )
+
     def send(
-        self, body: bytes, queue_id: int, properties: dict[str, str], *, code: int = SEND, flag: int = 0
+        self,
+        body: bytes,
+        queue_id: int,
+        properties: dict[str, str],
+        *,
+        code: int = SEND,
+        flag: int = 0,
+        topic: str = TOPIC,
     ) -> Command:
-        fields = {"a": GROUP, "b": TOPIC, "c": "TBW102", "d": "4", "e": str(queue_id), "f": str(flag), "h": "0"}
+        fields = {"a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id), "f": str(flag), "h": "0"}
         fields |= {"g": str(int(time.time() * 1000)), "i": join_properties(properties), "j": "0", "k": "false"}
         answer = self._line.call(code, {**fields, "m": "true" if code == SEND_BATCH else "false"}, body)
         assert answer.code == SUCCESS, answer
@@ -218,6 +246,10 @@ class Asked:
             BatchItem(b"batched %d" % n, encode_properties({"KEYS": f"b{n}", "UNIQ_KEY": f"B{n}"})) for n in range(9)
         ]
         self.send(encode_batch(items), 2, {"UNIQ_KEY": "B"}, code=SEND_BATCH)
+        receipt = self.send(encode_batch(items), 0, {"UNIQ_KEY": "WHOLE"}, code=SEND_BATCH, topic=WHOLE)
+        assert receipt.fields["batchUniqId"] == "WHOLE"
+        self.send(b"alone", 0, {"UNIQ_KEY": "ALONE"}, topic=WHOLE)
+        self.send(encode_batch(items), 1, {"UNIQ_KEY": "WHOLE-1"}, code=SEND_BATCH, topic=WHOLE)
         self.send(b"delayed", 0, {"DELAY": NEVER_LEVEL, "UNIQ_KEY": "D1", "TAGS": "later"})
         for outcome in (TransactionState.COMMITTED, TransactionState.ROLLED_BACK):
             named = {"TRAN_MSG": "true", "PGROUP": GROUP, "UNIQ_KEY": outcome.name}
@@ -245,11 +277,12 @@ def test_a_folder_goes_to_apache_and_comes_back(ours: NameServerProcess, tmp_pat
     broker = ApacheBroker("store-broker", tmp_path / "broker", [ours.address], config=FILE_SIZES)
     folder = broker.home / "store"
     now_ms = int(time.time() * 1000) - 60_000
-    store = MessageStore.open(folder, SETTINGS, now_ms=now_ms)
+    store = MessageStore.open(folder, SETTINGS, now_ms=now_ms, keeps_batches=lambda topic: topic == WHOLE)
     fill(store, encode_host("127.0.0.1", broker.port), now_ms)
     write_topics(folder)
     seen = look_into(store)
-    assert min(len(list((folder / name).iterdir())) for name in ("commitlog", "index", f"consumequeue/{TOPIC}/0")) > 1
+    rows = ("commitlog", "index", f"consumequeue/{TOPIC}/0", f"batchconsumequeue/{WHOLE}/0")
+    assert min(len(list((folder / name).iterdir())) for name in rows) > 1
     if clean:
         store.close()
     else:
@@ -271,16 +304,29 @@ def show_to_apache(apache: Asked, ours: Seen) -> Seen:
     assert theirs.records == ours.records
     assert theirs.by_time == ours.by_time
     assert_same_keys(theirs, ours)
+    for offset in range(20):
+        assert apache.next_offset(WHOLE, 0, offset) == next_offset(ours.records[WHOLE, 0], offset)
     for record in ours.records[TOPIC, 0][::10]:
         assert apache.at_position(struct.unpack_from(">q", record, 28)[0]) == record
     apache.fill()
     counts = {queue_id: len(ours.records[TOPIC, queue_id]) for queue_id in range(QUEUES)}
     eventually(lambda: apache.max_offset(TOPIC, 2) >= counts[2] + 39, what="the batch is dispatched")
     eventually(lambda: apache.max_offset(TOPIC, 1) >= counts[1] + 31, what="the commit is dispatched")
-    asked = Seen({queue: [] for queue in ours.records})
+    eventually(lambda: apache.max_offset(WHOLE, 1) == 9, what="the last whole batch is dispatched")
+    asked = Seen({queue: [] for queue in (*ours.records, (WHOLE, 1))})
     asked.by_key = {(TOPIC, key): [] for key in ("every", "a7", "B3", "COMMITTED", "k4")}
+    asked.by_key[WHOLE, "WHOLE"] = []
     asked.by_time = dict.fromkeys(ours.by_time, 0)
     return apache.look_like(asked)
+
+
+def next_offset(records: list[bytes], offset: int) -> int:
+    """Where to read on after the record that holds a message: behind the last message in it."""
+    for message in decode_records(b"".join(records)):
+        stop = message.queue_offset + int(message.properties.get("INNER_NUM", "1"))
+        if message.queue_offset <= offset < stop:
+            return stop
+    raise AssertionError(f"no record holds {offset}")
 
 
 def check_what_came_back(folder: Path, theirs: Seen, *, clean: bool) -> None:
@@ -304,6 +350,17 @@ def check_what_came_back(folder: Path, theirs: Seen, *, clean: bool) -> None:
     unit = store.unit(SCHEDULE_TOPIC, 17, delayed.queue_offset)
     assert unit is not None
     assert unit[2] == delayed.stored_at_ms + 7_200_000
+    whole = theirs.records[WHOLE, 0]
+    assert len(whole) == 202
+    assert len(theirs.by_key[WHOLE, "WHOLE"]) == 1
+    assert [
+        (offset, store.read_queue(WHOLE, 0, offset, 1, 1).next_offset) for offset in range(store.max_offset(WHOLE, 0))
+    ] == [(offset, next_offset(whole, offset)) for offset in range(store.max_offset(WHOLE, 0))]
+    assert store.max_offset(WHOLE, 0) == 100 // 4 * 10 + 100 + 9 + 1
+    again_whole = store.append_inner_batch(
+        Draft(WHOLE, 1, encode_batch([BatchItem(b"x")]), b"", now_ms, BORN, BORN), 1, now_ms
+    )
+    assert again_whole.queue_offset == 9
     appended = store.append(Draft(TOPIC, 3, b"ours again", b"", now_ms, BORN, BORN), now_ms)
     assert appended.queue_offset == len(theirs.records[TOPIC, 3])
     store.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +23,13 @@ NOW_MS: Final = 1_700_000_000_000
 BORN: Final = encode_host("10.0.0.1", 40_000)
 HERE: Final = encode_host("127.0.0.1", 10_911)
 
-SMALL: Final = StoreSettings(log_segment_bytes=4096, queue_segment_units=10, index_slots=16, index_entries=32)
+SMALL: Final = StoreSettings(
+    log_segment_bytes=4096, queue_segment_units=10, batch_segment_units=10, index_slots=16, index_entries=32
+)
 """Every boundary is near."""
+
+
+STUCK_S: Final = 30.0
 
 
 class FailingDisk(Disk):
@@ -62,6 +68,10 @@ class FailingDisk(Disk):
         self._count("cut")
         super().cut(descriptor, at, size)
 
+    def make_folder(self, folder: Path) -> None:
+        self._count("make_folder")
+        super().make_folder(folder)
+
     def sync(self, descriptor: int) -> None:
         self._count("sync")
 
@@ -93,6 +103,33 @@ class FullDisk(Disk):
         super().reserve(descriptor, size)
 
 
+class StuckDisk(Disk):
+    """Takes as long over whatever is to be put on it as the test likes."""
+
+    def __init__(self) -> None:
+        self._moves = threading.Event()
+        self._moves.set()
+
+    def stick(self) -> None:
+        self._moves.clear()
+
+    def move(self) -> None:
+        self._moves.set()
+
+    def sync(self, descriptor: int) -> None:
+        assert self._moves.wait(STUCK_S), "the test never let it move"
+
+
+class ForgetfulDisk(Disk):
+    """Does not put on itself what it is told to while `forgets`."""
+
+    forgets = False
+
+    def sync(self, descriptor: int) -> None:
+        if self.forgets:
+            raise StoreWriteError("this sync fails, as it was told to")
+
+
 class HastyDisk(Disk):
     """Does not wait for the disk: no test pulls the plug."""
 
@@ -107,8 +144,16 @@ class RestartedMachine(HastyDisk):
         return "another-boot"
 
 
-def small_store(folder: Path, disk: Disk | None = None, *, now_ms: int = NOW_MS, **changes: Any) -> MessageStore:
-    return MessageStore.open(folder, replace(SMALL, **changes), now_ms=now_ms, disk=disk)
+def small_store(
+    folder: Path,
+    disk: Disk | None = None,
+    *,
+    now_ms: int = NOW_MS,
+    keeps_batches: Callable[[str], bool] | None = None,
+    **changes: Any,
+) -> MessageStore:
+    settings = replace(SMALL, **changes)
+    return MessageStore.open(folder, settings, now_ms=now_ms, disk=disk, keeps_batches=keeps_batches)
 
 
 def draft(

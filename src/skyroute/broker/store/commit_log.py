@@ -1,8 +1,9 @@
 """The commit log: every message of the broker, in the order of arrival, one record behind the other."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
@@ -53,6 +54,10 @@ class ScannedRecord(NamedTuple):
     sys_flag: int
     stored_at_ms: int
     raw_properties: bytes
+
+
+_Scanned = tuple[int, int, str, int, int, int, int, bytes]
+"""The same without names, of which there are millions."""
 
 
 class CommitLog:
@@ -196,10 +201,11 @@ class CommitLog:
         segment = self._log.find(position)
         if segment is None:
             return None
-        return next(self._scan_segment(segment, position, {}, trusted_ms=-1), None)
+        found = next(self._scan_segment(segment, position, {}, trusted_ms=-1), None)
+        return None if found is None else ScannedRecord(*found)
 
-    def scan(self, position: int, *, trusted_ms: int = -1) -> Iterator[ScannedRecord]:
-        """Walk over the good records from here on, and set `end` behind the last.
+    def scan(self, position: int, *, trusted_ms: int = -1) -> Generator[_Scanned, None, None]:
+        """Walk over the good records from here on, and set `end` behind the last; each is what `ScannedRecord` has.
 
         A body that is not what was stored ends the walk, unless it was stored before `trusted_ms`: what was whole on
         the disk then is a bad spot by now, not the torn end of the log.
@@ -208,22 +214,15 @@ class CommitLog:
         topics: dict[bytes, str] = {}
         segment = self._log.find(position)
         while segment is not None:
-            next_segment = None
-            for found in self._scan_segment(segment, position, topics, trusted_ms):
-                if found is None:  # the mark at the segment's end
-                    next_segment = self._log.find(segment.stop)
-                    break
-                self.end = found.position + found.size
-                yield found
+            self.end, goes_on = yield from self._scan_segment(segment, max(position, segment.start), topics, trusted_ms)
             segment.release_memory()
-            segment = next_segment
-            position = segment.start if segment else position
+            segment = self._log.find(segment.stop) if goes_on else None
 
     def _scan_segment(
         self, segment: Segment, position: int, topics: dict[bytes, str], trusted_ms: int
-    ) -> Iterator[ScannedRecord | None]:
-        """Walk over good records; None at last, if the segment says that it ends and the log goes on."""
-        view = segment.view
+    ) -> Generator[_Scanned, None, tuple[int, bool]]:
+        """Walk over good records; return where they end, and whether the log goes on in the next segment."""
+        view = segment.content
         at, end, start = position - segment.start, segment.size, segment.start
         read_head, crc32 = _SCANNED[0].unpack_from, zlib.crc32
         released_at = at
@@ -245,9 +244,7 @@ class CommitLog:
                     topic_stop = topic_at + 2 + (view[topic_at] << 8 | view[topic_at + 1])
                     topic_at += 2
                 else:
-                    if magic == MAGIC_SEGMENT_END:
-                        yield None
-                    return
+                    break
                 stop = at + size
                 if (
                     own_position != start + at
@@ -260,28 +257,25 @@ class CommitLog:
                         and stored_at > trusted_ms
                     )
                 ):
-                    return
+                    break
                 if not view[stop - 1] and _is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
-                    return
-                raw_topic = bytes(view[topic_at:topic_stop])
+                    break
+                raw_topic = view[topic_at:topic_stop]
                 topic = topics.get(raw_topic)
                 if topic is None:
                     topic = topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
-                raw_properties = bytes(view[topic_stop + 2 : stop])
-                yield ScannedRecord(
-                    start + at, size, topic, queue_id, queue_offset, sys_flag, stored_at, raw_properties
-                )
+                yield start + at, size, topic, queue_id, queue_offset, sys_flag, stored_at, view[topic_stop + 2 : stop]
                 at = stop
                 if at - released_at > MAPPED_BYTES_MAX:
                     released_at = at
                     segment.release_memory()
         except (StructError, IndexError):
-            # Too near to the segment's end for a head: there may still be the mark that ends it.
-            if end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at)[1] == MAGIC_SEGMENT_END:
-                yield None
+            pass  # too near to the segment's end for a head; there may still be the mark that ends it
+        is_marked = end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at)[1] == MAGIC_SEGMENT_END
+        return start + at, is_marked
 
 
-def _is_torn(view: memoryview, last_at: int, stop: int) -> bool:
+def _is_torn(view: mmap, last_at: int, stop: int) -> bool:
     """Return whether a record was cut before its end: its last text ends with zero, and nothing comes after it.
 
     No checksum covers topic and properties.

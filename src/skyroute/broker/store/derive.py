@@ -4,25 +4,25 @@ from functools import lru_cache
 from typing import Final
 
 from skyroute.broker.store.checkpoint import Checkpoint
-from skyroute.broker.store.consume_queue import UNIT, ConsumeQueue
 from skyroute.broker.store.key_index import Key, KeyIndex, key_hash
 from skyroute.broker.store.segment import Segment
-from skyroute.message.flags import TRANSACTION_MASK, TransactionState
+from skyroute.broker.store.topic_queue import TopicQueue
+from skyroute.message.flags import INNER_BATCH, TRANSACTION_MASK, TransactionState
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import DELAY_LEVEL, KEYS, TAGS, UNIQUE_ID
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.message.tags import tag_code
 
 _ROLLED_BACK: Final = int(TransactionState.ROLLED_BACK)
-_TAGS, _KEYS, _UNIQUE_ID = (f"\x02{name}\x01".encode() for name in (TAGS, KEYS, UNIQUE_ID))
-WITH_QUEUE_OFFSET: Final = frozenset({int(TransactionState.NONE), int(TransactionState.COMMITTED)})
-"""Records in these states take a place in their queue; half messages and withdrawn ones do not."""
+_TAGS, _KEYS, _UNIQUE_ID = (f"{name}\x01".encode() for name in (TAGS, KEYS, UNIQUE_ID))
+WITHOUT_PLACE: Final = int(TransactionState.PREPARED & TransactionState.ROLLED_BACK)
+"""The bit of half messages and withdrawn ones: they take no place in their queue."""
 
 BACKLOG_MAX: Final = 256
 """After so many records, what follows from them is written to files without anybody asking."""
 
 
-Noted = tuple[ConsumeQueue, int, int, int, bytes, int, int]
+Noted = tuple[TopicQueue, int, int, int, bytes, int, int]
 """A record as it is noted: its queue, its offset there, position, size, properties, flag, when it was stored."""
 
 
@@ -50,7 +50,7 @@ class Derived:
         self.noted: list[Noted] = []
         """Records that readers do not see yet."""
         self._settled: list[Noted] = []
-        self._queues: dict[ConsumeQueue, None] = {}
+        self._queues: dict[TopicQueue, None] = {}
         self._keys: list[Key] = []
         self._newest: Noted | None = None
         self.dirty: dict[Segment, None] = {}
@@ -69,13 +69,14 @@ class Derived:
             self.noted = [record for record in ready if record[2] >= up_to]
             del ready[len(ready) - len(self.noted) :]
         for queue, queue_offset, position, size, raw_properties, sys_flag, stored_at_ms in ready:
-            if sys_flag & TRANSACTION_MASK in WITH_QUEUE_OFFSET:
+            if not sys_flag & WITHOUT_PLACE:
                 code = 0
                 if queue.topic == SCHEDULE_TOPIC:
                     code = due_ms(raw_properties, stored_at_ms, self._delays_ms) or 0
                 if not code and (tag := find_value(raw_properties, _TAGS)):
                     code = code_of(tag)
-                queue.add(queue_offset, UNIT.pack(position, size, code))
+                messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
+                queue.add(queue_offset, position, size, code, stored_at_ms, messages)
                 self._queues[queue] = None
         self._settled += ready
 
@@ -101,7 +102,7 @@ class Derived:
             self._newest = None
             self._checkpoint.note_derived(position, size)
 
-    def forget(self, queue: ConsumeQueue) -> None:
+    def forget(self, queue: TopicQueue) -> None:
         """Drop what waits for a queue that is being removed."""
         self.noted = [record for record in self.noted if record[0] is not queue]
         self._queues.pop(queue, None)
@@ -127,21 +128,19 @@ def keys_of(records: list[Noted]) -> list[Key]:
 def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:
     """Return the bytes of one property; what `find_property` gives, but not yet text. Every message passes here.
 
-    `pair_start` is the end of the pair before, the name, and the end of the name.
+    `pair_start` is the name and what ends it.
     """
     at = raw_properties.rfind(pair_start)
-    if at >= 0:
-        at += len(pair_start)
-    elif raw_properties.startswith(pair_start[1:]):
-        at = len(pair_start) - 1
-    else:
+    if at < 0:
         return None
-    stop = raw_properties.find(b"\x02", at)
-    value = raw_properties[at:] if stop < 0 else raw_properties[at:stop]
-    if not value:  # readers drop it, and an earlier one of the same name counts
-        text = find_property(raw_properties, pair_start[1:-1].decode())
-        return text.encode() if text else None
-    return value
+    start = at + len(pair_start)
+    stop = raw_properties.find(b"\x02", start)
+    value = raw_properties[start:] if stop < 0 else raw_properties[start:stop]
+    if value and (at == 0 or raw_properties[at - 1] == 2):
+        return value
+    # It is the end of a longer name, or readers drop it: an earlier one may count.
+    text = find_property(raw_properties, pair_start[:-1].decode())
+    return text.encode() if text else None
 
 
 @lru_cache(maxsize=4096)

@@ -123,6 +123,17 @@ class Disk:
             finally:
                 os.close(descriptor)
 
+    def make_folder(self, folder: Path) -> None:
+        """Create a folder, and those above it, if it is not there.
+
+        Raises:
+            StoreWriteError, StoreFullError: it is not there.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise failure(error, folder) from error
+
     def remove(self, path: Path) -> None:
         """Remove a file, if it is there.
 

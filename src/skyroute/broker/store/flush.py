@@ -4,6 +4,7 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+from skyroute.broker.store.checkpoint import OnDisk
 from skyroute.broker.store.disk import Disk, failure
 
 
@@ -15,11 +16,12 @@ class Flush:
         self._files = ExitStack()
         self._descriptors: list[int] = []
         self._paths: list[Path] = []
-        self._folders: list[Path] = []
+        self._folders: dict[Path, None] = {}
         self.log_end = log_end
         self.log_end_ms = log_end_ms
         self.derived_ms: int | None = None
         self.index_ms = 0
+        self.on_disk: OnDisk | None = None
 
     def add(self, descriptor: int) -> None:
         """Have a file waited for.
@@ -40,7 +42,8 @@ class Flush:
         self._paths.append(path)
 
     def add_folder(self, folder: Path) -> None:
-        self._folders.append(folder)
+        """Have the names in a folder waited for."""
+        self._folders[folder] = None
 
     def cancel(self) -> None:
         """Let go of the files; it will not be run."""

@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from operator import mul
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -26,8 +25,7 @@ _ENTRY: Final = Struct(">iqii")
 _SLOT: Final = Struct(">i")
 _INT_MAX: Final = 0x7FFFFFFF
 _TAIL: Final = 8
-_POWERS: Final = tuple(31 ** (_TAIL - 1 - place) & 0xFFFFFFFF for place in range(_TAIL))
-_START_POWER: Final = 852_891_037_441  # 31 ** 8
+_BYTES_OF_2, _PAIRS_OF_2 = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF
 _ENTRIES_READ: Final = 50_000
 
 
@@ -45,14 +43,18 @@ class KeyMatches(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def _start_hash(topic: str, start: bytes) -> int:
-    return java_hash(f"{topic}#{start.decode()}") * _START_POWER
+    return java_hash(f"{topic}#{start.decode()}") * 31**_TAIL
 
 
 def key_hash(topic: str, key: bytes) -> int:
     """Return the number by which the index knows a key of a topic: Java's hash of `topic#key`, without its sign."""
     if len(key) >= _TAIL and key.isascii():
-        # Most of a unique id is its producer's own, and the same for a minute; only the rest is worth counting.
-        tail: int = sum(map(mul, key[-_TAIL:], _POWERS))
+        # Most of a unique id is its producer's own, and the same for a minute; only the rest is worth counting: every
+        # second character with the one before it, then every second pair, then both halves.
+        tail = int.from_bytes(key[-_TAIL:], "big")
+        tail = (tail & _BYTES_OF_2) + (tail >> 8 & _BYTES_OF_2) * 31
+        tail = (tail & _PAIRS_OF_2) + (tail >> 16 & _PAIRS_OF_2) * 31**2
+        tail = (tail & 0xFFFFFFFF) + (tail >> 32) * 31**4
         value = (_start_hash(topic, key[:-_TAIL]) + tail) & 0xFFFFFFFF
     else:
         value = java_hash(f"{topic}#{key.decode('utf-8', 'replace')}") & 0xFFFFFFFF
@@ -76,6 +78,8 @@ class IndexFile:
         self.begin_ms, self.end_ms, self.begin, self.end, self._used, count = numbers
         self.count = max(count, 1)
         self.is_dirty = False
+        self.is_new = count == 0
+        """Its name may not be on the disk."""
 
     def __repr__(self) -> str:
         return f"<IndexFile {self.path.name} {self.count - 1} keys {self.begin}..{self.end}>"
@@ -106,7 +110,7 @@ class IndexFile:
         if count == 1:
             _, self.begin, self.begin_ms = keys[0]
         begin_ms = self.begin_ms
-        used = 0
+        used = age_s = last_ms = 0
         for number, (hash_, position, stored_at_ms) in enumerate(keys, count):
             slot_at = _HEADER.size + hash_ % slots * 4
             previous = heads.get(slot_at)
@@ -116,8 +120,10 @@ class IndexFile:
                     previous = 0
                     used += 1
             heads[slot_at] = number
-            age_s = (stored_at_ms - begin_ms) // 1000
-            entries.append(_ENTRY.pack(hash_, position, min(max(age_s, 0), _INT_MAX), previous))
+            if stored_at_ms != last_ms:
+                last_ms = stored_at_ms
+                age_s = min(max((stored_at_ms - begin_ms) // 1000, 0), _INT_MAX)
+            entries.append(_ENTRY.pack(hash_, position, age_s, previous))
         self._disk.write(self.descriptor, b"".join(entries), self._entries_at + count * _ENTRY.size)
         self.count += len(keys)
         self._used += used
@@ -163,10 +169,15 @@ class IndexFile:
 
         After a machine's crash slots may know of entries that never came to the disk; then all are made anew.
         """
-        self.make_room()
         kept = self._first_behind(position)
         if slots_are_sound:
+            self.make_room()
             self._unlink_from(kept)
+        self.truncate(kept, position, slots_are_sound=slots_are_sound)
+
+    def truncate(self, kept: int, position: int, *, slots_are_sound: bool) -> None:
+        """Have so many entries, those of messages before a position of the log."""
+        self.make_room()
         self.count = kept
         if kept > 1:
             _, self.end, age_s, _ = self._entry(kept - 1)
@@ -207,7 +218,9 @@ class IndexFile:
         for first in range(1, self.count, _ENTRIES_READ):
             stop = min(first + _ENTRIES_READ, self.count)
             raw = os.pread(self.descriptor, (stop - first) * _ENTRY.size, self._entries_at + first * _ENTRY.size)
-            for number, (hash_, _, _, _) in enumerate(_ENTRY.iter_unpack(raw), first):
+            words = array("i", raw)
+            words.byteswap()
+            for number, hash_ in enumerate(words[:: _ENTRY.size // _SLOT.size], first):
                 slots[hash_ % self._slots] = number
         slots.byteswap()
         self._map[_HEADER.size : self._entries_at] = slots.tobytes()
@@ -234,13 +247,17 @@ class KeyIndex:
         self._disk = disk
         self.files: list[IndexFile] = []
 
-    def load(self) -> None:
+    def load(self, newest: int | None = None) -> None:
         """Open the files. Should one make no sense, all are dropped, and recovery writes them again.
+
+        `newest` is the name of the last one to be trusted; those behind it are removed.
 
         Raises:
             StoreDamagedError: they are larger than the settings say.
         """
         paths = sorted(path for path in self._folder.glob("*") if path.name.isdecimal())
+        while newest is not None and paths and int(paths[-1].name) > newest:
+            self._disk.remove(paths.pop())
         whole_bytes = _HEADER.size + self._slots * _SLOT.size + self._entries * _ENTRY.size
         sizes = [path.stat().st_size for path in paths]
         if sizes and max(sizes) > whole_bytes:
@@ -316,6 +333,15 @@ class KeyIndex:
             self.files.pop().remove()
         if self.files and (self.files[-1].end >= position or not slots_are_sound):
             self.files[-1].truncate_to(position, slots_are_sound=slots_are_sound)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """How far it has come: the name of the newest file, which is a number, and its count."""
+        return (int(self.files[-1].path.name), self.files[-1].count) if self.files else (0, 0)
+
+    def truncate_torn(self, count: int, position: int) -> None:
+        """Have so many entries in the last file; any part of those that came later may be on the disk."""
+        self.files[-1].truncate(count, position, slots_are_sound=False)
 
     def remove_expired(self, log_start: int) -> int:
         """Remove the files, but for the last, whose messages are no longer in the log; return how many."""

@@ -10,23 +10,28 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, Self
 
-from skyroute.broker.store.checkpoint import Checkpoint
+import msgspec
+
+from skyroute.broker.store.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
+from skyroute.broker.store.checkpoint import Checkpoint, OnDisk
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.consume_queue import ConsumeQueue
-from skyroute.broker.store.derive import BACKLOG_MAX, WITH_QUEUE_OFFSET, Derived
+from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, Draft, appended_at
 from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
-from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect
-from skyroute.broker.store.recovery import Recovered, recover
+from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
+from skyroute.broker.store.recovery import LeftBehind, Recovered, recover
 from skyroute.broker.store.retention import Expired, remove_expired
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.broker.store.topic_queue import TopicQueue, Unit
 from skyroute.message.batch import BatchItem
-from skyroute.message.errors import InvalidNameError
-from skyroute.message.flags import TRANSACTION_MASK
+from skyroute.message.errors import InvalidNameError, RecordError
+from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH
+from skyroute.message.property_names import INNER_BASE, INNER_COUNT
 
 SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
@@ -35,14 +40,16 @@ SCANNED_UNITS_MIN: Final = 800
 class MessageStore:
     """All messages of one broker, in one folder. Made by `open`."""
 
-    def __init__(self, folder: Path, settings: StoreSettings, disk: Disk) -> None:
+    def __init__(
+        self, folder: Path, settings: StoreSettings, disk: Disk, keeps_batches: Callable[[str], bool] | None
+    ) -> None:
         self.folder = folder
         self.settings = settings
         self._disk = disk
         self._opened = OpenSegments(settings.open_segments_max)
         self._log = CommitLog(folder / "commitlog", settings.log_segment_bytes, disk, self._opened)
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self._inner_batch_topics: set[str] = set()
+        self._queues: dict[tuple[str, int], TopicQueue] = {}
+        self._keeps_batches = keeps_batches
         self._last_stored_ms = 0
         self._refusal: StoreError | None = None
         self._disk_is_full = False
@@ -68,16 +75,24 @@ class MessageStore:
 
     @classmethod
     def open(
-        cls, folder: Path, settings: StoreSettings | None = None, *, now_ms: int, disk: Disk | None = None
+        cls,
+        folder: Path,
+        settings: StoreSettings | None = None,
+        *,
+        now_ms: int,
+        disk: Disk | None = None,
+        keeps_batches: Callable[[str], bool] | None = None,
     ) -> Self:
         """Open a folder, create what is missing, and mend what a crash has left.
+
+        `keeps_batches` says of a topic that has no queue yet whether its queues shall keep batches whole.
 
         Raises:
             StoreLockedError: somebody else has it open.
             StoreDamagedError: its files are of other sizes than the settings say.
             StoreWriteError, StoreFullError: the disk refuses.
         """
-        store = cls(folder, settings or StoreSettings(), disk or Disk())
+        store = cls(folder, settings or StoreSettings(), disk or Disk(), keeps_batches)
         try:
             store._recover(now_ms)
         except BaseException:
@@ -90,12 +105,13 @@ class MessageStore:
         left_behind = self._read_abort()
         self._log.load()
         self._load_queues()
+        left = _what_was_left(left_behind, boot_id)
         if self._index is not None:
-            self._index.load()
+            on_disk = self._checkpoint.on_disk if left is LeftBehind.MACHINE_STOPPED else None
+            self._index.load(None if on_disk is None else on_disk.index_file)
         self.recovered = recover(
             *(self._log, self._queues.values(), self._find_or_create, self._index, self._derived, self._checkpoint),
-            was_closed=left_behind is None,
-            same_boot=bool(boot_id) and left_behind is not None and left_behind[1:] == [boot_id],
+            left=left,
             now_ms=now_ms,
         )
         self._last_stored_ms = max(self._derived.written_ms, self._checkpoint.log_ms)
@@ -105,7 +121,7 @@ class MessageStore:
         abort = self._disk.open(self.folder / "abort", 0)
         try:
             self._disk.cut(abort, 0, 0)
-            self._disk.write(abort, f"{os.getpid()}\n{boot_id}".encode(), 0)
+            self._disk.write(abort, f"{os.getpid()}\n{boot_id or '-'}".encode(), 0)
         finally:
             os.close(abort)
 
@@ -116,25 +132,44 @@ class MessageStore:
             return None
 
     def _load_queues(self) -> None:
-        # Their queues are files of another kind; Apache does not open a folder where a topic has both.
-        self._inner_batch_topics = {path.name for path in (self.folder / "batchconsumequeue").glob("*")}
-        root = self.folder / "consumequeue"
-        for topic in sorted(root.iterdir()) if root.is_dir() else ():
-            for queue in sorted(topic.iterdir()) if topic.is_dir() else ():
-                if queue.name.isdecimal():
-                    self._find_or_create(topic.name, int(queue.name)).load()
+        for root in (self._batch_root, self._queue_root):
+            for topic in sorted(root.iterdir()) if root.is_dir() else ():
+                for queue in sorted(topic.iterdir()) if topic.is_dir() else ():
+                    if queue.name.isdecimal():
+                        self._find_or_create(topic.name, int(queue.name)).load()
 
-    def _find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+    @property
+    def _queue_root(self) -> Path:
+        return self.folder / "consumequeue"
+
+    @property
+    def _batch_root(self) -> Path:
+        return self.folder / "batchconsumequeue"
+
+    def _find_or_create(self, topic: str, queue_id: int) -> TopicQueue:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            if topic in self._inner_batch_topics:
-                raise InvalidNameError(f"{topic} keeps inner batches (queue.type=BatchCQ), which this store does not")
             if not _can_be_a_folder(topic) or queue_id < 0:
                 raise InvalidNameError(f"no queue can have this name: {topic[:80]!r} {queue_id}")
-            folder = self.folder / "consumequeue" / topic / str(queue_id)
-            queue = ConsumeQueue(folder, topic, queue_id, self.settings.queue_segment_units, self._disk, self._opened)
+            if self._is_for_batches(topic):
+                # Recovery has to know, even if the process dies before there is a file.
+                self._disk.make_folder(self._batch_root / topic)
+                queue = self._create(BatchQueue, self._batch_root, topic, queue_id, self.settings.batch_segment_units)
+            else:
+                queue = self._create(ConsumeQueue, self._queue_root, topic, queue_id, self.settings.queue_segment_units)
             self._queues[topic, queue_id] = queue
         return queue
+
+    def _create(self, kind: type[TopicQueue], root: Path, topic: str, queue_id: int, units: int) -> TopicQueue:
+        return kind(root / topic / str(queue_id), topic, queue_id, units, self._disk, self._opened)
+
+    def _is_for_batches(self, topic: str) -> bool:
+        # Nobody, nor Apache's broker, opens a folder where a topic has queues of both kinds: the first one decides.
+        if (self._batch_root / topic).exists():
+            return True
+        if (self._queue_root / topic).exists():
+            return False
+        return self._keeps_batches is not None and self._keeps_batches(topic)
 
     def close(self) -> None:
         """Put everything on the disk and close all files.
@@ -181,7 +216,7 @@ class MessageStore:
             raw_properties += b"\x02"  # a last record that ends with zero would be taken for a torn one
         log = self._log
         position = log.end
-        has_offset = draft.sys_flag & TRANSACTION_MASK in WITH_QUEUE_OFFSET
+        has_offset = not draft.sys_flag & WITHOUT_PLACE
         offset = queue.next_offset if has_offset else 0
         record = queue.encode(draft, body, raw_properties, draft.flag, offset, position, now_ms)
         size = len(record)
@@ -190,13 +225,33 @@ class MessageStore:
             record = queue.encode(draft, body, raw_properties, draft.flag, offset, position, now_ms)
         log.append(position, record)
         if has_offset:
-            queue.next_offset = offset + 1
+            queue.next_offset = offset + (queue.messages_in(raw_properties) if draft.sys_flag & INNER_BATCH else 1)
         self._last_stored_ms = now_ms
         noted = self._derived.noted
         noted.append((queue, offset, position, size, raw_properties, draft.sys_flag, now_ms))
         if len(noted) > BACKLOG_MAX:
             self._derive_quietly()
         return appended_at(position, offset, size, now_ms)
+
+    def append_inner_batch(self, draft: Draft, messages: int, now_ms: int) -> Appended:
+        """Store a batch as one record, whose body is the draft's. Its messages have consecutive offsets.
+
+        Raises:
+            As `append`; also RecordError: the topic does not keep batches whole, or it has too many messages.
+        """
+        if self._refusal is not None or self._disk_is_full:
+            self._refuse()
+        queue = self._find_or_create(draft.topic, draft.queue_id)
+        if not isinstance(queue, BatchQueue):
+            raise RecordError(f"{draft.topic} does not keep batches whole")
+        if not 1 <= messages <= BATCH_MESSAGES_MAX:
+            raise RecordError(f"{messages} messages do not fit a batch")
+        raw_properties = draft.raw_properties
+        if raw_properties and not raw_properties.endswith(b"\x02"):
+            raw_properties += b"\x02"
+        raw_properties += f"{INNER_COUNT}\x01{messages}\x02{INNER_BASE}\x01{queue.next_offset}\x02".encode()
+        wrapped = msgspec.structs.replace(draft, raw_properties=raw_properties, sys_flag=draft.sys_flag | WRAPPED_BATCH)
+        return self.append(wrapped, now_ms)
 
     def append_batch(self, draft: Draft, items: Sequence[BatchItem], now_ms: int) -> list[Appended]:
         """Store messages that stay together, in one file and with consecutive offsets; all else is the draft's.
@@ -210,7 +265,7 @@ class MessageStore:
         if any(item[1][-1:] == b"\0" for item in items):  # see `append`
             items = [item._replace(raw_properties=item[1] + b"\x02") for item in items]
         start = self._log.place(sum([queue.record_bytes(draft, len(item[0]), len(item[1])) for item in items]))
-        has_offset = draft.sys_flag & TRANSACTION_MASK in WITH_QUEUE_OFFSET
+        has_offset = not draft.sys_flag & WITHOUT_PLACE
         offset = queue.next_offset if has_offset else 0
         position = start
         records: list[bytes] = []
@@ -283,7 +338,10 @@ class MessageStore:
         Raises:
             StoreWriteError, StoreFullError: nobody knows what is there. The store takes no more messages until it is
                 opened again, since a disk that forgets once says nothing the next time.
+            StoreClosedError: that has happened before, or the store was closed.
         """
+        if isinstance(self._refusal, StoreClosedError):
+            raise self._refusal
         flush = self.begin_flush(thorough=thorough)
         try:
             flush.run()
@@ -320,12 +378,23 @@ class MessageStore:
             files = [] if self._index is None else [file for file in self._index.files if file.is_dirty]
             for segment in self._derived.dirty:
                 flush.add_path(segment.path)
+                if segment.is_new:
+                    for folder in list(segment.path.parents)[:4]:  # the queue, the topic, all queues, the store
+                        flush.add_folder(folder)
             for file in files:
                 flush.add(file.descriptor)
+                if file.is_new:
+                    flush.add_folder(file.path.parent)
             # From here on nothing can fail, and what is written from now on is for the next flush.
+            for segment in self._derived.dirty:
+                segment.is_new = False
             self._derived.dirty = {}
             for file in files:
-                file.is_dirty = False
+                file.is_dirty = file.is_new = False
+            if self._checkpoint.last_derived is not None:
+                flush.on_disk = OnDisk(
+                    *self._checkpoint.last_derived, *((0, 0) if self._index is None else self._index.extent)
+                )
             flush.derived_ms = self._derived.written_ms
             flush.index_ms = 0 if self._index is None else self._index.end_ms
 
@@ -336,6 +405,8 @@ class MessageStore:
             self._checkpoint.log_ms = flush.log_end_ms
             self._checkpoint.queues_ms = flush.derived_ms or self._checkpoint.queues_ms
             self._checkpoint.index_ms = flush.index_ms or self._checkpoint.index_ms
+            if flush.on_disk is not None:
+                self._checkpoint.note_on_disk(flush.on_disk)
             self._checkpoint.save()
 
     def fail_flush(self, cause: StoreError) -> None:
@@ -354,7 +425,9 @@ class MessageStore:
         accept: Callable[[int], bool] | None = None,
         accept_record: Callable[[bytes], bool] | None = None,
     ) -> QueueRead:
-        """Return records from an offset on: at most so many, and so many bytes, but one at least.
+        """Return records from an offset on: at most so many messages, and so many bytes, but one record at least.
+
+        Of a batch that was stored as one record, the whole record is returned, whichever of its messages is asked for.
 
         `accept` is asked by the code of a tag, then `accept_record` by the record itself.
         """
@@ -371,10 +444,16 @@ class MessageStore:
             return QueueRead(status, high, low, high)
         # With nothing to choose, no more than what is wanted is looked at.
         chooses = accept is not None or accept_record is not None
-        units = queue.units(offset, max(count_max, SCANNED_UNITS_MIN if chooses else 1))
-        if not units:
+        found = queue.read(offset, max(count_max, SCANNED_UNITS_MIN if chooses else 1))
+        if found is None:
             return QueueRead(ReadStatus.SEGMENT_MISSING, queue.next_segment(offset), low, high)
-        return collect(self._log, units, offset, low, high, count_max, bytes_max, accept, accept_record)
+        first, units, stops = found
+        if not chooses and isinstance(queue, ConsumeQueue):
+            units = list(units)
+            everything = collect_all(self._log, first, units, low, high, bytes_max)
+            if everything is not None:
+                return everything
+        return collect(self._log, first, units, stops, low, high, count_max, bytes_max, accept, accept_record)
 
     def record_at(self, position: int) -> bytes | None:
         """Return the record that starts at this position of the log, or None where none does."""
@@ -415,8 +494,8 @@ class MessageStore:
         queue = self._queues.get((topic, queue_id))
         return 0 if queue is None else queue.end
 
-    def unit(self, topic: str, queue_id: int, offset: int) -> tuple[int, int, int] | None:
-        """Return position, size and tag code of a message of a queue; None where there is none."""
+    def unit(self, topic: str, queue_id: int, offset: int) -> Unit | None:
+        """Return position, size and tag code of the record of a message of a queue; None where there is none."""
         if not self.min_offset(topic, queue_id) <= offset < self.max_offset(topic, queue_id):
             return None
         return self._queues[topic, queue_id].unit(offset)
@@ -496,8 +575,20 @@ class MessageStore:
             del self._queues[key]
             with suppress(OSError):
                 queue.folder.rmdir()
-        with suppress(OSError):
-            (self.folder / "consumequeue" / topic).rmdir()
+        for root in (self._queue_root, self._batch_root):
+            with suppress(OSError):
+                (root / topic).rmdir()
+
+
+def _what_was_left(abort: list[str] | None, boot_id: str) -> LeftBehind:
+    if abort is None:
+        return LeftBehind.CLOSED
+    match abort[1:]:
+        case [boot] if boot_id and boot == boot_id:
+            return LeftBehind.PROCESS_DIED
+        case [_]:
+            return LeftBehind.MACHINE_STOPPED
+    return LeftBehind.UNKNOWN
 
 
 def _can_be_a_folder(topic: str) -> bool:

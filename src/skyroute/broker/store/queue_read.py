@@ -1,11 +1,12 @@
 """Gathering the records that a reader of a queue wants."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
+from operator import add
 from typing import NamedTuple
 
 from skyroute.broker.store.commit_log import MAPPED_AROUND, CommitLog
-from skyroute.broker.store.consume_queue import UNIT
+from skyroute.broker.store.topic_queue import Unit
 
 
 class ReadStatus(Enum):
@@ -41,10 +42,45 @@ class QueueRead(NamedTuple):
     """Where in the log the last message lies that was looked at."""
 
 
+def collect_all(
+    log: CommitLog, offset: int, units: Sequence[Unit], low: int, high: int, bytes_max: int
+) -> QueueRead | None:
+    """Return all records that these units, each of one message, point to; None where `collect` has to choose.
+
+    Records that follow each other in the log too, as those of a batch do, are one chunk.
+    """
+    positions = [unit[0] for unit in units]
+    sizes = [unit[1] for unit in units]
+    total = sum(sizes)
+    if total > bytes_max:
+        return None
+    stops = list(map(add, positions, sizes))
+    ends = [at for at, stop in enumerate(stops[:-1]) if stop != positions[at + 1]]
+    ends.append(len(units) - 1)
+    chunks: list[memoryview] = []
+    view = memoryview(b"")
+    start = limit = begin = 0  # of the segment at hand, and of the run
+    for end in ends:
+        first, stop = positions[begin], stops[end]
+        begin = end + 1
+        if not start <= first < limit:
+            segment = log.find(first)
+            if segment is None:
+                return None
+            start, limit, view = segment.start, min(segment.stop, log.end), segment.view
+        if not first < stop <= limit:
+            return None
+        chunks.append(view[first - start : stop - start])
+    last = positions[-1]
+    log.account_for(min(max(last - positions[0], total), total + len(chunks) * MAPPED_AROUND))
+    return QueueRead(ReadStatus.FOUND, offset + len(units), low, high, chunks, len(units), total, last)
+
+
 def collect(
     log: CommitLog,
-    units: bytes,
     offset: int,
+    units: Iterable[Unit],
+    stops: Iterable[int],
     low: int,
     high: int,
     count_max: int,
@@ -54,21 +90,23 @@ def collect(
 ) -> QueueRead:
     """Return the records that these units point to, as far as they are wanted and still there.
 
-    `offset` is that of the first unit; `low` and `high` are the queue's bounds.
+    `offset` is that of the first message, `stops` are those behind the messages of each unit; `low` and `high` are the
+    queue's bounds.
     """
     log_end = log.end
     chunks: list[memoryview] = []
     status = ReadStatus.NO_MATCH
     count = total = 0
-    last_position = -1
+    first_position = last_position = -1
     start = stop = 0  # of the segment at hand
     view: memoryview | None = None
     run_at = run_stop = -1  # of records that lie side by side, which are read in one go
-    for position, size, code in UNIT.iter_unpack(units):
-        if count and (count >= count_max or total + size > bytes_max):
+    for (position, size, code), next_offset in zip(units, stops, strict=False):
+        messages = next_offset - offset
+        if count and (count + messages > count_max or total + size > bytes_max):
             break
         last_position = position
-        offset += 1
+        offset = next_offset
         if accept is not None and not accept(code):
             status = ReadStatus.NO_MATCH
             continue
@@ -76,6 +114,7 @@ def collect(
             if run_at >= 0 and view is not None:
                 chunks.append(view[run_at:run_stop])
                 run_at = run_stop = -1
+            first_position = first_position if first_position >= 0 else position
             segment = log.find(position)
             if segment is None:
                 start = stop = 0
@@ -93,10 +132,9 @@ def collect(
                 chunks.append(view[run_at:run_stop])
             run_at = at
         run_stop = at + size
-        count += 1
+        count += messages
         total += size
     if run_at >= 0 and view is not None:
         chunks.append(view[run_at:run_stop])
-    first_position = UNIT.unpack_from(units)[0]
     log.account_for(min(max(last_position - first_position, total), total + len(chunks) * MAPPED_AROUND))
     return QueueRead(ReadStatus.FOUND if count else status, offset, low, high, chunks, count, total, last_position)

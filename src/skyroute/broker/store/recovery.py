@@ -1,30 +1,42 @@
 """Opening a folder: how far the log goes, and whether what follows from it is all there.
 
-Three ways, by what was left behind:
+What queues and index know is trusted up to some record. They are cut back to it, the log is walked from there to its
+end, and all that follows from it is written again. Which record that is depends on what was left behind:
 
-- A store that was closed has everything; its newest record is looked at, and that is all.
+- A store that was closed has everything.
 - A process that died leaves what it had written, in the system's memory if not on the disk. It had taken note of the
-  newest record that queues and index knew of: they are cut back to it, and written again from there.
-- A machine that stopped, or a process that took no notes, as Apache's: what was stored before the checkpoint's time was
-  on the disk. The log is walked from the segment of that time, and all that follows from it is written again.
+  newest record that queues and index knew of.
+- A machine that stopped leaves what was on its disk, and a note up to which record that was everything.
+- Apache's broker, when it dies, leaves no note but a time: what was stored before it was on the disk. The walk begins
+  with the segment of that time. So it does whenever a note makes no sense.
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
 from typing import Final
 
 from skyroute.broker.store.checkpoint import Checkpoint
-from skyroute.broker.store.commit_log import CommitLog, ScannedRecord
-from skyroute.broker.store.consume_queue import ConsumeQueue
-from skyroute.broker.store.derive import BACKLOG_MAX, WITH_QUEUE_OFFSET, Derived
+from skyroute.broker.store.commit_log import CommitLog
+from skyroute.broker.store.derive import WITHOUT_PLACE, Derived
 from skyroute.broker.store.key_index import KeyIndex
+from skyroute.broker.store.topic_queue import TopicQueue
 from skyroute.message.errors import InvalidNameError
-from skyroute.message.flags import TRANSACTION_MASK
-from skyroute.message.layout import RECORD_BYTES_MIN
+from skyroute.message.flags import INNER_BATCH
 
-GAP_MAX: Final = 100_000
-"""How many messages may be missing between two of a queue; more than that is a bad spot in the later one."""
+WRITTEN_AT_ONCE: Final = 4096
+"""After so many records, what follows from them is written."""
+
+
+class LeftBehind(Enum):
+    """How the last one who had the folder open let go of it."""
+
+    CLOSED = auto()
+    PROCESS_DIED = auto()
+    MACHINE_STOPPED = auto()
+    UNKNOWN = auto()
+    """It was not us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +54,13 @@ class Recovered:
 
 def recover(
     log: CommitLog,
-    queues: Iterable[ConsumeQueue],
-    find_queue: Callable[[str, int], ConsumeQueue],
+    queues: Iterable[TopicQueue],
+    find_queue: Callable[[str, int], TopicQueue],
     index: KeyIndex | None,
     derived: Derived,
     checkpoint: Checkpoint,
     *,
-    was_closed: bool,
-    same_boot: bool,
+    left: LeftBehind,
     now_ms: int,
 ) -> Recovered:
     """Make log, queues and index agree.
@@ -58,23 +69,31 @@ def recover(
         StoreWriteError, StoreFullError: the disk refuses to have it written.
     """
     queues = list(queues)
+    was_closed = left is LeftBehind.CLOSED
     if not log.segments:
         for queue in queues:
             queue.remove()
         if index is not None:
             index.remove()
         return Recovered(was_closed, 0, 0, 0)
-    start = _find_trusted_end(log, queues, checkpoint, was_closed=was_closed, same_boot=same_boot)
-    slots_are_sound = start is not None
+    start = _find_trusted_end(log, queues, index, checkpoint, left)
+    torn = start is None or left is LeftBehind.MACHINE_STOPPED
     trusted_ms = -1 if start is not None else checkpoint.trusted_ms
     if start is None:
         start = _find_start(log, index, trusted_ms)
     if not any(queue.segments for queue in queues) or (index is not None and not index.files):
         start = log.start  # somebody took them away
     for queue in queues:
-        queue.truncate_to(start)
+        if torn:
+            queue.truncate_torn(start, log.start, partial(_has_record, log, queue))
+        else:
+            queue.truncate_to(start)
     if index is not None:
-        index.truncate_to(start, slots_are_sound=slots_are_sound)
+        on_disk = checkpoint.on_disk if left is LeftBehind.MACHINE_STOPPED else None
+        if on_disk is not None and start == on_disk.end:
+            index.truncate_torn(on_disk.index_count, start)
+        else:
+            index.truncate_to(start, slots_are_sound=not torn)
     records = _derive_from(log, start, find_queue, derived, trusted_ms)
     if index is not None and not index.files:
         index.begin_file(now_ms)  # so that it is not taken for missing the next time
@@ -85,60 +104,59 @@ def recover(
 
 
 def _derive_from(
-    log: CommitLog, start: int, find_queue: Callable[[str, int], ConsumeQueue], derived: Derived, trusted_ms: int
+    log: CommitLog, start: int, find_queue: Callable[[str, int], TopicQueue], derived: Derived, trusted_ms: int
 ) -> int:
     """Walk the log from here to its end and write what follows from it; return how many records there were."""
     records = 0
-    for record in log.scan(start, trusted_ms=trusted_ms):
+    for position, size, topic, queue_id, offset, sys_flag, stored_at_ms, raw in log.scan(start, trusted_ms=trusted_ms):
         records += 1
-        with suppress(InvalidNameError):  # a bad spot in the topic: the log keeps the record, no queue can
-            queue = find_queue(record.topic, record.queue_id)
-            has_offset = record.sys_flag & TRANSACTION_MASK in WITH_QUEUE_OFFSET
-            if not has_offset or _makes_place(queue, record, derived):
-                noted = (queue, record.queue_offset, record.position, record.size)
-                derived.noted.append((*noted, record.raw_properties, record.sys_flag, record.stored_at_ms))
-        if len(derived.noted) > BACKLOG_MAX:
+        try:
+            queue = find_queue(topic, queue_id)
+        except InvalidNameError:
+            continue  # a bad spot in the topic: the log keeps the record, no queue can
+        if not sys_flag & WITHOUT_PLACE:
+            if offset != queue.next_offset:
+                derived.write()
+                if not queue.make_place(offset, position):
+                    continue
+            queue.next_offset = offset + (queue.messages_in(raw) if sys_flag & INNER_BATCH else 1)
+        derived.noted.append((queue, offset, position, size, raw, sys_flag, stored_at_ms))
+        if len(derived.noted) >= WRITTEN_AT_ONCE:
             derived.write()
     derived.write()
     return records
 
 
-def _makes_place(queue: ConsumeQueue, record: ScannedRecord, derived: Derived) -> bool:
-    """Return whether a record can have the place in its queue that it says it has, and make the place.
-
-    It hardly ever is another than the next. No checksum covers it, so a bad spot must not cost the queue.
-    """
-    offset = record.queue_offset
-    if offset != queue.next_offset:
-        derived.write()
-        is_empty = queue.end == queue.first_kept
-        if offset == 0:
-            queue.remove()  # the topic was deleted and made again: the later messages are the ones that count
-        elif offset < queue.next_offset and queue.first_kept <= offset and queue.is_filler(offset):
-            queue.truncate(offset)
-        elif is_empty and not 0 < offset <= record.position // RECORD_BYTES_MIN:
-            return False  # the log before it would not have held so many
-        elif not is_empty and not 0 < offset - queue.next_offset <= GAP_MAX:
-            return False
-    queue.next_offset = offset + 1
-    return True
+def _has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, offset: int) -> bool:
+    """Return whether the log has a record that a unit of a queue can mean."""
+    found = log.find_sound_record(position)
+    return found is not None and (found.size, found.topic, found.queue_id, found.queue_offset) == (
+        *(size, queue.topic),
+        *(queue.queue_id, offset),
+    )
 
 
 def _find_trusted_end(
-    log: CommitLog, queues: list[ConsumeQueue], checkpoint: Checkpoint, *, was_closed: bool, same_boot: bool
+    log: CommitLog, queues: list[TopicQueue], index: KeyIndex | None, checkpoint: Checkpoint, left: LeftBehind
 ) -> int | None:
     """Return the position up to which queues and index are known to be written; None where it is not known."""
-    if was_closed:
-        newest = max(queues, key=ConsumeQueue.log_end, default=None)
+    noted = None
+    if left is LeftBehind.CLOSED:
+        newest = max(queues, key=TopicQueue.log_end, default=None)
         if newest is None or newest.log_end() < 0:
             return log.start
-        position, size, _ = newest.unit(newest.end - 1)
-        if position < log.start:
+        noted = newest.newest_unit()[:2]
+        if noted[0] < log.start:
             return log.start
-    elif same_boot and checkpoint.last_derived is not None:
-        position, size = checkpoint.last_derived
-    else:
+    elif left is LeftBehind.PROCESS_DIED:
+        noted = checkpoint.last_derived
+    elif left is LeftBehind.MACHINE_STOPPED:
+        on_disk = checkpoint.on_disk
+        if on_disk is not None and (index is None or index.extent[0] == on_disk.index_file):
+            noted = on_disk[:2]
+    if noted is None:
         return None
+    position, size = noted
     record = log.find_sound_record(position)
     return position + size if record is not None and record.size == size else None
 

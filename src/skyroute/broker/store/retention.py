@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.key_index import KeyIndex
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.broker.store.topic_queue import TopicQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Expired:
 
 def remove_expired(
     log: CommitLog,
-    queues: Iterable[ConsumeQueue],
+    queues: Iterable[TopicQueue],
     index: KeyIndex | None,
     settings: StoreSettings,
     *,

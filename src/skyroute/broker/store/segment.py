@@ -28,7 +28,7 @@ class OpenSegments:
 class Segment:
     """A file of fixed size that starts at some position of a log. Opened when it is first used."""
 
-    __slots__ = ("_descriptor", "_map", "_opened", "_view", "disk", "path", "size", "start", "stop")
+    __slots__ = ("_descriptor", "_map", "_opened", "_view", "disk", "is_new", "path", "size", "start", "stop")
 
     def __init__(self, path: Path, start: int, size: int, disk: Disk, opened: OpenSegments) -> None:
         self.path = path
@@ -36,6 +36,8 @@ class Segment:
         self.stop = start + size
         self.size = size
         self.disk = disk
+        self.is_new = False
+        """Its name may not be on the disk."""
         self._opened = opened
         self._descriptor = -1
         self._map: mmap.mmap | None = None
@@ -52,14 +54,20 @@ class Segment:
         return self._descriptor
 
     @property
-    def view(self) -> memoryview:
-        """The file as memory, for reading. What is written through `write` is seen at once.
+    def content(self) -> mmap.mmap:
+        """The file as memory, for reading. What is written through `write` is seen at once. A slice of it is a copy."""
+        if self._map is None:
+            self._map = mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ)
+        return self._map
 
-        A slice of it stays good when the segment is closed or removed: the mapping goes with its last reader.
+    @property
+    def view(self) -> memoryview:
+        """The same, and a slice of it is no copy.
+
+        It stays good when the segment is closed or removed: the mapping goes with its last reader.
         """
         if self._view is None:
-            self._map = mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ)
-            self._view = memoryview(self._map)
+            self._view = memoryview(self.content)
         return self._view
 
     def read(self, at: int, size: int) -> bytes:

@@ -56,6 +56,7 @@ class SegmentedLog:
         except BaseException:
             self._forget(segment)
             raise
+        segment.is_new = True
         return segment
 
     def _admit(self, start: int) -> Segment:

@@ -23,6 +23,8 @@ class StoreSettings:
 
     log_segment_bytes: int = 1 << 30
     queue_segment_units: int = 300_000
+    batch_segment_units: int = 300_000
+    """As above, for queues that keep batches whole."""
     index_slots: int = 5_000_000
     index_entries: int = 20_000_000
     index_enabled: bool = True

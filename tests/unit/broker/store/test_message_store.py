@@ -312,22 +312,6 @@ def test_a_closed_store_takes_no_more(store: MessageStore) -> None:
     store.close()
 
 
-def test_a_topic_of_inner_batches_is_left_as_it_is(tmp_path: Path) -> None:
-    store = small_store(tmp_path)
-    store.append(draft("B"), NOW_MS)
-    store.append(draft("T"), NOW_MS)
-    store.kill()
-    batches = tmp_path / "batchconsumequeue" / "B" / "0" / f"{0:020d}"
-    batches.parent.mkdir(parents=True)
-    batches.write_bytes(b"as Apache left it")
-    store = small_store(tmp_path)
-    with pytest.raises(InvalidNameError, match="inner batches"):
-        store.append(draft("B"), NOW_MS)
-    assert store.topics() == {"T"}
-    assert not (tmp_path / "consumequeue" / "B").exists()
-    assert batches.read_bytes() == b"as Apache left it"
-
-
 def test_a_record_that_was_read_stays_good_when_its_segment_is_gone(store: MessageStore) -> None:
     for number in range(20):
         store.append(draft(body=b"%d" % number * 400), NOW_MS)

@@ -1,0 +1,83 @@
+"""The kind of queue that keeps batches whole: a unit stands for one record and all the messages in it."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final
+
+from skyroute.broker.store.topic_queue import GAP_MAX, TopicQueue, Unit
+from skyroute.message.batch import ITEM_BYTES_MIN
+from skyroute.message.properties import find_property
+from skyroute.message.property_names import INNER_COUNT
+
+BATCH_MESSAGES_MAX: Final = 32767
+"""A unit holds the number of messages in two signed bytes."""
+
+_BATCH_UNIT: Final = Struct(">qiqqqhii")
+"""As every unit; then when it was stored, the first offset, how many messages; the rest is for compacted topics."""
+_OFFSETS: Final = Struct(">28xqh8x")
+_UNIT_START: Final = Struct(">qiq26x")
+_NOT_COMPACTED: Final = -1
+
+
+class BatchQueue(TopicQueue):
+    """Offsets count messages, units do not: a message is found by halving. A single message is a batch of one."""
+
+    __slots__ = ()
+    unit_bytes = _BATCH_UNIT.size
+
+    def messages_in(self, raw_properties: bytes) -> int:
+        text = find_property(raw_properties, INNER_COUNT) or ""
+        messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
+        return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1
+
+    def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
+        self._tail += _BATCH_UNIT.pack(position, size, code, stored_at_ms, offset, messages, _NOT_COMPACTED, 0)
+        self._count += 1
+        self.end = offset + messages
+
+    def make_place(self, offset: int, position: int) -> bool:
+        if offset == 0:
+            self.remove()  # the topic was deleted and made again: the later messages are the ones that count
+            return True
+        if self._count == self._first_row:
+            return 0 < offset <= position // ITEM_BYTES_MIN  # the log before it would not have held more
+        return 0 < offset - self.next_offset <= GAP_MAX
+
+    def _is_empty(self, unit: bytes) -> bool:
+        offset, messages = _OFFSETS.unpack(unit)
+        return super()._is_empty(unit) or offset < 0 or messages <= 0
+
+    def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
+        units = self._units(self._row_of(offset), units_max)
+        if not units:
+            return None
+        offsets = list(_OFFSETS.iter_unpack(units))
+        return offsets[0][0], _UNIT_START.iter_unpack(units), [first + messages for first, messages in offsets]
+
+    def next_segment(self, offset: int) -> int:
+        at = self._row_of(offset) * self.unit_bytes
+        following = [segment.start // self.unit_bytes for segment in self.segments if segment.start > at]
+        return self._offset_of(following[0] if following else self._written)
+
+    def _row_of(self, offset: int) -> int:
+        """Return the row of the unit that stands for a message, or of the next one where that is missing."""
+        # By segment first: one in between may be missing.
+        starts = [segment.start // self.unit_bytes for segment in self.segments]
+        if self._tail and self._offset_of(self._written) <= offset:
+            first, stop = self._written, self._count
+        else:
+            place = max(bisect_right(starts, offset, key=self._offset_of) - 1, 0)
+            first, stop = starts[place], min(self.segments[place].stop // self.unit_bytes, self._written)
+        row = max(bisect_right(range(stop), offset, lo=first, hi=stop, key=self._offset_of) - 1, first)
+        return row if row + 1 == self._count or offset < self._stop_of(row) else row + 1
+
+    def _offset_of(self, row: int) -> int:
+        if row >= self._count:
+            return self._stop_of(row - 1) if row > self._first_row else 0
+        units = self._units(row, 1)
+        return int(_OFFSETS.unpack(units)[0]) if units else 0
+
+    def _stop_of(self, row: int) -> int:
+        units = self._units(row, 1)
+        return sum(_OFFSETS.unpack(units)) if units else 0

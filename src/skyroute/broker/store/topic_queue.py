@@ -1,0 +1,321 @@
+"""One queue of a topic: the records it gets, and a row of units that say where in the log they lie.
+
+What a unit holds beyond that, and which messages it stands for, differs: see `consume_queue` and `batch_queue`.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
+from typing import ClassVar, Final
+from zlib import crc32
+
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.draft import Draft
+from skyroute.broker.store.segment import OpenSegments, Segment
+from skyroute.broker.store.segmented_log import SegmentedLog
+from skyroute.message.errors import RecordError
+from skyroute.message.flags import HOSTS_IPV6
+from skyroute.message.host import IPV4_HOST_BYTES
+from skyroute.message.layout import HEAD_BYTES, HEADS, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES_MAX
+from skyroute.message.properties import PROPERTIES_BYTES_MAX
+
+UNIT: Final = Struct(">qiq")
+"""How every unit begins: position of the record, its size, and the code of its tag."""
+
+NO_MESSAGE_BYTES: Final = 0x7FFFFFFF
+"""The size in a unit that stands for no message: where a queue begins in the middle of a segment."""
+
+GAP_MAX: Final = 100_000
+"""How many messages may be missing between two of a queue; more than that is a bad spot in the later one."""
+
+Unit = tuple[int, int, int]
+"""Position, size and tag code of a record."""
+
+_HEAD_WITHOUT_HOSTS: Final = HEAD_BYTES - 2 * IPV4_HOST_BYTES
+
+
+class TopicQueue(ABC):
+    """Knows its units by their place in the row; what an offset means is for the two kinds to say."""
+
+    __slots__ = (
+        "_count",
+        "_log",
+        "_min_known",
+        "_tail",
+        "_written",
+        "end",
+        "magic",
+        "next_offset",
+        "queue_id",
+        "topic",
+        "topic_field",
+    )
+    unit_bytes: ClassVar[int]
+
+    def __init__(
+        self, folder: Path, topic: str, queue_id: int, segment_units: int, disk: Disk, opened: OpenSegments
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.next_offset = 0
+        """What the next message of this queue gets."""
+        self.end = 0
+        """The offset behind the newest message that has a unit; readers see no more."""
+        self._count = 0
+        """How many units there are, those that were removed included."""
+        self._written = 0
+        """How many of them are in files; the rest is the tail."""
+        self._tail = bytearray()
+        raw_topic = topic.encode()
+        version_1 = len(raw_topic) <= V1_TOPIC_BYTES_MAX
+        self.magic = MAGIC_V1 if version_1 else MAGIC_V2
+        self.topic_field = len(raw_topic).to_bytes(1 if version_1 else 2, "big") + raw_topic
+        """The topic as its records hold it, with its length."""
+        self._log = SegmentedLog(folder, segment_units * self.unit_bytes, disk, opened)
+        self._min_known = (0, 0)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.topic} {self.queue_id} ..{self.end}>"
+
+    # ------------------------------------------------------------------------------------------------ records of it
+
+    def record_bytes(self, draft: Draft, body_bytes: int, properties_bytes: int) -> int:
+        """Return how long a record of this queue is."""
+        hosts_bytes = len(draft.raw_born_host) + len(draft.raw_store_host)
+        return _HEAD_WITHOUT_HOSTS + hosts_bytes + body_bytes + len(self.topic_field) + 2 + properties_bytes
+
+    def encode(
+        self,
+        draft: Draft,
+        body: bytes,
+        raw_properties: bytes,
+        flag: int,
+        queue_offset: int,
+        position: int,
+        stored_at_ms: int,
+    ) -> bytes:
+        """Return the record of a message of this queue. What `message.record` writes, without a detour.
+
+        Raises:
+            RecordError: something does not fit its place.
+        """
+        born_host, store_host = draft.raw_born_host, draft.raw_store_host
+        body_bytes, properties_bytes = len(body), len(raw_properties)
+        topic_field = self.topic_field
+        families = (len(born_host) != IPV4_HOST_BYTES) | (len(store_host) != IPV4_HOST_BYTES) << 1
+        head = HEADS[families]
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            raise RecordError(f"properties of {properties_bytes} bytes do not fit a record")
+        try:
+            start = head.pack(
+                head.size + body_bytes + len(topic_field) + 2 + properties_bytes,
+                self.magic,
+                crc32(body) & 0x7FFFFFFF,
+                self.queue_id,
+                flag,
+                queue_offset,
+                position,
+                draft.sys_flag & ~HOSTS_IPV6 | families << 4,
+                draft.born_at_ms,
+                born_host,
+                stored_at_ms,
+                store_host,
+                draft.reconsume_times,
+                draft.prepared_position,
+                body_bytes,
+            )
+        except StructError as error:
+            raise RecordError(f"a number does not fit its place in a record: {error}") from error
+        return b"".join((start, body, topic_field, properties_bytes.to_bytes(2, "big"), raw_properties))
+
+    @abstractmethod
+    def messages_in(self, raw_properties: bytes) -> int:
+        """Return how many offsets a record takes whose flag says that it is a batch."""
+
+    # -------------------------------------------------------------------------------------------- messages by offset
+
+    @abstractmethod
+    def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
+        """Add the unit of a record. It stays in memory until `write`."""
+
+    @abstractmethod
+    def make_place(self, offset: int, position: int) -> bool:
+        """Return whether a record can have a place that is not the next, and make it. Called when all is written.
+
+        No checksum covers the offset in a record, so a bad spot must not cost the queue.
+        """
+
+    @abstractmethod
+    def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
+        """Return the units of messages from this one on, as many as lie side by side; None where they are missing.
+
+        First the offset of the first message of the first of them, at last, for each, the offset behind its messages.
+        """
+
+    @abstractmethod
+    def next_segment(self, offset: int) -> int:
+        """Return the first offset behind the missing segment that would hold this one."""
+
+    @abstractmethod
+    def _row_of(self, offset: int) -> int:
+        """Return the row of the unit that stands for a message."""
+
+    @abstractmethod
+    def _offset_of(self, row: int) -> int:
+        """Return the first offset that a unit stands for; for the row behind the last one, the end."""
+
+    @property
+    def first_kept(self) -> int:
+        """The oldest message that has a unit; the log may no longer have it."""
+        return self._offset_of(self._first_row)
+
+    def unit(self, offset: int) -> Unit:
+        """Return position, size and tag code of the record that holds a message; the offset is one that is kept."""
+        return self._unit_at(self._row_of(offset))
+
+    def min_offset(self, log_start: int) -> int:
+        """Return the first offset whose message is still in a log that starts there."""
+        known_start, known = self._min_known
+        if known_start != log_start or not self.first_kept <= known <= self.end:
+            known = self._offset_of(self._find_row(log_start))
+            self._min_known = (log_start, known)
+        return known
+
+    # ------------------------------------------------------------------------------------------------- units by row
+
+    @property
+    def folder(self) -> Path:
+        return self._log.folder
+
+    @property
+    def segments(self) -> list[Segment]:
+        return self._log.segments
+
+    @property
+    def _first_row(self) -> int:
+        return self._log.segments[0].start // self.unit_bytes if self._log.segments else self._written
+
+    def load(self) -> None:
+        """Find the segments, and how many units there are."""
+        self._log.load()
+        if self._log.segments:
+            last = self._log.segments[-1]
+            first = last.start // self.unit_bytes
+            # Units are written one behind the other into what was zero.
+            rows = range(first, first + last.size // self.unit_bytes)
+            self._count = first + bisect_left(
+                rows, 1, key=lambda row: self._is_empty(last.read(row * self.unit_bytes - last.start, self.unit_bytes))
+            )
+        self._written = self._count
+        self.end = self.next_offset = self._offset_of(self._count)
+
+    def _is_empty(self, unit: bytes) -> bool:
+        position, size, _ = UNIT.unpack_from(unit)
+        return bool(position < 0 or size <= 0)
+
+    def _units(self, row: int, count_max: int) -> bytes:
+        """Return units from this one on, as many as lie side by side; nothing where their segment is missing."""
+        size = self.unit_bytes
+        if row >= self._written:
+            at = (row - self._written) * size
+            return bytes(self._tail[at : at + count_max * size])
+        at = row * size
+        segment = self._log.find(at)
+        if segment is None:
+            return b""
+        stop = min(at + count_max * size, self._written * size, segment.stop)
+        return segment.read(at - segment.start, stop - at)
+
+    def _unit_at(self, row: int) -> Unit:
+        units = self._units(row, 1)
+        return UNIT.unpack_from(units) if units else (0, NO_MESSAGE_BYTES, 0)
+
+    def write(self) -> list[Segment]:
+        """Write what was added to files, and return their segments.
+
+        Raises:
+            StoreWriteError, StoreFullError: it stays in memory, where readers see it none the less.
+        """
+        written: list[Segment] = []
+        at, units = self._written * self.unit_bytes, bytes(self._tail)
+        while units:
+            segment = self._log.find(at) or self._log.add(at)
+            room = segment.stop - at
+            segment.write(at - segment.start, units[:room])
+            written.append(segment)
+            at, units = at + room, units[room:]
+        self._tail.clear()
+        self._written = self._count
+        return written
+
+    def truncate_to(self, position: int) -> None:
+        """Forget the units of records that lie at or behind this position of the log. All are written."""
+        if self._count > self._first_row and self._unit_at(self._count - 1)[0] >= position:
+            self._truncate(self._find_row(position))
+
+    def truncate_torn(self, position: int, log_start: int, log_has: Callable[[int, int, int], bool]) -> None:
+        """Forget those units after a machine has stopped: any part of any of them may have come to the disk, or not.
+
+        So the last one is looked for, from the end, whose record the log has: asked by position, size and offset.
+        """
+        row = self._first_row
+        for segment in reversed(self.segments):
+            row = segment.start // self.unit_bytes
+            units = self._units(row, max(self._count - row, 0))
+            for at in range(len(units) - self.unit_bytes, -1, -self.unit_bytes):
+                found, size, _ = UNIT.unpack_from(units, at)
+                number = row + at // self.unit_bytes
+                if log_start <= found < position and size > 0 and log_has(found, size, self._offset_of(number)):
+                    self._truncate(number + 1)
+                    return
+        # There is none: what is left are units of records that have expired.
+        while row < self._count and not log_start <= self._unit_at(row)[0] and not self._is_empty(self._units(row, 1)):
+            row += 1
+        self._truncate(row)
+
+    def _truncate(self, row: int) -> None:
+        self._log.truncate(row * self.unit_bytes)
+        self._count = self._written = max(row, self._first_row)
+        self.end = self.next_offset = self._offset_of(self._count)
+
+    def _find_row(self, position: int) -> int:
+        """Return the first row whose record lies at or behind a position of the log."""
+        rows = range(self._count)
+        return bisect_left(rows, 1, lo=self._first_row, hi=self._count, key=lambda row: self._is_behind(row, position))
+
+    def _is_behind(self, row: int, position: int) -> bool:
+        found, size, _ = self._unit_at(row)
+        return (found >= position and not (size == NO_MESSAGE_BYTES and found == 0)) or size <= 0
+
+    def log_end(self) -> int:
+        """Return where in the log the newest record of this queue ends; -1 where there is none."""
+        if self._count <= self._first_row:
+            return -1
+        position, size, _ = self._unit_at(self._count - 1)
+        return position + size if size != NO_MESSAGE_BYTES else position
+
+    def newest_unit(self) -> Unit:
+        """Return the last unit; there is one."""
+        return self._unit_at(self._count - 1)
+
+    def remove_expired(self, log_start: int) -> int:
+        """Remove the segments, but for the last, whose records are no longer in the log; return how many."""
+        removed = 0
+        while len(self._log.segments) > 1:
+            if self._unit_at(self._log.segments[0].stop // self.unit_bytes - 1)[0] >= log_start:
+                break
+            self._log.remove_first()
+            removed += 1
+        return removed
+
+    def remove(self) -> None:
+        """Remove all of it from the disk."""
+        self._log.remove_all()
+        self._tail.clear()
+        self.end = self._count = self._written = self.next_offset = 0
+
+    def close(self) -> None:
+        self._log.close()
