@@ -1,0 +1,117 @@
+"""The address under which clients find a broker: settled once, at the start, or refused with what to do about it."""
+
+import logging
+import socket
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.settings.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_ADVICE = "give the address that clients can reach with brokerIP1 or --advertise"
+_SOMEWHERE = ("192.0.2.1", 9)
+"""An address that belongs to nobody: asked which way a packet to it would leave. None is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """What others are told."""
+
+    host: str
+    """As it goes to the name servers: an address, or a name that clients look up."""
+    ip: str
+    """The address that records carry."""
+    ha_host: str
+
+
+def settle(config: BrokerConfig) -> Advertised:
+    """Find out under which address clients reach this broker.
+
+    It is `brokerIP1`, if set; loopback, if we listen there; the address we listen on; or that of the interface by
+    which we reach the first name server.
+
+    Raises:
+        ConfigError: there is no such address, or clients could not use it.
+    """
+    host = config.broker_ip1 or _default_host(config)
+    ip = _usable_ip("brokerIP1", host)
+    if _is_loopback(ip) and not _is_loopback(config.bind_address):
+        log.warning("only clients on this machine can reach us address=%s advice=%s", host, _ADVICE)
+    if config.broker_ip2:
+        _usable_ip("brokerIP2", config.broker_ip2)
+    return Advertised(host, ip, config.broker_ip2 or host)
+
+
+def _default_host(config: BrokerConfig) -> str:
+    bound = config.bind_address
+    if _is_loopback(bound):
+        for address in config.name_servers:
+            if not _is_loopback(_host_of(address)):
+                raise ConfigError(
+                    f"the broker listens on {bound}, which clients of the name server {address} cannot reach: "
+                    f"listen elsewhere with bindAddress, or {_ADVICE}"
+                )
+        return bound
+    if bound not in ("0.0.0.0", "::", "*", ""):
+        return bound
+    for address in config.name_servers:
+        host, _, port = address.rpartition(":")
+        found = _way_out(host.strip("[]"), int(port) if port.isdigit() else 9)
+        if found is not None:
+            return found
+    return outward_ip()
+
+
+def outward_ip() -> str:
+    """Our own address on the way to everybody else; without any network, there is only us."""
+    return _way_out(*_SOMEWHERE) or "127.0.0.1"
+
+
+def _way_out(host: str, port: int) -> str | None:
+    """Return our own address on the way to another."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(address)  # of a datagram socket: only the route is looked up
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return None
+
+
+def _usable_ip(key: str, host: str) -> str:
+    try:
+        ip: IPv4Address | IPv6Address = ip_address(host)
+    except ValueError:
+        ip = _look_up(key, host)
+    if ip.is_unspecified or ip.is_multicast or ip == IPv4Address("255.255.255.255"):
+        raise ConfigError(f"{key}={host} is no address that a client can reach: {_ADVICE}")
+    return str(ip)
+
+
+def _look_up(key: str, name: str) -> IPv4Address | IPv6Address:
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        text = "has a port in it, and takes a host alone" if ":" in name else "does not resolve to an address"
+        raise ConfigError(f"{key}={name[:80]} {text}: {_ADVICE}") from None
+    # Where a name has both, version 4: clients of old know no other.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return ip_address(found[0][4][0])
+
+
+def _host_of(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,95 @@
+"""From what a group wants of a topic to what the store asks of each message."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from skyroute.message.errors import ExpressionError, RecordError
+from skyroute.message.properties import decode_properties
+from skyroute.message.record import decode_record
+from skyroute.message.sql92 import Condition, compile_expression
+from skyroute.message.tags import EVERY_TAG
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.clients import Subscription
+from skyroute.wire.codes import ResponseCode
+
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+
+COMPILED_CHARS_MAX: Final = 1_000_000
+"""How long all expressions are together whose conditions are kept; a condition takes up to 100 bytes a character."""
+
+AcceptCode = Callable[[int], bool]
+AcceptRecord = Callable[[bytes], bool]
+
+
+class Filter(NamedTuple):
+    """What to ask of a message: of its tag's code, then of its record. None where every message passes."""
+
+    accept_code: AcceptCode | None = None
+    accept_record: AcceptRecord | None = None
+
+
+_EVERYTHING: Final = Filter()
+
+
+def make_filter(subscription: Subscription, *, by_properties: bool = True) -> Filter:
+    """Return what the store is to ask of messages for a subscription.
+
+    `by_properties` says whether conditions on properties are allowed here (`enablePropertyFilter`).
+
+    Raises:
+        RefusedError: the expression is none, is of a kind that nobody knows, or is not allowed.
+    """
+    kind, expression = subscription.expression_type, subscription.expression
+    if kind == TAG:
+        if expression == EVERY_TAG:
+            return _EVERYTHING
+        # A queue has codes as 64-bit numbers; those of tags have the value that they have in 32 bits.
+        return Filter(frozenset(subscription.codes).__contains__)
+    if not by_properties:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}"
+        )
+    if kind != SQL92:
+        raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"there is no filter of type {kind[:80]!r}")
+    return _compiled.filter_of(expression)
+
+
+class _Compiled:
+    """Conditions that were compiled before; the ones not wanted for longest go first."""
+
+    def __init__(self) -> None:
+        self._filters: OrderedDict[str, Filter] = OrderedDict()
+        self._chars = 0
+
+    def filter_of(self, expression: str) -> Filter:
+        found = self._filters.get(expression)
+        if found is not None:
+            self._filters.move_to_end(expression)
+            return found
+        try:
+            condition = compile_expression(expression)
+        except ExpressionError as error:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
+        made = Filter(accept_record=_asker(condition))
+        self._filters[expression] = made
+        self._chars += len(expression)
+        while self._chars > COMPILED_CHARS_MAX:
+            oldest, _ = self._filters.popitem(last=False)
+            self._chars -= len(oldest)
+        return made
+
+
+_compiled: Final = _Compiled()
+
+
+def _asker(condition: Condition) -> AcceptRecord:
+    def accept(record: bytes) -> bool:
+        try:
+            raw = decode_record(record).raw_properties
+        except RecordError:
+            return False
+        return condition.matches(decode_properties(raw))
+
+    return accept

@@ -1,0 +1,158 @@
+"""Consumer groups: created, changed, deleted and looked at by administrators."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from skyroute.broker.attributes import GROUP_ATTRIBUTES, alter
+from skyroute.broker.groups import Groups
+from skyroute.broker.identity import Identity
+from skyroute.broker.offsets import Offsets
+from skyroute.broker.request_modes import RequestModes
+from skyroute.broker.stats import Stats
+from skyroute.broker.topics import Topics
+from skyroute.message.errors import InvalidNameError
+from skyroute.message.names import check_group
+from skyroute.message.reserved_topics import is_retry_topic
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire import fastjson
+from skyroute.wire.calls.groups import (
+    GroupConfig,
+    GroupPage,
+    GroupUpdate,
+    ReadPermit,
+    decode_group_deletion,
+    decode_group_update,
+    decode_group_updates,
+    decode_read_permit,
+    decode_request_mode,
+    encode_group_config,
+    encode_group_page,
+    encode_read_permit,
+)
+from skyroute.wire.calls.topics import Version, cut_page, decode_page_query, encode_topic_list
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.fastjson import Dialect
+from skyroute.wire.fields import required_name
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHandlers:
+    """Before a change of a group is answered, it is on the disk."""
+
+    groups: Groups
+    topics: Topics
+    offsets: Offsets
+    request_modes: RequestModes
+    stats: Stats
+    identity: Identity
+
+    def update(self, request: Request, peer: Peer) -> Answer:
+        """Create a group, or change it."""
+        return self._update([decode_group_update(request.body)], peer)
+
+    def update_many(self, request: Request, peer: Peer) -> Answer:
+        """Create or change several groups. If one of them may not be, none is touched."""
+        return self._update(decode_group_updates(request.body), peer)
+
+    def _update(self, updates: Sequence[GroupUpdate], peer: Peer) -> Answer:
+        for config in [self._wanted(update) for update in updates]:
+            if self.groups.put(config):
+                log.info("group set group=%s peer=%s", config.name, peer.address)
+        return self._save()
+
+    def _wanted(self, update: GroupUpdate) -> GroupConfig:
+        config = update.config
+        try:
+            check_group(config.name)
+        except InvalidNameError as error:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+        known = self.groups.get(config.name)
+        attributes = alter(None if known is None else known.attributes, update.attribute_changes, GROUP_ATTRIBUTES)
+        return msgspec.structs.replace(config, attributes=attributes)
+
+    async def _save(self) -> Response:
+        await self.groups.keeper.save()
+        return Response()
+
+    def delete(self, request: Request, peer: Peer) -> Answer:
+        """Forget a group, and if so told, how far it had come."""
+        deletion = decode_group_deletion(request)
+        if self.groups.delete(deletion.group):
+            log.info("group deleted group=%s peer=%s", deletion.group, peer.address)
+        if deletion.with_offsets:
+            self.offsets.delete_group(deletion.group)
+        self.stats.forget_group(deletion.group)
+        return self._save_deletion()
+
+    async def _save_deletion(self) -> Response:
+        await asyncio.gather(self.groups.keeper.save(), self.offsets.keeper.save())
+        return Response()
+
+    def all(self, request: Request, _peer: Peer) -> Response:
+        """Tell all groups, or those of one page."""
+        query, groups, version = decode_page_query("Group", request), self.groups.all(), self.groups.version
+        edition = Version(version.counter, version.state_version, version.timestamp_ms)
+        page = GroupPage(cut_page(groups, query, edition), edition, len(groups))
+        return encode_group_page(page, self.groups.forbidden())
+
+    def get(self, request: Request, _peer: Peer) -> Response:
+        """Tell the settings of one group. As in Java, asking for it is enough to make it."""
+        config = self.groups.find(required_name(request.fields, "group"))
+        if config is None:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
+        return encode_group_config(config)
+
+    def permit(self, request: Request, peer: Peer) -> Answer:
+        """Let a group read a topic, or not, and tell whether it may."""
+        permit = decode_read_permit(request)
+        if permit.readable is not None and self.groups.set_forbidden(
+            permit.group, permit.topic, forbidden=not permit.readable
+        ):
+            log.info(
+                "reading permitted=%s group=%s topic=%s peer=%s",
+                permit.readable,
+                permit.group,
+                permit.topic,
+                peer.address,
+            )
+        return self._save_permit(permit)
+
+    async def _save_permit(self, permit: ReadPermit) -> Response:
+        await self.groups.keeper.save()
+        readable = not self.groups.is_forbidden(permit.group, permit.topic)
+        return encode_read_permit(msgspec.structs.replace(permit, readable=readable))
+
+    def topics_of(self, request: Request, _peer: Peer) -> Response:
+        """Tell which topics a group has come anywhere with."""
+        return encode_topic_list(self.offsets.topics_of(required_name(request.fields, "group")), self.identity.address)
+
+    # -------------------------------------------------------------------------------------------------- request modes
+
+    def set_request_mode(self, request: Request, peer: Peer) -> Answer:
+        """Set how members of a group ask for messages of a topic."""
+        mode = decode_request_mode(request.body)
+        if is_retry_topic(mode.topic):
+            raise RefusedError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
+        if self.topics.get(mode.topic) is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{mode.topic}] not exist")
+        if self.groups.find(mode.group) is None:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist")
+        self.request_modes.put(mode)
+        log.info("request mode set mode=%s group=%s topic=%s peer=%s", mode.mode, mode.group, mode.topic, peer.address)
+        return self._save_request_mode()
+
+    async def _save_request_mode(self) -> Response:
+        await self.request_modes.keeper.save()
+        return Response()
+
+    def all_request_modes(self, _request: Request, _peer: Peer) -> Response:
+        """Tell all request modes, as their file has them."""
+        return Response(body=fastjson.dumps(self.request_modes.render(), Dialect.LEGACY))

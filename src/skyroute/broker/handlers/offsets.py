@@ -1,0 +1,143 @@
+"""Where queues begin and end, where groups have got to, and where they are sent."""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from skyroute.broker.groups import Groups
+from skyroute.broker.members import Members
+from skyroute.broker.offsets import Offsets
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.topics import Topics
+from skyroute.message.errors import InvalidNameError
+from skyroute.message.names import check_group
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire import fastjson
+from skyroute.wire.calls.offsets import (
+    decode_offset_query,
+    decode_offset_update,
+    decode_queue,
+    decode_time_search,
+    encode_offset,
+    encode_timestamp,
+)
+from skyroute.wire.calls.progress import decode_clone_order
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.fastjson import Dialect
+
+log = logging.getLogger(__name__)
+
+_IN_MEMORY_SHARE: Final = 0.4
+"""Of the machine's memory; what was stored so short ago is taken to be still in it."""
+
+
+def bytes_in_memory() -> int:
+    """Return how much of the log's end counts as being in memory, as Apache's brokers reckon."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _IN_MEMORY_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetHandlers:
+    """What consumers ask before they read and say after they have, and the tables for those who copy them."""
+
+    offsets: Offsets
+    topics: Topics
+    groups: Groups
+    members: Members
+    store: MessageStore
+    delay_offsets: Callable[[], object]
+    """Gives what the file of the delay levels' offsets says."""
+    young_bytes: int
+    """How far from the log's end the first message of a queue may be for a new group to start there."""
+
+    def query(self, request: Request, _peer: Peer) -> Response:
+        """Tell where a group goes on in a queue. One that is new to a young queue starts with its first message."""
+        query = decode_offset_query(request)
+        topic, queue_id = query.queue.topic, query.queue.queue_id
+        offset = self.offsets.get(query.group, topic, queue_id)
+        if offset is not None and offset >= 0:
+            return encode_offset(offset)
+        if query.zero_if_not_found is False:
+            reason = "Not found, do not set to zero, maybe this group boot first"
+        elif self._is_young(topic, queue_id):
+            return encode_offset(0)
+        else:
+            reason = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+        return Response(ResponseCode.QUERY_NOT_FOUND, reason)
+
+    def _is_young(self, topic: str, queue_id: int) -> bool:
+        first = self.store.unit(topic, queue_id, 0)
+        return first is not None and self.store.max_position - first[0] <= self.young_bytes
+
+    def update(self, request: Request, _peer: Peer) -> Response:
+        """Note where a group says it goes on."""
+        update = decode_offset_update(request)
+        group, topic = update.group, update.queue.topic
+        if self.groups.get(group) is None:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
+        if self.topics.get(topic) is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
+        if not self.offsets.commit(group, topic, update.queue.queue_id, update.offset):
+            return Response(remark="Offset has been previously reset")
+        return Response()
+
+    def max_offset(self, request: Request, _peer: Peer) -> Response:
+        """Tell the offset that a queue's next message will have."""
+        queue = decode_queue(request)
+        return encode_offset(self.store.max_offset(queue.topic, queue.queue_id))
+
+    def min_offset(self, request: Request, _peer: Peer) -> Response:
+        """Tell the offset of a queue's oldest message."""
+        queue = decode_queue(request)
+        return encode_offset(self.store.min_offset(queue.topic, queue.queue_id))
+
+    def at_time(self, request: Request, _peer: Peer) -> Response:
+        """Tell the offset at a time."""
+        search = decode_time_search(request)
+        queue = search.queue
+        return encode_offset(self.store.offset_at(queue.topic, queue.queue_id, search.timestamp_ms, upper=search.upper))
+
+    def earliest_time(self, request: Request, _peer: Peer) -> Response:
+        """Tell when a queue's oldest message was stored."""
+        queue = decode_queue(request)
+        earliest_ms = self.store.earliest_ms(queue.topic, queue.queue_id)
+        return encode_timestamp(-1 if earliest_ms is None else earliest_ms)
+
+    def clone(self, request: Request, peer: Peer) -> Answer:
+        """Have a group go on where another does."""
+        order = decode_clone_order(request)
+        try:
+            check_group(order.destination)
+        except InvalidNameError as error:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+        source = self.members.consumers(order.source)
+        wanted = None if source is None or order.offline else source.subscriptions
+        topics = self.offsets.topics_of(order.source) if order.topic is None else {order.topic}
+        for topic in sorted(topics):
+            if self.topics.get(topic) is None or (wanted and topic not in wanted):
+                log.warning("offsets not copied group=%s topic=%s peer=%s", order.source, topic, peer.address)
+            elif self.offsets.clone(order.source, order.destination, topic):
+                log.info(
+                    "offsets copied from=%s to=%s topic=%s peer=%s",
+                    order.source,
+                    order.destination,
+                    topic,
+                    peer.address,
+                )
+        return self._save()
+
+    async def _save(self) -> Response:
+        await self.offsets.keeper.save()
+        return Response()
+
+    def all(self, _request: Request, _peer: Peer) -> Response:
+        """Tell all offsets of consumers, as their file has them."""
+        return Response(body=fastjson.dumps(self.offsets.render(), Dialect.LEGACY))
+
+    def all_delays(self, _request: Request, _peer: Peer) -> Response:
+        """Tell how far each delay level has come, as its file has it."""
+        return Response(body=fastjson.dumps(self.delay_offsets(), Dialect.LEGACY))

@@ -1,0 +1,210 @@
+"""What operators ask of a broker itself: its settings, its state, its counts."""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from skyroute.broker.inert_settings import BROKER_INERT_SETTINGS
+from skyroute.broker.stats import Measure, Totals
+from skyroute.broker.tables import next_version
+from skyroute.message.reserved_topics import TIMER_TOPIC
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.routing.registration import DataVersion
+from skyroute.settings.errors import BlackListedError, MalformedPropertiesError
+from skyroute.wire.calls.groups import release_name
+from skyroute.wire.calls.settings import (
+    BrokerStats,
+    StatsQuery,
+    decode_broker_stats_query,
+    encode_broker_state,
+    encode_broker_stats,
+    encode_settings_answer,
+)
+from skyroute.wire.codes import OUR_VERSION, ResponseCode
+from skyroute.wire.command import Request, Response
+
+if TYPE_CHECKING:  # they are made of us, among others
+    from skyroute.broker.parts import Parts
+
+log = logging.getLogger(__name__)
+
+_RATES: Final = {"putTps": "stored", "getFoundTps": "found", "getMissTps": "missed", "getTransferredTps": "fetched"}
+_OF_TOPIC: Final = {"TOPIC_PUT_NUMS": Measure.MESSAGES, "TOPIC_PUT_SIZE": Measure.BYTES}
+_OF_GROUP: Final = {"GROUP_GET_NUMS": Measure.MESSAGES, "GROUP_GET_SIZE": Measure.BYTES}
+_OF_BROKER: Final = ("BROKER_PUT_NUMS", "BROKER_GET_NUMS")
+_POOLS: Final = ("send", "pull", "litePull", "query", "ack")
+"""Apache's brokers have threads for each kind of request and queues before them, and tools show how long these are.
+Here nothing queues."""
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+class OperationHandlers:
+    """Every change is logged with who made it: there is no other guard."""
+
+    def __init__(self, parts: "Parts") -> None:
+        self._parts = parts
+        self._started_at_ms = self._now_ms()
+        self._settings_version = DataVersion(timestamp_ms=self._started_at_ms)
+
+    def _now_ms(self) -> int:
+        return int(self._parts.clock.wall() * 1000)
+
+    # ------------------------------------------------------------------------------------------------------- settings
+
+    def settings(self, _request: Request, _peer: Peer) -> Response:
+        """Tell all settings."""
+        return encode_settings_answer(self._parts.config.render(), self._settings_version)
+
+    def update_settings(self, request: Request, peer: Peer) -> Answer:
+        """Change settings: all that are named, or none."""
+        config = self._parts.config
+        try:
+            updated = config.apply_update(request.body.decode())
+        except BlackListedError:
+            raise RefusedError(ResponseCode.NO_PERMISSION, "Can not update config in black list.") from None
+        except (UnicodeDecodeError, MalformedPropertiesError) as error:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
+        if updated.changed:
+            self._settings_version = next_version(self._settings_version, self._now_ms())
+            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(updated.changed)))
+        if updated.needs_restart:
+            log.warning(
+                "settings take effect after a restart keys=%s file=%s (give it with -c)",
+                ",".join(sorted(updated.needs_restart)),
+                config.settings_path,
+            )
+        return self._register_anew() if "brokerPermission" in updated.changed else Response()
+
+    async def _register_anew(self) -> Response:
+        """Name servers know what a broker allows by its topics, and look at these only if they are a new edition."""
+        self._parts.topics.renew()
+        await self._parts.registrar.register()
+        return Response()
+
+    def delete_expired(self, _request: Request, peer: Peer) -> Response:
+        """Remove messages that are too old, whatever the hour."""
+        log.info("expired messages deleted by operator peer=%s", peer.address)
+        self._parts.retention.clean_now()
+        return Response()
+
+    # --------------------------------------------------------------------------------------------------------- counts
+
+    def counts(self, request: Request, _peer: Peer) -> Response:
+        """Tell how often something happened in the last minute, hour and day."""
+        query = decode_broker_stats_query(request)
+        found = self._find_counts(query)
+        if found is None:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"The stats <{query.name}> <{query.key}> not exist")
+        return encode_broker_stats(found)
+
+    def _find_counts(self, query: StatsQuery) -> BrokerStats | None:
+        stats = self._parts.stats
+        if query.name in _OF_TOPIC:
+            return stats.of_topic(query.key, _OF_TOPIC[query.name])
+        if query.name in _OF_BROKER and query.key == self._parts.identity.cluster:
+            return stats.of_broker(stored=query.name == "BROKER_PUT_NUMS")
+        topic, _, group = query.key.rpartition("@")
+        if query.name in _OF_GROUP:
+            return stats.of_group(group, topic, _OF_GROUP[query.name])
+        return stats.of_returns(group, topic) if query.name == "SNDBCK_PUT_NUMS" else None
+
+    # ---------------------------------------------------------------------------------------------------------- state
+
+    def state(self, _request: Request, _peer: Peer) -> Response:
+        """Tell how the broker is, under the names that Apache's tools look for."""
+        return encode_broker_state(
+            {
+                **dict(self._about_broker()),
+                **dict(self._about_store()),
+                **dict(self._about_waiting()),
+                **dict(self._about_flow()),
+                **dict(_about_pools()),
+            }
+        )
+
+    def _about_broker(self) -> Iterator[tuple[str, str]]:
+        now_ms = self._now_ms()
+        yield "brokerActive", "true"
+        yield "brokerVersionDesc", release_name(OUR_VERSION)
+        yield "brokerVersion", str(OUR_VERSION)
+        yield "bootTimestamp", str(self._started_at_ms)
+        yield "runtime", _duration((now_ms - self._started_at_ms) // 1000)
+        yield "startAcceptSendRequestTimeStamp", "0"
+
+    def _about_store(self) -> Iterator[tuple[str, str]]:
+        store = self._parts.store
+        used = str(round(store.disk_used(), 4))
+        oldest_ms = store.oldest_ms
+        yield "commitLogDiskRatio", used
+        yield f"commitLogDiskRatio_{store.folder / 'commitlog'}", used
+        yield "consumeQueueDiskRatio", used
+        yield "commitLogMinOffset", str(store.min_position)
+        yield "commitLogMaxOffset", str(store.max_position)
+        # Tools take the difference to now, and for a broker without messages there is none.
+        yield "earliestMessageTimeStamp", str(self._now_ms() if oldest_ms is None else oldest_ms)
+        yield "remainHowManyDataToFlush", _size(store.max_position - store.flushed_position)
+        disk = shutil.disk_usage(store.folder)
+        yield "commitLogDirCapacity", f"Total : {_size(disk.total)}, Free : {_size(disk.free)}."
+        yield "dispatchBehindBytes", "0"
+        yield "pageCacheLockTimeMills", "0"
+        yield "remainTransientStoreBufferNumbs", "2147483647"
+
+    def _about_waiting(self) -> Iterator[tuple[str, str]]:
+        parts = self._parts
+        for level, (offset, end) in parts.delays.offsets().items():
+            yield f"scheduleMessageOffset_{level}", f"{offset},{end}"
+        yield "timerReadBehind", "0"
+        yield "timerOffsetBehind", str(max(parts.store.max_offset(TIMER_TOPIC, 0) - parts.timers.read_end, 0))
+        yield "timerCongestNum", str(len(parts.timers))
+        yield "timerEnqueueTps", str(parts.stats.put_rate(TIMER_TOPIC))
+        yield "timerDequeueTps", "0.0"
+
+    def _about_flow(self) -> Iterator[tuple[str, str]]:
+        stats = self._parts.stats
+        totals, rates = stats.totals(), stats.rates()
+        for key, name in _RATES.items():
+            yield key, " ".join(str(round(getattr(rate, name), 4)) for rate in rates)
+        yield "getTotalTps", " ".join(str(round(rate.found + rate.missed, 4)) for rate in rates)
+        yield "putMessageTimesTotal", str(totals.stored)
+        yield "putMessageSizeTotal", str(totals.stored_bytes)
+        yield "putMessageAverageSize", str(totals.stored_bytes / max(totals.stored, 1))
+        mornings = stats.mornings
+        moments: tuple[tuple[str, Totals], ...] = (
+            ("YesterdayMorning", mornings.yesterday),
+            ("TodayMorning", mornings.today),
+            ("TodayNow", totals),
+        )
+        for moment, counts in moments:
+            yield f"msgPutTotal{moment}", str(counts.stored)
+            yield f"msgGetTotal{moment}", str(counts.fetched)
+
+
+def _about_pools() -> Iterator[tuple[str, str]]:
+    for pool in _POOLS:
+        yield f"{pool}ThreadPoolQueueSize", "0"
+        yield f"{pool}ThreadPoolQueueCapacity", _capacity(f"{pool}ThreadPoolQueueCapacity")
+        yield f"{pool}ThreadPoolQueueHeadWaitTimeMills", "0"
+    yield "EndTransactionQueueSize", "0"
+    yield "EndTransactionThreadPoolQueueCapacity", _capacity("endTransactionPoolQueueCapacity")
+
+
+def _capacity(key: str) -> str:
+    """Return the default of a queue that we do not have: monitors divide by it."""
+    return str(BROKER_INERT_SETTINGS[key][1])
+
+
+def _duration(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def _size(count: float) -> str:
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"

@@ -1,0 +1,244 @@
+"""Giving messages to consumers, at once or when there are some."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.filters import TAG, Filter, make_filter
+from skyroute.broker.groups import Groups
+from skyroute.broker.identity import Identity
+from skyroute.broker.members import Members
+from skyroute.broker.offsets import Offsets
+from skyroute.broker.parked_pulls import ParkedPull, ParkedPulls
+from skyroute.broker.stats import Stats
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.queue_read import QueueRead, ReadStatus
+from skyroute.broker.topics import Topics
+from skyroute.message.errors import TagExpressionError
+from skyroute.message.tags import parse_tag_expression
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import Permission
+from skyroute.wire.calls.clients import MessageModel, Subscription
+from skyroute.wire.calls.groups import GroupConfig
+from skyroute.wire.calls.pull import PullAnswer, PullQuestion, PullStatus, decode_pull, encode_pull_answer
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import Request, Response
+
+SUSPEND_MS_MAX: Final = 60_000
+"""Nobody waits longer, whatever is asked for: clients give up after 30 s."""
+
+
+_READ: Final = int(Permission.READ)
+
+
+class _Forbidden:
+    """Why reading is forbidden, as the field `forbiddenType` says it."""
+
+    BROKER = 1
+    GROUP = 2
+    TOPIC = 3
+    BROADCASTING = 4
+    SUBSCRIPTION = 5
+
+
+_OUTCOMES: Final = {
+    ReadStatus.FOUND: (PullStatus.FOUND, "FOUND"),
+    ReadStatus.NO_MATCH: (PullStatus.NO_MATCHED_MESSAGE, "NO_MATCHED_MESSAGE"),
+    ReadStatus.REMOVED: (PullStatus.NO_MATCHED_MESSAGE, "MESSAGE_WAS_REMOVING"),
+    ReadStatus.QUEUE_EMPTY: (PullStatus.NO_NEW_MESSAGE, "NO_MESSAGE_IN_QUEUE"),
+    ReadStatus.TOO_SMALL: (PullStatus.OFFSET_ILLEGAL, "OFFSET_TOO_SMALL"),
+    ReadStatus.AT_END: (PullStatus.NO_NEW_MESSAGE, "OFFSET_OVERFLOW_ONE"),
+    ReadStatus.BEYOND_END: (PullStatus.OFFSET_ILLEGAL, "OFFSET_OVERFLOW_BADLY"),
+    ReadStatus.SEGMENT_MISSING: (PullStatus.NO_NEW_MESSAGE, "OFFSET_FOUND_NULL"),
+}
+
+
+class _Read(NamedTuple):
+    """What came of looking at a queue."""
+
+    status: PullStatus
+    remark: str
+    found: QueueRead
+
+
+class _WaitingPull(ParkedPull):
+    """A pull that found nothing. It is admitted anew each time: what its group may have, or wants, may have changed."""
+
+    def __init__(
+        self, peer: Peer, question: PullQuestion, code: int, deadline: float, handlers: "PullHandlers"
+    ) -> None:
+        super().__init__(peer, (question.topic, question.queue_id), deadline)
+        self._question = question
+        self._code = code
+        self._handlers = handlers
+        self._offset = question.offset
+
+    def _read(self) -> _Read | Response:
+        wanted = self._handlers.admit(self._question, self._code, self.peer)
+        return wanted if isinstance(wanted, Response) else self._handlers.read(self._question, self._offset, wanted)
+
+    def look(self) -> Response | None:
+        read = self._read()
+        if isinstance(read, Response):
+            return read
+        if read.status is PullStatus.NO_NEW_MESSAGE:
+            return None
+        if read.status is PullStatus.NO_MATCHED_MESSAGE:
+            self._offset = read.found.next_offset  # nothing for this reader: it goes on waiting behind it
+            return None
+        return self._handlers.respond(self._question, read)
+
+    def give_up(self) -> Response:
+        read = self._read()
+        return read if isinstance(read, Response) else self._handlers.respond(self._question, read)
+
+
+class PullHandlers:
+    """Pulls of push consumers and of pull consumers."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        parked: ParkedPulls,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        members: Members,
+        stats: Stats,
+        config: BrokerConfig,
+        identity: Identity,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._parked = parked
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._members = members
+        self._stats = stats
+        self._config = config
+        self._identity = identity
+        self._monotonic = monotonic
+
+    def pull(self, request: Request, peer: Peer) -> Answer:
+        """Give messages of a queue, or wait for some."""
+        question = decode_pull(request)
+        wanted = self.admit(question, request.code, peer)
+        if isinstance(wanted, Response):
+            return wanted
+        if question.commit_offset is not None:
+            self._offsets.commit(question.group, question.topic, question.queue_id, question.commit_offset)
+        read = self.read(question, question.offset, wanted)
+        if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._parked.is_full:
+            config = self._config
+            wait_ms = question.suspend_ms if config.long_polling_enable else config.short_polling_time_mills
+            deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000
+            return self._parked.park(_WaitingPull(peer, question, request.code, deadline, self))
+        return self.respond(question, read)
+
+    def admit(self, question: PullQuestion, code: int, peer: Peer) -> Filter | Response:
+        """Return which messages a consumer may have, or why it may have none.
+
+        Raises:
+            RefusedError: it may have none, and needs no further word on what is forbidden.
+        """
+        config = self._config
+        if not config.broker_permission & _READ:
+            return _forbid(_Forbidden.BROKER, f"the broker[{self._ip}] pulling message is forbidden")
+        if code == RequestCode.LITE_PULL_MESSAGE and not config.lite_pull_message_enable:
+            return _forbid(_Forbidden.BROKER, f"the broker[{self._ip}] for lite pull consumer is forbidden")
+        group = self._groups.find(question.group)
+        if group is None:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{question.group}] does not exist, create it with `skyroute admin updateSubGroup`",
+            )
+        if not group.enabled:
+            return _forbid(_Forbidden.GROUP, f"subscription group no permission, {question.group}")
+        topic = self._topics.get(question.topic)
+        if topic is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{question.topic}] not exist, apply first please!")
+        if not topic.permission & _READ:
+            return _forbid(_Forbidden.TOPIC, f"the topic[{question.topic}] pulling message is forbidden")
+        if not 0 <= question.queue_id < topic.read_queues:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{question.queue_id}] is illegal, topic:[{question.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{peer.address}]",
+            )
+        return self._wanted(question, group)
+
+    @property
+    def _ip(self) -> str:
+        return self._identity.address.rpartition(":")[0]
+
+    def _wanted(self, question: PullQuestion, group: GroupConfig) -> Filter | Response:
+        """Return which messages a consumer wants: by its own word, or by its group's heartbeat."""
+        by_properties = self._config.enable_property_filter
+        if question.expression is not None:
+            return make_filter(_subscription_of(question), by_properties=by_properties)
+        consumers = self._members.consumers(question.group)
+        if consumers is None:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
+        if consumers.model is MessageModel.BROADCASTING and not group.broadcast:
+            text = f"the consumer group[{question.group}] can not consume by broadcast way"
+            return _forbid(_Forbidden.BROADCASTING, text)
+        if self._groups.is_forbidden(question.group, question.topic):
+            text = f"the consumer group[{question.group}] is forbidden for topic[{question.topic}]"
+            return _forbid(_Forbidden.SUBSCRIPTION, text)
+        subscription = consumers.subscriptions.get(question.topic)
+        if subscription is None:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
+        if subscription.version < question.subscription_version:
+            raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        return make_filter(subscription, by_properties=by_properties)
+
+    def read(self, question: PullQuestion, offset: int, wanted: Filter) -> _Read:
+        """Look at a queue for what a consumer wants, from an offset on."""
+        group, topic, queue_id = question.group, question.topic, question.queue_id
+        reset = self._offsets.take_reset(group, topic, queue_id)
+        if reset is not None:
+            low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+            found = QueueRead(ReadStatus.TOO_SMALL, reset, low, high)
+            return _Read(PullStatus.OFFSET_ILLEGAL, "OFFSET_RESET", found)
+        config = self._config
+        found = self._store.read_queue(
+            topic,
+            queue_id,
+            offset,
+            min(max(1, question.count_max), config.max_transfer_count_on_message_in_memory),
+            min(max(1, question.bytes_max), config.max_transfer_bytes_on_message_in_memory),
+            wanted.accept_code,
+            wanted.accept_record,
+        )
+        status, remark = _OUTCOMES[found.status]
+        if found.status is ReadStatus.QUEUE_EMPTY and offset != 0:
+            status = PullStatus.OFFSET_ILLEGAL
+        return _Read(status, remark, found)
+
+    def respond(self, question: PullQuestion, read: _Read) -> Response:
+        """Answer a pull with what was found, and take note of it."""
+        found = read.found
+        group, topic = question.group, question.topic
+        self._offsets.note_pull(group, topic, question.queue_id, found.next_offset)
+        self._stats.fetched(group, topic, found.message_count, found.record_bytes)
+        answer = PullAnswer(read.status, found.next_offset, found.min_offset, found.max_offset)
+        return encode_pull_answer(answer, read.remark, found.chunks)
+
+
+def _subscription_of(question: PullQuestion) -> Subscription:
+    """Return what a consumer says itself that it wants."""
+    kind, expression, topic = question.expression_type, question.expression or "", question.topic
+    if kind != TAG:
+        return Subscription(topic, expression, kind)
+    try:
+        wanted = parse_tag_expression(expression)
+    except TagExpressionError:
+        raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed") from None
+    return Subscription(topic, wanted.text, TAG, codes=tuple(wanted.codes))
+
+
+def _forbid(kind: int, reason: str) -> Response:
+    return Response(ResponseCode.NO_PERMISSION, reason, {"forbiddenType": str(kind)})

@@ -1,0 +1,96 @@
+"""Finding single messages: by key, by their place in the log, by their place in a queue."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.members import Members
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.topics import Topics
+from skyroute.message.message import StoredMessage
+from skyroute.message.properties import find_property
+from skyroute.message.property_names import KEY_SEPARATOR, KEYS, UNIQUE_ID
+from skyroute.message.record import decode_record
+from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.query import (
+    QueueUnit,
+    decode_key_query,
+    decode_units_query,
+    decode_view,
+    encode_key_matches,
+    encode_units,
+)
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+
+FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
+"""One answer holds no more records than this, but one in any case: askers take frames of 16 MiB."""
+UNITS_MAX: Final = 1024
+"""So many units of a queue are told at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryHandlers:
+    """What people ask who look for one message."""
+
+    store: MessageStore
+    topics: Topics
+    members: Members
+    config: BrokerConfig
+
+    def by_key(self, request: Request, _peer: Peer) -> Response:
+        """Find messages by a key of theirs, or by the id that their producer gave them."""
+        query = decode_key_query(request)
+        count_max = self.config.default_query_max_num if query.unique else query.count_max
+        found = self.store.find_by_key(query.topic, query.key, count_max, query.begin_ms, query.end_ms)
+        records: list[bytes] = []
+        room = FOUND_BYTES_MAX
+        for position in found.positions:
+            record = self.store.record_at(position)
+            # The index knows hashes only, and different keys may have the same.
+            if record is None or not _has_key(decode_record(record), query.topic, query.key):
+                continue
+            room -= len(record)
+            if room < 0 and records:
+                break
+            records.append(record)
+        return encode_key_matches(
+            b"".join(records), last_stored_at_ms=found.last_stored_at_ms, last_position=found.last_position
+        )
+
+    def at_position(self, request: Request, _peer: Peer) -> Response:
+        """Give the message at a place of the log."""
+        position = decode_view(request)
+        record = self.store.record_at(position)
+        if record is None:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {position}")
+        return Response(body=record)
+
+    def queue_units(self, request: Request, _peer: Peer) -> Response:
+        """Tell what a queue knows of its messages."""
+        query = decode_units_query(request)
+        topic, queue_id = query.topic, query.queue_id
+        max_offset = self.store.max_offset(topic, queue_id)
+        known = self.topics.get(topic)
+        if not max_offset and (known is None or queue_id >= max(known.read_queues, known.write_queues)):
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
+        min_offset = self.store.min_offset(topic, queue_id)
+        if not min_offset <= query.offset < max_offset:
+            return Response(remark=f"Index {query.offset} of {queue_id}@{topic} is not exist!")
+        stop = min(query.offset + min(query.count, UNITS_MAX), max_offset)
+        units = (self.store.unit(topic, queue_id, offset) for offset in range(query.offset, stop))
+        return encode_units(
+            [QueueUnit(*unit) for unit in units if unit is not None],
+            min_offset=min_offset,
+            max_offset=max_offset,
+            group_of=query if query.group else None,
+            subscription=self.members.subscription(query.group, topic) if query.group else None,
+        )
+
+
+def _has_key(message: StoredMessage, topic: str, key: str) -> bool:
+    raw = message.raw_properties
+    if message.topic != topic:
+        return False
+    return find_property(raw, UNIQUE_ID) == key or key in (find_property(raw, KEYS) or "").split(KEY_SEPARATOR)

@@ -1,0 +1,95 @@
+"""Producers that want a message which waits for its time never to be delivered."""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.identity import Identity
+from skyroute.broker.intake import Intake
+from skyroute.broker.store.draft import Draft
+from skyroute.broker.store.errors import StoreError
+from skyroute.broker.timer_records import withdrawal_key
+from skyroute.broker.topics import Topics
+from skyroute.message.errors import PropertyError, RecordError
+from skyroute.message.properties import encode_properties
+from skyroute.message.property_names import (
+    BORN_TIMESTAMP,
+    PRODUCER_GROUP,
+    REGION,
+    TAGS,
+    TIMER_DELETE_UNIQUE_ID,
+    TIMER_DELIVER_MS,
+    UNIQUE_ID,
+)
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import Permission
+from skyroute.wire.calls.send_back import Recall, RecallHandle, decode_recall, decode_recall_handle
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import FieldError
+
+_TAG: Final = "_RECALL_TAG_"
+_BODY: Final = b"0"
+
+
+@dataclass(frozen=True, slots=True)
+class RecallHandlers:
+    """Withdraws messages: a mark is stored in the timer topic for the same time, and is found before the message is."""
+
+    intake: Intake
+    topics: Topics
+    config: BrokerConfig
+    identity: Identity
+
+    def recall(self, request: Request, _peer: Peer) -> Answer:
+        """Withdraw a message."""
+        recall = decode_recall(request)
+        now_ms = self.intake.now_ms()
+        handle = self._checked(recall, now_ms)
+        try:
+            appended = self.intake.put(self._mark(recall, handle, now_ms))
+        except (RefusedError, StoreError, RecordError, PropertyError) as error:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"recall failed, execute error: {error}") from error
+        answer = Response(fields={"msgId": handle.unique_id, REGION: self.config.region_id})
+        wait = self.intake.safe(appended)
+        return answer if wait is None else _answer_after(wait, answer)
+
+    def _checked(self, recall: Recall, now_ms: int) -> RecallHandle:
+        if not self.config.recall_message_enable:
+            raise RefusedError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
+        is_writable = self.config.broker_permission & Permission.WRITE
+        if not is_writable and not self.config.allow_recall_when_broker_not_writeable:
+            raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "recall failed, broker service not available")
+        if self.topics.get(recall.topic) is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{recall.topic}] not exist")
+        try:
+            handle = decode_recall_handle(recall.handle)
+        except FieldError as error:
+            raise RefusedError(ResponseCode.ILLEGAL_OPERATION, str(error)) from None
+        if handle.topic != recall.topic:
+            raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
+        if handle.broker_name != self.identity.name:
+            raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
+        if not 0 < handle.due_ms - now_ms < self.config.timer_max_delay_sec * 1000:
+            raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+        return handle
+
+    def _mark(self, recall: Recall, handle: RecallHandle, now_ms: int) -> Draft:
+        properties = {
+            TAGS: _TAG,
+            TIMER_DELETE_UNIQUE_ID: withdrawal_key(handle.topic, handle.unique_id),
+            UNIQUE_ID: handle.unique_id,
+            TIMER_DELIVER_MS: str(handle.due_ms),
+            BORN_TIMESTAMP: str(now_ms),
+        }
+        if recall.producer_group:
+            properties[PRODUCER_GROUP] = recall.producer_group
+        host = self.identity.raw_store_host
+        return Draft(handle.topic, 0, _BODY, encode_properties(properties), now_ms, host, host)
+
+
+async def _answer_after(wait: Awaitable[None], answer: Response) -> Response:
+    await wait
+    return answer

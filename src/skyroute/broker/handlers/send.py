@@ -1,0 +1,366 @@
+"""Taking messages from producers."""
+
+import asyncio
+import random
+from collections.abc import Awaitable
+from functools import partial
+from typing import Final
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.flushing import Flushed
+from skyroute.broker.groups import Groups
+from skyroute.broker.handlers.send_back import redirect_retry
+from skyroute.broker.identity import Identity
+from skyroute.broker.intake import Intake
+from skyroute.broker.queue_locks import QueueLocks
+from skyroute.broker.spreading import Spreading
+from skyroute.broker.store.derive import find_value
+from skyroute.broker.store.draft import Appended, Draft
+from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.timers import recall_handle
+from skyroute.broker.topics import Announce, Topics
+from skyroute.broker.transactions import Transactions
+from skyroute.clock import Clock
+from skyroute.message.batch import decode_batch
+from skyroute.message.errors import BatchError, HostError, InvalidNameError, RecordError
+from skyroute.message.flags import INNER_BATCH, MULTI_TAGS, TRANSACTION_MASK
+from skyroute.message.host import decode_host, encode_host
+from skyroute.message.message_id import encode_offset_id
+from skyroute.message.message_ids import MessageIds
+from skyroute.message.names import TOPIC_CHARS_MAX, check_topic
+from skyroute.message.properties import PROPERTIES_BYTES_MAX, delete_property, encode_properties, find_property
+from skyroute.message.property_names import (
+    CLUSTER,
+    DELAY_LEVEL,
+    INNER_COUNT,
+    KEYS,
+    POP_RECEIPT,
+    REGION,
+    TRACE_ON,
+    TRANSACTION_PREPARED,
+    UNIQUE_ID,
+)
+from skyroute.message.reserved_topics import RETRY_PREFIX, TIMER_TOPIC, is_closed_to_senders, is_retry_topic
+from skyroute.remoting.dispatch import Answer, Later, Peer, settle
+from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import Permission, TopicFlag
+from skyroute.wire.calls.send import Sending, SendReceipt, decode_send, encode_send_receipt
+from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+
+_STAMPED: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)
+"""Properties that are the broker's to give; a message that is sent on from elsewhere may have them."""
+_UNIQUE_ID_START: Final = f"{UNIQUE_ID}\x01".encode()
+_WRITE: Final = int(Permission.WRITE)
+_TRANSACTION_MARK: Final = b"TRAN_MSG\x01"
+_INNER_COUNT_MARK: Final = f"{INNER_COUNT}\x01".encode()
+_NO_WAIT_MARK: Final = b"WAIT\x01false\x02"
+_NOT_AVAILABLE: Final = (
+    "service not available now. It may be caused by one of the following reasons: the broker's disk is full [%.2f], "
+    "messages are put to the slave, message store has been shut down, etc."
+)
+
+
+class SendHandlers:
+    """Sends of single messages and of batches."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        *,
+        topics: Topics,
+        groups: Groups,
+        locks: QueueLocks,
+        announce: Announce,
+        spreading: Spreading,
+        transactions: Transactions,
+        config: BrokerConfig,
+        identity: Identity,
+        clock: Clock,
+    ) -> None:
+        self._intake = intake
+        self._topics = topics
+        self._groups = groups
+        self._locks = locks
+        self._announce = announce
+        self._spreading = spreading
+        self._transactions = transactions
+        self._config = config
+        self._identity = identity
+        self._clock = clock
+        self._ids = MessageIds(str(decode_host(identity.raw_store_host).ip), clock.wall)
+        self._unknown: set[str] = set()
+        """Topics that were just made, and that not every name server knows yet."""
+        self._region = config.region_id
+        self._trace_on = config.trace_on
+        self._stamp = encode_properties(
+            {REGION: self._region, TRACE_ON: "true" if self._trace_on else "false", CLUSTER: identity.cluster}
+        )
+
+    def send(self, request: Request, peer: Peer) -> Answer:
+        """Take a message, or a batch."""
+        sending = decode_send(request)
+        topic = self._topics.get(sending.topic)
+        if topic is None or is_closed_to_senders(sending.topic) or not self._config.broker_permission & _WRITE:
+            self._check(sending, topic)
+        if topic is None or sending.topic in self._unknown:
+            return self._create_and_take(sending, request, peer)
+        return self._take(sending, topic, request, peer)
+
+    def _check(self, sending: Sending, topic: TopicConfig | None) -> None:
+        """Refuse what may not be sent to, whether the topic is there or not."""
+        if not self._config.broker_permission & _WRITE and topic is not None and topic.ordered:
+            where = self._identity.address.rpartition(":")[0]
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{where}] sending message is forbidden")
+        try:
+            check_topic(sending.topic)
+        except InvalidNameError as error:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+        if is_closed_to_senders(sending.topic):
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{sending.topic}] is forbidden.")
+
+    async def _create_and_take(self, sending: Sending, request: Request, peer: Peer) -> Response:
+        """Create a topic for its first message; name servers know of it before the producer is answered."""
+        sys_flag = 0
+        if sending.unit_mode:
+            sys_flag = int(TopicFlag.UNIT_SUBSCRIPTION if is_retry_topic(sending.topic) else TopicFlag.UNIT)
+        topic = self._topics.create_for_send(
+            sending.topic, sending.default_topic, sending.default_topic_queues, sys_flag=sys_flag
+        )
+        if topic is None:
+            raise RefusedError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{sending.topic}] not exist, apply first please! "
+                "Create it with `skyroute admin updateTopic`, or set autoCreateTopicEnable=true.",
+            )
+        is_first = sending.topic not in self._unknown
+        self._unknown.add(sending.topic)
+        try:
+            await self._make_known(topic)
+        finally:
+            self._unknown.discard(sending.topic)
+        if is_first:
+            self._spreading.begin(topic, sending.default_topic)
+        answer = self._take(sending, topic, request, peer)
+        return await (settle(answer) if isinstance(answer, Response | Later) else answer)
+
+    async def _make_known(self, topic: TopicConfig) -> None:
+        try:
+            await asyncio.gather(self._announce([topic]), self._topics.keeper.save())
+        except StoreError as error:
+            raise self._refusal(error) from error
+
+    async def _answer_when_known(self, topic: TopicConfig, answer: Response | Later) -> Response:
+        await self._make_known(topic)
+        return await settle(answer)
+
+    def _take(
+        self, sending: Sending, topic: TopicConfig, request: Request, peer: Peer
+    ) -> Response | Later | Awaitable[Response]:
+        queue_id = sending.queue_id
+        if queue_id >= max(topic.write_queues, topic.read_queues):
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, {topic.name} has {topic.write_queues} to write and "
+                f"{topic.read_queues} to read Producer: {peer.address}",
+            )
+        if queue_id < 0:
+            queue_id = random.randrange(max(1, topic.write_queues))
+        if sending.is_batch:
+            return self._take_batch(sending, request.body, topic, queue_id, peer)
+        body = request.body
+        raw, unique_id = self._stamped(sending.properties)
+        if not body or len(body) > self._config.max_message_size or len(raw) > PROPERTIES_BYTES_MAX:
+            raise self._illegal()
+        draft = Draft(
+            sending.topic,
+            queue_id,
+            body,
+            raw,
+            sending.born_at_ms,
+            peer.packed_address or _pack_address(peer),
+            self._identity.raw_store_host,
+            sending.sys_flag | MULTI_TAGS if topic.filter_type == "MULTI_TAG" else sending.sys_flag,
+            sending.flag,
+            sending.reconsume_times,
+        )
+        if topic.attributes:
+            self._check_attributes(topic, raw)
+        if sending.sys_flag & INNER_BATCH or _INNER_COUNT_MARK in raw:
+            self._check_inner_batch(topic, sending.sys_flag, raw)
+        made: TopicConfig | None = None
+        if sending.topic.startswith(RETRY_PREFIX):
+            edition = self._topics.version
+            draft = redirect_retry(
+                draft,
+                groups=self._groups,
+                topics=self._topics,
+                max_reconsume_times=sending.max_reconsume_times,
+                version=request.version,
+                is_locked=partial(self._locks.holds_any, now=self._clock.monotonic()),
+            )
+            if self._topics.version != edition:
+                made = self._topics.get(draft.topic)
+        intake = self._intake
+        handle: str | None = None
+        try:
+            if _TRANSACTION_MARK in raw and _is_prepared(draft):
+                self._check_transactions_allowed()
+                parked = self._transactions.prepare(draft)
+            else:
+                parked = intake.park(draft)
+                if parked.topic == TIMER_TOPIC:
+                    handle = recall_handle(parked, self._identity.name)
+            appended = intake.put_plain(parked)
+        except (StoreError, RecordError) as error:
+            raise self._refusal(error) from error
+        receipt = SendReceipt(
+            encode_offset_id(self._identity.raw_store_host, appended.log_position),
+            queue_id,
+            appended.queue_offset,
+            unique_id,
+            self._region,
+            self._trace_on,
+            handle,
+        )
+        waits = intake.waits_for_disk and _NO_WAIT_MARK not in raw
+        answer = self._answer_when_safe(appended, receipt) if waits else encode_send_receipt(receipt)
+        return answer if made is None else self._answer_when_known(made, answer)
+
+    def _stamped(self, text: str) -> tuple[bytes, str]:
+        """Return a message's properties with what a broker adds, and its unique id."""
+        try:
+            raw = text.encode()
+        except UnicodeEncodeError:
+            raise self._illegal() from None
+        if b"CLUSTER\x01" in raw or b"POP_CK\x01" in raw or b"TRACE_ON\x01" in raw or b"MSG_REGION\x01" in raw:
+            for name in _STAMPED:
+                raw = delete_property(raw, name)
+        if raw and not raw.endswith(b"\x02"):
+            raw += b"\x02"
+        found = find_value(raw, _UNIQUE_ID_START)
+        if found is not None:
+            return raw + self._stamp, found.decode("utf-8", "replace")
+        unique_id = self._ids.next()
+        return b"%bUNIQ_KEY\x01%b\x02%b" % (raw, unique_id.encode(), self._stamp), unique_id
+
+    def _check_attributes(self, topic: TopicConfig, raw: bytes) -> None:
+        if topic.attributes.get("cleanup.policy") == "COMPACTION" and not (find_property(raw, KEYS) or "").strip():
+            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, "Required message key is missing")
+
+    def _check_inner_batch(self, topic: TopicConfig, sys_flag: int, raw: bytes) -> None:
+        """Refuse what says that it is a batch in one record, and is none or may not be one here."""
+        is_batch = bool(sys_flag & INNER_BATCH)
+        if find_property(raw, INNER_COUNT) is not None and not is_batch:
+            raise self._illegal()
+        if is_batch and not self._topics.keeps_batches(topic.name):
+            raise self._illegal()
+
+    def _check_transactions_allowed(self) -> None:
+        if self._config.reject_transaction_message:
+            where = self._identity.address.rpartition(":")[0]
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION, f"the broker[{where}] sending transaction message is forbidden"
+            )
+
+    def _take_batch(
+        self, sending: Sending, body: bytes, topic: TopicConfig, queue_id: int, peer: Peer
+    ) -> Response | Later:
+        if len(topic.name) > TOPIC_CHARS_MAX:
+            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {len(topic.name)}")
+        if is_retry_topic(topic.name):
+            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {topic.name}")
+        header, unique_id = self._stamped(sending.properties)
+        if sending.sys_flag & TRANSACTION_MASK or (find_property(header, DELAY_LEVEL) or "0") != "0":
+            raise self._illegal()
+        try:
+            items = decode_batch(body)
+        except BatchError as error:
+            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+        if not items or len(body) > self._config.max_message_size or not all(item.body for item in items):
+            raise self._illegal()
+        is_whole = self._topics.keeps_batches(topic.name) and _has_unique_id(sending)
+        draft = Draft(
+            sending.topic,
+            queue_id,
+            body if is_whole else b"",
+            header if is_whole else b"",
+            sending.born_at_ms,
+            peer.packed_address or _pack_address(peer),
+            self._identity.raw_store_host,
+            sending.sys_flag | MULTI_TAGS if topic.filter_type == "MULTI_TAG" else sending.sys_flag,
+            sending.flag,
+            sending.reconsume_times,
+        )
+        try:
+            if is_whole:
+                appended = [self._intake.put_inner_batch(draft, len(items))]
+            else:
+                appended = self._intake.put_batch(draft, items)
+        except (StoreError, RecordError) as error:
+            raise self._refusal(error) from error
+        receipt = SendReceipt(
+            ",".join([encode_offset_id(self._identity.raw_store_host, one.log_position) for one in appended]),
+            queue_id,
+            appended[0].queue_offset,
+            unique_id,
+            self._region,
+            self._trace_on,
+            batch_unique_id=unique_id if is_whole else None,
+        )
+        if self._intake.waits_for_disk:
+            return self._answer_when_safe(appended[-1], receipt)
+        return encode_send_receipt(receipt)
+
+    def _answer_when_safe(self, appended: Appended, receipt: SendReceipt) -> Later:
+        answer = Later()
+
+        def settle(outcome: Flushed) -> None:
+            if outcome is Flushed.FAILED:
+                answer.give(self._not_available())
+            else:
+                late = outcome is Flushed.LATE
+                answer.give(encode_send_receipt(receipt, ResponseCode.FLUSH_DISK_TIMEOUT if late else 0))
+
+        self._intake.when_safe(appended, settle)
+        return answer
+
+    def _illegal(self) -> RefusedError:
+        return RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "the message is illegal, maybe msg body or properties length not matched. "
+            f"msg body length limit {self._config.max_message_size}B, msg properties length limit 32KB.",
+        )
+
+    def _not_available(self) -> Response:
+        return Response.error(_NOT_AVAILABLE % self._intake.disk_used(), ResponseCode.SERVICE_NOT_AVAILABLE)
+
+    def _refusal(self, error: Exception) -> RefusedError:
+        """Say in the protocol's words why nothing was stored."""
+        if isinstance(error, StoreFullError | StoreClosedError):
+            return RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE % self._intake.disk_used())
+        if isinstance(error, RecordTooLargeError | RecordError):
+            return self._illegal()
+        return RefusedError(ResponseCode.SYSTEM_ERROR, f"create mapped file failed, server is busy or broken. {error}")
+
+
+def _pack_address(peer: Peer) -> bytes:
+    ip, _, port = peer.address.rpartition(":")
+    try:
+        peer.packed_address = encode_host(ip.strip("[]"), int(port))
+    except (HostError, ValueError):  # a proxy may say that a client is anywhere
+        peer.packed_address = encode_host("0.0.0.0", 0)
+    return peer.packed_address
+
+
+def _has_unique_id(sending: Sending) -> bool:
+    return find_property(sending.properties.encode(), UNIQUE_ID) is not None
+
+
+def _is_prepared(draft: Draft) -> bool:
+    """Return whether a message waits for the end of a transaction. One that is tried again after a while does not."""
+    if (find_property(draft.raw_properties, TRANSACTION_PREPARED) or "").lower() != "true":
+        return False
+    level = find_property(draft.raw_properties, DELAY_LEVEL) or "0"
+    return not (draft.reconsume_times > 0 and level.isdecimal() and int(level) > 0)

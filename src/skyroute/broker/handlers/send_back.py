@@ -1,0 +1,204 @@
+"""Messages that a consumer could not deal with: they come again later, or end as dead letters."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from skyroute.broker.aside import replace_properties
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.groups import Groups
+from skyroute.broker.identity import Identity
+from skyroute.broker.intake import Intake
+from skyroute.broker.stats import Stats
+from skyroute.broker.store.draft import Draft
+from skyroute.broker.store.errors import StoreError
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.topics import Announce, Topics
+from skyroute.message.errors import RecordError
+from skyroute.message.message import StoredMessage
+from skyroute.message.message_id import encode_offset_id
+from skyroute.message.properties import find_property
+from skyroute.message.property_names import DELAY_LEVEL, ORIGIN_MESSAGE_ID, RETRY_TOPIC, WAIT_STORED
+from skyroute.message.record import decode_record
+from skyroute.message.reserved_topics import dead_letter_topic, group_of, retry_topic
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import Permission, TopicFlag
+from skyroute.wire.calls.groups import GroupConfig
+from skyroute.wire.calls.send_back import SendBack, decode_send_back
+from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_LEVEL: Final = 3
+"""The delay level of a message that comes back for the first time, if its consumer leaves it to us."""
+_V3_4_9: Final = 121
+"""Clients since this release say themselves how often they want to try."""
+_OPEN: Final = Permission.READ | Permission.WRITE
+
+
+def redirect_retry(
+    draft: Draft,
+    *,
+    groups: Groups,
+    topics: Topics,
+    max_reconsume_times: int | None,
+    version: int,
+    is_locked: Callable[[str], bool],
+) -> Draft:
+    """Return a draft for a retry topic as it may be stored: itself, or a dead letter.
+
+    It is one when it was tried too often, and when its group consumes in order: such groups try again on the spot, and
+    send only what they give up. `max_reconsume_times` and `version` are what the sender says of itself.
+
+    Raises:
+        RefusedError: nobody knows the group.
+    """
+    name = group_of(draft.topic) or ""
+    group = _known(groups, name)
+    if draft.reconsume_times <= _times_max(group, max_reconsume_times, version) and not is_locked(name):
+        return draft
+    topic = topics.create(dead_letters(name)).name
+    log.info("message given up group=%s topic=%s reconsume_times=%d", name, topic, draft.reconsume_times)
+    raw_properties = replace_properties(draft.raw_properties, {DELAY_LEVEL: "-1"})
+    return msgspec.structs.replace(draft, topic=topic, queue_id=0, raw_properties=raw_properties)
+
+
+def dead_letters(group: str) -> TopicConfig:
+    """Return the topic for what a group has given up."""
+    return TopicConfig(dead_letter_topic(group), 1, 1, _OPEN)
+
+
+def _times_max(group: GroupConfig, wanted: int | None, version: int) -> int:
+    return wanted if wanted is not None and version >= _V3_4_9 else group.retry_times_max
+
+
+def _known(groups: Groups, name: str) -> GroupConfig:
+    group = groups.find(name)
+    if group is None:
+        raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+    return group
+
+
+@dataclass(frozen=True, slots=True)
+class SendBackHandlers:
+    """Takes messages back."""
+
+    store: MessageStore
+    intake: Intake
+    topics: Topics
+    groups: Groups
+    stats: Stats
+    announce: Announce
+    config: BrokerConfig
+    identity: Identity
+
+    def send_back(self, request: Request, _peer: Peer) -> Answer:
+        """Store a message anew, for later or as a dead letter."""
+        wish = decode_send_back(request)
+        group = _known(self.groups, wish.group)
+        if not self.config.broker_permission & Permission.WRITE:
+            where = self.identity.address.rpartition(":")[0]
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{where}] sending message is forbidden")
+        if group.retry_queues <= 0:
+            return Response()
+        message = self._message_at(wish.log_position)
+        created: list[TopicConfig] = []
+        sys_flag = int(TopicFlag.UNIT_SUBSCRIPTION) if wish.unit_mode else 0
+        wanted = TopicConfig(retry_topic(group.name), group.retry_queues, group.retry_queues, _OPEN, sys_flag=sys_flag)
+        topic = self._find_or_create(wanted, created)
+        if not topic.permission & Permission.WRITE:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
+        level = level_after(message.reconsume_times, wish, _times_max(group, wish.max_reconsume_times, request.version))
+        if level is None:
+            topic = self._find_or_create(dead_letters(group.name), created)
+        queue_id = random.randrange(group.retry_queues) if level else 0
+        return self._store(group.name, message, topic, queue_id, level or 0, created)
+
+    def _find_or_create(self, config: TopicConfig, created: list[TopicConfig]) -> TopicConfig:
+        found = self.topics.get(config.name)
+        if found is None:
+            found = self.topics.create(config)
+            created.append(found)
+        return found
+
+    def _message_at(self, position: int) -> StoredMessage:
+        record = self.store.record_at(position) if position >= 0 else None
+        try:
+            if record is not None:
+                return decode_record(record)
+        except RecordError as error:
+            log.warning("record that is sent back cannot be read position=%d reason=%s", position, error)
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}")
+
+    def _store(
+        self,
+        group: str,
+        message: StoredMessage,
+        topic: TopicConfig,
+        queue_id: int,
+        level: int,
+        created: list[TopicConfig],
+    ) -> Answer:
+        draft = returned(message, topic.name, queue_id, level, self.identity.raw_store_host)
+        try:
+            appended = self.intake.put(draft)
+        except (StoreError, RecordError) as error:
+            log.warning("message not taken back group=%s reason=%s", group, error)
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the message cannot be stored: {error}") from error
+        self.stats.sent_back(group, find_property(message.raw_properties, RETRY_TOPIC) or message.topic)
+        if not level:
+            log.info(
+                "message given up group=%s topic=%s message_id=%s reconsume_times=%d",
+                *(group, topic.name, message.message_id, message.reconsume_times),
+            )
+        waits = [wait for wait in (self.intake.safe(appended), *self._made_known(created)) if wait is not None]
+        return _answer_after(waits) if waits else Response()
+
+    def _made_known(self, created: list[TopicConfig]) -> list[Awaitable[None]]:
+        return [self.announce(created), self.topics.keeper.save()] if created else []
+
+
+async def _answer_after(waits: Iterable[Awaitable[None]]) -> Response:
+    await asyncio.gather(*waits)
+    return Response()
+
+
+def level_after(reconsume_times: int, wish: SendBack, times_max: int) -> int | None:
+    """Return the delay level at which a message waits to be given to its consumers again; None where it never is."""
+    if reconsume_times >= times_max or wish.delay_level < 0:
+        return None
+    return wish.delay_level or FIRST_RETRY_LEVEL + reconsume_times
+
+
+def returned(message: StoredMessage, topic: str, queue_id: int, level: int, raw_store_host: bytes) -> Draft:
+    """Return a message as it is stored anew when it is sent back; level 0 means at once.
+
+    Raises:
+        RefusedError: it has no room for what must be said of it.
+    """
+    raw_properties = message.raw_properties
+    more = {WAIT_STORED: "false", DELAY_LEVEL: str(level)}
+    if find_property(raw_properties, RETRY_TOPIC) is None:
+        more[RETRY_TOPIC] = message.topic
+    if not (find_property(raw_properties, ORIGIN_MESSAGE_ID) or "").strip():
+        more[ORIGIN_MESSAGE_ID] = encode_offset_id(message.raw_store_host, message.log_position)
+    return Draft(
+        topic,
+        queue_id,
+        message.stored_body,
+        replace_properties(raw_properties, more),
+        message.born_at_ms,
+        message.raw_born_host,
+        raw_store_host,
+        message.sys_flag,
+        message.flag,
+        message.reconsume_times + 1,
+    )

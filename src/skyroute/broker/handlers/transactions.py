@@ -1,0 +1,58 @@
+"""What producers say of their transactions."""
+
+import asyncio
+from collections.abc import Awaitable
+
+from skyroute.broker.identity import Identity
+from skyroute.broker.intake import Intake
+from skyroute.broker.transactions import Transactions
+from skyroute.message.errors import MessageIdError
+from skyroute.message.message_id import decode_offset_id
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.transaction import decode_end_transaction, decode_resume_check
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+
+
+class TransactionHandlers:
+    """The end of a transaction, and an operator's wish to have its producer asked again."""
+
+    def __init__(self, transactions: Transactions, intake: Intake, identity: Identity) -> None:
+        self._transactions = transactions
+        self._intake = intake
+        self._identity = identity
+        self._is_due = False
+
+    def end(self, request: Request, _peer: Peer) -> Answer:
+        """Commit or roll back. Whoever waits for an answer gets it when nobody will ask again, whatever happens."""
+        if self._identity.broker_id != 0:
+            raise RefusedError(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
+        self._transactions.end(decode_end_transaction(request), self._intake.now_ms())
+        if request.is_oneway:
+            # All that end in one turn of the loop share a record.
+            if not self._is_due:
+                self._is_due = True
+                asyncio.get_running_loop().call_soon(self._write_done)
+            return Response()
+        appended = self._transactions.write_done()
+        wait = None if appended is None else self._intake.safe(appended)
+        return Response() if wait is None else _answer_after(wait)
+
+    def _write_done(self) -> None:
+        self._is_due = False
+        self._transactions.write_done()
+
+    def resume(self, request: Request, _peer: Peer) -> Response:
+        """Have the producer of a half asked that was given up."""
+        try:
+            place = decode_offset_id(decode_resume_check(request))
+        except MessageIdError as error:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from None
+        self._transactions.resume(place.log_position)
+        return Response()
+
+
+async def _answer_after(wait: Awaitable[None]) -> Response:
+    await wait
+    return Response()

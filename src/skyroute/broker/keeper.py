@@ -1,0 +1,79 @@
+"""Keeping a small table on the disk, without making the loop wait for it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from skyroute.broker.store.json_file import JsonFile
+
+
+class Keeper:
+    """Writes one JSON file when told to. Many who ask while a write is under way share the next one."""
+
+    def __init__(self, file: JsonFile, render: Callable[[], object]) -> None:
+        self._file = file
+        self._render = render
+        self._changes = 0
+        """How often something changed."""
+        self._saved = 0
+        """Of these changes, so many are on the disk."""
+        self._writing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Keeper {self._file.path} unsaved={self._changes - self._saved}>"
+
+    def load(self) -> Any:
+        """Return what the file says; None where there is none.
+
+        Raises:
+            StoreDamagedError: neither the file nor its backup makes sense.
+        """
+        return self._file.load()
+
+    def touch(self) -> None:
+        """Note that something changed; whoever saves next writes it."""
+        self._changes += 1
+
+    async def save(self) -> None:
+        """Return when everything that was touched before is on the disk.
+
+        Raises:
+            StoreWriteError, StoreFullError: the disk refuses; the file is as it was.
+        """
+        wanted = self._changes
+        while self._saved < wanted:
+            if self._writing is None:
+                self._writing = asyncio.get_running_loop().create_task(self._write())
+                self._writing.add_done_callback(_note_failure)
+            # Whoever is cancelled does not want the others' write to end.
+            await asyncio.shield(self._writing)
+
+    async def _write(self) -> None:
+        changes, value = self._changes, self._render()
+        try:
+            await asyncio.to_thread(self._file.save, value)
+            self._saved = max(self._saved, changes)
+        finally:
+            self._writing = None
+
+    async def settled(self) -> None:
+        """Return when no write is under way; how it ended is its askers' business."""
+        if self._writing is not None:
+            await asyncio.wait({self._writing})
+
+    def save_now(self) -> None:
+        """Write on the caller's thread, for those who end. Nothing may be under way: see `settled`.
+
+        Raises:
+            StoreWriteError, StoreFullError: the disk refuses; the file is as it was.
+        """
+        if self._saved < self._changes:
+            changes = self._changes
+            self._file.save(self._render())
+            self._saved = changes
+
+
+def _note_failure(writing: asyncio.Task[None]) -> None:
+    """Its askers are told of it; where all have gone, the next one to save tries again."""
+    if not writing.cancelled():
+        writing.exception()

@@ -1,0 +1,197 @@
+"""How far each group has come with each queue: what it says itself, and where an administrator has sent it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from skyroute.broker.keeper import Keeper
+from skyroute.broker.store.errors import StoreDamagedError
+from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.tables import next_version, read_as, read_version, unknown_members, version_members
+from skyroute.remoting.errors import RefusedError
+from skyroute.routing.registration import DataVersion
+from skyroute.wire.codes import ResponseCode
+
+OFFSETS_MAX: Final = 1_000_000
+"""How many offsets a broker keeps, one for each queue of each topic of each group."""
+
+COMMITS_PER_VERSION: Final = 500
+"""Offsets change all the time; only so often is the table called a new edition."""
+
+_TABLE_MEMBERS: Final = frozenset({"offsetTable", "groupTopicMap", "dataVersion"})
+_Table = dict[tuple[str, str], dict[int, int]]
+
+
+class Offsets:
+    """Offsets by group, topic and queue. Each is that of the next message to consume."""
+
+    def __init__(self, file: JsonFile, now_ms: Callable[[], int], *, offsets_max: int = OFFSETS_MAX) -> None:
+        self._now_ms = now_ms
+        self._offsets_max = offsets_max
+        self._table: _Table = {}
+        self._count = 0
+        self._resets: _Table = {}
+        """Where the next one to pull is sent; not on the disk, as the offset itself is."""
+        self._pulled: _Table = {}
+        self._pulled_count = 0
+        self._commits = 0
+        self._unknown: dict[str, Any] = {}
+        self.version = DataVersion(timestamp_ms=now_ms())
+        self.keeper = Keeper(file, self.render)
+
+    def __repr__(self) -> str:
+        return f"<Offsets {self._count} resets={sum(map(len, self._resets.values()))}>"
+
+    def load(self) -> None:
+        """Read the file.
+
+        Raises:
+            StoreDamagedError: it makes no sense.
+        """
+        stored = self.keeper.load()
+        if stored is None:
+            return
+        stored = read_as(stored, dict[str, Any], "the table of offsets")
+        table = read_as(stored.get("offsetTable") or {}, dict[str, dict[int, int]], "offsetTable")
+        for key, offsets in table.items():
+            topic, at, group = key.rpartition("@")
+            if at:
+                self._table[group, topic] = offsets
+        self._count = sum(map(len, self._table.values()))
+        if self._count > self._offsets_max:
+            raise StoreDamagedError(f"the table of offsets has more than {self._offsets_max}")
+        self._unknown = unknown_members(stored, _TABLE_MEMBERS)
+        self.version = read_version(stored, self.version)
+
+    # ------------------------------------------------------------------------------------------------------ one queue
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return where a group goes on in a queue; where it has been sent counts before where it says it is."""
+        if self._resets and (sent := self._resets.get((group, topic))) and queue_id in sent:
+            return sent[queue_id]
+        known = self._table.get((group, topic))
+        return None if known is None else known.get(queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Note where a group says it goes on, also if that is further back.
+
+        False while it has been sent elsewhere and has not heard of it: then nothing is noted.
+
+        Raises:
+            RefusedError: there is no room for one more.
+        """
+        if self._resets and queue_id in self._resets.get((group, topic), ()):
+            return False
+        self._set(group, topic, queue_id, offset)
+        self._commits += 1
+        if self._commits % COMMITS_PER_VERSION == 0:
+            self.version = next_version(self.version, self._now_ms())
+        return True
+
+    def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        known = self._table.get((group, topic))
+        if known is None or queue_id not in known:
+            self._check_room(1)
+            known = self._table.setdefault((group, topic), {})
+            self._count += 1
+        known[queue_id] = offset
+        self.keeper.touch()
+
+    def _check_room(self, more: int) -> None:
+        if self._count + more > self._offsets_max:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR, f"this broker has {self._count} offsets of consumers, and takes no more"
+            )
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Send a group elsewhere: the next one to pull from the queue is told.
+
+        Raises:
+            RefusedError: there is no room for one more.
+        """
+        self._set(group, topic, queue_id, offset)
+        self._resets.setdefault((group, topic), {})[queue_id] = offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return where a group has been sent in a queue, once; None if it has not been."""
+        if not self._resets or (sent := self._resets.get((group, topic))) is None:
+            return None
+        offset = sent.pop(queue_id, None)
+        if not sent:
+            del self._resets[group, topic]
+        return offset
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note up to where a group has been given messages. It is for people to see, and forgotten at the end."""
+        pulled = self._pulled.get((group, topic))
+        if pulled is None or queue_id not in pulled:
+            if self._pulled_count >= self._offsets_max:
+                return
+            pulled = self._pulled.setdefault((group, topic), {})
+            self._pulled_count += 1
+        pulled[queue_id] = offset
+
+    def pulled(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return up to where a group has been given messages; where that is unknown, where it goes on."""
+        pulled = self._pulled.get((group, topic), {}).get(queue_id)
+        return self.get(group, topic, queue_id) if pulled is None else pulled
+
+    # ------------------------------------------------------------------------------------------------------ all queues
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Return the groups that have come anywhere with a topic."""
+        return {group for group, name in self._table if name == topic}
+
+    def topics_of(self, group: str) -> set[str]:
+        """Return the topics that a group has come anywhere with."""
+        return {topic for name, topic in self._table if name == group}
+
+    def of(self, group: str, topic: str) -> Mapping[int, int]:
+        """Return where a group says it goes on in each queue of a topic."""
+        return dict(self._table.get((group, topic), {}))
+
+    def clone(self, source: str, destination: str, topic: str) -> bool:
+        """Have a group go on where another does in all queues of a topic; False if that one is nowhere.
+
+        Raises:
+            RefusedError: there is no room for more.
+        """
+        offsets = self._table.get((source, topic))
+        if not offsets:
+            return False
+        more = len(offsets) - len(self._table.get((destination, topic), ()))
+        self._check_room(more)
+        self._table[destination, topic] = dict(offsets)
+        self._count += more
+        self.keeper.touch()
+        return True
+
+    def delete_group(self, group: str) -> None:
+        """Forget a group."""
+        self._forget([key for table in self._tables() for key in table if key[0] == group])
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic."""
+        self._forget([key for table in self._tables() for key in table if key[1] == topic])
+
+    def _tables(self) -> tuple[_Table, _Table, _Table]:
+        return self._table, self._resets, self._pulled
+
+    def _forget(self, keys: list[tuple[str, str]]) -> None:
+        for key in keys:
+            self._count -= len(self._table.pop(key, ()))
+            self._pulled_count -= len(self._pulled.pop(key, ()))
+            self._resets.pop(key, None)
+        if keys:
+            self.keeper.touch()
+
+    def render(self) -> dict[str, object]:
+        """Return the table as its file has it."""
+        topics: dict[str, list[str]] = {}
+        for group, topic in self._table:
+            topics.setdefault(group, []).append(topic)
+        return {
+            **self._unknown,
+            "dataVersion": version_members(self.version),
+            "groupTopicMap": topics,
+            "offsetTable": {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in self._table.items()},
+        }

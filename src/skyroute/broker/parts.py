@@ -1,0 +1,333 @@
+"""What a broker consists of, and who answers which request."""
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.delays import Delays
+from skyroute.broker.flushing import Flushing
+from skyroute.broker.groups import Groups
+from skyroute.broker.handlers.forwarding import ForwardingHandlers
+from skyroute.broker.handlers.groups import GroupHandlers
+from skyroute.broker.handlers.members import MemberHandlers
+from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
+from skyroute.broker.handlers.operations import OperationHandlers
+from skyroute.broker.handlers.progress import ProgressHandlers
+from skyroute.broker.handlers.pull import PullHandlers
+from skyroute.broker.handlers.queries import QueryHandlers
+from skyroute.broker.handlers.recall import RecallHandlers
+from skyroute.broker.handlers.replies import ReplyHandlers
+from skyroute.broker.handlers.send import SendHandlers
+from skyroute.broker.handlers.send_back import SendBackHandlers
+from skyroute.broker.handlers.topics import TopicHandlers
+from skyroute.broker.handlers.transactions import TransactionHandlers
+from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
+from skyroute.broker.identity import Identity
+from skyroute.broker.intake import Intake
+from skyroute.broker.keeper import Keeper
+from skyroute.broker.members import Members
+from skyroute.broker.notices import MemberNotices
+from skyroute.broker.offsets import Offsets
+from skyroute.broker.parked_pulls import ParkedPulls
+from skyroute.broker.queue_locks import QueueLocks
+from skyroute.broker.registrar import Registrar
+from skyroute.broker.request_modes import RequestModes
+from skyroute.broker.silence import SCAN_S, SilenceScan
+from skyroute.broker.spreading import Spreading
+from skyroute.broker.stats import Stats
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.errors import StoreError
+from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.timer_check import TimerCheck
+from skyroute.broker.timers import Timers
+from skyroute.broker.topics import Topics
+from skyroute.broker.transactions import Transactions
+from skyroute.clock import Clock
+from skyroute.remoting.dispatch import Handler
+from skyroute.remoting.tls import client_context
+from skyroute.wire.codes import RequestCode
+
+log = logging.getLogger(__name__)
+
+
+class Parts:
+    """The parts of a running broker, each the one owner of what it knows."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        clock: Clock,
+        close_connection: Callable[[int], None],
+        disk: Disk | None = None,
+    ) -> None:
+        # Whatever of the settings turns out to be wrong does so before the store is opened.
+        tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
+        folder = config.store_folder / "config"
+        self.config = config
+        self.identity = identity
+        self.clock = clock
+        now_ms = self._now_ms
+        self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
+        self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
+        self.offsets = Offsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
+        self.request_modes = RequestModes(JsonFile(folder / "messageRequestMode.json", disk))
+        self.members = Members()
+        self.locks = QueueLocks()
+        self.notices = MemberNotices(self.members, self.groups, config)
+        self.silence = SilenceScan(self.members, self.locks, self.notices, close_connection, config, clock)
+        self.stats = Stats(clock)
+        self.parked = ParkedPulls()
+        self.topics.load()  # before the store, which may have to make queues of the right kind again
+        self.store = MessageStore.open(
+            config.store_folder,
+            config.store_settings(),
+            now_ms=now_ms(),
+            disk=disk,
+            keeps_batches=self.topics.keeps_batches,
+        )
+        self.flushing = Flushing(
+            self.store,
+            interval_s=config.flush_interval_commit_log / 1000,
+            timeout_s=lambda: config.sync_flush_timeout / 1000,
+            on_flushed=self.parked.wake,
+        )
+        self.parked.only_when_told = config.sync_flush
+        self.intake = Intake(self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=now_ms)
+        self.delays = Delays(self.store, self.intake, JsonFile(folder / "delayOffset.json", disk))
+        self.timers = Timers(
+            self.store,
+            self.intake,
+            TimerCheck(folder / "timercheck", config.timer_precision_ms, disk),
+            enabled=config.timer_wheel_enable,
+            delay_max_s=lambda: config.timer_max_delay_sec,
+            precision_ms=config.timer_precision_ms,
+        )
+        self.intake.use(self.delays, self.timers)
+        self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls)
+        self.spreading = Spreading(config.name_servers, identity, tls)
+        self.transactions = Transactions(
+            self.store,
+            self.intake,
+            offsets=self.offsets,
+            topics=self.topics,
+            members=self.members,
+            config=config,
+            identity=identity,
+            announce=self.registrar.announce,
+        )
+        self.retention = Retention(self.store, config, clock)
+
+    def _now_ms(self) -> int:
+        return int(self.clock.wall() * 1000)
+
+    def load(self) -> None:
+        """Read what was kept.
+
+        Raises:
+            StoreError: a file makes no sense, or the disk refuses.
+        """
+        for kept in (self.groups, self.offsets, self.request_modes, self.delays, self.timers):
+            kept.load()
+        self._forget_deleted_topics()
+        self.transactions.load()
+
+    def _forget_deleted_topics(self) -> None:
+        """After a crash, recovery finds again the messages of topics that were deleted before."""
+        recovered = self.store.recovered
+        if recovered is not None and not recovered.was_clean:
+            log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
+            for topic in self.store.topics():
+                if self.topics.get(topic) is None and not self.topics.is_system(topic):
+                    self.store.delete_topic(topic)
+
+    def background(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Give what goes on all the time."""
+        config = self.config
+        yield self.parked.run(self.clock.monotonic)
+        yield self.flushing.run()
+        yield self.delays.run()
+        yield self.timers.run()
+        yield self.transactions.run()
+        yield self.stats.run()
+        yield every(SCAN_S, self.silence.scan)
+        yield every(config.clean_resource_interval / 1000, self.retention.clean)
+        yield every(config.flush_consumer_offset_interval / 1000, self.offsets.keeper.save)
+        yield every(TABLES_S, self._save_tables)
+
+    async def _save_tables(self) -> None:
+        await save_all([self.topics.keeper, self.groups.keeper, self.request_modes.keeper])
+
+    def on_disconnect(self, connection: int) -> None:
+        """Take note that a connection has ended."""
+        self.parked.drop(connection)
+        self.notices.put(self.members.drop(connection))
+
+    async def close(self) -> None:
+        """Put everything on the disk."""
+        await self.spreading.stop()
+        await self.flushing.stop()
+        with suppress(StoreError):  # the store says why when it is closed
+            self.transactions.write_done()
+            self.store.flush()
+        await self._settle_keepers()
+        with ExitStack() as ends:  # one that fails keeps no other from being saved; they go from last to first
+            ends.callback(self.store.close)
+            ends.callback(self.timers.close)
+            ends.callback(self.delays.close)
+            for keeper in self._keepers:
+                ends.callback(keeper.save_now)
+
+    async def kill(self) -> None:
+        """Let go of everything as a process does that dies."""
+        await self.registrar.kill()
+        await self.spreading.stop()
+        await self.flushing.stop()
+        await self._settle_keepers()
+        self.store.kill()
+
+    @property
+    def _keepers(self) -> tuple[Keeper, ...]:
+        return self.topics.keeper, self.groups.keeper, self.offsets.keeper, self.request_modes.keeper
+
+    async def _settle_keepers(self) -> None:
+        for keeper in (*self._keepers, self.delays.keeper):
+            await keeper.settled()
+
+    # Requests
+
+    def handlers(self) -> dict[int, Handler]:
+        """Every request we answer. Whatever is not here is answered "not supported"."""
+        return {**self._for_producers(), **self._for_consumers(), **self._for_tools()}
+
+    def _for_producers(self) -> dict[int, Handler]:
+        announce = self.registrar.announce
+        send = SendHandlers(
+            self.intake,
+            topics=self.topics,
+            groups=self.groups,
+            locks=self.locks,
+            announce=announce,
+            spreading=self.spreading,
+            transactions=self.transactions,
+            config=self.config,
+            identity=self.identity,
+            clock=self.clock,
+        )
+        replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
+        transactions = TransactionHandlers(self.transactions, self.intake, self.identity)
+        recall = RecallHandlers(self.intake, self.topics, self.config, self.identity)
+        return {
+            RequestCode.SEND_MESSAGE: send.send,
+            RequestCode.SEND_MESSAGE_V2: send.send,
+            RequestCode.SEND_BATCH_MESSAGE: send.send,
+            RequestCode.SEND_REPLY_MESSAGE: replies.reply,
+            RequestCode.SEND_REPLY_MESSAGE_V2: replies.reply,
+            RequestCode.RECALL_MESSAGE: recall.recall,
+            RequestCode.END_TRANSACTION: transactions.end,
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: transactions.resume,
+        }
+
+    def _for_consumers(self) -> dict[int, Handler]:
+        announce = self.registrar.announce
+        pull = PullHandlers(
+            self.store,
+            parked=self.parked,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            members=self.members,
+            stats=self.stats,
+            config=self.config,
+            identity=self.identity,
+            monotonic=self.clock.monotonic,
+        )
+        members = MemberHandlers(
+            self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock
+        )
+        offsets = OffsetHandlers(
+            *(self.offsets, self.topics, self.groups, self.members, self.store),
+            delay_offsets=self.delays.render,
+            young_bytes=bytes_in_memory(),
+        )
+        send_back = SendBackHandlers(
+            self.store, self.intake, self.topics, self.groups, self.stats, announce, self.config, self.identity
+        )
+        return {
+            RequestCode.PULL_MESSAGE: pull.pull,
+            RequestCode.LITE_PULL_MESSAGE: pull.pull,
+            RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,
+            RequestCode.HEART_BEAT: members.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: members.leave,
+            RequestCode.CHECK_CLIENT_CONFIG: members.check_client,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: members.client_ids,
+            RequestCode.LOCK_BATCH_MQ: members.lock,
+            RequestCode.UNLOCK_BATCH_MQ: members.unlock,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: members.consumer_connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: members.producer_connections,
+            RequestCode.GET_ALL_PRODUCER_INFO: members.all_producers,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: members.subscription,
+            RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.at_time,
+            RequestCode.GET_MAX_OFFSET: offsets.max_offset,
+            RequestCode.GET_MIN_OFFSET: offsets.min_offset,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
+            RequestCode.CLONE_GROUP_OFFSET: offsets.clone,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: offsets.all,
+            RequestCode.GET_ALL_DELAY_OFFSET: offsets.all_delays,
+        }
+
+    def _for_tools(self) -> dict[int, Handler]:
+        announce = self.registrar.announce
+        now_ms = self._now_ms
+        topics = TopicHandlers(
+            self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms
+        )
+        groups = GroupHandlers(self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity)
+        progress = ProgressHandlers(
+            *(self.offsets, self.topics, self.groups, self.members, self.store),
+            *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
+        )
+        queries = QueryHandlers(self.store, self.topics, self.members, self.config)
+        operations = OperationHandlers(self)
+        forwarding = ForwardingHandlers(self.members, self.store, self.topics, self.groups, self.identity)
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_many,
+            RequestCode.GET_ALL_TOPIC_CONFIG: topics.all,
+            RequestCode.GET_TOPIC_CONFIG: topics.get,
+            RequestCode.DELETE_TOPIC_IN_BROKER: topics.delete,
+            RequestCode.GET_TOPIC_STATS_INFO: topics.status,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: topics.readers,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: topics.clean_expired_queues,
+            RequestCode.CLEAN_UNUSED_TOPIC: topics.clean_unused_topics,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.update,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: groups.update_many,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: groups.get,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: groups.delete,
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: groups.permit,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: groups.topics_of,
+            RequestCode.SET_MESSAGE_REQUEST_MODE: groups.set_request_mode,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: groups.all_request_modes,
+            RequestCode.GET_CONSUME_STATS: progress.of_group,
+            RequestCode.GET_BROKER_CONSUME_STATS: progress.of_broker,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: progress.times,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: progress.reset,
+            RequestCode.QUERY_MESSAGE: queries.by_key,
+            RequestCode.VIEW_MESSAGE_BY_ID: queries.at_position,
+            RequestCode.QUERY_CONSUME_QUEUE: queries.queue_units,
+            RequestCode.GET_BROKER_CONFIG: operations.settings,
+            RequestCode.UPDATE_BROKER_CONFIG: operations.update_settings,
+            RequestCode.GET_BROKER_RUNTIME_INFO: operations.state,
+            RequestCode.VIEW_BROKER_STATS_DATA: operations.counts,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: operations.delete_expired,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: forwarding.running,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: forwarding.consume,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: forwarding.offsets,
+        }

@@ -1,0 +1,66 @@
+"""How members of a group are to ask for messages of a topic, where they let brokers share queues out: pull, or pop."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from skyroute.broker.keeper import Keeper
+from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.tables import read_as
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.groups import RequestMode
+from skyroute.wire.codes import ResponseCode
+
+REQUEST_MODES_MAX: Final = 100_000
+"""For how many pairs of topic and group a mode is kept."""
+
+
+class RequestModes:
+    """The modes by topic and group, and their file."""
+
+    def __init__(self, file: JsonFile) -> None:
+        self._table: dict[tuple[str, str], RequestMode] = {}
+        self.keeper = Keeper(file, self.render)
+
+    def __repr__(self) -> str:
+        return f"<RequestModes {len(self._table)}>"
+
+    def load(self) -> None:
+        """Read the file.
+
+        Raises:
+            StoreDamagedError: it makes no sense.
+        """
+        stored = self.keeper.load()
+        if stored is None:
+            return
+        stored = read_as(stored, dict[str, Any], "the table of request modes")
+        table = stored.get("messageRequestModeMap") or {}
+        for groups in read_as(table, dict[str, dict[str, RequestMode]], "messageRequestModeMap").values():
+            for mode in groups.values():
+                self._table[mode.topic, mode.group] = mode
+
+    def all(self) -> Mapping[tuple[str, str], RequestMode]:
+        """Return all modes by topic and group."""
+        return MappingProxyType(self._table)
+
+    def put(self, mode: RequestMode) -> None:
+        """Set how members of a group ask for messages of a topic.
+
+        Raises:
+            RefusedError: there is no room for one more.
+        """
+        key = (mode.topic, mode.group)
+        if key not in self._table and len(self._table) >= REQUEST_MODES_MAX:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"this broker has {REQUEST_MODES_MAX} request modes already")
+        self._table[key] = mode
+        self.keeper.touch()
+
+    def render(self) -> dict[str, object]:
+        """Return the table as its file has it."""
+        table: dict[str, dict[str, object]] = {}
+        for (topic, group), mode in self._table.items():
+            table.setdefault(topic, {})[group] = msgspec.to_builtins(mode)
+        return {"messageRequestModeMap": table}

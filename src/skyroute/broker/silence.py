@@ -1,0 +1,52 @@
+"""Parting with clients that are silent, and with locks that nobody renews."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.members import Members
+from skyroute.broker.notices import MemberNotices
+from skyroute.broker.queue_locks import QueueLocks
+from skyroute.clock import Clock
+from skyroute.remoting.lateness import Lateness
+
+log = logging.getLogger(__name__)
+
+SCAN_S: Final = 10.0
+LATE_S: Final = 1.0
+"""How late a scan may come before this process is taken to have stood still."""
+
+
+class SilenceScan:
+    """Looks for silent clients every `SCAN_S`."""
+
+    def __init__(
+        self,
+        members: Members,
+        locks: QueueLocks,
+        notices: MemberNotices,
+        close_connection: Callable[[int], None],
+        config: BrokerConfig,
+        clock: Clock,
+    ) -> None:
+        self._members = members
+        self._locks = locks
+        self._notices = notices
+        self._close_connection = close_connection
+        self._config = config
+        self._clock = clock
+        self._lateness = Lateness(SCAN_S, LATE_S, clock.monotonic())
+
+    def scan(self) -> None:
+        """Part with who is silent; with nobody, if the scan itself is late: heartbeats may wait in their sockets."""
+        now = self._clock.monotonic()
+        if self._lateness.holds_back(now):
+            log.warning("client scan late seconds=%.1f: nobody is parted with before the next", self._lateness.late_s)
+            return
+        self._locks.expire(now)
+        silent = self._members.expire(now, self._config.channel_expired_timeout / 1000)
+        for peer in silent.peers:
+            log.info("client silent peer=%s", peer.address)
+            self._close_connection(peer.connection)
+        self._notices.put(silent.changed)

@@ -1,0 +1,272 @@
+"""How much passes through a broker: counted where it passes, looked at by tools.
+
+Counting is a few additions. The counts are marked down every ten seconds, ten minutes and hour, so that what came since
+can be told for the last minute, hour and day.
+"""
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from datetime import date, datetime
+from enum import IntEnum
+from typing import Final, NamedTuple, TypeVar
+
+from skyroute.clock import Clock, SystemClock
+from skyroute.wire.calls.settings import BrokerStats, StatsSpan
+
+KEYS_MAX: Final = 10_000
+"""How many topics, and how many pairs of group and topic, are counted apart; the rest counts for the broker only."""
+TICK_S: Final = 1.0
+RATES_S: Final = (10, 60, 600)
+"""Over which spans, in seconds, a broker tells its rates."""
+_SPANS: Final = ((10.0, 6), (600.0, 6), (3600.0, 24))
+"""The minute, the hour and the day: how often each is marked, and how many marks make it whole."""
+
+
+class Measure(IntEnum):
+    """What is counted of a flow."""
+
+    MESSAGES = 0
+    BYTES = 1
+    CALLS = 2
+
+
+_MEASURES: Final = len(Measure)
+
+
+class Flow:
+    """What has passed at one place since the start."""
+
+    __slots__ = ("bytes", "calls", "marks", "messages")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self.calls = 0
+        # What came before the first mark of a flow is nothing, so marks from before it are right as zeros.
+        self.marks = tuple(array("q", bytes(8 * _MEASURES * count)) for _, count in _SPANS)
+
+    def mark(self, span: int, slot: int) -> None:
+        at = slot * _MEASURES
+        self.marks[span][at : at + _MEASURES] = array("q", (self.messages, self.bytes, self.calls))
+
+    def since(self, span: int, slot: int) -> tuple[int, int, int]:
+        messages, size, calls = self.marks[span][slot * _MEASURES : (slot + 1) * _MEASURES]
+        return self.messages - messages, self.bytes - size, self.calls - calls
+
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+class Flows(dict[_Key, Flow]):
+    """Flows by key, no more than a bounded number; what is beyond shares one that nobody can ask for."""
+
+    def __init__(self) -> None:
+        self._rest = Flow()
+
+    def __missing__(self, key: _Key) -> Flow:
+        if len(self) >= KEYS_MAX:
+            return self._rest
+        flow = self[key] = Flow()
+        return flow
+
+
+class Totals(NamedTuple):
+    """What a whole broker has done since its start."""
+
+    stored: int
+    stored_bytes: int
+    found: int
+    """Pulls that found something."""
+    missed: int
+    """Pulls that found nothing."""
+    fetched: int
+    """Messages handed out."""
+
+
+class Rates(NamedTuple):
+    """What a whole broker does in a second; the members are those of `Totals`."""
+
+    stored: float
+    stored_bytes: float
+    found: float
+    missed: float
+    fetched: float
+
+
+@dataclass(slots=True)
+class _Marks:
+    """When the marks of one span were made: a ring, whose oldest is the next to be overwritten."""
+
+    times: list[float]
+    next_slot: int = 0
+
+    def oldest(self) -> int:
+        return self.next_slot if self.times[self.next_slot] >= 0 else 0
+
+
+class Mornings(NamedTuple):
+    """Totals as they were at the last two midnights; zeros where the broker was not there yet."""
+
+    yesterday: Totals
+    today: Totals
+
+
+_NOTHING: Final = Totals(0, 0, 0, 0, 0)
+
+
+class Stats:
+    """All counts of one broker."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._topics: Flows[str] = Flows()
+        self._fetches: Flows[tuple[str, str]] = Flows()
+        self._returns: Flows[tuple[str, str]] = Flows()
+        self._put = Flow()
+        self._got = Flow()
+        self._missed = 0
+        now = self._clock.monotonic()
+        self._marks = [_Marks([-1.0] * count) for _, count in _SPANS]
+        for marks in self._marks:
+            marks.times[0] = now
+            marks.next_slot = 1
+        self._seconds: deque[tuple[float, Totals]] = deque([(now, _NOTHING)], maxlen=RATES_S[-1] + 1)
+        self._today = self._date()
+        self.mornings = Mornings(_NOTHING, _NOTHING)
+
+    def __repr__(self) -> str:
+        return f"<Stats topics={len(self._topics)} stored={self._put.messages} fetched={self._got.messages}>"
+
+    # ----------------------------------------------------------------------------------------------------- counting
+
+    def stored(self, topic: str, messages: int, size: int) -> None:
+        """Count messages that were stored, and the bytes of their records."""
+        put, flow = self._put, self._topics[topic]
+        put.messages += messages
+        put.bytes += size
+        put.calls += 1
+        flow.messages += messages
+        flow.bytes += size
+        flow.calls += 1
+
+    def fetched(self, group: str, topic: str, messages: int, size: int) -> None:
+        """Count messages that a group was given, and the bytes of their records; none at all is a pull in vain."""
+        if not messages:
+            self._missed += 1
+            return
+        got, flow = self._got, self._fetches[group, topic]
+        got.messages += messages
+        got.bytes += size
+        got.calls += 1
+        flow.messages += messages
+        flow.bytes += size
+        flow.calls += 1
+
+    def sent_back(self, group: str, topic: str) -> None:
+        """Count a message that a group wants to be given again."""
+        flow = self._returns[group, topic]
+        flow.messages += 1
+        flow.calls += 1
+
+    def forget_topic(self, topic: str) -> None:
+        """Drop the counts of a topic that is gone."""
+        self._topics.pop(topic, None)
+        for flows in (self._fetches, self._returns):
+            for key in [key for key in flows if key[1] == topic]:
+                del flows[key]
+
+    def forget_group(self, group: str) -> None:
+        """Drop the counts of a group that is gone."""
+        for flows in (self._fetches, self._returns):
+            for key in [key for key in flows if key[0] == group]:
+                del flows[key]
+
+    # ------------------------------------------------------------------------------------------------------- asking
+
+    def totals(self) -> Totals:
+        """Return what the broker has done since its start."""
+        return Totals(self._put.messages, self._put.bytes, self._got.calls, self._missed, self._got.messages)
+
+    def rates(self) -> list[Rates]:
+        """Return how much was done in a second, over each of `RATES_S`.
+
+        Of a broker that has not run so long, over as long as it runs.
+        """
+        now, current = self._clock.monotonic(), self.totals()
+        found = []
+        for span_s in RATES_S:
+            at, before = next((mark for mark in reversed(self._seconds) if now - mark[0] >= span_s), self._seconds[0])
+            elapsed = max(now - at, TICK_S)
+            found.append(Rates(*((new - old) / elapsed for new, old in zip(current, before, strict=True))))
+        return found
+
+    def put_rate(self, topic: str) -> float:
+        """Return how many messages of a topic were stored in a second, over the last minute."""
+        flow = self._topics.get(topic)
+        return 0.0 if flow is None else self._span(flow, 0, Measure.MESSAGES).tps
+
+    def fetch_rate(self, group: str, topic: str) -> float:
+        """Return how many messages of a topic a group was given in a second, over the last minute."""
+        flow = self._fetches.get((group, topic))
+        return 0.0 if flow is None else self._span(flow, 0, Measure.MESSAGES).tps
+
+    def of_topic(self, topic: str, measure: Measure) -> BrokerStats | None:
+        """Return what was stored of a topic; None where nothing ever was."""
+        return self._spans(self._topics.get(topic), measure)
+
+    def of_group(self, group: str, topic: str, measure: Measure) -> BrokerStats | None:
+        """Return what a group was given of a topic; None where nothing ever was."""
+        return self._spans(self._fetches.get((group, topic)), measure)
+
+    def of_returns(self, group: str, topic: str) -> BrokerStats | None:
+        """Return what a group sent back of a topic; None where nothing ever was."""
+        return self._spans(self._returns.get((group, topic)), Measure.MESSAGES)
+
+    def of_broker(self, *, stored: bool) -> BrokerStats:
+        """Return how many messages were stored, or else handed out, whatever their topic."""
+        found = self._spans(self._put if stored else self._got, Measure.MESSAGES)
+        assert found is not None
+        return found
+
+    def _spans(self, flow: Flow | None, measure: Measure) -> BrokerStats | None:
+        if flow is None:
+            return None
+        return BrokerStats(*(self._span(flow, span, measure) for span in range(len(_SPANS))))
+
+    def _span(self, flow: Flow, span: int, measure: Measure) -> StatsSpan:
+        marks = self._marks[span]
+        oldest = marks.oldest()
+        counts = flow.since(span, oldest)
+        total, calls = counts[measure], counts[Measure.CALLS]
+        elapsed = max(self._clock.monotonic() - marks.times[oldest], TICK_S)
+        return StatsSpan(total, total / elapsed, total / calls if calls else 0.0)
+
+    # ----------------------------------------------------------------------------------------------------- sampling
+
+    def sample(self) -> None:
+        """Mark down what was counted so far, where it is time. Called every second."""
+        now = self._clock.monotonic()
+        self._seconds.append((now, self.totals()))
+        if (today := self._date()) != self._today:
+            self._today = today
+            self.mornings = Mornings(self.mornings.today, self.totals())
+        for span, (marks, (interval_s, count)) in enumerate(zip(self._marks, _SPANS, strict=True)):
+            if now - marks.times[marks.next_slot - 1] >= interval_s:
+                for flows in (self._topics, self._fetches, self._returns):
+                    for flow in flows.values():
+                        flow.mark(span, marks.next_slot)
+                self._put.mark(span, marks.next_slot)
+                self._got.mark(span, marks.next_slot)
+                marks.times[marks.next_slot] = now
+                marks.next_slot = (marks.next_slot + 1) % count
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.sample()
+
+    def _date(self) -> date:
+        return datetime.fromtimestamp(self._clock.wall()).astimezone().date()

@@ -1,0 +1,151 @@
+"""Which messages wait for which time: the nearest one by one, and of those that wait longer how many there are."""
+
+from array import array
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+
+class Slot(msgspec.Struct):
+    """The messages of one time, as offsets in the timer topic, in that order."""
+
+    offsets: "array[int]"
+    marks: "array[int] | None" = None
+    """Messages that withdraw others of this time."""
+    withdrawn: frozenset[str] | None = None
+    """What the marks withdraw; None as long as nobody has read them."""
+    done: int = 0
+    """So many of `offsets` are delivered."""
+
+
+class Slots:
+    """No more than `near_max` messages are known one by one, but at least all of the nearest slot.
+
+    Those of slots at `horizon` or later are only counted. When few of the others are left, somebody has to read the
+    timer topic again for the next ones: see `begin_refill`.
+    """
+
+    def __init__(self, near_max: int) -> None:
+        self._near_max = near_max
+        self._near: dict[int, Slot] = {}
+        self._order: list[int] = []
+        """A heap of the slots in `_near`."""
+        self._near_count = 0
+        self._far: dict[int, int] = {}
+        self.horizon: int | None = None
+        self.far_oldest: int | None = None
+        """No message that is only counted has a smaller offset."""
+        self._refilled_from: int | None = None
+        """While the topic is read again: nor have those that are about to be found."""
+
+    def __repr__(self) -> str:
+        return f"<Slots near={self._near_count} far={sum(self._far.values())} horizon={self.horizon}>"
+
+    def __len__(self) -> int:
+        return self._near_count + sum(self._far.values())
+
+    def count(self, slot_ms: int) -> int:
+        """Return how many messages wait for a time."""
+        slot = self._near.get(slot_ms)
+        return self._far.get(slot_ms, 0) if slot is None else len(slot.offsets) - slot.done
+
+    def add(self, slot_ms: int, offset: int, *, is_mark: bool = False) -> None:
+        """Add a message that waits for a time, or one that withdraws others."""
+        if self.horizon is not None and slot_ms >= self.horizon:
+            self._far[slot_ms] = self._far.get(slot_ms, 0) + 1
+            self.far_oldest = offset if self.far_oldest is None else min(self.far_oldest, offset)
+            return
+        slot = self._near.get(slot_ms)
+        if slot is None:
+            slot = self._near[slot_ms] = Slot(array("q"))
+            heappush(self._order, slot_ms)
+        if is_mark:
+            if slot.marks is None:
+                slot.marks = array("q")
+            slot.marks.append(offset)
+            slot.withdrawn = None
+        else:
+            slot.offsets.append(offset)
+        self._near_count += 1
+        if self._near_count > self._near_max:
+            self._spill()
+
+    def _spill(self) -> None:
+        order = sorted(self._near)
+        kept = 0
+        for at, slot_ms in enumerate(order):
+            slot = self._near[slot_ms]
+            size = _size(slot)
+            if at and kept + size > self._near_max // 2:
+                break
+            kept += size
+        else:
+            return
+        for slot_ms in order[at:]:
+            slot = self._near.pop(slot_ms)
+            self._far[slot_ms] = self._far.get(slot_ms, 0) + _size(slot)
+            oldest = _oldest(slot)
+            if oldest is not None:
+                self.far_oldest = oldest if self.far_oldest is None else min(self.far_oldest, oldest)
+        self.horizon = order[at]
+        self._order = order[:at]
+        heapify(self._order)
+        self._near_count = kept
+
+    def nearest(self) -> tuple[int, Slot] | None:
+        """Return the slot that is due first; None where none waits."""
+        return (self._order[0], self._near[self._order[0]]) if self._order else None
+
+    def remove_nearest(self) -> None:
+        """Forget the slot that is due first."""
+        slot = self._near.pop(heappop(self._order))
+        self._near_count -= _size(slot)
+
+    def oldest(self) -> int | None:
+        """Return an offset that no message that waits is before; None where none waits."""
+        known = (self.far_oldest, self._refilled_from, *map(_oldest, self._near.values()))
+        return min((offset for offset in known if offset is not None), default=None)
+
+    # ------------------------------------------------------------------------------------------------------ refilling
+
+    def needs_refill(self) -> bool:
+        """Return whether it is time to read the topic again for messages beyond the horizon."""
+        return bool(self._far) and self._near_count <= self._near_max // 4
+
+    def begin_refill(self) -> tuple[int, int]:
+        """Move the horizon on. Returns from which slot and which offset on the topic has to be read again.
+
+        Whoever reads adds all messages of that slot and later ones once more, and calls `end_refill`.
+        """
+        start, oldest = self.horizon or 0, self.far_oldest or 0
+        order = sorted(self._far)
+        total = self._far[order[0]]
+        at = 1
+        while at < len(order) and total + self._far[order[at]] <= self._near_max // 2:
+            total += self._far[order[at]]
+            at += 1
+        self.horizon = order[at] if at < len(order) else None
+        self._far = {}
+        self._refilled_from = self.far_oldest
+        self.far_oldest = None
+        return start, oldest
+
+    def end_refill(self, start_ms: int) -> None:
+        """Put what was read in order, since messages may have come in meanwhile."""
+        self._refilled_from = None
+        for slot_ms, slot in self._near.items():
+            if slot_ms >= start_ms:
+                slot.offsets = array("q", sorted(slot.offsets))
+                slot.marks = array("q", sorted(slot.marks)) if slot.marks else None
+
+
+def _size(slot: Slot) -> int:
+    return len(slot.offsets) + len(slot.marks or ())
+
+
+def _oldest(slot: Slot) -> int | None:
+    mark = slot.marks[0] if slot.marks else None
+    if slot.done >= len(slot.offsets):
+        return mark
+    first = slot.offsets[slot.done]
+    return first if mark is None else min(first, mark)

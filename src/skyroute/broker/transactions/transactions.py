@@ -1,0 +1,305 @@
+"""Transactions from their half message to their end, and asking producers who keep silent."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.identity import Identity
+from skyroute.broker.intake import Intake
+from skyroute.broker.members import Members
+from skyroute.broker.offsets import Offsets
+from skyroute.broker.store.draft import Appended, Draft
+from skyroute.broker.store.errors import StoreError
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.topics import Announce, Topics
+from skyroute.broker.transactions import drafts
+from skyroute.broker.transactions.book import OPEN_MAX, Book, OpenHalf
+from skyroute.errors import SkyrouteError
+from skyroute.message import property_names as names
+from skyroute.message.message import StoredMessage
+from skyroute.message.properties import find_property
+from skyroute.message.record import decode_record
+from skyroute.message.reserved_topics import HALF_DONE_TOPIC, HALF_GIVEN_UP_TOPIC, HALF_TOPIC
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.calls.transaction import (
+    TransactionCheck,
+    TransactionEnd,
+    TransactionOutcome,
+    encode_transaction_check,
+)
+from skyroute.wire.codes import ResponseCode
+
+log = logging.getLogger(__name__)
+
+GROUP: Final = "CID_RMQ_SYS_TRANS"
+"""Under whose name it is kept how far both topics are done with."""
+SPAN_MAX: Final = 100_000
+"""How far a half that may not be asked about yet stays behind the others: all from there on is read at a start."""
+HALVES_A_TURN: Final = 50
+"""So many halves are dealt with before others have their turn."""
+_NOT_FOUND: Final = "Find prepared transaction message failed"
+
+
+class Question(NamedTuple):
+    """What a producer is to be asked."""
+
+    group: str
+    check: TransactionCheck
+
+
+class Transactions:
+    """The transactions of one broker."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        intake: Intake,
+        *,
+        offsets: Offsets,
+        topics: Topics,
+        members: Members,
+        config: BrokerConfig,
+        identity: Identity,
+        announce: Announce,
+    ) -> None:
+        self._store = store
+        self._intake = intake
+        self._offsets = offsets
+        self._topics = topics
+        self._members = members
+        self._config = config
+        self._identity = identity
+        self._announce = announce
+        self._book = Book(store)
+        self._done: list[int] = []
+        """Halves that have ended, which no record says yet."""
+        self._floors: tuple[int, int] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Transactions {self._book!r}>"
+
+    def load(self) -> None:
+        """Find out which transactions are open. Called once, before anybody begins or ends one."""
+        self._book.load(self._floor_of(HALF_TOPIC), self._floor_of(HALF_DONE_TOPIC))
+        if self._book.open:
+            log.info("open transactions found count=%d", len(self._book.open))
+
+    def _floor_of(self, topic: str) -> int | None:
+        return self._offsets.get(GROUP, topic, drafts.HALF_QUEUE_ID)
+
+    @property
+    def open_count(self) -> int:
+        """How many transactions were open when that was last looked at."""
+        return len(self._book.open)
+
+    def prepare(self, draft: Draft) -> Draft:
+        """Return the half of a message, to be stored in its place.
+
+        Raises:
+            RefusedError: there are too many open transactions, or its properties are too long.
+        """
+        if self._book.is_full:
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{OPEN_MAX} transactions are open; end some of them first")
+        half = drafts.half_of(draft)
+        self._book.expect_one()
+        return half
+
+    # --------------------------------------------------------------------------------------------------------- ending
+
+    def end(self, end: TransactionEnd, now_ms: int) -> None:
+        """Deliver a message, or drop it, as its producer says. What that does to the half is said by `write_done`.
+
+        Raises:
+            RefusedError: it is no half of this producer's, has ended already, or it is too late for an unasked word.
+            StoreError, RecordError: the message could not be stored; its half stays open.
+        """
+        if end.outcome is TransactionOutcome.UNKNOWN:
+            return
+        half = self._book.half_in_log(end.log_position)
+        if half is None:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
+        self._check(end, half, now_ms)
+        offset = self._book.find_open(end.half_offset)
+        if offset is None:
+            # Nothing is lost: whatever is still open is asked for again.
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
+        if end.outcome is TransactionOutcome.COMMIT:
+            draft = drafts.committed(half)
+            if draft is None:
+                raise RefusedError(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
+            self._intake.put(draft)
+        self._done += self._book.close(offset)
+
+    def _check(self, end: TransactionEnd, half: StoredMessage, now_ms: int) -> None:
+        immune_s = drafts.number_of(half, names.CHECK_IMMUNITY_SECONDS)
+        if immune_s is not None and not end.from_check:
+            allowed_ms = max(immune_s * 1000, self._config.transaction_time_out)
+            if now_ms - half.stored_at_ms > allowed_ms:
+                raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "too late, wait until you are asked")
+        if find_property(half.raw_properties, names.PRODUCER_GROUP) != end.producer_group:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if half.queue_offset != end.half_offset:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        if half.log_position != end.log_position:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
+
+    def write_done(self) -> Appended | None:
+        """Store which halves have ended; returns the last record of these, or None where there is nothing to say.
+
+        What the disk refuses is kept, and said with the next one: a half of which nothing is said is asked for again
+        only after a restart.
+        """
+        appended: Appended | None = None
+        while self._done:
+            digits = len(str(max(self._done)))
+            offsets = self._done[: max(self._config.transaction_op_msg_max_size // (digits + 1), 1)]
+            draft = drafts.done(offsets, self._identity.raw_store_host, self._intake.now_ms())
+            try:
+                appended = self._intake.put_plain(draft)
+            except StoreError as error:
+                log.warning("ended transactions are not written down yet count=%d reason=%s", len(self._done), error)
+                return None
+            self._book.note_done_record(appended.queue_offset, max(offsets))
+            del self._done[: len(offsets)]
+        return appended
+
+    # --------------------------------------------------------------------------------------------------------- asking
+
+    def check(self, now_ms: int) -> Iterator[Question | None]:
+        """Give what producers are to be asked, and put the halves to the end of their queue.
+
+        None is given for a half that was dealt with and leaves nothing to ask: others may want their turn by then.
+
+        Raises:
+            StoreError: the disk refuses; the next round goes on from there.
+        """
+        self._book.read_on()
+        limit = self._book.end
+        try:
+            for offset, known in list(self._book.open.items()):
+                if offset not in self._book.open:
+                    continue  # it has ended while others were asked
+                is_due = now_ms - known.since_ms > max(known.immune_ms, self._config.transaction_time_out)
+                if is_due:
+                    yield self._ask(offset, known, now_ms)
+                elif limit - offset > SPAN_MAX:
+                    self._carry_on(offset, known)
+                    yield None
+        finally:
+            self.write_done()
+            self._keep_floors()
+
+    def _ask(self, offset: int, known: OpenHalf, now_ms: int) -> Question | None:
+        half = self._book.half_in_log(known.position)
+        if half is None:
+            self._book.close(offset)
+            return None
+        times = drafts.number_of(half, names.TRANSACTION_CHECK_TIMES) or 0
+        reserved_ms = self._config.file_reserved_time * 3_600_000
+        if times >= self._config.transaction_check_max or now_ms - half.born_at_ms > reserved_ms:
+            self._give_up(offset, half, times)
+            return None
+        try:
+            draft = drafts.asked_again(half, times + 1)
+        except RefusedError:  # its properties have no room for the count
+            self._give_up(offset, half, times)
+            return None
+        appended = self._move(offset, draft)
+        group = find_property(half.raw_properties, names.PRODUCER_GROUP) or ""
+        return Question(group, drafts.question(half, appended, draft, self._identity.name))
+
+    def _give_up(self, offset: int, half: StoredMessage, times: int) -> None:
+        self._topics.create(TopicConfig(HALF_GIVEN_UP_TOPIC, 1, 1))
+        appended = self._intake.put_plain(drafts.given_up(half))
+        self._done += self._book.close(offset)
+        log.warning(
+            "transaction given up topic=%s id=%s asked=%d offset=%d",
+            find_property(half.raw_properties, names.REAL_TOPIC),
+            find_property(half.raw_properties, names.UNIQUE_ID),
+            times,
+            appended.queue_offset,
+        )
+
+    def _carry_on(self, offset: int, known: OpenHalf) -> None:
+        half = self._book.half_in_log(known.position)
+        if half is None:
+            self._book.close(offset)
+            return
+        try:
+            draft = drafts.carried_on(half)
+        except RefusedError:  # its properties have no room for where it was
+            return
+        appended = self._intake.put_plain(draft)
+        # No record says that it is done: Apache's brokers take that for the end of its copies, too.
+        self._book.expect_one()
+        self._book.move(offset, appended.queue_offset)
+
+    def _move(self, offset: int, draft: Draft) -> Appended:
+        appended = self._intake.put_plain(draft)
+        self._book.expect_one()
+        self._book.move(offset, appended.queue_offset)
+        self._done.append(offset)
+        return appended
+
+    def _keep_floors(self) -> None:
+        # Those of the round before: what they rest on has reached the disk by now, whatever becomes of this process.
+        if self._floors is not None:
+            half_floor, done_floor = self._floors
+            self._offsets.commit(GROUP, HALF_TOPIC, drafts.HALF_QUEUE_ID, half_floor)
+            self._offsets.commit(GROUP, HALF_DONE_TOPIC, drafts.HALF_QUEUE_ID, done_floor)
+        self._floors = self._book.floors()
+
+    def resume(self, log_position: int) -> Appended:
+        """Ask again for a half that was given up, as if nobody had been asked before.
+
+        Raises:
+            RefusedError: there is no half at this place.
+            StoreError: it could not be stored.
+        """
+        record = self._store.record_at(log_position)
+        half = None if record is None else decode_record(record)
+        if half is None or half.topic not in (HALF_TOPIC, HALF_GIVEN_UP_TOPIC):
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.",
+            )
+        draft = drafts.asked_again(half, 0)
+        offset = self._book.find_open(half.queue_offset) if half.topic == HALF_TOPIC else None
+        if offset is not None:
+            return self._move(offset, draft)
+        self._book.expect_one()
+        return self._intake.put_plain(draft)
+
+    async def ask_producers(self) -> None:
+        """Ask once for all that is due."""
+        knew_topic = self._topics.get(HALF_GIVEN_UP_TOPIC) is not None
+        asked = silent = 0
+        for turn, question in enumerate(self.check(self._intake.now_ms()), 1):
+            if turn % HALVES_A_TURN == 0:
+                self.write_done()
+                await asyncio.sleep(0)
+            if question is None:
+                continue
+            producer = self._members.next_producer(question.group)
+            if producer is None:
+                silent += 1
+            else:
+                producer.tell(encode_transaction_check(question.check))
+                asked += 1
+        if asked or silent:
+            log.info("producers asked for their transactions asked=%d nobody_there=%d", asked, silent)
+        created = self._topics.get(HALF_GIVEN_UP_TOPIC)
+        if created is not None and not knew_topic:
+            await self._announce([created])
+
+    async def run(self) -> None:
+        """Ask again and again."""
+        while True:
+            await asyncio.sleep(self._config.transaction_check_interval / 1000)
+            try:
+                await self.ask_producers()
+            except SkyrouteError as error:
+                log.warning("producers could not be asked for their transactions reason=%s", error)

@@ -1,0 +1,353 @@
+"""A broker among hostile and hapless peers, with a clock that goes back and a disk that fails."""
+
+import asyncio
+import itertools
+import logging
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyroute.broker.broker import Broker
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.handlers.pull import SUSPEND_MS_MAX
+from skyroute.broker.store.errors import StoreError
+from skyroute.wire.codes import ResponseCode
+from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, found_bodies, heartbeat, place, pull, send
+from tests.network.broker.clusters import Cluster, cluster_in
+from tests.support.clock import ManualClock
+from tests.support.disks import FailingDisk, HastyDisk, bodies
+from tests.support.lines import AsyncLine, eventually, line_to
+from tests.support.raw import Command, Request, compact
+
+SANE = {
+    **{"topic": "T", "queueId": "0", "group": "g", "consumerGroup": "g", "producerGroup": "p", "clientID": "c"},
+    **{"clientId": "c", "commitOffset": "0", "queueOffset": "0", "maxMsgNums": "1", "sysFlag": "0", "offset": "0"},
+    **{"suspendTimeoutMillis": "0", "subVersion": "0", "subscription": "*", "expressionType": "TAG", "timestamp": "0"},
+    **{"a": "p", "b": "T", "c": "TBW102", "d": "1", "e": "0", "f": "0", "g": "0", "h": "0", "i": "", "j": "0"},
+    **{"k": "false", "l": "1", "m": "false", "n": "broker-a", "defaultTopic": "TBW102", "defaultTopicQueueNums": "1"},
+    **{"bornTimestamp": "0", "flag": "0", "properties": "", "reconsumeTimes": "0", "maxReconsumeTimes": "1"},
+    **{"batch": "false", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6", "topicFilterType": "SINGLE_TAG"},
+    **{"topicSysFlag": "0", "order": "false", "attributes": "", "key": "k", "maxNum": "1", "beginTimestamp": "0"},
+    **{"endTimestamp": "1", "index": "0", "count": "1", "delayLevel": "0", "srcGroup": "g", "destGroup": "h"},
+    **{"isForce": "true", "tranStateTableOffset": "0", "commitLogOffset": "0", "commitOrRollback": "8", "msgId": "0"},
+    **{"fromTransactionCheck": "false", "recallHandle": "x", "readable": "true", "boundaryType": "LOWER"},
+    **{"groupName": "g", "cleanOffset": "false", "statsName": "TOPIC_PUT_NUMS", "statsKey": "T", "topicList": "T"},
+    **{"clientAddr": "", "jstackEnable": "false", "setZeroIfNotFound": "true", "isOffline": "false"},
+}
+BAD_VALUES = ["", "x", "-1", "2147483648", "-9223372036854775808", "9" * 30, "1.5", "\x01\x02", "x" * 5000, "é\u2028"]
+GARBAGE = [
+    b"\xff\xfe\x00",
+    b"{",
+    b"[]",
+    b"null",
+    b"7",
+    b"[" * 5000,
+    b'{"clientID":7,"consumerDataSet":{},"producerDataSet":"x","mqSet":[[]],"topicConfigList":7,"groupConfigList":{}}',
+    b'{"clientID":"c","consumerDataSet":[{"groupName":null,"subscriptionDataSet":[{}]}],"mqSet":[{"queueId":1e400}]}',
+    b"a=b\nlistenPort=nowhere\nflushDiskType\n=\n",
+    bytes(70_000),
+]
+QUEUES = {"clientId": "c", "consumerGroup": "g", "mqSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]}
+CHECKED = {
+    "clientId": "c",
+    "group": "g",
+    "subscriptionData": {"topic": "T", "subString": "a>", "expressionType": "SQL92"},
+}
+SANE_BODIES = {
+    **dict.fromkeys((10, 310, 324, 325), b"body"),
+    **{320: batch_body([(b"1", "")]), 34: heartbeat().body, 46: compact(CHECKED).encode()},
+    **dict.fromkeys((41, 42), compact(QUEUES).encode()),
+    **{200: b'{"groupName":"g"}', 225: b'{"groupConfigList":[{"groupName":"g"}]}', 25: b"maxMessageSize=4194304\n"},
+    **{18: b'{"topicConfigList":[{"topicName":"T"}]}', 401: b'{"topic":"T","consumerGroup":"g","mode":"PULL"}'},
+}
+A_TYPE_OF_OURS = re.compile(r"^[A-Z]\w+(Error|Exception): ")
+
+
+def is_documented(answer: Command) -> bool:
+    """Whether an answer has a code that clients know, and, if it is a refusal, a reason that is not our own trouble."""
+    if answer.code not in set(ResponseCode):
+        return False
+    if answer.code in (0, 10, 11, 12, 19, 20, 21):
+        return True
+    return bool(answer.remark) and A_TYPE_OF_OURS.match(answer.remark or "") is None
+
+
+@pytest.fixture(autouse=True)
+def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """ERROR in the log means that we did wrong."""
+    caplog.set_level(logging.WARNING)
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.levelno >= logging.ERROR] == []
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with cluster_in(tmp_path) as cluster:
+        await cluster.start(namesrv_addr="", forward_timeout=20)
+        await cluster.add_topic("T")
+        yield cluster
+
+
+def bad_requests(code: int) -> Iterator[Request]:
+    """Everything that may be wrong with the fields of a request, and with its body."""
+    body = SANE_BODIES.get(code, b"")
+    yield Request(code)
+    yield Request(code, SANE, body)
+    for value in BAD_VALUES:
+        numbers = ("queueId", "e", "queueOffset", "offset", "commitOffset", "sysFlag", "f", "timestamp", "maxMsgNums")
+        yield Request(code, dict.fromkeys(SANE, value), body)
+        yield Request(code, {**SANE, **dict.fromkeys(numbers, value)}, body)
+    for name in SANE:
+        yield Request(code, {other: value for other, value in SANE.items() if other != name}, body)
+        yield Request(code, {**SANE, name: BAD_VALUES[len(name) % len(BAD_VALUES)]}, body)
+    for body in GARBAGE:
+        yield Request(code, SANE, body)
+        yield Request(code, {}, body)
+
+
+async def answers_to(cluster: Cluster, line: AsyncLine, requests: list[Request]) -> list[Command]:
+    """What comes of many requests at once; whoever waits for messages is given up."""
+    sent = [await line.send(request) for request in requests]
+    answers = asyncio.ensure_future(_answers(line, sent))
+    while not answers.done():
+        cluster.broker.parts.parked.expire(cluster.clock.monotonic() + SUSPEND_MS_MAX)
+        await asyncio.wait({answers}, timeout=0.002)
+    return await answers
+
+
+async def _answers(line: AsyncLine, sent: list[int]) -> list[Command]:
+    return [await line.answer(opaque) for opaque in sent]
+
+
+SILENT = {37}
+"""Not every request of this kind is answered: the end of a transaction that is unknown."""
+
+
+async def test_no_request_of_any_kind_brings_the_broker_out_of_step(cluster: Cluster) -> None:
+    line = await cluster.line()
+    for code in sorted(cluster.broker.parts.handlers()):
+        # Nobody here would answer what is passed on to members.
+        await line.call(35 if code == 223 else heartbeat(), {"clientID": "10.0.0.1@1#2", "consumerGroup": "g"})
+        requests = list(bad_requests(code))
+        if code in SILENT:
+            requests = [request for request in requests if request.fields.get("commitOrRollback") != "0"]
+        for request, answer in zip(requests, await answers_to(cluster, line, requests), strict=True):
+            assert is_documented(answer), (request, answer)
+        cluster.broker.parts.topics.put(cluster.broker.parts.topics.all()["TBW102"])
+        await cluster.add_topic("T")
+    other = await cluster.line()
+    assert (await other.call(send(body=b"alive"))).code == 0
+    assert cluster.stored()[-1] == b"alive"
+
+
+async def test_requests_nobody_knows_are_refused(cluster: Cluster) -> None:
+    line = await cluster.line()
+    known = cluster.broker.parts.handlers()
+    for code in (-1, 0, 9, 60, 61, 400, 513, 3001, 200_050, 2**31 - 1):
+        assert code not in known
+        answer = await line.call(Request(code, SANE))
+        assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
+
+
+async def test_one_way_nonsense_is_not_answered(cluster: Cluster) -> None:
+    line = await cluster.line()
+    for code in sorted(cluster.broker.parts.handlers()):
+        await line.tell(Request(code))
+        await line.tell(Request(code, dict.fromkeys(SANE, "x"), b"{"))
+    assert (await line.call(send())).code == 0
+    assert line.strays == []
+
+
+# ----------------------------------------------------------------------------------------------------------- consumers
+
+
+async def test_a_consumer_that_does_not_read_costs_its_own_answers_only(cluster: Cluster) -> None:
+    sender = await cluster.line()
+    for _ in range(3):
+        assert (await sender.call(send(body=bytes(1 << 20)))).code == 0
+    slow = await cluster.line(receive_buffer_bytes=4096)
+    slow.stop_listening()
+    for _ in range(100):
+        await slow.send(pull(count=3))
+    (server,) = cluster.broker._servers
+    await eventually(lambda: server._service.unsent.total > 0)
+    quick = await cluster.line()
+    for number in range(50):
+        assert (await quick.call(send(body=b"%d" % number))).code == 0
+    held = sum(each._transport.get_write_buffer_size() for each in server._connections.values())
+    assert held < 16 << 20
+    slow.abort()
+    await eventually(lambda: server._service.unsent.total == 0)
+
+
+async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -> None:
+    parts = cluster.broker.parts
+    for _ in range(3):
+        lines = [await cluster.line() for _ in range(40)]
+        for number, line in enumerate(lines):
+            await line.send(heartbeat(f"g{number % 5}"))
+            for _ in range(5):
+                await line.send(pull(flag=SUSPEND | SUBSCRIPTION, group=f"g{number % 5}"))
+        await eventually(lambda: len(parts.parked) == 200)
+        for line in lines:
+            line.abort()
+        await eventually(lambda: len(parts.parked) == 0)
+    await eventually(lambda: all(parts.members.consumers(f"g{number}") is None for number in range(5)))
+    assert (parts.parked._by_queue, parts.parked._by_tick, parts.parked._by_connection) == ({}, {}, {})
+    line = await cluster.line()
+    assert (await line.call(send())).code == 0
+
+
+async def test_those_who_vanish_just_as_a_message_comes_hinder_nobody(cluster: Cluster) -> None:
+    stays = await cluster.line()
+    waiting = await stays.send(pull(flag=SUSPEND | SUBSCRIPTION))
+    lines = [await cluster.line() for _ in range(10)]
+    for line in lines:
+        await line.send(pull(flag=SUSPEND | SUBSCRIPTION))
+    await eventually(lambda: len(cluster.broker.parts.parked) == 11)
+    sender = await cluster.line()
+    await sender.send(send(body=b"news"))
+    for line in lines:
+        line.abort()
+    assert found_bodies(await stays.answer(waiting)) == [b"news"]
+    await eventually(lambda: len(cluster.broker.parts.parked) == 0)
+
+
+# --------------------------------------------------------------------------------------------------------------- clock
+
+
+async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(cluster: Cluster) -> None:
+    line, clock = await cluster.line(), cluster.clock
+    for number in range(3):
+        assert (await line.call(send(body=b"%d" % number))).code == 0
+        assert (await line.call(send("Later", b"d%d" % number, properties={"DELAY": "1"}))).code == 0
+        timed = send("Later", b"t%d" % number, properties={"TIMER_DELAY_SEC": "3"})
+        assert (await line.call(timed)).code == 0
+        clock.set_back(3600)
+    answer = await line.call(pull())
+    assert (found_bodies(answer), place(answer)) == ([b"0", b"1", b"2"], [3, 0, 3, 0])
+    for at_ms in (0, int(clock.wall() * 1000), int((clock.wall() + 20_000) * 1000)):
+        found = await line.call(29, {"topic": "T", "queueId": "0", "timestamp": str(at_ms)})
+        assert 0 <= int(found.fields["offset"]) <= 3
+    await cluster.stop()
+    await cluster.start(namesrv_addr="")
+    assert cluster.stored() == [b"0", b"1", b"2"]
+    clock.advance(3 * 3600 + 60)
+    await cluster.stop()
+    await cluster.start(namesrv_addr="")
+    expected = {b"%c%d" % (kind, number) for kind, number in itertools.product(b"dt", range(3))}
+    # Twice is allowed: how far timers have come is one place, and a clock that went back leaves several.
+    await eventually(lambda: set(cluster.stored("Later")) == expected)
+
+
+async def test_those_who_wait_go_by_a_clock_that_nobody_sets(cluster: Cluster) -> None:
+    line = await cluster.line()
+    waiting = await line.send(pull(flag=SUSPEND | SUBSCRIPTION, suspend_ms=2_000))
+    await eventually(lambda: len(cluster.broker.parts.parked) == 1)
+    cluster.clock.set_back(100_000)
+    cluster.clock.advance(3)
+    cluster.broker.parts.parked.expire(cluster.clock.monotonic())
+    assert (await line.answer(waiting)).code == 19
+
+
+# ---------------------------------------------------------------------------------------------------------------- disk
+
+
+def lonely(folder: Path, **settings: Any) -> BrokerConfig:
+    """A broker without a name server, all of whose files are small."""
+    values: dict[str, Any] = {
+        **{"broker_name": "broker-a", "broker_ip1": "127.0.0.1", "bind_address": "127.0.0.1", "listen_port": 0},
+        **{"store_path_root_dir": str(folder), "broker_config_path": str(folder / "broker.properties")},
+        **{"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 20 * 4},
+        **{"max_hash_slot_num": 16, "max_index_num": 32, "flush_interval_commit_log": 60_000},
+    }
+    return BrokerConfig(**(values | settings))
+
+
+async def live_through(folder: Path, disk: FailingDisk, **settings: Any) -> tuple[list[bytes], list[Command]]:
+    """A short life on a disk: the bodies that were taken, and all answers."""
+    broker = Broker(lonely(folder, **settings), clock=ManualClock(), disk=disk)
+    taken: list[bytes] = []
+    answers: list[Command] = []
+    try:
+        await broker.start()
+    except StoreError:
+        return taken, answers
+    try:
+        async with line_to(broker.address) as line:
+            for number in range(5):
+                body = b"%d" % number + bytes(800)
+                answers.append(await line.call(send("Made", body, properties={"KEYS": "k"}, d=1)))
+                if answers[-1].code == 0:
+                    taken.append(body)
+            answers.append(await line.call(send("Made", b"later", properties={"DELAY": "1"}, d=1)))
+            answers.append(await line.call(heartbeat("g", "Made")))
+            answers.append(await line.call(pull("Made")))
+            answers.append(await line.call(15, {**SANE, "topic": "Made", "commitOffset": "1"}))
+            answers.append(await line.call(12, {**SANE, "topic": "Made", "endTimestamp": str(1 << 62)}))
+            await broker.parts.offsets.keeper.save()
+    except StoreError:
+        pass
+    finally:
+        try:
+            await broker.stop()
+        except StoreError:
+            await broker.kill()
+    return taken, answers
+
+
+async def number_of_calls(folder: Path, **settings: Any) -> int:
+    disk = FailingDisk()
+    taken, answers = await live_through(folder, disk, **settings)
+    assert len(taken) == 5
+    assert {answer.code for answer in answers} == {0}
+    return disk.calls
+
+
+@pytest.mark.parametrize(("flush", "full"), [("ASYNC_FLUSH", True), ("SYNC_FLUSH", False)])
+async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
+    tmp_path: Path, flush: str, full: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = await number_of_calls(tmp_path / "whole", flush_disk_type=flush)
+    assert calls > 40
+    failures: set[str] = set()
+    for number in range(1, calls + 1):
+        folder = tmp_path / str(number)
+        disk = FailingDisk(number, full=full, half=number % 2 == 0)
+        taken, answers = await live_through(folder, disk, flush_disk_type=flush)
+        failures.add(disk.failed)
+        assert all(is_documented(answer) for answer in answers), (number, disk.failed, answers)
+        again = Broker(lonely(folder), clock=ManualClock(), disk=HastyDisk())
+        await again.start()
+        try:
+            stored = bodies(again.parts.store, "Made")
+            assert [body for body in stored if body in taken] == taken, (number, disk.failed)
+            async with line_to(again.address) as line:
+                assert (await line.call(send("Made", b"next", d=1))).code == 0, (number, disk.failed)
+        finally:
+            await again.stop()
+    assert {"open", "write", "sync", "replace", "remove"} <= failures
+    unexpected = [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.ERROR and not record.getMessage().startswith("flush failed cause=")
+    ]
+    assert unexpected == []
+    caplog.clear()
+
+
+async def test_settings_that_make_no_sense_leave_the_file_as_it_is(cluster: Cluster) -> None:
+    line = await cluster.line()
+    assert (await line.call(25, body=b"maxMessageSize=1000\n")).code == 0
+    path = cluster.broker.config.settings_path
+    before = path.read_bytes()
+    for body in (b"maxMessageSize=-1\n", b"maxMessageSize=x\n", b"listenPort=70000\n", b"\xff\xfe"):
+        answer = await line.call(25, body=body)
+        assert answer.code != 0
+        assert answer.remark
+    assert path.read_bytes() == before
+    assert (await line.call(send(body=bytes(1001)))).code == 13
+    assert cluster.stored() == []

@@ -1,0 +1,144 @@
+"""A name server of ours and as many brokers as a test wants, in the test's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skyroute.broker.broker import Broker
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.store.disk import Disk
+from skyroute.client.admin import Admin
+from skyroute.client.consumer import Consumer
+from skyroute.client.producer import Producer
+from skyroute.client.session import Session
+from skyroute.client.subscription import StartPosition
+from skyroute.clock import Clock, SystemClock
+from skyroute.message.message import Message
+from skyroute.wire.calls.topics import TopicConfig
+from tests.network.client.consumers import HURRIED
+from tests.support.clock import ManualClock
+from tests.support.disks import HastyDisk, bodies
+from tests.support.lines import AsyncLine, line_to
+from tests.support.raw import Form
+from tests.support.servers import Running, running
+
+
+@dataclass
+class Cluster:
+    """A name server and its brokers. Whatever a test opens through it is closed at the end."""
+
+    name_server: Running
+    folder: Path
+    clock: ManualClock = field(default_factory=ManualClock)
+    brokers: list[Broker] = field(default_factory=list)
+    """Those that run, the newest last."""
+    _ends: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    @property
+    def broker(self) -> Broker:
+        """The one broker, or the newest."""
+        return self.brokers[-1]
+
+    @property
+    def name_server_address(self) -> str:
+        return self.name_server.address
+
+    # ------------------------------------------------------------------------------------------------------- brokers
+
+    def config(self, name: str = "broker-a", **settings: Any) -> BrokerConfig:
+        """Settings of a broker whose files are small, and lie where the last one of this name had them."""
+        values: dict[str, Any] = {
+            "broker_name": name,
+            "broker_ip1": "127.0.0.1",
+            "bind_address": "127.0.0.1",
+            "listen_port": 0,
+            "namesrv_addr": self.name_server.address,
+            "store_path_root_dir": str(self.folder / name),
+            "broker_config_path": str(self.folder / f"{name}.properties"),
+            "mapped_file_size_commit_log": 1 << 23,
+            "mapped_file_size_consume_queue": 20 * 1000,
+            "max_hash_slot_num": 1000,
+            "max_index_num": 4000,
+        }
+        return BrokerConfig(**(values | settings))
+
+    async def start(
+        self, name: str = "broker-a", *, clock: Clock | None = None, disk: Disk | None = None, **settings: Any
+    ) -> Broker:
+        """Start a broker, by default with the cluster's own clock."""
+        broker = Broker(self.config(name, **settings), clock=clock or self.clock, disk=disk or HastyDisk())
+        await broker.start()
+        self.brokers.append(broker)
+        return broker
+
+    async def start_live(self, **settings: Any) -> Broker:
+        """Start a broker by whose clock time passes."""
+        return await self.start(clock=SystemClock(), **settings)
+
+    async def stop(self, broker: Broker | None = None) -> None:
+        broker = broker or self.broker
+        self.brokers.remove(broker)
+        await broker.stop()
+
+    async def kill(self, broker: Broker | None = None) -> None:
+        broker = broker or self.broker
+        self.brokers.remove(broker)
+        await broker.kill()
+
+    async def add_topic(self, name: str = "T", queues: int = 1, **more: Any) -> None:
+        """Create a topic at the newest broker, and make it known."""
+        topic = TopicConfig(name, queues, queues, **more)
+        self.broker.parts.topics.put(topic)
+        await self.broker.parts.topics.keeper.save()
+        await self.broker.parts.registrar.announce([topic])
+
+    def has_route(self, topic: str) -> bool:
+        return topic in self.name_server.server.table.topics
+
+    def stored(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+        """The bodies of a queue."""
+        return bodies(self.broker.parts.store, topic, queue_id)
+
+    # ------------------------------------------------------------------------------------------------------- clients
+
+    async def line(self, *, form: Form = "json", address: str = "", **options: Any) -> AsyncLine:
+        """A connection to the newest broker, for raw commands."""
+        return await self._ends.enter_async_context(line_to(address or self.broker.address, form=form, **options))
+
+    async def session(self) -> Session:
+        return await self._ends.enter_async_context(Session(self.name_server.address, heartbeat_interval_s=1000))
+
+    async def admin(self) -> Admin:
+        return await self._ends.enter_async_context(Admin(self.name_server.address))
+
+    def consumer(self, group: str = "g", **settings: Any) -> Consumer:
+        """A consumer that begins with the oldest message and is in a hurry."""
+        return Consumer(group, self.name_server.address, start=StartPosition.FIRST, pace=HURRIED, **settings)
+
+    def producer(self) -> Producer:
+        return Producer("p", self.name_server.address)
+
+    async def send(self, *messages: Message) -> None:
+        async with self.producer() as producer:
+            for message in messages:
+                await producer.send(message)
+
+    async def close(self) -> None:
+        await self._ends.aclose()
+        while self.brokers:
+            await self.stop()
+
+
+@asynccontextmanager
+async def cluster_in(folder: Path) -> AsyncIterator[Cluster]:
+    """A cluster whose brokers are still to be started."""
+    async with running(folder) as name_server:
+        cluster = Cluster(name_server, folder)
+        try:
+            yield cluster
+        finally:
+            await cluster.close()

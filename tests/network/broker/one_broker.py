@@ -1,0 +1,82 @@
+"""A name server and one broker, whose clock stands still, and which can be killed and started again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from skyroute.broker.broker import Broker
+from skyroute.broker.config import BrokerConfig
+from skyroute.client.consumer import Consumer
+from skyroute.client.subscription import StartPosition
+from skyroute.message.message import StoredMessage
+from skyroute.wire.calls.topics import TopicConfig
+from tests.network.client.consumers import HURRIED
+from tests.support.clock import ManualClock
+from tests.support.disks import read_all
+from tests.support.servers import Running, running
+
+
+@dataclass
+class OneBroker:
+    name_server: Running
+    folder: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+    clock: ManualClock = field(default_factory=ManualClock)
+
+    def __post_init__(self) -> None:
+        self.broker = self._broker()
+
+    def _broker(self) -> Broker:
+        values: dict[str, Any] = {
+            "broker_name": "broker-a",
+            "broker_ip1": "127.0.0.1",
+            "bind_address": "127.0.0.1",
+            "listen_port": 0,
+            "namesrv_addr": self.name_server.address,
+            "store_path_root_dir": str(self.folder / "store"),
+            "broker_config_path": str(self.folder / "broker.properties"),
+            "mapped_file_size_commit_log": 1 << 22,
+            "max_hash_slot_num": 1000,
+            "max_index_num": 4000,
+        }
+        return Broker(BrokerConfig(**(values | self.settings)), clock=self.clock)
+
+    async def start(self) -> None:
+        await self.broker.start()
+        topic = TopicConfig("Orders", 1, 1)
+        self.broker.parts.topics.put(topic)
+        await self.broker.parts.topics.keeper.save()
+        await self.broker.parts.registrar.announce([topic])
+
+    async def restart(self, *, by_force: bool = False) -> None:
+        """Stop the broker, or kill it, and start another one on what it left, at the same port."""
+        port = self.broker.config.listen_port
+        await (self.broker.kill() if by_force else self.broker.stop())
+        self.broker = self._broker()
+        self.broker.config.listen_port = port
+        await self.start()
+
+    @property
+    def address(self) -> str:
+        return self.broker.address
+
+    def consumer(self, group: str = "g", **settings: Any) -> Consumer:
+        return Consumer(group, self.name_server.address, start=StartPosition.FIRST, pace=HURRIED, **settings)
+
+    def stored(self, topic: str = "Orders") -> list[StoredMessage]:
+        return read_all(self.broker.parts.store, topic)
+
+
+@asynccontextmanager
+async def one_broker(folder: Path, **settings: Any) -> AsyncIterator[OneBroker]:
+    async with running(folder) as name_server:
+        place = OneBroker(name_server, folder, settings)
+        await place.start()
+        try:
+            yield place
+        finally:
+            await place.broker.stop()

@@ -1,0 +1,413 @@
+"""A broker's life: its start and what may stand in its way, its end by will and by force, and what outlives it."""
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from skyroute.broker.broker import Broker
+from skyroute.broker.store.errors import StoreDamagedError, StoreError, StoreLockedError
+from skyroute.errors import SkyrouteError
+from skyroute.remoting.errors import BindError
+from skyroute.remoting.tls_settings import TlsClientSettings, TlsMode, TlsSettings
+from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, found_bodies, heartbeat, place, pull, send
+from tests.network.broker.clusters import Cluster
+from tests.support.disks import FullDisk, HastyDisk, StuckDisk
+from tests.support.lines import AsyncLine, eventually
+from tests.support.raw import ClosedError
+
+STOP_S = 4.0
+"""A stop that waits for nobody ends well within it, also on a busy machine."""
+
+
+def free_pair() -> int:
+    """A port that is free, and whose second neighbour below is free too."""
+    while True:
+        with socket.socket() as upper, socket.socket() as lower:
+            upper.bind(("127.0.0.1", 0))
+            port: int = upper.getsockname()[1]
+            try:
+                lower.bind(("127.0.0.1", port - 2))
+            except OSError:
+                continue
+            return port
+
+
+# ---------------------------------------------------------------------------------------------------- what outlives it
+
+
+@pytest.mark.parametrize("by_force", [False, True])
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_what_was_answered_outlives_the_broker(empty_cluster: Cluster, flush: str, by_force: bool) -> None:
+    cluster = empty_cluster
+    await cluster.start(flush_disk_type=flush)
+    line = await cluster.line()
+    assert (await line.call(send("Made", b"1", queue_id=3))).code == 0
+    assert (await line.call(send("Made", b"later", properties={"DELAY": "2"}))).code == 0
+    assert (await line.call(send("Made", b"at its time", properties={"TIMER_DELAY_SEC": "5"}))).code == 0
+    group = {"groupName": "g", "retryMaxTimes": 7, "consumeEnable": True}
+    assert (await line.call(200, body=json.dumps(group).encode())).code == 0
+    order = {"topic": "Made", "group": "g", "timestamp": "-1", "isForce": "true"}
+    assert (await line.call(222, order)).code == 0  # an offset that is saved before it is answered
+    await (cluster.kill() if by_force else cluster.stop())
+    broker = await cluster.start(flush_disk_type=flush)
+    parts = broker.parts
+    assert parts.topics.get("Made") is not None
+    assert cluster.has_route("Made")
+    kept = parts.groups.get("g")
+    assert kept is not None
+    assert kept.retry_times_max == 7
+    assert parts.offsets.of("g", "Made") == {0: 0, 1: 0, 2: 0, 3: 1}
+    assert cluster.stored("Made", 3) == [b"1"]
+    cluster.clock.advance(6)
+    await (cluster.kill() if by_force else cluster.stop())
+    await cluster.start(flush_disk_type=flush)
+    await eventually(lambda: sorted(cluster.stored("Made", 0)) == [b"at its time", b"later"])
+    assert cluster.stored("Made", 3) == [b"1"]
+
+
+async def test_offsets_that_were_committed_outlive_a_stop(cluster: Cluster) -> None:
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    await line.call(heartbeat())
+    for offset in range(1, 4):
+        update = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": str(offset)}
+        assert (await line.call(15, update)).code == 0
+    await cluster.stop()
+    await cluster.start()
+    assert cluster.broker.parts.offsets.get("g", "T", 0) == 3
+
+
+async def test_a_broker_that_was_killed_gives_no_offset_twice(cluster: Cluster) -> None:
+    await cluster.add_topic("T")
+    for start in range(0, 9, 3):
+        line = await cluster.line()
+        for number in range(start, start + 3):
+            answer = await line.call(send(body=b"%d" % number))
+            assert (answer.code, answer.fields["queueOffset"]) == (0, str(number))
+        await cluster.kill()
+        await cluster.start()
+    assert cluster.stored() == [b"%d" % number for number in range(9)]
+
+
+async def test_messages_of_a_topic_deleted_before_a_crash_do_not_come_back(cluster: Cluster) -> None:
+    line = await cluster.line()
+    await line.call(send("Made"))
+    assert (await line.call(215, {"topic": "Made"})).code == 0
+    await cluster.kill()
+    await cluster.start()
+    assert "Made" not in cluster.broker.parts.store.topics()
+
+
+# ----------------------------------------------------------------------------------------------- what stands in its way
+
+
+async def test_a_port_that_is_taken_is_said_and_the_store_left_alone(empty_cluster: Cluster) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BindError, match=f"Failed to bind to 127.0.0.1:{port}: Address already in use"):
+            await empty_cluster.start(listen_port=port)
+    assert not (empty_cluster.folder / "broker-a").exists()
+
+
+async def test_a_store_has_one_broker_at_a_time(cluster: Cluster) -> None:
+    with pytest.raises(StoreLockedError, match="is in use by another broker"):
+        await cluster.start()
+    line = await cluster.line()
+    assert (await line.call(send("Made"))).code == 0
+    await cluster.stop()
+    await cluster.start()
+
+
+@pytest.mark.parametrize("name", ["topics", "subscriptionGroup", "consumerOffset", "delayOffset"])
+@pytest.mark.parametrize("damage", [b"{not json", b"[]", b'{"offsetTable":[1],"topicConfigTable":7}'])
+async def test_a_damaged_file_is_named_and_nothing_changed(empty_cluster: Cluster, name: str, damage: bytes) -> None:
+    cluster = empty_cluster
+    await cluster.start()
+    await cluster.stop()
+    folder = cluster.folder / "broker-a" / "config"
+    for path in (folder / f"{name}.json", folder / f"{name}.json.bak"):
+        path.write_bytes(damage)
+    is_none_of_its_business = name == "subscriptionGroup" and damage.startswith(b'{"o')
+    if is_none_of_its_business:
+        await cluster.start()
+        return
+    with pytest.raises(StoreDamagedError):
+        await cluster.start()
+    assert (folder / f"{name}.json.bak").read_bytes() == damage
+    for path in (folder / f"{name}.json", folder / f"{name}.json.bak"):
+        path.unlink(missing_ok=True)
+    await cluster.start()  # nothing of the failed attempt holds the lock or the port
+
+
+async def test_a_damaged_file_with_a_good_backup_costs_nothing(cluster: Cluster) -> None:
+    await cluster.add_topic("First")
+    await cluster.add_topic("Second")
+    await cluster.stop()
+    (cluster.folder / "broker-a" / "config" / "topics.json").write_bytes(b'{"topicConf')
+    await cluster.start()
+    assert cluster.broker.parts.topics.get("First") is not None
+
+
+async def test_settings_of_other_files_are_refused_and_the_store_let_go(cluster: Cluster) -> None:
+    await (await cluster.line()).call(send("Made"))
+    await cluster.stop()
+    with pytest.raises(StoreError):
+        await cluster.start(mapped_file_size_commit_log=4096)
+    await cluster.start()
+    assert cluster.stored("Made") == [b"body"]
+
+
+async def test_certificates_that_are_missing_are_said_and_the_store_let_go(empty_cluster: Cluster) -> None:
+    tls = TlsSettings(
+        mode=TlsMode.DISABLED,
+        test_mode=False,
+        client=TlsClientSettings(enabled=True, trust_cert_path="nowhere.pem", auth_server=True),
+    )
+    with pytest.raises(SkyrouteError, match=r"nowhere\.pem"):
+        await empty_cluster.start(tls=tls)
+    await empty_cluster.start()
+
+
+# ------------------------------------------------------------------------------------------------------- a second port
+
+
+async def test_a_second_port_takes_sends_and_lets_nobody_wait(empty_cluster: Cluster) -> None:
+    port = free_pair()
+    await empty_cluster.start(listen_port=port)
+    line = await empty_cluster.line(address=f"127.0.0.1:{port - 2}")
+    assert (await line.call(send("Made"))).code == 0
+    for code in (11, 361):
+        answer = await line.call(pull("Made", code=code))
+        assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
+    assert (await line.call(heartbeat())).code == 0
+    line.abort()
+    await eventually(lambda: empty_cluster.broker.parts.members.consumers("g") is None)
+    await empty_cluster.stop()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port - 2)
+
+
+async def test_without_the_second_port_a_broker_serves_at_the_first(
+    empty_cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = free_pair()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port - 2))
+        taken.listen()
+        await empty_cluster.start(listen_port=port)
+    assert f"no second port for sends port={port - 2}" in caplog.text
+    assert (await (await empty_cluster.line()).call(send("Made"))).code == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- its end
+
+
+async def test_a_stop_does_not_wait_for_those_who_wait(cluster: Cluster) -> None:
+    await cluster.add_topic("T")
+    lines = [await cluster.line() for _ in range(3)]
+    for line in lines:
+        await line.send(pull(flag=SUSPEND | SUBSCRIPTION))
+    await eventually(lambda: len(cluster.broker.parts.parked) == 3)
+    async with asyncio.timeout(STOP_S):
+        await cluster.stop()
+    for line in lines:
+        with pytest.raises(ClosedError):
+            await line.receive()
+
+
+async def test_what_was_taken_before_a_stop_is_there_after_it(cluster: Cluster) -> None:
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    sent = [await line.send(send(body=b"%d" % number)) for number in range(200)]
+    assert (await line.answer(sent[0])).code == 0
+    async with asyncio.timeout(STOP_S):
+        await cluster.stop()
+    answered = await _answered(line)
+    await cluster.start()
+    stored = cluster.stored()
+    assert stored == [b"%d" % number for number in range(len(stored))]
+    assert len(stored) > answered
+
+
+async def _answered(line: AsyncLine) -> int:
+    await line.until_closed()
+    return sum(1 for stray in line.strays if stray.is_reply and stray.code == 0)
+
+
+async def test_sends_that_wait_for_the_disk_are_answered_before_a_stop_ends(empty_cluster: Cluster) -> None:
+    cluster, disk = empty_cluster, StuckDisk()
+    broker = await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    disk.stick()
+    sent = await line.send(send(body=b"1"))
+    await eventually(lambda: broker.parts.store.max_position > 0)
+    stopping = asyncio.ensure_future(cluster.stop())
+    await eventually(lambda: not cluster.has_route("T"))
+    disk.move()
+    async with asyncio.timeout(STOP_S):
+        await stopping
+    assert (await line.answer(sent)).code == 0
+    await cluster.start()
+    assert cluster.stored() == [b"1"]
+
+
+async def test_a_broker_can_be_stopped_after_it_was_killed_and_more_than_once(cluster: Cluster) -> None:
+    broker = cluster.broker
+    await cluster.kill()
+    await broker.stop()
+    await broker.kill()
+    await cluster.start()
+    broker = cluster.broker
+    await cluster.stop()
+    await broker.stop()
+    await broker.kill()
+
+
+async def test_a_broker_that_never_started_can_be_stopped(empty_cluster: Cluster) -> None:
+    broker = Broker(empty_cluster.config())
+    assert repr(broker) == "<Broker broker-a not running>"
+    await broker.stop()
+    await broker.kill()
+
+
+async def test_name_servers_forget_a_broker_that_stops_and_not_one_that_dies(cluster: Cluster) -> None:
+    await cluster.add_topic("T")
+    await cluster.kill()
+    await asyncio.sleep(0)
+    again = await cluster.start()
+    assert cluster.has_route("T")
+    await cluster.stop(again)
+    assert not cluster.has_route("T")
+
+
+class SlowJson(HastyDisk):
+    """Lets the first table that is replaced wait until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.stuck = StuckDisk()
+        self.replaced: list[str] = []
+
+    def replace(self, source: Path, target: Path) -> None:
+        if target.name == "consumerOffset.json":
+            self.stuck.sync(0)
+            self.replaced.append(source.read_text())
+        super().replace(source, target)
+
+
+@pytest.mark.parametrize("by_force", [False, True])
+async def test_a_table_being_written_at_the_end_does_not_overwrite_a_newer_one(
+    empty_cluster: Cluster, by_force: bool
+) -> None:
+    cluster, disk = empty_cluster, SlowJson()
+    broker = await cluster.start(disk=disk)
+    offsets = broker.parts.offsets
+    disk.stuck.stick()
+    offsets.commit("g", "T", 0, 1)
+    saving = asyncio.ensure_future(offsets.keeper.save())
+    await eventually((cluster.folder / "broker-a" / "config" / "consumerOffset.json.tmp").exists)
+    offsets.commit("g", "T", 0, 2)
+    ending = asyncio.ensure_future(cluster.kill() if by_force else cluster.stop())
+    await eventually(lambda: broker._parts is None)
+    disk.stuck.move()
+    await ending
+    await saving
+    contents = [text.partition('"offsetTable":')[2] for text in disk.replaced]
+    assert contents == ['{"T@g":{0:1}}}', '{"T@g":{0:2}}}'][: 1 if by_force else 2]
+    again = await cluster.start()
+    assert again.parts.offsets.get("g", "T", 0) == (1 if by_force else 2)
+
+
+async def test_one_table_that_cannot_be_saved_keeps_no_other_from_it(cluster: Cluster) -> None:
+    class NoTopics(HastyDisk):
+        def replace(self, source: Path, target: Path) -> None:
+            if target.name == "topics.json":
+                raise StoreError("not this one")
+            super().replace(source, target)
+
+    await cluster.stop()
+    broker = await cluster.start(disk=NoTopics())
+    broker.parts.topics.keeper.touch()
+    broker.parts.offsets.commit("g", "T", 0, 2)
+    cluster.brokers.remove(broker)
+    with pytest.raises(StoreError, match="not this one"):
+        await broker.stop()
+    again = await cluster.start()
+    assert again.parts.offsets.get("g", "T", 0) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- a full disk
+
+
+@pytest.mark.usefixtures("expects_errors")
+async def test_a_full_disk_refuses_sends_and_serves_everything_else(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    await line.call(send(body=b"1"))
+    store = cluster.broker.parts.store
+    used: dict[str, float] = {"ratio": 0.95}
+    monkeypatch.setattr(store._disk, "used_ratio", lambda _folder: used["ratio"])
+    cluster.broker.parts.retention.clean()
+    for request in (send(), send(code=10), send(properties={"DELAY": "1"}), send("%RETRY%g")):
+        answer = await line.call(request)
+        assert answer.code == 14
+        assert (answer.remark or "").startswith("service not available now.")
+        assert "disk is full [0.95]" in (answer.remark or "")
+    assert (await line.call(heartbeat())).code == 0
+    answer = await line.call(pull())
+    assert (found_bodies(answer), place(answer)) == ([b"1"], [1, 0, 1, 0])
+    used["ratio"] = 0.5
+    cluster.broker.parts.retention.clean()
+    assert (await line.call(send(body=b"2"))).code == 0
+    assert "the disk is 95 % full: messages are refused until there is room" in caplog.text
+    assert "the disk has room again" in caplog.text
+
+
+async def test_a_message_that_has_no_room_is_refused_and_the_next_that_has_is_taken(empty_cluster: Cluster) -> None:
+    cluster, disk = empty_cluster, FullDisk()
+    await cluster.start(disk=disk, mapped_file_size_commit_log=1 << 16)
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    taken = 0
+    disk.is_full = True
+    codes: list[int] = []
+    while 14 not in codes:
+        codes.append((await line.call(send(body=bytes(9_000)))).code)
+        taken += codes[-1] == 0
+        assert len(codes) < 20
+    assert set(codes[:-1]) <= {0}
+    assert len(await _pulled(line)) == taken
+    disk.is_full = False
+    assert (await line.call(send(body=b"room"))).code == 0
+    assert (await _pulled(line))[-1] == b"room"
+
+
+async def _pulled(line: AsyncLine) -> list[bytes]:
+    return found_bodies(await line.call(pull(count=100, maxMsgBytes=str(1 << 22))))
+
+
+# ------------------------------------------------------------------------------------------------------------ settings
+
+
+async def test_settings_that_can_change_do_so_at_once_and_the_others_say_that_they_wait(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = await cluster.line()
+    late = send("T", properties={"TIMER_DELAY_SEC": "20"})
+    await cluster.add_topic("T")
+    changes = b"timerMaxDelaySec=10\nsyncFlushTimeout=7\nmaxMessageSize=100\nregionId=elsewhere\n"
+    assert (await line.call(25, body=changes)).code == 0
+    assert (await line.call(late)).code == 13
+    assert (await line.call(send("T", bytes(101)))).code == 13
+    assert (await line.call(send("T"))).fields["MSG_REGION"] == "DefaultRegion"
+    assert cluster.broker.parts.flushing._timeout_s() == 0.007
+    assert "settings take effect after a restart keys=regionId" in caplog.text
+    assert (await line.call(25, body=b"timerMaxDelaySec=30\n")).code == 0
+    assert (await line.call(late)).code == 0

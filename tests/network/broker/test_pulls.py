@@ -1,0 +1,439 @@
+"""Pulls: what is given, what is refused, and what those who wait are told, and when."""
+
+from typing import Any
+
+import pytest
+
+from skyroute.broker import parked_pulls
+from skyroute.broker.handlers.pull import SUSPEND_MS_MAX
+from skyroute.wire.calls.groups import GroupConfig
+from skyroute.wire.calls.topics import TopicConfig
+from tests.network.broker.calls import (
+    COMMIT,
+    LITE,
+    SUBSCRIPTION,
+    SUSPEND,
+    found,
+    found_bodies,
+    heartbeat,
+    java_hash,
+    place,
+    pull,
+    send,
+)
+from tests.network.broker.clusters import Cluster
+from tests.support.lines import AsyncLine, eventually
+from tests.support.raw import Command, Form, Request
+
+WAITING = SUSPEND | SUBSCRIPTION
+
+
+@pytest.fixture
+async def cluster(cluster: Cluster) -> Cluster:
+    await cluster.add_topic("T", 2)
+    return cluster
+
+
+async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0) -> None:
+    """Store messages with these tags, which are their bodies as well."""
+    for tag in tags:
+        properties = {"TAGS": tag, "length": str(len(tag))}
+        assert (await line.call(send(topic, tag.encode(), queue_id=queue_id, properties=properties))).code == 0
+
+
+async def park(cluster: Cluster, line: AsyncLine, request: Request) -> int:
+    """Have a pull wait; gives its number."""
+    waiting = len(cluster.broker.parts.parked)
+    opaque = await line.send(request)
+    await eventually(lambda: len(cluster.broker.parts.parked) == waiting + 1)
+    return opaque
+
+
+def expire(cluster: Cluster, seconds: float) -> None:
+    cluster.clock.advance(seconds)
+    cluster.broker.parts.parked.expire(cluster.clock.monotonic())
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+@pytest.mark.parametrize("form", ["json", "binary"])
+@pytest.mark.parametrize("code", [11, 361])
+async def test_messages_are_given_in_order(cluster: Cluster, code: int, form: Form) -> None:
+    line = await cluster.line(form=form)
+    await fill(line, "a", "b", "c")
+    answer = await line.call(pull(offset=1, code=code, flag=SUBSCRIPTION | LITE))
+    assert (answer.code, answer.remark, answer.form) == (0, "FOUND", form)
+    assert place(answer) == [3, 0, 3, 0]
+    assert [(one.body, one.queue_offset) for one in found(answer)] == [(b"b", 1), (b"c", 2)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "queue_id", "code", "remark", "offsets"),
+    [
+        (3, 0, 19, "OFFSET_OVERFLOW_ONE", [3, 0, 3, 0]),
+        (4, 0, 21, "OFFSET_OVERFLOW_BADLY", [3, 0, 3, 0]),
+        (1 << 62, 0, 21, "OFFSET_OVERFLOW_BADLY", [3, 0, 3, 0]),
+        (-1, 0, 21, "OFFSET_TOO_SMALL", [0, 0, 3, 0]),
+        (0, 1, 19, "NO_MESSAGE_IN_QUEUE", [0, 0, 0, 0]),
+        (5, 1, 21, "NO_MESSAGE_IN_QUEUE", [0, 0, 0, 0]),
+        (-1, 1, 21, "NO_MESSAGE_IN_QUEUE", [0, 0, 0, 0]),
+    ],
+)
+async def test_offsets_where_nothing_is(
+    cluster: Cluster, line: AsyncLine, offset: int, queue_id: int, code: int, remark: str, offsets: list[int]
+) -> None:
+    await fill(line, "a", "b", "c")
+    answer = await line.call(pull(offset=offset, queue_id=queue_id))
+    assert (answer.code, answer.remark, place(answer), answer.body) == (code, remark, offsets, b"")
+
+
+async def test_what_has_expired_is_skipped(empty_cluster: Cluster) -> None:
+    cluster = empty_cluster
+    await cluster.start(mapped_file_size_commit_log=4096, file_reserved_time=1)
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    for _ in range(3):
+        await line.call(send(body=bytes(3000)))
+    cluster.clock.advance(2 * 3600)
+    await line.call(send(body=b"young"))
+    assert (await line.call(329)).code == 0
+    answer = await line.call(pull(offset=0))
+    assert (answer.code, answer.remark) == (21, "OFFSET_TOO_SMALL")
+    start = place(answer)[0]
+    assert place(answer) == [start, start, 4, 0]
+    assert 0 < start <= 3
+    assert found_bodies(await line.call(pull(offset=start)))[-1] == b"young"
+
+
+async def test_a_group_that_was_sent_elsewhere_is_told_once(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, "a", "b", "c")
+    cluster.broker.parts.offsets.reset("g", "T", 0, 1)
+    answer = await line.call(pull(offset=3, flag=SUBSCRIPTION | COMMIT, commit=3))
+    assert (answer.code, answer.remark, place(answer)) == (21, "OFFSET_RESET", [1, 0, 3, 0])
+    assert cluster.broker.parts.offsets.get("g", "T", 0) == 1
+    assert (await line.call(pull(offset=3))).code == 19
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def _forbid_group(cluster: Cluster) -> None:
+    cluster.broker.parts.groups.put(GroupConfig("g", enabled=False))
+
+
+def _forbid_topic(cluster: Cluster) -> None:
+    cluster.broker.parts.topics.put(TopicConfig("T", 2, 2, 2))
+
+
+def _forbid_broker(cluster: Cluster) -> None:
+    cluster.broker.config.broker_permission = 2
+
+
+def _forbid_lite(cluster: Cluster) -> None:
+    cluster.broker.config.lite_pull_message_enable = False
+
+
+def _know_no_groups(cluster: Cluster) -> None:
+    cluster.broker.config.auto_create_subscription_group = False
+
+
+def _forbid_conditions(cluster: Cluster) -> None:
+    cluster.broker.config.enable_property_filter = False
+
+
+@pytest.mark.parametrize(
+    ("forbid", "request_", "code", "kind", "text"),
+    [
+        (_forbid_broker, pull(), 16, "1", "the broker[127.0.0.1] pulling message is forbidden"),
+        (_forbid_lite, pull(code=361), 16, "1", "the broker[127.0.0.1] for lite pull consumer is forbidden"),
+        (_know_no_groups, pull(group="new"), 26, None, "subscription group [new] does not exist, create it with"),
+        (_forbid_group, pull(), 16, "2", "subscription group no permission, g"),
+        (None, pull("Nothing"), 17, None, "topic[Nothing] not exist, apply first please!"),
+        (_forbid_topic, pull(), 16, "3", "the topic[T] pulling message is forbidden"),
+        (None, pull(queue_id=2), 29, None, "queueId[2] is illegal, topic:[T] topicConfig.readQueueNums:[2] consumer:["),
+        (None, pull(queue_id=-1), 29, None, "queueId[-1] is illegal, topic:[T] topicConfig.readQueueNums:[2]"),
+        (None, pull(expression="||"), 23, None, "parse the consumer's subscription failed"),
+        (None, pull(expression="a >", kind="SQL92"), 23, None, ""),
+        (None, pull(expression="x", kind="XPATH"), 23, None, "there is no filter of type 'XPATH'"),
+        (
+            _forbid_conditions,
+            pull(expression="a > 1", kind="SQL92"),
+            1,
+            None,
+            "The broker does not support consumer to",
+        ),
+        (None, pull(flag=0), 24, None, "the consumer's group info not exist"),
+    ],
+)
+async def test_pulls_that_are_refused(
+    cluster: Cluster, line: AsyncLine, forbid: Any, request_: Request, code: int, kind: str | None, text: str
+) -> None:
+    if forbid is not None:
+        forbid(cluster)
+    answer = await line.call(request_)
+    assert answer.code == code, answer
+    assert (answer.remark or "").startswith(text)
+    assert answer.remark
+    assert answer.fields.get("forbiddenType") == kind
+
+
+async def test_a_group_must_have_said_what_it_wants(cluster: Cluster, line: AsyncLine) -> None:
+    await line.call(heartbeat("g", "Other"))
+    answer = await line.call(pull(flag=0))
+    assert (answer.code, answer.remark) == (24, "the consumer's subscription not exist")
+    await line.call(heartbeat("g", "T", version=5))
+    answer = await line.call(pull(flag=0, version=6))
+    assert (answer.code, answer.remark) == (25, "the consumer's subscription not latest")
+    assert (await line.call(pull(flag=0, version=5))).code == 19
+
+
+async def test_a_group_may_not_broadcast_where_that_is_forbidden(cluster: Cluster, line: AsyncLine) -> None:
+    cluster.broker.parts.groups.put(GroupConfig("g", broadcast=False))
+    await line.call(heartbeat(messageModel="BROADCASTING"))
+    answer = await line.call(pull(flag=0))
+    text = "the consumer group[g] can not consume by broadcast way"
+    assert (answer.code, answer.remark, answer.fields["forbiddenType"]) == (16, text, "4")
+
+
+async def test_a_group_may_be_kept_from_one_topic(cluster: Cluster, line: AsyncLine) -> None:
+    await line.call(heartbeat())
+    order = {"group": "g", "topic": "T", "readable": "false"}
+    assert (await line.call(353, order)).code == 0
+    answer = await line.call(pull(flag=0))
+    text = "the consumer group[g] is forbidden for topic[T]"
+    assert (answer.code, answer.remark, answer.fields["forbiddenType"]) == (16, text, "5")
+
+
+@pytest.mark.parametrize(
+    "missing", ["consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag", "suspendTimeoutMillis"]
+)
+async def test_a_field_that_is_missing_is_named(line: AsyncLine, missing: str) -> None:
+    request = pull(flag=WAITING)
+    fields = {name: value for name, value in request.fields.items() if name != missing}
+    answer = await line.call(11, fields)
+    assert (answer.code, answer.remark) == (1, f"{missing} is required")
+
+
+# ------------------------------------------------------------------------------------------------------------- filters
+
+
+async def test_only_wanted_tags_are_given_and_the_others_passed_over(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, "a", "b", "c", "a", "b")
+    answer = await line.call(pull(expression="a || c"))
+    assert (found_bodies(answer), place(answer)) == ([b"a", b"c", b"a"], [5, 0, 5, 0])
+    answer = await line.call(pull(offset=1, expression="nothing"))
+    assert (answer.code, answer.remark, place(answer)) == (20, "NO_MATCHED_MESSAGE", [5, 0, 5, 0])
+
+
+async def test_tags_of_equal_hash_are_told_apart_by_the_consumer(cluster: Cluster, line: AsyncLine) -> None:
+    assert java_hash("Aa") == java_hash("BB")
+    await fill(line, "Aa", "BB", "CC")
+    assert found_bodies(await line.call(pull(expression="Aa"))) == [b"Aa", b"BB"]
+
+
+async def test_only_what_fulfils_a_condition_is_given(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, "a", "bb", "ccc")
+    answer = await line.call(pull(expression="length >= 2 AND TAGS <> 'ccc'", kind="SQL92"))
+    assert (found_bodies(answer), place(answer)) == ([b"bb"], [3, 0, 3, 0])
+    answer = await line.call(pull(expression="length > 5", kind="SQL92"))
+    assert (answer.code, place(answer)) == (20, [3, 0, 3, 0])
+
+
+async def test_the_heartbeat_says_what_a_group_wants(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, "a", "b", "c")
+    await line.call(heartbeat(expression="b || c"))
+    assert found_bodies(await line.call(pull(flag=0))) == [b"b", b"c"]
+
+
+# -------------------------------------------------------------------------------------------------------------- limits
+
+
+async def test_no_more_messages_are_given_than_asked_for(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, *"abcde")
+    answer = await line.call(pull(offset=1, count=2))
+    assert (found_bodies(answer), place(answer)) == ([b"b", b"c"], [3, 0, 5, 0])
+    for count in (0, -1):
+        assert found_bodies(await line.call(pull(count=count))) == [b"a"]
+    cluster.broker.config.max_transfer_count_on_message_in_memory = 3
+    assert found_bodies(await line.call(pull(count=1000))) == [b"a", b"b", b"c"]
+
+
+async def test_no_more_bytes_are_given_than_allowed_but_one_message_at_least(cluster: Cluster, line: AsyncLine) -> None:
+    for _ in range(3):
+        await line.call(send(body=bytes(1000)))
+    size = len((await line.call(pull(count=1))).body)
+    cluster.broker.config.max_transfer_bytes_on_message_in_memory = 2 * size
+    assert len(found(await line.call(pull(maxMsgBytes="100000")))) == 2
+    cluster.broker.config.max_transfer_bytes_on_message_in_memory = 1
+    assert len(found(await line.call(pull()))) == 1
+
+
+async def test_a_pull_commits_where_its_group_is_if_it_says_so(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, "a", "b")
+    await line.call(pull(offset=1, commit=1))
+    assert cluster.broker.parts.offsets.get("g", "T", 0) is None
+    await line.call(pull(offset=1, commit=1, flag=SUBSCRIPTION | COMMIT))
+    assert cluster.broker.parts.offsets.get("g", "T", 0) == 1
+    await park(cluster, line, pull(offset=2, commit=2, flag=WAITING | COMMIT))
+    assert cluster.broker.parts.offsets.get("g", "T", 0) == 2
+    cluster.broker.parts.offsets.commit("g", "T", 0, 7)
+    await fill(await cluster.line(), "c")
+    await line.receive()
+    assert cluster.broker.parts.offsets.get("g", "T", 0) == 7
+
+
+async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncLine) -> None:
+    await line.call(pull(commit=5, flag=COMMIT))
+    await line.call(pull(queue_id=9, commit=5, flag=SUBSCRIPTION | COMMIT))
+    assert cluster.broker.parts.offsets.get("g", "T", 0) is None
+    assert cluster.broker.parts.offsets.get("g", "T", 9) is None
+
+
+# ------------------------------------------------------------------------------------------------------------- waiting
+
+
+async def test_a_message_wakes_those_who_wait_at_its_queue(cluster: Cluster, line: AsyncLine) -> None:
+    waiting = [await park(cluster, line, pull(group=group, flag=WAITING)) for group in ("g", "h")]
+    elsewhere = await park(cluster, line, pull(queue_id=1, flag=WAITING))
+    await fill(await cluster.line(), "a")
+    for opaque in waiting:
+        answer = await line.answer(opaque)
+        assert (answer.code, found_bodies(answer), place(answer)) == (0, [b"a"], [1, 0, 1, 0])
+    assert len(cluster.broker.parts.parked) == 1
+    await fill(await cluster.line(), "b", queue_id=1)
+    assert found_bodies(await line.answer(elsewhere)) == [b"b"]
+    assert len(cluster.broker.parts.parked) == 0
+
+
+async def test_messages_of_one_batch_wake_once_and_come_together(cluster: Cluster, line: AsyncLine) -> None:
+    waiting = await park(cluster, line, pull(flag=WAITING))
+    sender = await cluster.line()
+    sent = [await sender.send(send(body=b"%d" % number)) for number in range(3)]
+    answer = await line.answer(waiting)
+    assert found_bodies(answer)[0] == b"0"
+    assert [(await sender.answer(opaque)).code for opaque in sent] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["TAG", "SQL92"])
+async def test_what_does_not_match_wakes_nobody_and_is_not_looked_at_again(
+    cluster: Cluster, line: AsyncLine, kind: str
+) -> None:
+    expression = "wanted" if kind == "TAG" else "TAGS = 'wanted'"
+    waiting = await park(cluster, line, pull(flag=WAITING, expression=expression, kind=kind))
+    sender = await cluster.line()
+    await fill(sender, "other", "another")
+    assert (await sender.call(pull(offset=2))).code == 19  # whoever was woken has been answered by now
+    assert len(cluster.broker.parts.parked) == 1
+    expire(cluster, 16)
+    answer = await line.answer(waiting)
+    assert (answer.code, place(answer)) == (19, [2, 0, 2, 0])
+    waiting = await park(cluster, line, pull(offset=2, flag=WAITING, expression=expression, kind=kind))
+    await fill(sender, "other", "wanted")
+    answer = await line.answer(waiting)
+    assert (found_bodies(answer), place(answer)) == ([b"wanted"], [4, 0, 4, 0])
+
+
+async def test_nothing_is_what_those_get_who_waited_in_vain(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, "a")
+    waiting = await park(cluster, line, pull(offset=1, flag=WAITING, suspend_ms=3_000))
+    expire(cluster, 2.5)
+    assert len(cluster.broker.parts.parked) == 1
+    expire(cluster, 1)
+    answer = await line.answer(waiting)
+    assert (answer.code, answer.remark, place(answer)) == (19, "OFFSET_OVERFLOW_ONE", [1, 0, 1, 0])
+    assert len(cluster.broker.parts.parked) == 0
+
+
+@pytest.mark.parametrize("suspend_ms", [SUSPEND_MS_MAX + 1, (1 << 63) - 1])
+async def test_nobody_waits_for_ever(cluster: Cluster, line: AsyncLine, suspend_ms: int) -> None:
+    waiting = await park(cluster, line, pull(flag=WAITING, suspend_ms=suspend_ms))
+    expire(cluster, SUSPEND_MS_MAX / 1000 + 0.5)
+    assert (await line.answer(waiting)).code == 19
+
+
+@pytest.mark.parametrize("suspend_ms", [0, -5])
+async def test_who_does_not_want_to_wait_is_answered_at_once(line: AsyncLine, suspend_ms: int) -> None:
+    assert (await line.call(pull("TBW102", flag=WAITING, suspend_ms=suspend_ms))).code == 19
+    assert (await line.call(pull("TBW102", flag=SUBSCRIPTION))).code == 19
+
+
+async def test_long_waits_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
+    cluster.broker.config.long_polling_enable = False
+    waiting = await park(cluster, line, pull(flag=WAITING))
+    expire(cluster, 1.5)
+    assert (await line.answer(waiting)).code == 19
+
+
+async def test_who_waits_is_told_at_once_that_the_group_was_sent_elsewhere(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, "a", "b")
+    waiting = await park(cluster, line, pull(offset=2, flag=WAITING))
+    other = await park(cluster, line, pull(offset=2, group="h", flag=WAITING))
+    order = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
+    assert (await (await cluster.line()).call(222, order)).code == 0
+    answer = await line.answer(waiting)
+    assert (answer.code, answer.remark, place(answer)) == (21, "OFFSET_RESET", [0, 0, 2, 0])
+    assert len(cluster.broker.parts.parked) == 1
+    expire(cluster, 16)
+    assert (await line.answer(other)).code == 19
+
+
+async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -> None:
+    gone = await cluster.line()
+    await park(cluster, line, pull(flag=WAITING))
+    for queue_id in (0, 1):
+        await park(cluster, gone, pull(queue_id=queue_id, flag=WAITING))
+    gone.abort()
+    await eventually(lambda: len(cluster.broker.parts.parked) == 1)
+    await fill(await cluster.line(), "a")
+    assert found_bodies(await line.receive()) == [b"a"]
+
+
+async def test_where_too_many_wait_the_next_one_is_answered_at_once(
+    cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parked_pulls, "PARKED_MAX", 2)
+    for _ in range(2):
+        await park(cluster, line, pull(flag=WAITING))
+    assert (await line.call(pull(flag=WAITING))).code == 19
+    assert len(cluster.broker.parts.parked) == 2
+
+
+async def woken(cluster: Cluster, line: AsyncLine, opaque: int) -> Command:
+    await fill(await cluster.line(), "new")
+    return await line.answer(opaque)
+
+
+async def test_a_group_that_wants_more_by_now_gets_it_though_it_waited_for_less(
+    cluster: Cluster, line: AsyncLine
+) -> None:
+    await line.call(heartbeat(expression="old", version=1))
+    waiting = await park(cluster, line, pull(flag=SUSPEND, version=1))
+    await line.call(heartbeat(expression="old || new", version=2))
+    answer = await woken(cluster, line, waiting)
+    assert (answer.code, found_bodies(answer)) == (0, [b"new"])
+
+
+async def test_who_waits_is_given_nothing_that_was_forbidden_meanwhile(cluster: Cluster, line: AsyncLine) -> None:
+    waiting = await park(cluster, line, pull(flag=WAITING))
+    _forbid_group(cluster)
+    answer = await woken(cluster, line, waiting)
+    assert (answer.code, answer.fields["forbiddenType"], answer.body) == (16, "2", b"")
+
+
+async def test_who_waits_at_a_topic_that_goes_is_told_so(cluster: Cluster, line: AsyncLine) -> None:
+    await fill(line, "a")
+    waiting = await park(cluster, line, pull(offset=1, flag=WAITING))
+    assert (await (await cluster.line()).call(215, {"topic": "T"})).code == 0
+    expire(cluster, 16)
+    assert (await line.answer(waiting)).code == 17
+
+
+async def test_two_who_wait_one_of_whom_is_refused_do_not_hinder_each_other(cluster: Cluster, line: AsyncLine) -> None:
+    await line.call(heartbeat("h"))
+    refused = await park(cluster, line, pull(group="h", flag=SUSPEND))
+    served = await park(cluster, line, pull(flag=WAITING))
+    await line.call(35, {"clientID": "10.0.0.1@1#2", "consumerGroup": "h"})
+    await fill(await cluster.line(), "a")
+    assert (await line.answer(refused)).code == 24
+    assert found_bodies(await line.answer(served)) == [b"a"]

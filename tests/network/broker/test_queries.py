@@ -1,0 +1,119 @@
+"""What people ask a running broker, through our own client for administrators."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from skyroute.client.admin import Admin
+from skyroute.client.consumer import Consumer
+from skyroute.client.errors import BrokerRefusedError
+from skyroute.client.producer import Producer
+from skyroute.client.results import SendResult
+from skyroute.message.message import Message, StoredMessage
+from skyroute.wire.calls.consumers import ConsumeResult
+from skyroute.wire.calls.query import UnitsQuery, encode_units_query
+from skyroute.wire.calls.settings import decode_broker_stats, encode_broker_stats_query
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import Request
+from tests.network.broker.one_broker import OneBroker, one_broker
+from tests.network.client.consumers import Inbox
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[OneBroker]:
+    async with one_broker(tmp_path) as place:
+        yield place
+
+
+@pytest.fixture
+async def admin(place: OneBroker) -> AsyncIterator[Admin]:
+    async with Admin(place.name_server.address) as admin:
+        yield admin
+
+
+async def send(place: OneBroker, *messages: Message) -> list[SendResult]:
+    async with Producer("p", place.name_server.address) as producer:
+        return [await producer.send(message) for message in messages]
+
+
+async def consume(place: OneBroker, ends: AsyncExitStack, count: int) -> tuple[Consumer, Inbox]:
+    inbox = Inbox()
+    consumer = place.consumer()
+    consumer.on("Orders")(inbox)
+    await ends.enter_async_context(consumer)
+    await inbox.until(count)
+    return consumer, inbox
+
+
+async def test_messages_are_found_by_key_id_and_place(place: OneBroker, admin: Admin) -> None:
+    first, second = await send(
+        place, Message("Orders", b"one", keys=("red", "blue")), Message("Orders", b"two", keys="blue")
+    )
+    found = await admin.messages_by_key("Orders", "blue")
+    assert sorted(message.body for message in found) == [b"one", b"two"]
+    assert [message.body for message in await admin.messages_by_unique_id("Orders", second.message_id)] == [b"two"]
+    assert (await admin.find_message("Orders", first.offset_id)).body == b"one"
+    assert (await admin.message_at(first.queue, 1)).body == b"two"
+
+
+async def test_a_queues_own_view_of_its_messages_is_shown(place: OneBroker, admin: Admin) -> None:
+    await send(place, Message("Orders", b"one", tag="a"), Message("Orders", b"two"))
+    answer = await admin.session.ask(place.address, encode_units_query(UnitsQuery("Orders", 0, 0, 10)))
+    assert answer.body.count(b'"physicOffset"') == 2
+
+
+async def test_settings_are_read_and_changed(place: OneBroker, admin: Admin) -> None:
+    told = await admin.broker_settings(broker=place.address)
+    (settings,) = told.by_address.values()
+    assert settings["brokerName"] == "broker-a"
+    await admin.update_broker_settings({"transactionCheckMax": "4"}, broker=place.address)
+    assert place.broker.config.transaction_check_max == 4
+    with pytest.raises(BrokerRefusedError):
+        await admin.update_broker_settings({"configBlackList": "x"}, broker=place.address)
+
+
+async def test_a_broker_that_takes_no_more_messages_has_no_route_to_write(place: OneBroker, admin: Admin) -> None:
+    await admin.update_broker_settings({"brokerPermission": "4"}, broker=place.address)
+    assert place.name_server.server.table.queues_of("broker-a")["Orders"].permission == 4
+
+
+async def test_the_state_and_the_counts_show_what_passed(place: OneBroker, admin: Admin) -> None:
+    await send(place, *(Message("Orders", b"x") for _ in range(5)))
+    async with AsyncExitStack() as ends:
+        await consume(place, ends, 5)
+        state = await admin.broker_state(place.address)
+        assert int(state["msgPutTotalTodayNow"]) >= 5
+        assert int(state["msgGetTotalTodayNow"]) >= 5
+        for name, key, count in (("TOPIC_PUT_NUMS", "Orders", 5), ("GROUP_GET_NUMS", "Orders@g", 5)):
+            answer = await admin.session.ask(place.address, encode_broker_stats_query(name, key))
+            assert decode_broker_stats(answer.body).day.sum == count
+
+
+async def test_a_consumer_tells_of_itself_through_the_broker(place: OneBroker, admin: Admin) -> None:
+    await send(place, Message("Orders", b"x"))
+    async with AsyncExitStack() as ends:
+        consumer, _ = await consume(place, ends, 1)
+        client_id = consumer.session.client_id
+        running = await admin.running_consumer("g", client_id)
+        assert [queue.topic for queue in running.queues if queue.topic == "Orders"] == ["Orders"]
+        asked = Request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "Orders", "group": "g"})
+        answer = await admin.session.ask(place.address, asked)
+        assert f'"{client_id}"'.encode() in answer.body
+    with pytest.raises(BrokerRefusedError, match="not online") as refused:
+        await admin.session.ask(
+            place.address,
+            Request(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "g", "clientId": client_id}),
+        )
+    assert refused.value.code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_a_consumer_handles_one_message_at_an_operators_word(place: OneBroker, admin: Admin) -> None:
+    (sent,) = await send(place, Message("Orders", b"again"))
+    async with AsyncExitStack() as ends:
+        consumer, inbox = await consume(place, ends, 1)
+        message: StoredMessage = await admin.find_message("Orders", sent.offset_id)
+        outcome = await admin.consume_directly("g", consumer.session.client_id, message)
+        assert outcome.result is ConsumeResult.SUCCESS
+        assert await inbox.until(2) == [b"again", b"again"]

@@ -1,0 +1,347 @@
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.identity import Identity
+from skyroute.broker.registrar import ANNOUNCED_MAX, COMPRESS_FROM_BYTES, IN_THREAD_FROM, Registrar
+from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.topics import Topics
+from skyroute.remoting.tls import client_context
+from skyroute.remoting.tls_settings import TlsClientSettings
+from skyroute.routing.topology import Permission
+from skyroute.wire.calls.topics import TopicConfig
+from tests.network.cluster import addresses, permissions, topics
+from tests.support.clock import ManualClock
+from tests.support.lines import line_to
+from tests.support.raw import Command, Request, decode, encode
+from tests.support.servers import Running, running
+
+CLUSTER = "DefaultCluster"
+BROKER = "broker-a"
+ADDRESS = "10.0.0.1:10911"
+REGISTER, GOODBYE, QUERY_VERSION, HEARTBEAT = 103, 104, 322, 904
+NOBODY = "127.0.0.1:1"
+
+
+@dataclass(slots=True)
+class Broker:
+    """The part of a broker that registers."""
+
+    registrar: Registrar
+    topics: Topics
+    config: BrokerConfig
+    clock: ManualClock
+
+    async def create(self, *names: str) -> None:
+        created = [self.topics.create(TopicConfig(name, 4, 4)) for name in names]
+        await self.registrar.announce(created)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass, and what is due begin."""
+        self.registrar.tick(self.clock.advance(seconds))
+
+
+@asynccontextmanager
+async def broker_at(*name_servers: str, folder: Path, tls: Any = None, **settings: Any) -> AsyncIterator[Broker]:
+    """A broker that was started, and is stopped at the end."""
+    config = BrokerConfig(broker_name=BROKER, store_path_root_dir=str(folder / "store"), **settings)
+    clock = ManualClock()
+    table = Topics(JsonFile(folder / "topics.json"), config, lambda: int(clock.wall() * 1000))
+    identity = Identity(CLUSTER, BROKER, 0, ADDRESS, "10.0.0.1:10912", raw_store_host=bytes(8))
+    registrar = Registrar(name_servers, identity, table, config, clock, tls)
+    await registrar.start()
+    try:
+        yield Broker(registrar, table, config, clock)
+    finally:
+        await registrar.stop()
+
+
+class Silent:
+    """Takes connections and requests, and answers nothing, or registrations alone."""
+
+    def __init__(self, *, takes_registrations: bool) -> None:
+        self.takes_registrations = takes_registrations
+        self.heard: list[Command] = []
+        self.address = ""
+        self._more = asyncio.Event()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        try:
+            while True:
+                length = int.from_bytes(await reader.readexactly(4))
+                command = decode(await reader.readexactly(length))
+                self.heard.append(command)
+                self._more.set()
+                if self.takes_registrations and command.code == REGISTER:
+                    writer.write(encode(Request(0), command.opaque, flag=1))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def until_heard(self, condition: Callable[[list[Command]], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition(self.heard):
+                self._more.clear()
+                await self._more.wait()
+
+    def hang_up(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+@asynccontextmanager
+async def silence(*, takes_registrations: bool = False) -> AsyncIterator[Silent]:
+    silent = Silent(takes_registrations=takes_registrations)
+    server = await asyncio.start_server(silent.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    silent.address = f"{host}:{port}"
+    try:
+        yield silent
+    finally:
+        silent.hang_up()
+        server.close()
+
+
+async def until_known(server: Running, topic: str = BROKER) -> None:
+    """Wait until a name server has a route for one of the broker's topics."""
+    async with asyncio.timeout(10), line_to(server.address) as line:
+        while not await addresses(line, topic):
+            pass
+
+
+async def test_a_broker_is_known_with_all_its_topics_once_it_has_started(nameserver: Running, tmp_path: Path) -> None:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+        assert await addresses(line, "TBW102") == {BROKER: {"0": ADDRESS}}
+        assert await topics(line) == sorted(broker.topics.all())
+
+
+async def test_a_broker_that_stops_says_goodbye(nameserver: Running, tmp_path: Path) -> None:
+    async with line_to(nameserver.address) as line:
+        async with broker_at(nameserver.address, folder=tmp_path):
+            assert await topics(line) != []
+        assert await topics(line) == []
+
+
+async def test_a_new_topic_is_known_when_the_announcement_returns(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "one") as one,
+        running(tmp_path / "two") as two,
+        broker_at(one.address, two.address, folder=tmp_path) as broker,
+    ):
+        await broker.create("Orders")
+        for server in (one, two):
+            async with line_to(server.address) as line:
+                assert await addresses(line, "Orders") == {BROKER: {"0": ADDRESS}}
+
+
+async def test_a_name_server_that_is_down_delays_nobody_and_is_told_when_it_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path / "one") as one:
+        async with running(tmp_path / "two") as two:
+            port = two.server.config.listen_port
+        # From here on nobody listens there.
+        async with broker_at(one.address, two.address, folder=tmp_path) as broker:
+            assert "registration failed" in caplog.text
+            await broker.create("Orders")
+            async with running(tmp_path / "two", listen_port=port) as two:
+                broker.pass_time(1.0)
+                await until_known(two, "Orders")
+
+
+async def test_failures_are_tried_again_more_and_more_rarely_and_said_once(
+    nameserver: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker_at(nameserver.address, NOBODY, folder=tmp_path) as broker:
+        link = broker.registrar._links[1]
+        waits = []
+        for _ in range(8):
+            waits.append(link.due_at - broker.clock.monotonic())
+            attempt = link.want()
+            await attempt
+        assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert caplog.text.count("registration failed") == 1
+
+
+async def test_a_name_server_that_hangs_delays_nobody_for_long(nameserver: Running, tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with silence() as silent, broker_at(silent.address, nameserver.address, folder=tmp_path) as broker:
+        await until_known(nameserver)
+        begun_at = loop.time()
+        for number in range(20):
+            await broker.create(f"Orders{number}")
+        assert loop.time() - begun_at < 1.0
+        async with line_to(nameserver.address) as line:
+            assert await addresses(line, "Orders19")
+
+
+async def test_one_that_begins_to_hang_is_waited_for_once(nameserver: Running, tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with (
+        silence(takes_registrations=True) as silent,
+        broker_at(silent.address, nameserver.address, folder=tmp_path) as broker,
+    ):
+        silent.takes_registrations = False
+        begun_at = loop.time()
+        for number in range(20):
+            await broker.create(f"Orders{number}")
+        assert loop.time() - begun_at < 3.0
+
+
+async def test_a_name_server_that_restarts_learns_everything_again(tmp_path: Path) -> None:
+    async with running(tmp_path / "ns") as first:
+        port = first.server.config.listen_port
+        async with broker_at(first.address, folder=tmp_path) as broker:
+            await broker.create("Orders")
+            channel = broker.registrar._links[0].channel
+            assert channel is not None
+            await first.server.stop()
+            await channel.ended
+            async with running(tmp_path / "ns", listen_port=port) as second:
+                broker.pass_time(1.0)
+                await until_known(second, "Orders")
+
+
+async def test_one_that_has_forgotten_us_is_told_everything(nameserver: Running, tmp_path: Path) -> None:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker:
+        nameserver.server.table.unregister(CLUSTER, ADDRESS, BROKER, 0)
+        await broker.create("Orders")
+        async with line_to(nameserver.address) as line:
+            assert await topics(line) == sorted(broker.topics.all())
+
+
+async def test_it_registers_again_before_its_lease_ends(nameserver: Running, tmp_path: Path) -> None:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker:
+        for _ in range(6):
+            nameserver.pass_time(30.0)
+            broker.pass_time(30.0)
+            await broker.registrar.register()
+        async with line_to(nameserver.address) as line:
+            assert await addresses(line, BROKER)
+
+
+@pytest.mark.parametrize(("period_ms", "first_s", "second_s"), [(30_000, 29, 1), (1, 9, 1), (900_000, 59, 1)])
+async def test_the_period_has_bounds(tmp_path: Path, period_ms: int, first_s: int, second_s: int) -> None:
+    async with (
+        silence(takes_registrations=True) as silent,
+        broker_at(silent.address, folder=tmp_path, register_name_server_period=period_ms) as broker,
+    ):
+        broker.pass_time(first_s)
+        assert not broker.registrar._links[0].all_wanted
+        broker.pass_time(second_s)
+        await silent.until_heard(lambda heard: len(heard) == 2)
+
+
+@pytest.mark.parametrize(
+    ("broker_permission", "seen"),
+    [(Permission.READ, Permission.READ), (Permission.WRITE, Permission.WRITE), (6, 6), (7, 6)],
+)
+async def test_what_the_broker_forbids_no_topic_allows(
+    nameserver: Running, tmp_path: Path, broker_permission: int, seen: int
+) -> None:
+    async with broker_at(nameserver.address, folder=tmp_path, broker_permission=broker_permission) as broker:
+        await broker.create("Orders")
+        async with line_to(nameserver.address) as line:
+            assert await permissions(line, "Orders") == {BROKER: seen}
+            assert await permissions(line, "SELF_TEST_TOPIC") == {BROKER: seen}
+        assert broker.topics.all()["Orders"].permission == 6
+
+
+async def test_a_change_of_what_the_broker_allows_is_told_at_once(nameserver: Running, tmp_path: Path) -> None:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+        broker.config.broker_permission = 4
+        broker.topics.renew()
+        await broker.registrar.register()
+        assert await permissions(line, "SELF_TEST_TOPIC") == {BROKER: 4}
+
+
+async def test_topics_that_name_servers_call_ordered_become_so(nameserver: Running, tmp_path: Path) -> None:
+    async with line_to(nameserver.address) as line:
+        fields = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": f"{BROKER}:4"}
+        assert (await line.call(100, fields)).code == 0
+        async with broker_at(nameserver.address, folder=tmp_path) as broker:
+            await broker.create("Orders", "Others")
+            await broker.registrar.register()
+            assert broker.topics.all()["Orders"].ordered
+            assert not broker.topics.all()["Others"].ordered
+
+
+async def test_many_topics_go_compressed_and_arrive(nameserver: Running, tmp_path: Path) -> None:
+    names = [f"Topic-{number:05d}" for number in range(IN_THREAD_FROM)]
+    async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
+        assert len(names) > ANNOUNCED_MAX
+        await broker.create(*names)
+        await until_known(nameserver, names[-1])
+        assert await topics(line) == sorted(broker.topics.all())
+        request = await broker.registrar._registration_of_all()
+        assert request.fields["compressed"] == "true"
+        assert len(request.body) < COMPRESS_FROM_BYTES
+
+
+async def test_a_body_that_would_lose_something_is_not_compressed(nameserver: Running, tmp_path: Path) -> None:
+    async with broker_at(nameserver.address, folder=tmp_path, compressed_register=True) as broker:
+        assert (await broker.registrar._registration_of_all()).fields["compressed"] == "true"
+        broker.topics.put(TopicConfig("Unit", sys_flag=1))
+        assert (await broker.registrar._registration_of_all()).fields["compressed"] == "false"
+
+
+async def test_without_force_it_asks_before_it_repeats_itself(nameserver: Running, tmp_path: Path) -> None:
+    async with broker_at(nameserver.address, folder=tmp_path, force_register=False) as broker:
+        before = broker.registrar._written
+        broker.topics.put(TopicConfig("Orders"))
+        await broker.registrar.register()
+        assert broker.registrar._written != before
+        await broker.registrar.register()
+        async with line_to(nameserver.address) as line:
+            assert await addresses(line, "Orders")
+
+
+@pytest.mark.parametrize(("compatible", "code"), [(True, QUERY_VERSION), (False, HEARTBEAT)])
+async def test_only_with_an_acting_master_are_there_heartbeats(tmp_path: Path, compatible: bool, code: int) -> None:
+    settings = {"enable_slave_acting_master": True, "compatible_with_old_name_srv": compatible}
+    async with (
+        silence(takes_registrations=True) as silent,
+        broker_at(silent.address, folder=tmp_path, **settings) as broker,
+    ):
+        first = silent.heard[0]
+        assert (first.code, first.fields["enableActingMaster"]) == (REGISTER, "true")
+        assert first.fields["heartbeatTimeoutMillis"] == "10000"
+        broker.pass_time(1.0)
+        await silent.until_heard(lambda heard: len(heard) == 2)
+        assert (silent.heard[1].code, silent.heard[1].fields["brokerAddr"]) == (code, ADDRESS)
+
+
+async def test_a_goodbye_that_nobody_answers_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with silence(takes_registrations=True) as silent:
+        async with broker_at(silent.address, folder=tmp_path):
+            begun_at = loop.time()
+        await silent.until_heard(lambda heard: heard[-1].code == GOODBYE)
+        assert loop.time() - begun_at < 3.0
+
+
+async def test_a_broker_that_is_killed_says_nothing(nameserver: Running, tmp_path: Path) -> None:
+    async with silence() as silent:
+        async with broker_at(nameserver.address, silent.address, folder=tmp_path) as broker:
+            await broker.registrar.kill()
+        assert [command.code for command in silent.heard] == [REGISTER]
+
+
+async def test_it_speaks_tls_where_it_is_told_to(tmp_path: Path) -> None:
+    context = client_context(TlsClientSettings(enabled=True), test_mode=True)
+    async with running(tmp_path / "ns") as server, broker_at(server.address, folder=tmp_path, tls=context):
+        await until_known(server)
+
+
+async def test_without_a_name_server_it_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with broker_at(folder=tmp_path) as broker:
+        await broker.create("Orders")
+        broker.pass_time(60.0)
+    assert "no name server is known" in caplog.text

@@ -1,0 +1,446 @@
+"""Sends: what is taken, what is refused and in which words, and when the answer comes."""
+
+import asyncio
+import json
+
+import pytest
+
+from skyroute.message.message_id import decode_offset_id
+from skyroute.message.reserved_topics import HALF_TOPIC
+from skyroute.wire.calls.groups import GroupConfig
+from tests.network.broker.calls import batch_body, found, found_bodies, heartbeat, pull, send
+from tests.network.broker.clusters import Cluster
+from tests.support.disks import ForgetfulDisk, FullDisk, StuckDisk, read_all
+from tests.support.lines import AsyncLine, eventually
+from tests.support.raw import Form, Request, compact, frame
+
+LOCK_BODY = {"clientId": "c", "consumerGroup": "g", "mqSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]}
+ILLEGAL = (
+    "the message is illegal, maybe msg body or properties length not matched. "
+    "msg body length limit 4194304B, msg properties length limit 32KB."
+)
+TOO_LARGE = 4 * 1024 * 1024 + 1
+
+
+@pytest.fixture
+async def cluster(cluster: Cluster) -> Cluster:
+    await cluster.add_topic("T", 2)
+    return cluster
+
+
+def properties_of(cluster: Cluster, topic: str = "T", queue_id: int = 0) -> list[dict[str, str]]:
+    return [dict(message.properties) for message in read_all(cluster.broker.parts.store, topic, queue_id)]
+
+
+# ------------------------------------------------------------------------------------------------------------ receipts
+
+
+@pytest.mark.parametrize("form", ["json", "binary"])
+@pytest.mark.parametrize("code", [310, 10])
+async def test_a_message_is_stored_as_it_was_sent(cluster: Cluster, code: int, form: Form) -> None:
+    line = await cluster.line(form=form)
+    text = "KEYS\x01k\x02UNIQ_KEY\x010A\x02"
+    answer = await line.call(send(body=b"coffee", code=code, queue_id=1, properties=text, h=7, j=2))
+    assert (answer.code, answer.remark, answer.body) == (0, None, b"")
+    assert answer.form == form
+    offset_id = answer.fields.pop("msgId")
+    assert answer.fields == {
+        **{"queueId": "1", "queueOffset": "0", "transactionId": "0A"},
+        **{"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"},
+    }
+    (stored,) = read_all(cluster.broker.parts.store, "T", 1)
+    assert (stored.body, stored.flag, stored.reconsume_times, stored.born_at_ms) == (b"coffee", 7, 2, 1758275000000)
+    assert stored.stored_at_ms == int(cluster.clock.wall() * 1000)
+    assert stored.log_position == decode_offset_id(offset_id).log_position
+    assert f"{stored.store_host.ip}:{stored.store_host.port}" == cluster.broker.address
+    assert f"{stored.born_host.ip}:{stored.born_host.port}" == line.own_address
+    assert dict(stored.properties) == {
+        **{"KEYS": "k", "UNIQ_KEY": "0A", "MSG_REGION": "DefaultRegion"},
+        **{"TRACE_ON": "true", "CLUSTER": "DefaultCluster"},
+    }
+
+
+async def test_a_message_without_an_id_is_given_one(cluster: Cluster, line: AsyncLine) -> None:
+    answers = [await line.call(send()) for _ in range(2)]
+    ids = [properties["UNIQ_KEY"] for properties in properties_of(cluster)]
+    assert ids == [answer.fields["transactionId"] for answer in answers]
+    assert len(set(ids)) == 2
+
+
+async def test_the_broker_chooses_a_queue_for_those_who_do_not(cluster: Cluster, line: AsyncLine) -> None:
+    chosen = {(await line.call(send(queue_id=-1))).fields["queueId"] for _ in range(40)}
+    assert chosen == {"0", "1"}
+
+
+async def test_a_batch_is_stored_as_its_messages(cluster: Cluster, line: AsyncLine) -> None:
+    body = batch_body([(b"1", "UNIQ_KEY\x01A\x02"), (b"2", "UNIQ_KEY\x01B\x02TAGS\x01red\x02"), (b"3", "")])
+    await line.call(send(body=b"0"))
+    answer = await line.call(send(body=body, code=320))
+    assert answer.code == 0
+    assert answer.fields["queueOffset"] == "1"
+    stored = read_all(cluster.broker.parts.store)
+    assert [message.body for message in stored] == [b"0", b"1", b"2", b"3"]
+    assert stored[2].properties["TAGS"] == "red"
+    positions = [decode_offset_id(one).log_position for one in answer.fields["msgId"].split(",")]
+    assert positions == [message.log_position for message in stored[1:]]
+
+
+async def test_the_field_and_not_the_code_says_that_it_is_a_batch(cluster: Cluster, line: AsyncLine) -> None:
+    body = batch_body([(b"1", ""), (b"2", "")])
+    assert (await line.call(send(body=body, code=310, m="true"))).code == 0
+    assert (await line.call(send(body=body, code=320, m="false"))).code == 0
+    assert cluster.stored() == [b"1", b"2", body]
+
+
+async def test_one_way_sends_are_stored_and_not_answered(cluster: Cluster, line: AsyncLine) -> None:
+    await line.tell(send(body=b"1"))
+    await line.tell(send(body=b"", queue_id=99))
+    await line.tell(send("Made", b"2"))
+    assert (await line.call(send(body=b"3"))).code == 0
+    await eventually(lambda: cluster.stored("Made") == [b"2"])
+    assert cluster.stored() == [b"1", b"3"]
+    assert (await line.call(310)).code == 1
+    assert line.strays == []
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+@pytest.mark.parametrize(
+    ("topic", "code", "text"),
+    [
+        ("a b", 29, "The specified topic: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"),
+        ("../T", 29, "The specified topic: ../T, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"),
+        ("x" * 128, 29, f"The specified topic: {'x' * 128}, is longer than topic max length: 127"),
+        (" ", 29, "The specified topic is blank."),
+        ("SCHEDULE_TOPIC_XXXX", 16, "Sending message to topic[SCHEDULE_TOPIC_XXXX] is forbidden."),
+        (HALF_TOPIC, 16, f"Sending message to topic[{HALF_TOPIC}] is forbidden."),
+        ("", 1, "topic is required"),
+    ],
+)
+async def test_topics_that_may_not_be_sent_to(
+    cluster: Cluster, line: AsyncLine, topic: str, code: int, text: str
+) -> None:
+    answer = await line.call(send(topic))
+    assert (answer.code, answer.remark) == (code, text)
+    assert cluster.broker.parts.topics.get(topic) is None or code == 16
+
+
+async def test_a_topic_is_made_and_known_before_its_first_message_is_answered(
+    cluster: Cluster, line: AsyncLine
+) -> None:
+    assert (await line.call(send("Made", d=3, queue_id=2))).code == 0
+    assert cluster.has_route("Made")
+    made = cluster.broker.parts.topics.get("Made")
+    assert made is not None
+    assert (made.read_queues, made.write_queues, int(made.permission)) == (3, 3, 6)
+    await cluster.kill()
+    again = await cluster.start()
+    assert again.parts.topics.get("Made") == made
+    assert cluster.stored("Made", 2) == [b"body"]
+
+
+async def test_a_topic_that_may_not_be_made_is_refused(empty_cluster: Cluster) -> None:
+    await empty_cluster.start(auto_create_topic_enable=False)
+    line = await empty_cluster.line()
+    answer = await line.call(send("Made"))
+    assert answer.code == 17
+    assert (answer.remark or "").startswith("topic[Made] not exist, apply first please!")
+    assert (await line.call(send("Made", c="Nothing"))).code == 17
+    assert not empty_cluster.has_route("Made")
+
+
+async def test_a_queue_that_is_not_there_is_refused(cluster: Cluster, line: AsyncLine) -> None:
+    answer = await line.call(send(queue_id=2))
+    assert answer.code == 29
+    assert "queueId[2] is illegal" in (answer.remark or "")
+    assert cluster.stored() == []
+
+
+async def test_a_broker_that_is_closed_to_senders_takes_all_but_ordered_messages(cluster: Cluster) -> None:
+    await cluster.add_topic("Ordered", ordered=True)
+    cluster.broker.config.broker_permission = 4
+    line = await cluster.line()
+    answer = await line.call(send("Ordered"))
+    assert (answer.code, answer.remark) == (16, "the broker[127.0.0.1] sending message is forbidden")
+    assert (await line.call(send("T"))).code == 0
+
+
+async def test_a_topic_that_may_not_be_written_is_written_nevertheless(cluster: Cluster, line: AsyncLine) -> None:
+    await cluster.add_topic("ReadOnly", permission=4)
+    assert (await line.call(send("ReadOnly"))).code == 0
+
+
+async def test_a_topic_that_keeps_the_last_of_each_key_wants_keys(cluster: Cluster, line: AsyncLine) -> None:
+    await cluster.add_topic("Table", attributes={"cleanup.policy": "COMPACTION"})
+    answer = await line.call(send("Table"))
+    assert (answer.code, answer.remark) == (13, "Required message key is missing")
+    assert (await line.call(send("Table", properties={"KEYS": "k"}))).code == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- retries
+
+
+async def test_a_retry_of_nobodys_is_refused(empty_cluster: Cluster) -> None:
+    await empty_cluster.start(auto_create_subscription_group=False)
+    line = await empty_cluster.line()
+    answer = await line.call(send("%RETRY%g"))
+    assert (answer.code, answer.remark) == (26, "subscription group not exist, g")
+
+
+@pytest.mark.parametrize(("version", "tries"), [(121, 2), (120, 5)])
+async def test_what_was_tried_too_often_is_a_dead_letter_with_a_route(
+    cluster: Cluster, line: AsyncLine, version: int, tries: int
+) -> None:
+    cluster.broker.parts.groups.put(GroupConfig("g", retry_times_max=5))
+    assert (await line.call(send("%RETRY%g", b"again", j=tries, l=2, version=version))).code == 0
+    assert not cluster.has_route("%DLQ%g")
+    answer = await line.call(send("%RETRY%g", b"never", j=tries + 1, l=2, version=version, properties={"DELAY": "3"}))
+    assert answer.code == 0
+    assert cluster.has_route("%DLQ%g")
+    assert cluster.stored("%RETRY%g") == [b"again"]
+    assert cluster.stored("%DLQ%g") == [b"never"]
+    assert properties_of(cluster, "%DLQ%g")[0]["DELAY"] == "-1"
+    await cluster.kill()
+    assert (await cluster.start()).parts.topics.get("%DLQ%g") is not None
+
+
+async def test_what_a_group_gives_up_that_holds_a_lock_is_a_dead_letter(cluster: Cluster, line: AsyncLine) -> None:
+    assert (await line.call(41, body=compact(LOCK_BODY).encode())).code == 0
+    assert (await line.call(send("%RETRY%g", b"1"))).code == 0
+    cluster.clock.advance(61)
+    assert (await line.call(send("%RETRY%g", b"2"))).code == 0
+    assert (cluster.stored("%DLQ%g"), cluster.stored("%RETRY%g")) == ([b"1"], [b"2"])
+
+
+async def test_a_batch_for_a_retry_topic_is_refused(cluster: Cluster, line: AsyncLine) -> None:
+    answer = await line.call(send("%RETRY%g", batch_body([(b"1", "")]), code=320))
+    assert (answer.code, answer.remark) == (13, "batch request does not support retry group %RETRY%g")
+
+
+async def test_transactions_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
+    cluster.broker.config.reject_transaction_message = True
+    answer = await line.call(send(properties={"TRAN_MSG": "true", "PGROUP": "p"}, f=4))
+    assert (answer.code, answer.remark) == (16, "the broker[127.0.0.1] sending transaction message is forbidden")
+
+
+# ----------------------------------------------------------------------------------------------------------- properties
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("a\x011\x02b\x012", {"a": "1", "b": "2"}),
+        ("a\x011\x02\x02\x02b\x012\x02", {"a": "1", "b": "2"}),
+        ("a\x01\x02b\x012\x02", {"b": "2"}),
+        ("nothing", {}),
+        ("a\x011\x01x\x02b\x012\x02", {"a": "1\x01x", "b": "2"}),
+        ("POP_CK\x01receipt\x02a\x011\x02", {"a": "1"}),
+        ("a\x011\x02POP_CK\x01receipt", {"a": "1"}),
+        ("CLUSTER\x01elsewhere\x02MSG_REGION\x01there\x02TRACE_ON\x01false\x02", {}),
+        ("MYCLUSTER\x01mine\x02", {"MYCLUSTER": "mine"}),
+        ("emoji\x01\U0001f600\x02", {"emoji": "\U0001f600"}),
+        ("a\x011\x02a\x012\x02", {"a": "2"}),
+    ],
+)
+async def test_properties_of_every_shape(cluster: Cluster, line: AsyncLine, text: str, stored: dict[str, str]) -> None:
+    assert (await line.call(send(properties=text))).code == 0
+    answer = await line.call(pull())
+    properties = dict(found(answer)[0].properties)
+    broker = [properties.pop(name) for name in ("MSG_REGION", "TRACE_ON", "CLUSTER", "UNIQ_KEY")]
+    assert broker[:3] == ["DefaultRegion", "true", "DefaultCluster"]
+    assert properties == stored
+
+
+async def test_half_a_character_is_stored_as_java_stores_it(cluster: Cluster, line: AsyncLine) -> None:
+    request = send(properties="a\x01?\x02")
+    header = {"code": 310, "extFields": dict(request.fields), "flag": 0, "language": "JAVA", "opaque": 77, "version": 1}
+    text = json.dumps(header).replace("?", "\\ud83d")
+    await line.write(frame(text.encode(), b"body"))
+    assert (await line.answer(77)).code == 0
+    assert properties_of(cluster)[0]["a"] == "?"
+
+
+async def test_sizes_up_to_the_bound_are_taken_and_beyond_it_refused(cluster: Cluster, line: AsyncLine) -> None:
+    own = len("UNIQ_KEY\x01u\x02MSG_REGION\x01DefaultRegion\x02TRACE_ON\x01true\x02CLUSTER\x01DefaultCluster\x02")
+    room = 32767 - own - len("a\x01\x02")
+
+    def padded(size: int) -> dict[str, str]:
+        return {"UNIQ_KEY": "u", "a": "x" * size}
+
+    refused = [
+        send(body=b""),
+        send(body=bytes(TOO_LARGE)),
+        send(properties=padded(room + 1)),
+        send(properties={"a": "x" * 40_000}),
+        send(body=batch_body([(bytes(TOO_LARGE), "")]), code=320),
+        send(body=batch_body([(b"1", ""), (b"", "")]), code=320),
+        send(body=b"", code=320),
+    ]
+    for request in refused:
+        answer = await line.call(request)
+        assert (answer.code, answer.remark) == (13, ILLEGAL)
+    delayed = await line.call(send(properties=padded(room - 20) | {"DELAY": "3"}))
+    assert (delayed.code, "at most 32767 are allowed" in (delayed.remark or "")) == (13, True)
+    assert cluster.broker.parts.store.max_position == 0
+    assert (await line.call(send(body=bytes(TOO_LARGE - 1)))).code == 0
+    assert (await line.call(send(properties=padded(room)))).code == 0
+
+
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
+async def test_a_delay_that_is_no_number_is_refused(cluster: Cluster, line: AsyncLine, name: str) -> None:
+    answer = await line.call(send(properties={name: "soon"}))
+    assert (answer.code, answer.remark) == (13, f"{name} is not a number: 'soon'")
+
+
+async def test_every_bit_of_the_flag_leaves_a_queue_that_can_be_read(cluster: Cluster, line: AsyncLine) -> None:
+    for bit in [*(1 << shift for shift in range(31)), 0x7FFFFFFF, -1]:
+        assert (await line.call(send(body=b"%d" % bit, queue_id=1, f=bit))).code in (0, 13)
+        assert (await line.call(send(body=b"plain"))).code == 0
+    count = len(cluster.stored())
+    assert cluster.stored() == [b"plain"] * 33
+    await cluster.kill()
+    await cluster.start()
+    assert len(cluster.stored()) == count
+    line = await cluster.line()
+    assert (await line.call(pull(queue_id=1))).code in (0, 20)
+
+
+async def test_a_batch_cut_at_any_byte_is_refused_whole(cluster: Cluster, line: AsyncLine) -> None:
+    first, second = batch_body([(b"one", "a\x011\x02")]), batch_body([(b"two", "")])
+    whole = first + second
+    for size in range(len(whole)):
+        answer = await line.call(send(body=whole[:size], code=320))
+        expected = 0 if size == len(first) else 13
+        assert answer.code == expected, size
+        assert answer.code == 0 or answer.remark
+    assert cluster.stored() == [b"one"]
+
+
+@pytest.mark.parametrize("word", range(5))
+@pytest.mark.parametrize("value", [-1, 0, 3, 0x7FFFFFFF])
+async def test_a_batch_with_a_wrong_length_is_refused(cluster: Cluster, line: AsyncLine, word: int, value: int) -> None:
+    body = bytearray(batch_body([(b"one", "a\x011\x02")]))
+    if word == 4:
+        body[-6:-4] = (value & 0xFFFF).to_bytes(2, "big")
+    else:
+        body[word * 4 : word * 4 + 4] = (value & 0xFFFFFFFF).to_bytes(4, "big")
+    answer = await line.call(send(body=bytes(body), code=320))
+    assert answer.code in (0, 13)
+    assert answer.code == 13 or word in (1, 2, 3, 4)
+    assert (await line.call(send(body=b"next"))).code == 0
+    assert cluster.stored()[-1] == b"next"
+
+
+# ----------------------------------------------------------------------------------------------------- the disk's pace
+
+
+async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_cluster: Cluster) -> None:
+    cluster, disk = empty_cluster, StuckDisk()
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
+    await cluster.add_topic("T")
+    line, reader = await cluster.line(), await cluster.line()
+    parked = await reader.send(pull(flag=6))
+    await eventually(lambda: len(cluster.broker.parts.parked) == 1)
+    disk.stick()
+    try:
+        sent = await line.send(send(body=b"1"))
+        await eventually(lambda: cluster.broker.parts.store.max_position > 0)
+        more = [await line.send(send(body=batch_body([(b"2", ""), (b"3", "")]), code=320)), await line.send(send())]
+        unhurried = await line.call(send(body=b"5", properties={"WAIT": "false"}))
+        assert unhurried.code == 0  # it does not want to wait, and the others still do
+        assert cluster.broker.parts.store.max_offset("T", 0) == 0
+        assert line.strays == reader.strays == []
+    finally:
+        disk.move()
+    answers = [await line.answer(opaque) for opaque in (sent, *more)]
+    assert [answer.code for answer in answers] == [0, 0, 0]
+    assert found_bodies(await reader.answer(parked))[0] == b"1"
+    assert cluster.stored() == [b"1", b"2", b"3", b"body", b"5"]
+
+
+async def test_a_disk_that_hangs_is_told_of_in_time_to_all_who_wait(empty_cluster: Cluster) -> None:
+    cluster, disk = empty_cluster, StuckDisk()
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", sync_flush_timeout=50)
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    disk.stick()
+    try:
+        first = await line.call(send(body=b"1"))
+        # No flush has begun for this one: the disk is still at the first.
+        second = await line.call(send(body=b"2"))
+    finally:
+        disk.move()
+    assert [first.code, second.code] == [10, 10]
+    assert [answer.fields["queueOffset"] for answer in (first, second)] == ["0", "1"]
+    assert first.fields["msgId"]
+    cluster.broker.config.sync_flush_timeout = 10_000
+    assert (await line.call(send(body=b"3"))).code == 0
+    assert cluster.stored() == [b"1", b"2", b"3"]
+
+
+@pytest.mark.usefixtures("expects_errors")
+async def test_after_a_failed_flush_nothing_is_taken_and_reads_go_on(empty_cluster: Cluster) -> None:
+    cluster, disk = empty_cluster, ForgetfulDisk()
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    assert (await line.call(send(body=b"1"))).code == 0
+    disk.forgets = True
+    for body in (b"2", b"3"):
+        answer = await line.call(send(body=body))
+        assert answer.code == 14
+        assert (answer.remark or "").startswith("service not available now.")
+    disk.forgets = False
+    assert (await line.call(send(body=b"4"))).code == 14
+    assert found_bodies(await line.call(pull())) == [b"1"]
+    await cluster.kill()
+    await cluster.start()
+    assert cluster.stored()[0] == b"1"
+    assert (await (await cluster.line()).call(send(body=b"5"))).code == 0
+
+
+async def test_a_disk_without_room_refuses_new_messages_and_topics_alike(empty_cluster: Cluster) -> None:
+    cluster, disk = empty_cluster, FullDisk()
+    await cluster.start(disk=disk)
+    await cluster.add_topic("T")
+    line = await cluster.line()
+    assert (await line.call(send(body=b"1"))).code == 0
+    disk.is_full = True
+    for request in (send("Made"), send("T", bytes(1 << 22))):
+        answer = await line.call(request)
+        if request.fields["b"] == "Made":
+            assert (answer.code, (answer.remark or "")[:26]) == (14, "service not available now.")
+    assert found_bodies(await line.call(pull())) == [b"1"]
+    disk.is_full = False
+    assert (await line.call(send("Made"))).code == 0
+
+
+async def test_sends_of_one_turn_share_a_flush(empty_cluster: Cluster) -> None:
+    cluster, disk = empty_cluster, CountingDisk()
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=100_000)
+    await cluster.add_topic("T")
+    lines = [await cluster.line() for _ in range(4)]
+    before = disk.syncs
+    answers = await asyncio.gather(*(line.call(send()) for line in lines for _ in range(1)))
+    assert [answer.code for answer in answers] == [0] * 4
+    assert 1 <= disk.syncs - before <= 4
+
+
+class CountingDisk(FullDisk):
+    syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        self.syncs += 1
+
+
+async def test_a_heartbeat_between_sends_is_answered_in_its_turn(cluster: Cluster, line: AsyncLine) -> None:
+    sent = [await line.send(request) for request in (send(), heartbeat(), send("Made"), send())]
+    assert [(await line.answer(opaque)).code for opaque in sent] == [0, 0, 0, 0]
+    assert cluster.stored() == [b"body", b"body"]
+
+
+async def test_a_request_without_any_field_is_refused_with_a_reason(line: AsyncLine) -> None:
+    for code in (10, 310, 320, 324, 325):
+        answer = await line.call(Request(code))
+        assert (answer.code, answer.remark) == (1, "topic is required")

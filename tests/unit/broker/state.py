@@ -1,0 +1,134 @@
+"""The parts that keep a broker's topics, groups and offsets, over real files, with a clock that stands still."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.groups import Groups
+from skyroute.broker.handlers.groups import GroupHandlers
+from skyroute.broker.handlers.offsets import OffsetHandlers
+from skyroute.broker.handlers.progress import ProgressHandlers
+from skyroute.broker.handlers.topics import TopicHandlers
+from skyroute.broker.identity import Identity
+from skyroute.broker.members import Members
+from skyroute.broker.offsets import Offsets
+from skyroute.broker.parked_pulls import ParkedPulls
+from skyroute.broker.request_modes import RequestModes
+from skyroute.broker.stats import Stats
+from skyroute.broker.store.draft import Draft
+from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.settings import StoreSettings
+from skyroute.broker.topics import Topics
+from skyroute.message.host import encode_host
+from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.command import Request, Response
+from tests.support.clock import ManualClock
+
+BROKER = "broker-a"
+HOST = encode_host("127.0.0.1", 10911)
+SMALL = StoreSettings(log_segment_bytes=1 << 20, queue_segment_units=1000, index_enabled=False)
+
+
+def settings(**changes: Any) -> BrokerConfig:
+    return BrokerConfig(**{"broker_cluster_name": "DefaultCluster", "broker_name": BROKER, **changes})
+
+
+@dataclass
+class State:
+    """All of it, as a broker would put it together."""
+
+    folder: Path
+    config: BrokerConfig = field(default_factory=settings)
+    clock: ManualClock = field(default_factory=ManualClock)
+    announced: list[TopicConfig] = field(default_factory=list)
+    peer: Peer = field(default_factory=lambda: Peer(1, "10.0.0.9:1234"))
+
+    def __post_init__(self) -> None:
+        folder = self.folder / "config"
+        self.topics = Topics(JsonFile(folder / "topics.json"), self.config, self.now_ms)
+        self.groups = Groups(JsonFile(folder / "subscriptionGroup.json"), self.config, self.now_ms)
+        self.offsets = Offsets(JsonFile(folder / "consumerOffset.json"), self.now_ms)
+        self.modes = RequestModes(JsonFile(folder / "messageRequestMode.json"))
+        for table in (self.topics, self.groups, self.offsets, self.modes):
+            table.load()
+        self.store = MessageStore.open(self.folder, SMALL, now_ms=self.now_ms())
+        self.members = Members()
+        self.parked = ParkedPulls()
+        self.stats = Stats(self.clock)
+        self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)
+
+    def now_ms(self) -> int:
+        return int(self.clock.wall() * 1000)
+
+    def close(self) -> None:
+        self.store.close()
+
+    async def announce(self, configs: Collection[TopicConfig]) -> None:
+        self.announced += configs
+
+    def write(self, topic: str, queue_id: int = 0, count: int = 1) -> None:
+        """Store messages, one a second."""
+        for _ in range(count):
+            self.store.append(Draft(topic, queue_id, b"body", b"", self.now_ms(), HOST, HOST), self.now_ms())
+            self.clock.advance(1)
+
+    @property
+    def on_topics(self) -> TopicHandlers:
+        return TopicHandlers(
+            self.topics,
+            self.offsets,
+            self.members,
+            self.store,
+            self.stats,
+            self.config,
+            self.announce,
+            self.now_ms,
+        )
+
+    @property
+    def on_groups(self) -> GroupHandlers:
+        return GroupHandlers(self.groups, self.topics, self.offsets, self.modes, self.stats, self.identity)
+
+    @property
+    def on_offsets(self) -> OffsetHandlers:
+        return OffsetHandlers(
+            self.offsets,
+            self.topics,
+            self.groups,
+            self.members,
+            self.store,
+            delay_offsets=lambda: {"offsetTable": {1: 5}},
+            young_bytes=1 << 30,
+        )
+
+    @property
+    def on_progress(self) -> ProgressHandlers:
+        return ProgressHandlers(
+            self.offsets,
+            self.topics,
+            self.groups,
+            self.members,
+            self.store,
+            self.stats,
+            self.config,
+            self.identity,
+            self.now_ms,
+            self.parked.wake_queue,
+        )
+
+    async def ask(self, handler: Handler, request: Request) -> Response:
+        """Have a request answered, as a connection would."""
+        answer: Answer = Dispatcher({request.code: handler}).answer(request, self.peer)
+        if isinstance(answer, Response):
+            return answer
+        assert isawaitable(answer)
+        try:
+            return await answer
+        except RefusedError as error:
+            return Response(error.code, str(error))

@@ -1,0 +1,214 @@
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.store.settings import StoreSettings
+from skyroute.settings.errors import BlackListedError, ConfigError
+from skyroute.settings.properties import parse_properties, read_properties
+
+BROKER_CONF = """
+# as Apache ships it
+brokerClusterName = DefaultCluster
+brokerName = broker-a
+brokerId = 0
+deleteWhen = 04
+fileReservedTime = 48
+brokerRole = ASYNC_MASTER
+flushDiskType = ASYNC_FLUSH
+"""
+
+
+def load(text: str, folder: Path, **options: str) -> BrokerConfig:
+    path = folder / "broker.conf"
+    path.write_text(text)
+    return BrokerConfig.load(str(path), options=options)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def test_the_defaults_are_apaches_but_for_a_few(caplog: pytest.LogCaptureFixture) -> None:
+    config = BrokerConfig.load()
+    assert (config.bind_address, config.listen_port) == ("0.0.0.0", 10911)
+    assert (config.broker_cluster_name, config.broker_name) == ("DefaultCluster", socket.gethostname())
+    assert config.store_folder == Path.home() / "store"
+    assert config.settings_path == Path.home() / "store" / "config" / "broker.properties"
+    assert config.store_settings() == StoreSettings()
+    assert config.max_message_size == 4 * 1024 * 1024
+    assert config.delete_hours == {4}
+    assert config.register_period_s == 30.0
+    assert config.name_servers == ()
+    assert caplog.records == []
+    # Ours alone: a consumer may always filter by properties, and a pull brings more than 32 messages.
+    assert config.enable_property_filter
+    assert config.max_transfer_count_on_message_in_memory == 1024
+    assert config.max_transfer_bytes_on_message_in_memory == 4 * 1024 * 1024
+
+
+def test_apaches_own_file_is_taken_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = load(BROKER_CONF, tmp_path)
+    assert (config.broker_name, config.store_settings().reserved_ms) == ("broker-a", 48 * 3_600_000)
+    assert caplog.records == []
+
+
+def test_name_servers_come_from_the_environment_the_file_or_the_command_line(tmp_path: Path) -> None:
+    environment = {"NAMESRV_ADDR": "one:9876"}
+    assert BrokerConfig.load(environment=environment).name_servers == ("one:9876",)
+    path = tmp_path / "broker.conf"
+    path.write_text("namesrvAddr = two:9876 ; three:9876;;two:9876\n")
+    assert BrokerConfig.load(str(path), environment=environment).name_servers == ("two:9876", "three:9876")
+    options = {"namesrvAddr": "four:9876"}
+    assert BrokerConfig.load(str(path), options=options, environment=environment).name_servers == ("four:9876",)
+
+
+def test_the_store_is_set_up_as_told() -> None:
+    config = BrokerConfig.load(
+        options={
+            "mappedFileSizeCommitLog": "1048576",
+            "mappedFileSizeConsumeQueue": "2001",
+            "maxHashSlotNum": "10",
+            "maxIndexNum": "40",
+            "messageIndexEnable": "false",
+            "flushDiskType": "sync_flush",
+            "messageDelayLevel": "1s 2m 3h 4d",
+            "fileReservedTime": "1",
+            "diskMaxUsedSpaceRatio": "50",
+            "diskSpaceCleanForciblyRatio": "60",
+            "diskSpaceWarningLevelRatio": "70",
+            "deleteFileBatchMax": "3",
+        }
+    )
+    assert config.sync_flush
+    assert config.store_settings() == StoreSettings(
+        log_segment_bytes=1048576,
+        queue_segment_units=101,
+        index_slots=10,
+        index_entries=40,
+        index_enabled=False,
+        delays_ms=(1_000, 120_000, 10_800_000, 345_600_000),
+        sync_flush=True,
+        reserved_ms=3_600_000,
+        disk_used_max=0.5,
+        disk_used_urgent=0.6,
+        disk_used_refuse=0.7,
+        expired_segments_max=3,
+    )
+
+
+def test_without_force_young_messages_stay_on_a_full_disk() -> None:
+    config = BrokerConfig(clean_file_forcibly_enable=False)
+    assert config.store_settings().disk_used_urgent == 1.0
+
+
+@pytest.mark.parametrize(("period_ms", "period_s"), [(1, 10), (10_000, 10), (20_000, 20), (60_000, 60), (99_999, 60)])
+def test_the_period_of_registration_has_bounds(period_ms: int, period_s: float) -> None:
+    assert BrokerConfig(register_name_server_period=period_ms).register_period_s == period_s
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("brokerRole=SLAVE", "brokerRole=SLAVE from {path} cannot be served: this broker does not replicate"),
+        ("brokerId=1", "brokerId=1 from {path} cannot be served: a master's is 0"),
+        ("inSyncReplicas=2", "inSyncReplicas=2 from {path} cannot be served: this broker does not replicate"),
+        ("enableControllerMode=true", "enableControllerMode=true from {path} cannot be served: "),
+        ("enableDLegerCommitLog=true", "enableDLegerCommitLog=true from {path} cannot be served: there is no DLedger"),
+        ("storeType=defaultRocksDB", "storeType=defaultRocksDB from {path} cannot be served: only Apache RocketMQ's"),
+        ("aclEnable=true", "aclEnable=true from {path} cannot be served: this broker checks no access keys"),
+        ("authenticationEnabled=true", "this broker checks no access keys, and must not look as if it did"),
+        ("enableLmq=true", "enableLmq=true from {path} cannot be served: there are no light message queues here"),
+        ("fetchNamesrvAddrByAddressServer=true", "list them in namesrvAddr"),
+        ("messageStorePlugIn=x.Y", "messageStorePlugIn=x.Y from {path} cannot be served"),
+        ("readOnlyCommitLogStorePaths=/a,/b", "the commit log lies in one folder, below storePathRootDir"),
+        ("storePathCommitLog=/fast/commitlog", "the commit log lies below storePathRootDir, in "),
+        ("messageDelayLevel=1s 5 minutes", "messageDelayLevel='1s 5 minutes' from {path} is wrong: '5' is no time"),
+        ("messageDelayLevel=" + "1s " * 101, "it must be from 1 to 100 times such as 30s, 5m, 2h or 1d"),
+        ("deleteWhen=24", "deleteWhen='24' from {path} is wrong: it must be hours of the day such as 04 or 04;16"),
+        ("deleteWhen=;", "it must be hours of the day"),
+        ("timerPrecisionMs=1", "it must be a whole number from 100 to"),
+        ("flushDiskType=NEVER", "it must be ASYNC_FLUSH or SYNC_FLUSH"),
+        ("listenPort=70000", "listenPort='70000' from {path} is wrong: it must be a whole number from 0 to 65535"),
+        ("brokerName=", "brokerName='' from {path} is wrong: it must be text on one line, not empty"),
+        ("sendMessageThreadPoolNums=many", "sendMessageThreadPoolNums='many' from {path} is wrong"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_clear_line(tmp_path: Path, line: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(line, tmp_path)
+    assert complaint.format(path=tmp_path / "broker.conf") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "brokerRole=SYNC_MASTER",
+        "aclEnable=false",
+        "enableControllerMode=false",
+        "storeType=default",
+        "storePathRootDir=/data\nstorePathCommitLog=/data/commitlog",
+        "inSyncReplicas=1",
+    ],
+)
+def test_what_asks_for_nothing_more_is_taken(tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture) -> None:
+    load(line, tmp_path)
+    assert caplog.records == []
+
+
+def test_settings_of_things_that_are_not_here_are_accepted_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load("transientStorePoolEnable=true\nsendMessageThreadPoolNums=8\n", tmp_path)
+    listed = parse_properties(config.render())
+    assert (listed["transientStorePoolEnable"], listed["sendMessageThreadPoolNums"]) == ("true", "8")
+    assert warnings(caplog) == [
+        "settings without meaning here are accepted keys=sendMessageThreadPoolNums,transientStorePoolEnable"
+    ]
+
+
+def test_a_remote_asker_is_told_of_everything_by_javas_names() -> None:
+    lines = BrokerConfig(broker_name="broker-a", broker_ip1="10.0.0.1").render().splitlines()
+    assert lines == sorted(lines)
+    assert {
+        *("brokerName=broker-a", "brokerIP1=10.0.0.1", "listenPort=10911", "maxMessageSize=4194304"),
+        *("popPollingSize=1024", "haMaxGapNotInSync=268435456", "connectTimeoutMillis=3000", "enableLmq=false"),
+        *("flushDiskType=ASYNC_FLUSH", "brokerRole=ASYNC_MASTER", "enableDLegerCommitLog=false"),
+    } <= set(lines)
+    assert len(lines) > 400
+
+
+def test_an_update_takes_effect_and_is_kept_with_the_store(tmp_path: Path) -> None:
+    config = BrokerConfig(store_path_root_dir=str(tmp_path))
+    updated = config.apply_update("brokerPermission=4\nlistenPort=1\n")
+    assert updated.changed == {"brokerPermission", "listenPort"}
+    assert updated.needs_restart == {"listenPort"}
+    assert config.broker_permission == 4
+    assert read_properties(tmp_path / "config" / "broker.properties") == {"brokerPermission": "4", "listenPort": "1"}
+
+
+def test_an_update_goes_to_the_file_we_started_from(tmp_path: Path) -> None:
+    config = load(BROKER_CONF, tmp_path, storePathRootDir=str(tmp_path / "store"))
+    config.apply_update("fileReservedTime=1")
+    assert read_properties(tmp_path / "broker.conf")["fileReservedTime"] == "1"
+
+
+@pytest.mark.parametrize("key", ["storePathRootDir", "brokerConfigPath", "rocketmqHome", "tls.server.mode"])
+def test_paths_and_transport_cannot_be_changed_from_afar(tmp_path: Path, key: str) -> None:
+    config = BrokerConfig(store_path_root_dir=str(tmp_path), broker_config_path=str(tmp_path / "b.conf"))
+    with pytest.raises(BlackListedError):
+        config.apply_update(f"{key}=/tmp/x")
+
+
+@pytest.mark.parametrize(
+    "text", ["brokerRole=SLAVE", "deleteWhen=25", "messageDelayLevel=x", "storeType=defaultRocksDB"]
+)
+def test_an_update_cannot_ask_for_what_cannot_be_served(tmp_path: Path, text: str) -> None:
+    config = BrokerConfig(store_path_root_dir=str(tmp_path))
+    before = config.render()
+    with pytest.raises(ConfigError, match="the update"):
+        config.apply_update(f"brokerPermission=4\n{text}")
+    assert config.render() == before

@@ -1,0 +1,118 @@
+"""Questions that a broker passes on to consumers."""
+
+import pytest
+
+from skyroute.broker.handlers.forwarding import ForwardingHandlers
+from skyroute.message.message_id import encode_offset_id
+from skyroute.message.queue_ref import QueueRef
+from skyroute.remoting.errors import ConnectionLostError
+from skyroute.wire.calls.consumers import (
+    DirectConsumption,
+    RunningQuery,
+    encode_consumer_offsets,
+    encode_direct_consumption,
+    encode_running_query,
+)
+from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import Request, Response
+from skyroute.wire.queue_maps import quote_object_keys
+from tests.unit.broker.clients import NotingLine, a_beat, a_consumer, a_peer
+from tests.unit.broker.state import BROKER, HOST, State
+
+
+@pytest.fixture
+def on(state: State) -> ForwardingHandlers:
+    return ForwardingHandlers(state.members, state.store, state.topics, state.groups, state.identity)
+
+
+def join(state: State, connection: int, client_id: str, version: int = 479) -> NotingLine:
+    peer, line = a_peer(connection)
+    state.members.beat(peer, a_beat(client_id, a_consumer("g", "T")), "JAVA", version, 0.0)
+    return line
+
+
+RUNNING = encode_running_query(RunningQuery("g", "c1"))
+
+
+async def test_a_consumers_word_on_itself_is_passed_on_as_it_is(state: State, on: ForwardingHandlers) -> None:
+    line = join(state, 1, "c1")
+    line.answer = Response(0, "remark", {"a": "b"}, b"body")
+    answer = await state.ask(on.running, RUNNING)
+    assert (answer.code, answer.remark, answer.fields, answer.body) == (0, "remark", {"a": "b"}, b"body")
+    ((request, timeout_s),) = line.calls
+    assert (request.code, request.fields) == (RequestCode.GET_CONSUMER_RUNNING_INFO, RUNNING.fields)
+    assert timeout_s == 10
+
+
+async def test_who_is_not_there_cannot_be_asked(state: State, on: ForwardingHandlers) -> None:
+    assert (await state.ask(on.running, RUNNING)).remark == "The Consumer <g> <c1> not online"
+    join(state, 1, "c2")
+    assert (await state.ask(on.running, RUNNING)).code == ResponseCode.SYSTEM_ERROR
+    join(state, 2, "c1", version=61)
+    answer = await state.ask(on.running, RUNNING)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark is not None
+    assert "too low" in answer.remark
+
+
+async def test_a_consumer_that_does_not_answer_is_late(state: State, on: ForwardingHandlers) -> None:
+    join(state, 1, "c1")
+    assert (await state.ask(on.running, RUNNING)).code == ResponseCode.CONSUME_MSG_TIMEOUT
+
+
+async def test_a_consumer_that_goes_meanwhile_is_said_to_have_gone(state: State, on: ForwardingHandlers) -> None:
+    class Cut(NotingLine):
+        async def call(self, request: Request, timeout_s: float) -> Response:
+            raise ConnectionLostError(f"cut {request.code} {timeout_s}")
+
+    peer, _ = a_peer(1)
+    peer.line = Cut()
+    state.members.beat(peer, a_beat("c1", a_consumer("g", "T")), "JAVA", 479, 0.0)
+    answer = await state.ask(on.running, RUNNING)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark is not None
+    assert answer.remark.startswith("invoke consumer <g> <c1>")
+
+
+async def test_a_message_to_be_handled_now_travels_with_the_question(state: State, on: ForwardingHandlers) -> None:
+    line = join(state, 1, "c1")
+    line.answer = Response(body=b"{}")
+    state.topics.put(TopicConfig("T", 1, 1, sys_flag=3))
+    state.groups.find("g")
+    state.write("T")
+    record = state.store.record_at(0)
+    assert record is not None
+    wanted = DirectConsumption("g", "c1", b"", encode_offset_id(HOST, 0), "T")
+    answer = await state.ask(on.consume, encode_direct_consumption(wanted))
+    assert answer.body == b"{}"
+    ((request, _),) = line.calls
+    assert request.body == record
+    assert request.fields["brokerName"] == BROKER
+    assert (request.fields["topicSysFlag"], request.fields["groupSysFlag"]) == ("3", "0")
+
+
+@pytest.mark.parametrize("message_id", ["", "nonsense", encode_offset_id(HOST, 1 << 30)])
+async def test_a_message_that_is_not_there_cannot_be_handled(
+    state: State, on: ForwardingHandlers, message_id: str
+) -> None:
+    join(state, 1, "c1")
+    wanted = DirectConsumption("g", "c1", b"", message_id, "T")
+    assert (await state.ask(on.consume, encode_direct_consumption(wanted))).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_all_members_tell_how_far_they_have_got(state: State, on: ForwardingHandlers) -> None:
+    queue = QueueRef("T", BROKER, 0)
+    join(state, 1, "c1").answer = Response(body=encode_consumer_offsets({queue: 7}))
+    join(state, 2, "c2").answer = Response(body=b"not JSON")
+    join(state, 3, "c3")
+    join(state, 4, "c4").answer = Response.error("no")
+    asked = Request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "g"})
+    answer = await state.ask(on.offsets, asked)
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.body == b'{"consumerTable":{"c1":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:7}}}'
+    assert b'"c1"' in quote_object_keys(answer.body)
+    asked.fields["clientAddr"] = "c3"
+    assert (await state.ask(on.offsets, asked)).body == b'{"consumerTable":{}}'
+    asked.fields["group"] = "nobody"
+    assert (await state.ask(on.offsets, asked)).remark == "No Any Consumer online in the consumer group: [nobody]"

@@ -1,0 +1,152 @@
+import json
+from typing import Any
+
+import pytest
+
+from skyroute.wire.calls.groups import (
+    GroupConfig,
+    decode_group_config,
+    decode_group_page,
+    encode_group_config_query,
+    encode_group_deletion,
+    encode_group_page_query,
+    encode_group_update,
+)
+from skyroute.wire.calls.topics import PAGE_MAX, TopicConfig, decode_topic_list
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request
+from tests.unit.broker.state import State, settings
+
+
+def stored(state: State) -> Any:
+    return json.loads((state.folder / "config/subscriptionGroup.json").read_bytes())
+
+
+def permit(readable: str | None = None) -> Request:
+    fields = {"group": "g", "topic": "T"} | ({} if readable is None else {"readable": readable})
+    return Request(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, fields)
+
+
+def mode(**changes: Any) -> Request:
+    body = {"topic": "T", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 2, **changes}
+    return Request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=json.dumps(body).encode())
+
+
+async def test_a_group_is_on_the_disk_when_its_creation_is_answered(state: State) -> None:
+    response = await state.ask(state.on_groups.update, encode_group_update(GroupConfig("g", retry_times_max=3)))
+    assert response.code == 0
+    assert stored(state)["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 3
+    assert state.groups.get("g") == GroupConfig("g", retry_times_max=3)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "remark"),
+    [
+        (encode_group_update(GroupConfig("")), 29, "The specified group is blank."),
+        (encode_group_update(GroupConfig("a b")), 29, "contains illegal characters"),
+        (encode_group_update(GroupConfig("x" * 121)), 29, "is longer than group max length: 120"),
+        (encode_group_update(GroupConfig("g"), {"colour": "red"}), 1, "unsupported key: colour"),
+        (encode_group_update(GroupConfig("g", retry_policy={"ratio": 0.5})), 1, "could not be kept"),
+        (Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"{"), 1, "a group's settings"),
+    ],
+)
+async def test_what_may_not_be_is_refused(state: State, request_: Request, code: int, remark: str) -> None:
+    response = await state.ask(state.on_groups.update, request_)
+    assert response.code == code
+    assert remark in (response.remark or "")
+    assert state.groups.version.counter == 0
+
+
+async def test_several_groups_come_at_once_or_not_at_all(state: State) -> None:
+    def many(*names: str) -> Request:
+        body = {"groupConfigList": [{"groupName": name} for name in names]}
+        return Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=json.dumps(body).encode())
+
+    assert (await state.ask(state.on_groups.update_many, many("a", "not a name"))).code == 29
+    assert state.groups.get("a") is None
+    assert (await state.ask(state.on_groups.update_many, many("a", "b"))).code == 0
+    assert {"a", "b"} <= stored(state)["subscriptionGroupTable"].keys()
+
+
+@pytest.mark.parametrize("with_offsets", [True, False])
+async def test_a_deleted_group_leaves_its_offsets_unless_told_otherwise(state: State, with_offsets: bool) -> None:
+    state.groups.find("g")
+    state.offsets.commit("g", "T", 0, 1)
+    response = await state.ask(state.on_groups.delete, encode_group_deletion("g", with_offsets=with_offsets))
+    assert response.code == 0
+    assert state.groups.get("g") is None
+    assert state.offsets.get("g", "T", 0) == (None if with_offsets else 1)
+    assert (await state.ask(state.on_groups.delete, encode_group_deletion("g", with_offsets=True))).code == 0
+
+
+async def test_groups_are_told_whole_and_in_pages(state: State) -> None:
+    for number in range(PAGE_MAX):
+        state.groups.find(f"g{number:05}")
+    state.groups.set_forbidden("TOOLS_CONSUMER", "T", forbidden=True)
+    state.groups.set_forbidden("zzz", "T", forbidden=True)
+    whole = await state.ask(state.on_groups.all, Request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG))
+    assert decode_group_page(whole).groups == dict(state.groups.all())
+    response = await state.ask(state.on_groups.all, encode_group_page_query())
+    first = decode_group_page(response)
+    assert (len(first.groups), first.total) == (PAGE_MAX, len(state.groups.all()))
+    assert json.loads(response.body)["forbiddenTable"] == {"TOOLS_CONSUMER": {"T": 4}}
+    rest = decode_group_page(
+        await state.ask(state.on_groups.all, encode_group_page_query(len(first.groups), first.version))
+    )
+    assert first.groups | rest.groups == dict(state.groups.all())
+
+
+async def test_who_asks_for_a_group_makes_it_where_that_is_allowed(state: State) -> None:
+    response = await state.ask(state.on_groups.get, encode_group_config_query("g"))
+    assert decode_group_config(response.body) == GroupConfig("g")
+    state.config = settings(auto_create_subscription_group=False)
+    strict = State(state.folder / "strict", state.config)
+    response = await strict.ask(strict.on_groups.get, encode_group_config_query("g"))
+    strict.close()
+    assert (response.code, response.remark) == (26, "No group in this broker")
+
+
+async def test_reading_may_be_forbidden_and_asked_about(state: State) -> None:
+    answers = [
+        json.loads((await state.ask(state.on_groups.permit, permit(readable))).body)
+        for readable in (None, "false", None, "true", None)
+    ]
+    assert [answer["readable"] for answer in answers] == [True, False, False, True, True]
+    assert answers[0] == {"group": "g", "topic": "T", "readable": True}
+
+
+async def test_the_topics_of_a_group_are_told_with_the_brokers_address(state: State) -> None:
+    state.offsets.commit("g", "B", 0, 1)
+    state.offsets.commit("g", "A", 0, 1)
+    response = await state.ask(state.on_groups.topics_of, Request(RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": "g"}))
+    assert decode_topic_list(response.body) == ["A", "B"]
+    assert json.loads(response.body)["brokerAddr"] == "127.0.0.1:10911"
+
+
+async def test_request_modes_are_kept_and_told(state: State) -> None:
+    state.topics.put(TopicConfig("T"))
+    assert (await state.ask(state.on_groups.set_request_mode, mode())).code == 0
+    response = await state.ask(state.on_groups.all_request_modes, Request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE))
+    kept = {"topic": "T", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 2}
+    assert json.loads(response.body) == {"messageRequestModeMap": {"T": {"g": kept}}}
+    assert (state.folder / "config/messageRequestMode.json").read_bytes() == response.body
+    state.modes.load()
+    assert state.modes.all()["T", "g"].mode == "POP"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "remark"),
+    [
+        ({"topic": "%RETRY%g"}, 16, "retry topic is not allowed to set mode"),
+        ({"topic": "Unknown"}, 17, "topic[Unknown] not exist"),
+        ({"consumerGroup": "a b"}, 26, "subscription group does not exist"),
+        ({"mode": "PUSH"}, 1, "not a request mode"),
+    ],
+)
+async def test_a_request_mode_is_for_a_topic_and_a_group_that_are_there(
+    state: State, changes: dict[str, str], code: int, remark: str
+) -> None:
+    state.topics.put(TopicConfig("T"))
+    response = await state.ask(state.on_groups.set_request_mode, mode(**changes))
+    assert response.code == code
+    assert remark in (response.remark or "")

@@ -1,0 +1,153 @@
+"""What happens when nobody speaks: work that is repeated, tables that are saved, messages that go."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.housekeeping import Retention, every, save_all
+from skyroute.broker.keeper import Keeper
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.errors import StoreError, StoreFullError
+from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.message_store import MessageStore
+from tests.support.clock import ManualClock
+from tests.support.disks import draft, small_store
+
+
+class Work:
+    """Something that fails when it is told to, and says when it has been done often enough."""
+
+    def __init__(self, times: int, error: Exception | None = None) -> None:
+        self.times = times
+        self.error = error
+        self.done = 0
+        self.enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def plain(self) -> None:
+        self.done += 1
+        if self.done == self.times:
+            self.enough.set_result(None)
+        if self.error is not None:
+            raise self.error
+
+    async def awaited(self) -> None:
+        await asyncio.sleep(0)
+        self.plain()
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_work_is_done_again_and_again_also_if_it_fails(
+    awaited: bool, fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work(3, StoreFullError("no room") if fails else None)
+    running = asyncio.ensure_future(every(0.001, work.awaited if awaited else work.plain))
+    async with asyncio.timeout(5):
+        await work.enough
+    running.cancel()
+    name = "Work.awaited" if awaited else "Work.plain"
+    assert (f"{name} failed reason=no room" in caplog.text) == fails
+
+
+async def test_a_mistake_of_ours_is_not_hidden() -> None:
+    work = Work(1, ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError):
+        await every(0.001, work.plain)
+
+
+async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
+    keepers = [Keeper(JsonFile(tmp_path / name), dict) for name in ("a", "b", "c")]
+    for keeper in keepers[:2]:
+        keeper.touch()
+    await save_all(keepers)
+    assert [keeper.load() for keeper in keepers] == [{}, {}, None]
+
+
+class MeasuredDisk(Disk):
+    """As full as the test says."""
+
+    used = 0.1
+
+    def used_ratio(self, folder: Path) -> float:
+        return self.used
+
+
+@pytest.fixture
+def disk() -> MeasuredDisk:
+    return MeasuredDisk()
+
+
+@pytest.fixture
+def store(tmp_path: Path, disk: MeasuredDisk) -> Iterator[MessageStore]:
+    store = small_store(tmp_path, disk, reserved_ms=3_600_000)
+    yield store
+    store.kill()
+
+
+def filled(store: MessageStore, clock: ManualClock) -> int:
+    """Fill a few segments; gives how many there are."""
+    for _ in range(5):
+        store.append(draft(body=bytes(3000)), int(clock.wall() * 1000))
+    return len(store._log.segments)
+
+
+def clock_at(hour: int) -> ManualClock:
+    day = datetime(2025, 9, 19, hour, 30)  # noqa: DTZ001 - the operator's own hour
+    return ManualClock(wall=day.timestamp())
+
+
+def test_old_messages_go_at_the_hour_that_is_set(store: MessageStore) -> None:
+    clock = clock_at(3)
+    retention = Retention(store, BrokerConfig(delete_when="05;17"), clock)
+    before = filled(store, clock)
+    retention.clean()
+    clock.advance(3600)
+    retention.clean()
+    assert len(store._log.segments) == before  # old enough, but it is not time
+    clock.advance(3600)
+    retention.clean()
+    assert len(store._log.segments) == 1
+
+
+def test_an_operator_need_not_wait_for_the_hour(store: MessageStore) -> None:
+    clock = clock_at(3)
+    retention = Retention(store, BrokerConfig(delete_when="05"), clock)
+    before = filled(store, clock)
+    clock.advance(60)
+    retention.clean_now()
+    assert len(store._log.segments) == before  # too young
+    clock.advance(3600)
+    retention.clean_now()
+    assert len(store._log.segments) == 1
+
+
+def test_a_clock_that_was_set_back_removes_nothing(store: MessageStore) -> None:
+    clock = clock_at(5)
+    before = filled(store, clock)
+    Retention(store, BrokerConfig(delete_when="05"), clock_at(4)).clean_now()
+    assert len(store._log.segments) == before
+
+
+def test_a_full_disk_is_said_once_and_so_is_room(
+    store: MessageStore, disk: MeasuredDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    clock = clock_at(3)
+    retention = Retention(store, BrokerConfig(), clock)
+    filled(store, clock)
+    disk.used = 0.97
+    for _ in range(3):
+        retention.clean()
+    assert caplog.text.count("the disk is 97 % full: messages are refused until there is room") == 1
+    assert len(store._log.segments) == 1  # whatever can go has gone
+    with pytest.raises(StoreError, match="is full"):
+        store.append(draft(), 0)
+    disk.used = 0.2
+    for _ in range(3):
+        retention.clean()
+    assert caplog.text.count("the disk has room again: 20 % are used") == 1
+    store.append(draft(), 0)

@@ -1,0 +1,277 @@
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from skyroute.broker.handlers.members import HEARTBEAT_BYTES_MAX, MemberHandlers
+from skyroute.broker.notices import MemberNotices
+from skyroute.broker.queue_locks import QueueLocks
+from skyroute.message.queue_ref import QueueRef
+from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, Peer
+from skyroute.wire.calls.clients import (
+    ConsumerData,
+    ConsumeType,
+    MessageModel,
+    StartFrom,
+    Subscription,
+    decode_locked,
+    decode_members,
+    encode_client_check,
+    encode_heartbeat,
+    encode_lock,
+    encode_member_query,
+    encode_unlock,
+    encode_unregistration,
+)
+from skyroute.wire.calls.groups import (
+    Connection,
+    GroupConfig,
+    decode_consumer_connections,
+    decode_producer_connections,
+    encode_consumer_connections_query,
+    encode_producer_connections_query,
+)
+from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+from tests.unit.broker.clients import a_consumer, a_peer
+from tests.unit.broker.state import State
+
+QUEUE = QueueRef("T", "broker-a", 0)
+RETRY = "%RETRY%g"
+GREETING = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
+
+
+@dataclass
+class Room:
+    state: State
+
+    def __post_init__(self) -> None:
+        state = self.state
+        self.locks = QueueLocks()
+        self.waiting: list[Callable[[], None]] = []
+        notices = MemberNotices(state.members, state.groups, state.config, lambda _, then: self.waiting.append(then))
+        self.on = MemberHandlers(
+            state.members,
+            self.locks,
+            state.topics,
+            state.groups,
+            notices,
+            state.announce,
+            state.config,
+            state.clock,
+        )
+        self.peer, self.line = a_peer(1)
+
+    def let_the_gap_pass(self) -> None:
+        waiting, self.waiting[:] = list(self.waiting), []
+        for then in waiting:
+            then()
+
+    def answer(self, handler: Handler, request: Request, peer: Peer | None = None) -> Answer:
+        return Dispatcher({request.code: handler}).answer(request, peer or self.peer)
+
+    def ask(self, handler: Handler, request: Request, peer: Peer | None = None) -> Response:
+        """Have a request answered that is answered at once."""
+        answer = self.answer(handler, request, peer)
+        assert isinstance(answer, Response)
+        return answer
+
+    async def beat(self, *consumers: ConsumerData, producers: tuple[str, ...] = (), client_id: str = "c") -> Response:
+        request = encode_heartbeat(client_id, producers, consumers)
+        request.language, request.version = "GO", 317
+        answer = self.answer(self.on.heartbeat, request)
+        if isinstance(answer, Response):
+            return answer
+        assert asyncio.iscoroutine(answer)
+        response: Response = await answer
+        return response
+
+
+@pytest.fixture
+def room(state: State) -> Room:
+    return Room(state)
+
+
+# ------------------------------------------------------------------------------------------------------ heartbeats
+
+
+async def test_the_first_heartbeat_of_a_group_makes_its_retry_topic_known_before_it_is_answered(room: Room) -> None:
+    room.state.topics.put(TopicConfig("T", 4, 4))
+    response = await room.beat(a_consumer("g", "T"))
+    assert (response.code, response.fields) == (0, GREETING)
+    assert response.version >= 232  # or Java's clients would not pull by SQL
+    assert room.state.announced == [TopicConfig(RETRY, 1, 1)]
+    assert RETRY in (room.state.folder / "config" / "topics.json").read_text()
+
+
+async def test_a_heartbeat_that_brings_nothing_new_is_answered_at_once(room: Room) -> None:
+    await room.beat(a_consumer("g", "T"))
+    answer = room.answer(room.on.heartbeat, encode_heartbeat("c", ["p"], [a_consumer("g", "T")]))
+    assert isinstance(answer, Response)
+    assert len(room.state.announced) == 1
+
+
+async def test_the_retry_topic_is_as_the_group_and_its_topics_want_it(room: Room) -> None:
+    room.state.groups.put(GroupConfig("g", retry_queues=3))
+    room.state.topics.put(TopicConfig("Ordered", ordered=True))
+    consumer = msgspec.structs.replace(a_consumer("g", "Missing", "Ordered"), unit_mode=True)
+    await room.beat(consumer)
+    assert room.state.announced == [TopicConfig(RETRY, 3, 3, sys_flag=2, ordered=True)]
+
+
+async def test_a_group_without_retry_queues_gets_no_topic(room: Room) -> None:
+    room.state.groups.put(GroupConfig("g", retry_queues=0))
+    await room.beat(a_consumer("g", "T"))
+    assert room.state.announced == []
+
+
+async def test_a_group_that_may_not_be_made_is_passed_over_silently(room: Room) -> None:
+    room.state.config.auto_create_subscription_group = False
+    room.state.groups.put(GroupConfig("known"))
+    response = await room.beat(a_consumer("g", "T"), a_consumer("known", "T"), producers=("p",))
+    assert response.code == 0
+    assert room.state.members.consumers("g") is None
+    assert room.state.members.consumers("known") is not None
+    assert room.state.members.producers("p")
+
+
+async def test_pull_consumers_may_be_turned_away(room: Room) -> None:
+    room.state.config.reject_pull_consumer_enable = True
+    puller = msgspec.structs.replace(a_consumer("g", "T"), consume_type=ConsumeType.PULL)
+    await room.beat(puller, a_consumer("h", "T"))
+    assert room.state.members.consumers("g") is None
+    assert room.state.members.consumers("h") is not None
+
+
+async def test_members_are_told_of_each_other(room: Room) -> None:
+    await room.beat(a_consumer("g", "T"))
+    assert [(request.code, request.fields) for request in room.line.told] == [(40, {"consumerGroup": "g"})]
+
+
+def test_a_heartbeat_that_is_too_long_is_refused(room: Room) -> None:
+    response = room.ask(room.on.heartbeat, Request(34, body=b" " * (HEARTBEAT_BYTES_MAX + 1)))
+    assert response.code == ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"clientID":""}'])
+def test_a_heartbeat_that_cannot_be_read_is_refused(room: Room, body: bytes) -> None:
+    assert room.ask(room.on.heartbeat, Request(34, body=body)).code == ResponseCode.SYSTEM_ERROR
+
+
+async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
+    await room.beat(a_consumer("g", "T"), producers=("p",))
+    other, line = a_peer(2)
+    room.ask(room.on.heartbeat, encode_heartbeat("d", [], [a_consumer("g", "T")]), other)
+    room.let_the_gap_pass()
+    room.let_the_gap_pass()
+    told = len(line.told)
+    assert room.ask(room.on.leave, encode_unregistration("c", producer_group="p")).code == 0
+    assert room.ask(room.on.leave, encode_unregistration("c", consumer_group="g")).code == 0
+    assert room.state.members.producers("p") == ()
+    assert len(line.told) == told + 1
+
+
+# ---------------------------------------------------------------------------------------------------------- checks
+
+
+@pytest.mark.parametrize(
+    ("subscription", "allowed", "code"),
+    [
+        (Subscription("T", "A || B"), True, ResponseCode.SUCCESS),
+        (Subscription("T", "A || B"), False, ResponseCode.SUCCESS),
+        (Subscription("T", "a > 5", "SQL92"), True, ResponseCode.SUCCESS),
+        (Subscription("T", "a > 5", "SQL92"), False, ResponseCode.SYSTEM_ERROR),
+        (Subscription("T", "a >", "SQL92"), True, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        (Subscription("T", "a", "MAGIC"), True, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+    ],
+)
+def test_a_client_can_ask_how_it_may_filter(
+    room: Room, subscription: Subscription, allowed: bool, code: ResponseCode
+) -> None:
+    room.state.config.enable_property_filter = allowed
+    assert room.ask(room.on.check_client, encode_client_check("c", "g", subscription)).code == code
+
+
+# ----------------------------------------------------------------------------------------------------------- locks
+
+
+def test_queues_are_locked_and_unlocked(room: Room) -> None:
+    def lock(client_id: str) -> frozenset[QueueRef]:
+        return decode_locked(room.ask(room.on.lock, encode_lock(client_id, "g", [QUEUE])).body)
+
+    assert lock("one") == {QUEUE}
+    assert lock("two") == frozenset()
+    assert room.ask(room.on.unlock, encode_unlock("one", "g", [QUEUE])).code == 0
+    assert lock("two") == {QUEUE}
+    room.state.clock.advance(61)
+    assert lock("one") == {QUEUE}
+
+
+# ------------------------------------------------------------------------------------------------------- questions
+
+
+async def test_members_are_listed_for_those_who_share_queues_out(room: Room) -> None:
+    await room.beat(a_consumer("g", "T"), client_id="one")
+    room.ask(room.on.heartbeat, encode_heartbeat("two", [], [a_consumer("g", "T")]), a_peer(2)[0])
+    assert decode_members(room.ask(room.on.client_ids, encode_member_query("g")).body) == ["one", "two"]
+    response = room.ask(room.on.client_ids, encode_member_query("h"))
+    assert (response.code, response.remark) == (1, "no consumer for this group, h")
+
+
+async def test_who_consumes_is_told_as_our_own_tools_read_it(room: Room) -> None:
+    tags = Subscription("T", "A || B", "TAG", 7, ("A", "B"), (65, 66))
+    consumer = ConsumerData("g", ConsumeType.PULL, MessageModel.BROADCASTING, StartFrom.TIMESTAMP, (tags,))
+    await room.beat(consumer)
+    response = room.ask(room.on.consumer_connections, encode_consumer_connections_query("g"))
+    told = decode_consumer_connections(response.body)
+    assert told.connections == (Connection("c", "10.0.0.1:40001", "GO", 317),)
+    assert (told.consume_type, told.model, told.start_from) == (
+        "CONSUME_ACTIVELY",
+        "BROADCASTING",
+        "CONSUME_FROM_TIMESTAMP",
+    )
+    assert (told.subscriptions["T"].expression, told.subscriptions["T"].tags) == ("A || B", ("A", "B"))
+    assert json.loads(response.body)["subscriptionTable"]["T"]["codeSet"] == [65, 66]
+    offline = room.ask(room.on.consumer_connections, encode_consumer_connections_query("h"))
+    assert offline.code == ResponseCode.CONSUMER_NOT_ONLINE
+
+
+async def test_who_produces_is_told(room: Room) -> None:
+    await room.beat(producers=("p",))
+    response = room.ask(room.on.producer_connections, encode_producer_connections_query("p"))
+    assert decode_producer_connections(response.body) == (Connection("c", "10.0.0.1:40001", "GO", 317),)
+    missing = room.ask(room.on.producer_connections, encode_producer_connections_query("q"))
+    assert (missing.code, missing.remark) == (1, "the producer group[q] not exist")
+
+
+async def test_all_producers_are_told_with_the_time_they_were_heard(room: Room) -> None:
+    await room.beat(producers=("p", "q"))
+    heard_at_ms = room.state.now_ms()
+    room.state.clock.advance(5)
+    told = json.loads(room.ask(room.on.all_producers, Request(328)).body)
+    entry = {
+        "clientId": "c",
+        "language": "GO",
+        "lastUpdateTimestamp": heard_at_ms,
+        "remoteIP": "/10.0.0.1:40001",
+        "version": 317,
+    }
+    assert told == {"data": {"p": [entry], "q": [entry]}}
+
+
+async def test_a_subscription_is_told(room: Room) -> None:
+    await room.beat(a_consumer("g", "T"))
+    told = json.loads(room.ask(room.on.subscription, Request(345, {"group": "g", "topic": "T"})).body)
+    assert (told["group"], told["topic"], told["subscriptionData"]["subString"]) == ("g", "T", "*")
+    told = json.loads(room.ask(room.on.subscription, Request(345, {"group": "g", "topic": "U"})).body)
+    assert told == {"group": "g", "topic": "U"}
+    assert json.loads(room.ask(room.on.subscription, Request(345, {"group": "h"})).body) == {"group": "h"}
+
+
+@pytest.mark.parametrize("name", ["client_ids", "consumer_connections", "producer_connections", "subscription"])
+def test_a_question_about_no_group_is_refused(room: Room, name: str) -> None:
+    assert room.ask(getattr(room.on, name), Request(1)).code == ResponseCode.SYSTEM_ERROR

@@ -1,0 +1,146 @@
+from dataclasses import replace
+
+import pytest
+
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.offsets import (
+    decode_offset,
+    decode_timestamp,
+    encode_earliest_time_query,
+    encode_max_offset_query,
+    encode_min_offset_query,
+    encode_offset_query,
+    encode_offset_update,
+    encode_time_search,
+)
+from skyroute.wire.calls.progress import CloneOrder, encode_clone_order
+from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request
+from tests.unit.broker.clients import a_beat, a_consumer
+from tests.unit.broker.state import BROKER, State
+
+QUEUE = QueueRef("Orders", BROKER, 0)
+
+
+@pytest.fixture(autouse=True)
+def orders(state: State) -> None:
+    state.topics.put(TopicConfig("Orders", 2, 2))
+    state.groups.find("g")
+
+
+# ------------------------------------------------------------------------------------------- where a group goes on (14)
+
+
+async def test_what_a_group_said_is_what_it_is_told(state: State) -> None:
+    assert (await state.ask(state.on_offsets.update, encode_offset_update("g", QUEUE, 7))).code == 0
+    response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE))
+    assert (response.code, decode_offset(response)) == (0, 7)
+
+
+async def test_a_new_group_starts_with_the_first_message_of_a_young_queue(state: State) -> None:
+    state.write("Orders")
+    response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE))
+    assert (response.code, decode_offset(response)) == (0, 0)
+
+
+async def test_unless_it_wants_to_hear_that_nothing_is_known(state: State) -> None:
+    state.write("Orders")
+    response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE, zero_if_not_found=False))
+    assert (response.code, response.remark) == (22, "Not found, do not set to zero, maybe this group boot first")
+
+
+async def test_a_new_group_hears_of_nothing_in_a_queue_without_messages(state: State) -> None:
+    response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE, zero_if_not_found=True))
+    assert (response.code, response.remark) == (
+        22,
+        "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
+    )
+
+
+async def test_a_queue_is_no_longer_young_when_much_was_stored_since_its_first_message(state: State) -> None:
+    state.write("Orders")
+    state.write("Other", count=10)
+    handlers = replace(state.on_offsets, young_bytes=500)
+    assert (await state.ask(handlers.query, encode_offset_query("g", QUEUE))).code == 22
+
+
+async def test_where_it_was_sent_counts_more_and_what_it_says_meanwhile_does_not(state: State) -> None:
+    state.offsets.commit("g", "Orders", 0, 7)
+    state.offsets.reset("g", "Orders", 0, 2)
+    response = await state.ask(state.on_offsets.update, encode_offset_update("g", QUEUE, 8))
+    assert (response.code, response.remark) == (0, "Offset has been previously reset")
+    assert decode_offset(await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE))) == 2
+
+
+async def test_an_offset_is_of_a_group_and_a_topic_that_are_there(state: State) -> None:
+    response = await state.ask(state.on_offsets.update, encode_offset_update("unknown", QUEUE, 7))
+    assert (response.code, response.remark) == (26, "Group unknown not exist!")
+    response = await state.ask(state.on_offsets.update, encode_offset_update("g", QueueRef("Unknown", BROKER, 0), 7))
+    assert (response.code, response.remark) == (17, "Topic Unknown not exist!")
+
+
+# ---------------------------------------------------------------------------------------------------------- of queues
+
+
+async def test_where_a_queue_begins_and_ends_is_told(state: State) -> None:
+    began_ms = state.now_ms()
+    state.write("Orders", count=3)
+    on = state.on_offsets
+    assert decode_offset(await state.ask(on.max_offset, encode_max_offset_query(QUEUE))) == 3
+    assert decode_offset(await state.ask(on.min_offset, encode_min_offset_query(QUEUE))) == 0
+    assert decode_offset(await state.ask(on.at_time, encode_time_search(QUEUE, began_ms + 1))) == 1
+    assert decode_offset(await state.ask(on.at_time, encode_time_search(QUEUE, began_ms + 1, upper=True))) == 0
+    assert decode_timestamp(await state.ask(on.earliest_time, encode_earliest_time_query(QUEUE))) == began_ms
+
+
+async def test_of_a_queue_that_nobody_wrote_to_all_is_zero_and_no_time(state: State) -> None:
+    nowhere, on = QueueRef("Unknown", BROKER, 9), state.on_offsets
+    assert decode_offset(await state.ask(on.max_offset, encode_max_offset_query(nowhere))) == 0
+    assert decode_offset(await state.ask(on.min_offset, encode_min_offset_query(nowhere))) == 0
+    assert decode_offset(await state.ask(on.at_time, encode_time_search(nowhere, 1))) == 0
+    assert decode_timestamp(await state.ask(on.earliest_time, encode_earliest_time_query(nowhere))) == -1
+
+
+# ------------------------------------------------------------------------------------------------------ whole tables
+
+
+async def test_a_group_goes_on_where_another_does(state: State) -> None:
+    for topic in ("Orders", "Gone"):
+        state.offsets.commit("g", topic, 0, 5)
+    response = await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", None, offline=True)))
+    assert response.code == 0
+    assert state.offsets.topics_of("h") == {"Orders"}
+    assert "Orders@h" in (state.folder / "config/consumerOffset.json").read_text()
+
+
+async def test_topics_that_members_do_not_want_are_not_copied_while_they_are_there(state: State) -> None:
+    state.topics.put(TopicConfig("Old"))
+    for topic in ("Orders", "Old"):
+        state.offsets.commit("g", topic, 0, 5)
+    state.members.beat(state.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
+    await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", None, offline=False)))
+    assert state.offsets.topics_of("h") == {"Orders"}
+    await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", "Old", offline=True)))
+    assert state.offsets.topics_of("h") == {"Orders", "Old"}
+
+
+async def test_offsets_are_copied_only_to_what_can_be_a_group(state: State) -> None:
+    state.offsets.commit("g", "Orders", 0, 5)
+    response = await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "a@b", None, offline=True)))
+    assert response.code == 29
+
+
+async def test_tables_are_told_as_their_files_have_them(state: State) -> None:
+    state.offsets.commit("g", "Orders", 0, 5)
+    state.offsets.keeper.save_now()
+    response = await state.ask(state.on_offsets.all, Request(RequestCode.GET_ALL_CONSUMER_OFFSET))
+    assert response.body == (state.folder / "config/consumerOffset.json").read_bytes()
+    response = await state.ask(state.on_offsets.all_delays, Request(RequestCode.GET_ALL_DELAY_OFFSET))
+    assert response.body == b'{"offsetTable":{1:5}}'
+
+
+@pytest.mark.parametrize("fields", [{}, *({"topic": "Orders", "queueId": text} for text in ("", "x", "2147483648"))])
+async def test_a_question_without_its_queue_is_refused(state: State, fields: dict[str, str]) -> None:
+    response = await state.ask(state.on_offsets.max_offset, Request(RequestCode.GET_MAX_OFFSET, fields))
+    assert response.code == 1

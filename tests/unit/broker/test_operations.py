@@ -1,0 +1,171 @@
+"""What operators ask of a broker itself, with all its parts and no sockets."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.handlers.operations import OperationHandlers
+from skyroute.broker.identity import Identity
+from skyroute.broker.parts import Parts
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.settings import (
+    decode_broker_state,
+    decode_broker_stats,
+    decode_settings,
+    encode_broker_settings_query,
+    encode_broker_settings_update,
+    encode_broker_state_query,
+    encode_broker_stats_query,
+    encode_expired_log_deletion,
+)
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response
+from tests.support.clock import ManualClock
+from tests.support.disks import HERE, draft
+
+PEER = Peer(1, "10.0.0.1:4000")
+
+
+class Room:
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.config = BrokerConfig(
+            store_path_root_dir=str(folder),
+            broker_config_path=str(folder / "broker.properties"),
+            broker_name="broker-a",
+            mapped_file_size_commit_log=1 << 20,
+            max_hash_slot_num=16,
+            max_index_num=64,
+        )
+        identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
+        self.parts = Parts(self.config, identity, self.clock, lambda _connection: None)
+        self.parts.load()
+        self.on = OperationHandlers(self.parts)
+
+    def state(self) -> dict[str, str]:
+        return decode_broker_state(whole(self.on.state(encode_broker_state_query(), PEER)).body)
+
+
+def whole(answer: Answer) -> Response:
+    assert isinstance(answer, Response)
+    return answer
+
+
+@pytest.fixture
+async def room(tmp_path: Path) -> AsyncIterator[Room]:
+    room = Room(tmp_path)
+    yield room
+    await room.parts.kill()
+
+
+def test_settings_are_told_with_their_edition(room: Room) -> None:
+    answer = room.on.settings(encode_broker_settings_query(), PEER)
+    assert decode_settings(answer.body)["brokerName"] == "broker-a"
+    assert answer.fields is not None
+    assert re.fullmatch(r'\{"counter":0,"stateVersion":0,"timestamp":\d+\}', answer.fields["version"])
+
+
+def test_settings_can_be_changed_and_kept(room: Room) -> None:
+    whole(room.on.update_settings(encode_broker_settings_update({"transactionCheckMax": "3"}), PEER))
+    assert room.config.transaction_check_max == 3
+    assert "transactionCheckMax=3" in room.config.settings_path.read_text()
+    answer = room.on.settings(encode_broker_settings_query(), PEER)
+    assert answer.fields is not None
+    assert '"counter":1' in answer.fields["version"]
+
+
+async def test_what_the_broker_allows_is_a_new_edition_of_its_topics(room: Room) -> None:
+    before = room.parts.topics.version
+    answer = room.on.update_settings(encode_broker_settings_update({"brokerPermission": "4"}), PEER)
+    assert not isinstance(answer, Response)
+    await answer  # type: ignore[misc]  # it is awaitable
+    assert room.config.broker_permission == 4
+    assert room.parts.topics.version.counter == before.counter + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"configBlackList=x\n", ResponseCode.NO_PERMISSION),
+        (b"\xff\xfe", ResponseCode.SYSTEM_ERROR),
+        (b"a=\\u00zz\n", ResponseCode.SYSTEM_ERROR),
+    ],
+)
+def test_updates_that_may_not_be_are_refused(room: Room, body: bytes, code: int) -> None:
+    with pytest.raises(RefusedError) as refused:
+        room.on.update_settings(Request(25, body=body), PEER)
+    assert refused.value.code == code
+
+
+def test_the_state_has_what_apaches_tools_look_for(room: Room) -> None:
+    room.clock.advance(10)
+    for _ in range(20):
+        room.parts.intake.put_plain(draft("T", 0, b"x" * 100))
+    room.parts.stats.fetched("g", "T", 10, 1000)
+    room.clock.advance(90_061)
+    state = room.state()
+    assert state["brokerVersionDesc"] == "V5_3_3"
+    assert state["brokerActive"] == "true"
+    assert state["runtime"] == "[ 1 days, 1 hours, 1 minutes, 11 seconds ]"
+    for key in ("putTps", "getTransferredTps", "getTotalTps", "getFoundTps", "getMissTps"):
+        assert len([float(rate) for rate in state[key].split(" ")]) == 3
+    for key in (
+        *("earliestMessageTimeStamp", "commitLogMinOffset", "commitLogMaxOffset", "bootTimestamp"),
+        *("sendThreadPoolQueueSize", "pullThreadPoolQueueSize", "ackThreadPoolQueueSize"),
+        *("sendThreadPoolQueueHeadWaitTimeMills", "pageCacheLockTimeMills", "dispatchBehindBytes"),
+        *("timerReadBehind", "timerOffsetBehind", "timerCongestNum"),
+        *("msgPutTotalYesterdayMorning", "msgPutTotalTodayMorning", "msgGetTotalTodayNow"),
+    ):
+        assert int(state[key]) >= 0
+    for key in ("commitLogDiskRatio", "consumeQueueDiskRatio"):
+        assert 0 <= float(state[key]) <= 1
+    assert (state["msgPutTotalTodayNow"], state["msgGetTotalTodayNow"]) == ("20", "10")
+    assert int(state["earliestMessageTimeStamp"]) == int(state["bootTimestamp"]) + 10_000
+    assert state["remainHowManyDataToFlush"].endswith("KiB")
+    assert re.fullmatch(r"Total : [\d.]+ \w+, Free : [\d.]+ \w+\.", state["commitLogDirCapacity"])
+
+
+def test_delayed_messages_show_in_the_state(room: Room) -> None:
+    for _ in range(2):
+        room.parts.intake.put(draft("T", 0, b"x", {"DELAY": "2"}))
+        room.clock.advance(3)
+    room.parts.delays.deliver_due(int(room.clock.wall() * 1000))
+    assert room.state()["scheduleMessageOffset_2"] == "1,2"
+
+
+def test_counts_are_told_by_apaches_names(room: Room) -> None:
+    stats = room.parts.stats
+    stats.stored("T", 2, 200)
+    stats.fetched("g", "T", 1, 100)
+    stats.sent_back("g", "T")
+    for name, key, count in (
+        ("TOPIC_PUT_NUMS", "T", 2),
+        ("TOPIC_PUT_SIZE", "T", 200),
+        ("GROUP_GET_NUMS", "T@g", 1),
+        ("GROUP_GET_SIZE", "T@g", 100),
+        ("SNDBCK_PUT_NUMS", "T@g", 1),
+        ("BROKER_PUT_NUMS", "DefaultCluster", 2),
+        ("BROKER_GET_NUMS", "DefaultCluster", 1),
+    ):
+        answer = room.on.counts(encode_broker_stats_query(name, key), PEER)
+        assert decode_broker_stats(answer.body).minute.sum == count, name
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("TOPIC_PUT_NUMS", "U"), ("GROUP_GET_NUMS", "T"), ("BROKER_PUT_NUMS", "x"), ("NOTHING", "T")]
+)
+def test_counts_that_nobody_keeps_are_refused(room: Room, name: str, key: str) -> None:
+    with pytest.raises(RefusedError, match=f"The stats <{name}> <{key}> not exist"):
+        room.on.counts(encode_broker_stats_query(name, key), PEER)
+
+
+def test_old_messages_go_at_an_operators_word(room: Room) -> None:
+    for _ in range(20):
+        room.parts.intake.put_plain(draft("T", 0, b"x" * 100_000))
+    room.clock.advance(100 * 3600)
+    room.on.delete_expired(encode_expired_log_deletion(), PEER)
+    assert room.parts.store.min_position > 0

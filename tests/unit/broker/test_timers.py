@@ -1,0 +1,421 @@
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skyroute.broker.store.draft import Draft
+from skyroute.broker.timer_check import TimerCheck, TimerProgress
+from skyroute.broker.timer_records import withdrawal_key
+from skyroute.broker.timer_slots import Slots
+from skyroute.broker.timers import Timers, recall_handle
+from skyroute.message.reserved_topics import TIMER_TOPIC
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.send_back import RecallHandle, decode_recall_handle
+from skyroute.wire.codes import ResponseCode
+from tests.unit.broker.waiting import HOST, PRODUCER, START_MS, Waiting, draft
+
+DAY_MS = 86_400_000
+CHECK = struct.Struct(">7q")
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Waiting]:
+    waiting = Waiting(tmp_path)
+    yield waiting
+    waiting.store.close()
+
+
+def at(deliver_ms: int, body: bytes = b"coffee", **properties: str) -> Draft:
+    return draft({"UNIQ_KEY": body.decode(), "TIMER_DELIVER_MS": str(deliver_ms), **properties}, body=body)
+
+
+def mark(deliver_ms: int, unique_id: str, topic: str = "Orders") -> Draft:
+    return at(deliver_ms, b"0", TIMER_DEL_UNIQKEY=withdrawal_key(topic, unique_id))
+
+
+# Parking
+
+
+@pytest.mark.parametrize(
+    ("properties", "slot_ms"),
+    [
+        ({"TIMER_DELAY_SEC": "5"}, START_MS + 4_000),
+        ({"TIMER_DELAY_MS": "5001"}, START_MS + 5_000),
+        ({"TIMER_DELIVER_MS": str(START_MS + 4_999)}, START_MS + 4_000),
+        ({"TIMER_DELAY_SEC": "5", "TIMER_DELAY_MS": "1", "TIMER_DELIVER_MS": "1"}, START_MS + 4_000),
+        ({"TIMER_DELAY_MS": "2000", "TIMER_DELIVER_MS": "1"}, START_MS + 1_000),
+    ],
+)
+def test_a_message_with_a_time_is_put_aside(waiting: Waiting, properties: dict[str, str], slot_ms: int) -> None:
+    parked = waiting.timers.park(draft(properties), START_MS)
+    assert (parked.topic, parked.queue_id) == (TIMER_TOPIC, 0)
+    assert parked.raw_properties.endswith(b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01Orders\x02REAL_QID\x012\x02" % slot_ms)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {},
+        {"TIMER_DELIVER_MS": str(START_MS)},
+        {"TIMER_DELAY_SEC": "0"},
+        {"TIMER_DELAY_SEC": "5", "TIMER_OUT_MS": "1"},
+        {"TIMER_DELAY_SEC": "5", "DELAY": "2"},
+    ],
+)
+def test_what_does_not_wait_stays_as_it_is(waiting: Waiting, properties: dict[str, str]) -> None:
+    plain = draft(properties)
+    assert waiting.timers.park(plain, START_MS) is plain
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"TIMER_DELAY_SEC": "259201"},
+        {"TIMER_DELIVER_MS": "soon"},
+        {"TIMER_DELIVER_MS": str(START_MS), "TIMER_DEL_UNIQKEY": "Orders+x"},
+    ],
+)
+def test_times_that_may_not_be_are_refused(waiting: Waiting, properties: dict[str, str]) -> None:
+    with pytest.raises(RefusedError) as refused:
+        waiting.timers.park(draft(properties), START_MS)
+    assert refused.value.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_times_are_refused_when_timers_are_off(waiting: Waiting) -> None:
+    check = TimerCheck(waiting.folder / "config" / "timercheck", 1_000)
+    timers = Timers(waiting.store, waiting, check, enabled=False)
+    with pytest.raises(RefusedError, match="timerWheelEnable") as refused:
+        timers.park(draft({"TIMER_DELAY_SEC": "1"}), START_MS)
+    assert refused.value.code == ResponseCode.SYSTEM_ERROR
+    plain = draft({})
+    assert timers.park(plain, START_MS) is plain
+
+
+def test_what_waits_can_be_recalled_by_its_handle(waiting: Waiting) -> None:
+    parked = waiting.timers.park(at(START_MS + 5_000), START_MS)
+    handle = recall_handle(parked, "broker-a")
+    assert handle is not None
+    assert decode_recall_handle(handle) == RecallHandle("Orders", "broker-a", START_MS + 4_001, "coffee")
+    retried = waiting.timers.park(
+        Draft("%RETRY%CG", 0, b"x", parked.raw_properties.split(b"TIMER_OUT")[0], 0, PRODUCER, HOST), START_MS
+    )
+    assert recall_handle(retried, "broker-a") is None
+
+
+# Delivering
+
+
+def test_a_message_comes_when_it_is_due_and_not_before(waiting: Waiting) -> None:
+    waiting.time_ms = START_MS + 300
+    waiting.put(at(START_MS + 2_500, TAGS="paid"))
+    waiting.deliver()
+    assert waiting.timers.step(waiting.time_ms) == START_MS + 3_000
+    waiting.pass_ms(2_699)
+    assert waiting.messages() == []
+    waiting.pass_ms(1)
+    (message,) = waiting.messages()
+    assert (message.body, message.tag, message.born_at_ms) == (b"coffee", "paid", 17)
+    assert (message.raw_born_host, message.raw_store_host) == (PRODUCER, HOST)
+    properties = message.properties
+    assert properties["TIMER_ENQUEUE_MS"] == str(START_MS)
+    assert properties["TIMER_DEQUEUE_MS"] == str(START_MS + 3_000)
+    assert properties["TIMER_OUT_MS"] == str(START_MS + 2_000)
+    assert (properties["REAL_TOPIC"], properties["REAL_QID"]) == ("Orders", "2")
+    assert waiting.timers.step(waiting.time_ms) is None
+    assert len(waiting.timers) == 0
+
+
+def test_messages_come_in_the_order_of_their_times(waiting: Waiting) -> None:
+    for delay_ms in (9_000, 3_000, 6_000, 2_999):
+        waiting.put(at(START_MS + delay_ms, str(delay_ms).encode()))
+    waiting.pass_ms(20_000)
+    assert waiting.bodies() == [b"3000", b"2999", b"6000", b"9000"]
+
+
+def test_a_mark_withdraws_a_message_of_its_topic(waiting: Waiting) -> None:
+    due_ms = START_MS + 5_000
+    waiting.put(at(due_ms, b"one"))
+    waiting.put(at(due_ms, b"two"))
+    waiting.put(mark(due_ms - 999, "one"))
+    waiting.put(mark(due_ms - 999, "two", topic="Invoices"))
+    waiting.pass_ms(5_000)
+    assert waiting.bodies() == [b"two"]
+
+
+def test_a_mark_that_comes_too_late_withdraws_nothing_and_is_no_message(waiting: Waiting) -> None:
+    waiting.put(at(START_MS + 5_000, b"one"))
+    waiting.pass_ms(5_000)
+    waiting.put(mark(START_MS + 7_000, "one"))
+    waiting.pass_ms(9_000)
+    assert waiting.bodies() == [b"one"]
+    assert waiting.bodies(queue_id=0) == []
+
+
+def test_what_makes_no_sense_in_the_topic_does_not_stop_the_rest(waiting: Waiting) -> None:
+    waiting.put_plain(draft({}, topic=TIMER_TOPIC, queue_id=0))
+    waiting.put_plain(draft({"TIMER_OUT_MS": "x", "REAL_TOPIC": "Orders"}, topic=TIMER_TOPIC, queue_id=0))
+    waiting.put(at(START_MS + 1_000))
+    waiting.pass_ms(1_000)
+    assert waiting.bodies() == [b"coffee"]
+
+
+def test_after_a_failure_it_is_tried_again(waiting: Waiting) -> None:
+    for body in (b"one", b"two"):
+        waiting.put(at(START_MS + 1_000, body))
+    waiting.failures = 2
+    waiting.pass_ms(1_000)
+    assert waiting.bodies() == []
+    waiting.pass_ms(100)
+    waiting.pass_ms(199)
+    assert waiting.bodies() == []
+    waiting.pass_ms(1)
+    assert waiting.bodies() == [b"one", b"two"]
+
+
+def test_a_clock_that_is_set_back_neither_loses_nor_hurries(waiting: Waiting) -> None:
+    waiting.pass_ms(3_600_000)
+    waiting.time_ms = START_MS
+    waiting.put(at(START_MS + 5_000))
+    waiting.pass_ms(4_999)
+    waiting.restart()
+    assert waiting.bodies() == []
+    waiting.pass_ms(1)
+    assert waiting.bodies() == [b"coffee"]
+
+
+def test_a_message_that_waits_for_days_is_stored_anew_before_the_log_expires(waiting: Waiting) -> None:
+    due_ms = START_MS + 3 * DAY_MS
+    waiting.put(at(due_ms))
+    waiting.put(at(due_ms, b"withdrawn"))
+    waiting.put(mark(due_ms - 999, "withdrawn"))
+    waiting.pass_ms(DAY_MS)
+    assert len(waiting.messages(TIMER_TOPIC, 0)) == 3
+    waiting.pass_ms(DAY_MS + 1_000)
+    assert len(waiting.messages(TIMER_TOPIC, 0)) == 6
+    assert waiting.messages(TIMER_TOPIC, 0)[-1].properties["TIMER_ROLL_TIMES"] == "1"
+    waiting.restart()
+    waiting.pass_ms(DAY_MS - 1_001)
+    assert waiting.bodies() == []
+    waiting.pass_ms(1)
+    assert waiting.bodies() == [b"coffee"]
+
+
+# How far it has come
+
+
+def test_a_stop_in_the_middle_of_a_slot_repeats_nothing(waiting: Waiting) -> None:
+    for number in range(100):
+        waiting.put(at(START_MS + 1_000, str(number).encode()))
+    waiting.time_ms += 1_000
+    while len(waiting.messages()) < 50:
+        waiting.timers.step(waiting.time_ms)
+    waiting.restart()
+    waiting.deliver()
+    assert waiting.bodies() == [str(number).encode() for number in range(100)]
+
+
+def test_only_what_is_on_the_disk_counts_as_delivered(waiting: Waiting) -> None:
+    waiting.put(at(START_MS + 1_000))
+    waiting.pass_ms(1_000)
+    waiting.timers.note(waiting.time_ms)
+    assert not waiting.timers.note(waiting.time_ms)
+    waiting.store.flush()
+    assert waiting.timers.note(waiting.time_ms)
+
+
+def test_a_crash_loses_nothing(waiting: Waiting) -> None:
+    waiting.put(at(START_MS + 1_000, b"one"))
+    waiting.put(at(START_MS + 9_000, b"two"))
+    waiting.pass_ms(1_000)
+    waiting.crash()
+    waiting.deliver()
+    assert waiting.bodies() == [b"one", b"one"]
+    waiting.pass_ms(9_000)
+    assert waiting.bodies() == [b"one", b"one", b"two"]
+
+
+def test_the_file_is_apaches(waiting: Waiting) -> None:
+    waiting.put(at(START_MS + 1_000, b"one"))
+    waiting.put(at(START_MS + 9_000, b"two"))
+    waiting.put(at(START_MS + 2_000, b"three"))
+    waiting.pass_ms(2_500)
+    waiting.stop()
+    page = (waiting.folder / "config" / "timercheck").read_bytes()
+    assert len(page) == 4096
+    # Apache's broker, which has no timer log here, reads on from the oldest message that waits.
+    assert CHECK.unpack_from(page) == (START_MS + 2_000, 0, 1, 3, 0, START_MS + 2_500, 1)
+    waiting.start()
+
+
+def test_what_apaches_broker_has_in_its_wheel_is_delivered(waiting: Waiting) -> None:
+    for delay_s in (1, 60, 2):
+        waiting.put(at(START_MS + delay_s * 1_000, str(delay_s).encode()))
+    waiting.put(at(START_MS + 90_000, b"not read there"))
+    waiting.store.flush()
+    waiting.store.close()
+    check = waiting.folder / "config" / "timercheck"
+    check.parent.mkdir(exist_ok=True)
+    check.write_bytes(CHECK.pack(START_MS + 2_000, 156, 3, 3, 0, START_MS, 1).ljust(4096, b"\0"))
+    waiting.start()
+    waiting.pass_ms(100_000)
+    assert waiting.bodies() == [b"60", b"not read there"]
+
+
+def test_what_apaches_broker_has_stored_anew_is_delivered_once(waiting: Waiting) -> None:
+    due_ms = START_MS + 3 * DAY_MS
+    renewed = waiting.timers.park(at(due_ms, b"renewed"), START_MS)
+    waiting.put_plain(renewed)
+    waiting.put(at(due_ms, b"not yet"))
+    waiting.time_ms += DAY_MS
+    more = renewed.raw_properties + b"TIMER_ROLL_TIMES\x011\x02"
+    waiting.put_plain(Draft(TIMER_TOPIC, 0, renewed.body, more, 17, PRODUCER, HOST))
+    waiting.store.close()
+    check = waiting.folder / "config" / "timercheck"
+    check.parent.mkdir(exist_ok=True)
+    check.write_bytes(CHECK.pack(waiting.time_ms, 156, 3, 3, 0, START_MS, 1).ljust(4096, b"\0"))
+    waiting.start()
+    waiting.pass_ms(DAY_MS // 2)
+    waiting.restart()
+    for _ in range(4):
+        waiting.pass_ms(DAY_MS // 2)
+    assert sorted(waiting.bodies()) == [b"not yet", b"renewed"]
+
+
+def test_progress_survives_as_it_was_written(tmp_path: Path) -> None:
+    check = TimerCheck(tmp_path / "config" / "timercheck", 1_000)
+    assert check.load() == TimerProgress()
+    progress = TimerProgress(START_MS + 1, 7, 12, 3)
+    check.save(progress, START_MS)
+    assert check.load() == progress
+    with check.path.open("r+b") as file:  # as Apache's broker does
+        file.write(CHECK.pack(START_MS + 4_000, 0, 15, 15, 0, 0, 2))
+    assert check.load() == TimerProgress(START_MS + 4_000, 0, 15, 15, is_ours=False)
+
+
+# More than fit into memory
+
+
+def test_slots_beyond_the_horizon_are_only_counted() -> None:
+    slots = Slots(8)
+    for offset in range(20):
+        slots.add(offset % 5 * 1_000, offset)
+    assert len(slots) == 20
+    assert [slots.count(slot_ms) for slot_ms in range(0, 5_000, 1_000)] == [4] * 5
+    assert slots.oldest() == 0
+    nearest = slots.nearest()
+    assert nearest is not None
+    assert nearest[0] == 0
+    assert list(nearest[1].offsets) == [0, 5, 10, 15]
+    slots.remove_nearest()
+    assert not slots.needs_refill()
+    slots.remove_nearest()
+    assert slots.needs_refill()
+    assert slots.begin_refill() == (2_000, 2)
+    assert slots.oldest() == 2
+    slots.add(2_000, 22)
+    for offset in range(20):
+        if offset % 5 >= 2:
+            slots.add(offset % 5 * 1_000, offset)
+    slots.end_refill(2_000)
+    assert slots.horizon == 3_000
+    nearest = slots.nearest()
+    assert nearest is not None
+    assert list(nearest[1].offsets) == [2, 7, 12, 17, 22]
+    assert len(slots) == 13
+
+
+def test_more_than_fit_into_memory_are_delivered_in_order(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path, near_max=10)
+    bodies = [f"{number * 37 % 101:03}".encode() for number in range(101)]
+    for body in bodies:
+        waiting.put(at(START_MS + 1_000 + int(body) * 500, body))
+    for _ in range(120):
+        waiting.pass_ms(500)
+    assert sorted(waiting.bodies()) == sorted(bodies)
+    assert [(int(body) + 1) // 2 for body in waiting.bodies()] == sorted((int(body) + 1) // 2 for body in bodies)
+    waiting.store.close()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(1, 9_000)),
+        st.tuples(st.just("pass"), st.integers(0, 5_000)),
+        st.tuples(st.just("restart"), st.just(0)),
+        st.tuples(st.just("some"), st.integers(1, 3)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=STEPS, near_max=st.sampled_from([2, 5, 1000]))
+def test_each_comes_exactly_once_and_never_early(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], near_max: int
+) -> None:
+    waiting = Waiting(tmp_path_factory.mktemp("store"), near_max=near_max)
+    due: dict[bytes, int] = {}
+    for number, (step, value) in enumerate(steps):
+        if step == "put":
+            body = str(number).encode()
+            due[body] = waiting.time_ms + value
+            waiting.put(at(due[body], body))
+        elif step == "pass":
+            waiting.pass_ms(value)
+            expected = {body for body, due_ms in due.items() if -(-due_ms // 1000) * 1000 <= waiting.time_ms}
+            assert sorted(waiting.bodies()) == sorted(expected)
+        elif step == "some":
+            for _ in range(value):
+                waiting.timers.step(waiting.time_ms)
+        else:
+            waiting.restart()
+    waiting.restart()
+    waiting.pass_ms(10_000)
+    assert sorted(waiting.bodies()) == sorted(due)
+    assert all(message.stored_at_ms >= due[message.body] for message in waiting.messages())
+    assert len(waiting.timers) == 0
+    waiting.store.close()
+
+
+CRASHES = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.integers(1, 9_000)),
+        st.tuples(st.just("pass"), st.integers(0, 5_000)),
+        st.tuples(st.just("note"), st.just(0)),
+        st.tuples(st.just("crash"), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=CRASHES, near_max=st.sampled_from([2, 1000]))
+def test_crashes_lose_nothing_and_repeat_only_what_was_not_noted(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], near_max: int
+) -> None:
+    waiting = Waiting(tmp_path_factory.mktemp("store"), near_max=near_max)
+    due: dict[bytes, int] = {}
+    fresh: set[bytes] = set()
+    repeatable: set[bytes] = set()
+    for number, (step, value) in enumerate(steps):
+        before = set(waiting.bodies())
+        if step == "put":
+            body = str(number).encode()
+            due[body] = waiting.time_ms + value
+            waiting.put(at(due[body], body))
+        elif step == "pass":
+            waiting.pass_ms(value)
+            fresh |= set(waiting.bodies()) - before
+        elif step == "note":
+            waiting.save()
+            fresh = set()
+        else:
+            waiting.store.flush()
+            waiting.crash()
+            repeatable |= fresh
+    waiting.pass_ms(10_000)
+    bodies = waiting.bodies()
+    assert set(bodies) == set(due)
+    assert {body for body in bodies if bodies.count(body) > 1} <= repeatable
+    assert all(message.stored_at_ms >= due[message.body] for message in waiting.messages())
+    waiting.store.close()

@@ -1,0 +1,251 @@
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls.topics import (
+    PAGE_MAX,
+    QueueSpan,
+    TopicConfig,
+    decode_topic_config,
+    decode_topic_list,
+    decode_topic_page,
+    decode_topic_readers,
+    decode_topic_stats,
+    encode_topic_config_query,
+    encode_topic_deletion,
+    encode_topic_page_query,
+    encode_topic_readers_query,
+    encode_topic_stats_query,
+    encode_topic_update,
+)
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request
+from tests.unit.broker.state import BROKER, State, settings
+
+ORDERS = TopicConfig("Orders", 4, 4)
+
+
+def many(*configs: dict[str, Any]) -> Request:
+    return Request(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=json.dumps({"topicConfigList": configs}).encode())
+
+
+# ----------------------------------------------------------------------------------------------------------- changing
+
+
+async def test_a_topic_is_on_the_disk_and_known_to_name_servers_when_its_creation_is_answered(state: State) -> None:
+    response = await state.ask(state.on_topics.update, encode_topic_update(ORDERS, {"message.type": "FIFO"}))
+    made = msgspec.structs.replace(ORDERS, attributes={"message.type": "FIFO"})
+    assert response.code == 0
+    assert state.announced == [made]
+    assert json.loads((state.folder / "config/topics.json").read_bytes())["topicConfigTable"]["Orders"]["perm"] == 6
+
+
+async def test_what_changes_nothing_is_not_made_known_again(state: State) -> None:
+    request = encode_topic_update(ORDERS, {"message.type": "FIFO"})
+    await state.ask(state.on_topics.update, request)
+    assert (await state.ask(state.on_topics.update, request)).code == 0
+    assert len(state.announced) == 1
+    assert state.topics.version.counter == 1
+
+
+async def test_a_change_keeps_the_attributes_that_it_does_not_speak_of(state: State) -> None:
+    await state.ask(state.on_topics.update, encode_topic_update(ORDERS, {"message.type": "FIFO"}))
+    await state.ask(state.on_topics.update, encode_topic_update(TopicConfig("Orders", 8, 8)))
+    assert state.topics.get("Orders") == TopicConfig("Orders", 8, 8, attributes={"message.type": "FIFO"})
+    await state.ask(state.on_topics.update, encode_topic_update(TopicConfig("Orders", 8, 8), {"message.type": None}))
+    assert state.topics.get("Orders") == TopicConfig("Orders", 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "code", "remark"),
+    [
+        (TopicConfig(""), {}, 29, "The specified topic is blank."),
+        (TopicConfig("a.b"), {}, 29, "The specified topic: a.b, contains illegal characters, allowing only"),
+        (TopicConfig("x" * 128), {}, 29, "is longer than topic max length: 127"),
+        (TopicConfig("TBW102"), {}, 29, "The topic[TBW102] is conflict with system topic."),
+        (TopicConfig(BROKER), {}, 29, "The topic[broker-a] is conflict with system topic."),
+        (ORDERS, {"message.type": "MIXED"}, 29, "MIXED message type is not supported."),
+        (TopicConfig("Orders", -1), {}, 29, "queues"),
+        (TopicConfig("Orders", 1, 1 << 20), {}, 29, "queues"),
+        (TopicConfig("Orders", permission=8), {}, 29, "permission"),
+        (ORDERS, {"colour": "red"}, 1, "unsupported key: colour"),
+        (ORDERS, {"message.type": None}, 1, "only add attribute is supported while creating topic. key: message.type"),
+        (ORDERS, {"message.type": "ODD"}, 1, "value is not in set: ["),
+        (ORDERS, {"cleanup.policy": "COMPACTION"}, 1, "cleanup.policy=COMPACTION is not supported by this broker"),
+        (ORDERS, {"reserve.time": "1"}, 1, "Update topic reserveTime not supported"),
+        (TopicConfig("Orders", filter_type="ODD"), {}, 1, "topicFilterType = [ODD] value invalid"),
+    ],
+)
+async def test_what_may_not_be_is_refused_in_apaches_words(
+    state: State, config: TopicConfig, changes: dict[str, str | None], code: int, remark: str
+) -> None:
+    response = await state.ask(state.on_topics.update, encode_topic_update(config, changes))
+    assert response.code == code
+    assert response.remark is not None
+    assert remark in response.remark
+    assert state.topics.version.counter == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"queue.type": "SimpleCQ"}, "attempt to update an unchangeable attribute. key: queue.type"),
+        ({"message.type": None}, "attempt to delete a nonexistent key: message.type"),
+    ],
+)
+async def test_of_a_topic_that_is_there_not_all_may_change(
+    state: State, changes: dict[str, str | None], remark: str
+) -> None:
+    state.topics.put(ORDERS)
+    response = await state.ask(state.on_topics.update, encode_topic_update(ORDERS, changes))
+    assert (response.code, response.remark) == (1, remark)
+
+
+async def test_several_topics_come_at_once_and_those_that_are_there_do_not_stop_the_others(state: State) -> None:
+    state.topics.put(TopicConfig("Old", 4, 4))
+    response = await state.ask(
+        state.on_topics.update_many,
+        many(
+            {"topicName": "Old", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6},
+            {"topicName": "New", "perm": 6, "attributes": {"+message.type": "DELAY"}},
+        ),
+    )
+    assert response.code == 0
+    assert state.announced == [TopicConfig("New", attributes={"message.type": "DELAY"})]
+
+
+@pytest.mark.parametrize("bad", [{"topicName": "TBW102"}, {"topicName": "B", "attributes": {"message.type": "X"}}])
+async def test_of_several_topics_none_is_made_if_one_may_not_be(state: State, bad: dict[str, Any]) -> None:
+    response = await state.ask(state.on_topics.update_many, many({"topicName": "A"}, bad))
+    assert response.code in (1, 29)
+    assert state.topics.get("A") is None
+
+
+async def test_a_deleted_topic_leaves_nothing_behind(state: State) -> None:
+    for name in ("Orders", "%RETRY%readers_Orders", "%RETRY%readers+Orders", "Other"):
+        state.topics.put(TopicConfig(name, 1, 1))
+        state.write(name)
+        state.offsets.commit("readers", name, 0, 1)
+    response = await state.ask(state.on_topics.delete, encode_topic_deletion("Orders"))
+    assert response.code == 0
+    assert state.store.topics() == {"Other"}
+    assert state.offsets.topics_of("readers") == {"Other"}
+    assert state.topics.get("%RETRY%readers_Orders") is None
+    assert "Orders" not in json.loads((state.folder / "config/topics.json").read_bytes())["topicConfigTable"]
+    assert "Orders@readers" not in (state.folder / "config/consumerOffset.json").read_text()
+
+
+@pytest.mark.parametrize(("topic", "remark"), [(" ", "The specified topic is blank."), ("TBW102", "conflict with")])
+async def test_not_everything_may_be_deleted(state: State, topic: str, remark: str) -> None:
+    response = await state.ask(state.on_topics.delete, encode_topic_deletion(topic))
+    assert response.code == 29
+    assert remark in (response.remark or "")
+
+
+async def test_who_deletes_what_is_not_there_is_told_that_all_is_well(state: State) -> None:
+    assert (await state.ask(state.on_topics.delete, encode_topic_deletion("Unknown"))).code == 0
+
+
+async def test_system_topics_may_be_changed_where_the_settings_say_so(state: State) -> None:
+    state.config = settings(validate_system_topic_when_update_topic=False)
+    response = await state.ask(state.on_topics.update, encode_topic_update(TopicConfig("TBW102", 2, 2, 7)))
+    assert response.code == 0
+    assert state.topics.get("TBW102") == TopicConfig("TBW102", 2, 2, 7)
+
+
+# ------------------------------------------------------------------------------------------------------------ looking
+
+
+async def test_all_topics_are_told_whole_to_those_who_know_no_pages(state: State) -> None:
+    response = await state.ask(state.on_topics.all, Request(RequestCode.GET_ALL_TOPIC_CONFIG))
+    page = decode_topic_page(response)
+    assert page.topics == dict(state.topics.all())
+    assert page.total == len(page.topics)
+    assert set(json.loads(response.body)) == {
+        "dataVersion",
+        "mappingDataVersion",
+        "topicConfigTable",
+        "topicQueueMappingDetailMap",
+    }
+
+
+async def test_pages_give_all_topics_once_and_begin_anew_after_a_change(state: State) -> None:
+    for number in range(PAGE_MAX + 10):
+        state.topics.put(TopicConfig(f"T{number:05}"))
+    first = decode_topic_page(await state.ask(state.on_topics.all, encode_topic_page_query()))
+    assert (len(first.topics), first.total) == (PAGE_MAX, len(state.topics.all()))
+    second = decode_topic_page(
+        await state.ask(state.on_topics.all, encode_topic_page_query(len(first.topics), first.version))
+    )
+    assert first.topics | second.topics == dict(state.topics.all())
+    assert not first.topics.keys() & second.topics.keys()
+    state.topics.put(TopicConfig("A"))
+    anew = decode_topic_page(
+        await state.ask(state.on_topics.all, encode_topic_page_query(len(first.topics), first.version))
+    )
+    assert "A" in anew.topics
+    beyond = decode_topic_page(await state.ask(state.on_topics.all, encode_topic_page_query(10_000, anew.version)))
+    assert beyond.topics == {}
+
+
+@pytest.mark.parametrize("text", ["x", "[]", '{"counter":"x"}'])
+async def test_an_edition_that_makes_no_sense_is_refused(state: State, text: str) -> None:
+    request = Request(RequestCode.GET_ALL_TOPIC_CONFIG, {"topicSeq": "0", "dataVersion": text})
+    assert (await state.ask(state.on_topics.all, request)).code == 1
+
+
+async def test_one_topic_is_told(state: State) -> None:
+    state.topics.put(ORDERS)
+    response = await state.ask(state.on_topics.get, encode_topic_config_query("Orders"))
+    assert decode_topic_config(response.body) == ORDERS
+    response = await state.ask(state.on_topics.get, encode_topic_config_query("Unknown"))
+    assert (response.code, response.remark) == (17, "No topic in this broker. topic: Unknown")
+
+
+async def test_where_queues_begin_and_end_is_told_of_those_to_read_and_to_write(state: State) -> None:
+    state.topics.put(TopicConfig("Orders", 1, 2))
+    state.write("Orders", 0, 3)
+    at_ms = state.now_ms() - 1000
+    state.stats.stored("Orders", 3, 100)
+    response = await state.ask(state.on_topics.status, encode_topic_stats_query("Orders"))
+    stats = decode_topic_stats(response.body)
+    assert stats.queues == {
+        QueueRef("Orders", BROKER, 0): QueueSpan(0, 3, at_ms),
+        QueueRef("Orders", BROKER, 1): QueueSpan(0, 0, 0),
+    }
+    response = await state.ask(state.on_topics.status, encode_topic_stats_query("Unknown"))
+    assert (response.code, response.remark) == (17, "topic[Unknown] not exist")
+
+
+async def test_who_reads_a_topic_is_told_also_if_nobody_is_there(state: State) -> None:
+    state.offsets.commit("b", "Orders", 0, 1)
+    state.offsets.commit("a", "Orders", 0, 1)
+    response = await state.ask(state.on_topics.readers, encode_topic_readers_query("Orders"))
+    assert decode_topic_readers(response.body) == ["a", "b"]
+
+
+async def test_the_names_that_are_the_systems_own_are_told(state: State) -> None:
+    response = await state.ask(state.on_topics.system_topics, Request(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER))
+    assert {"TBW102", BROKER, "rmq_sys_wheel_timer"} <= set(decode_topic_list(response.body))
+
+
+# ----------------------------------------------------------------------------------------------------------- cleaning
+
+
+async def test_queues_of_topics_that_are_gone_are_removed(state: State) -> None:
+    state.topics.put(ORDERS)
+    for topic in ("Orders", "Gone", "rmq_sys_x", "%LMQ%x"):
+        state.write(topic)
+    response = await state.ask(state.on_topics.clean_unused_topics, Request(RequestCode.CLEAN_UNUSED_TOPIC))
+    assert response.code == 0
+    assert state.store.topics() == {"Orders", "rmq_sys_x", "%LMQ%x"}
+
+
+async def test_cleaning_queues_takes_nothing_that_is_still_there(state: State) -> None:
+    state.write("Orders", count=3)
+    response = await state.ask(state.on_topics.clean_expired_queues, Request(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE))
+    assert response.code == 0
+    assert (state.store.min_offset("Orders", 0), state.store.max_offset("Orders", 0)) == (0, 3)
