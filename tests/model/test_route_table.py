@@ -13,6 +13,9 @@ The model keeps flat tables, works on a copy, and looks at everything on every c
 6. A body that the table remembers is no news: taking it again would change no topic, ban, mapping or filter server.
 7. A refused or superseded registration changes nothing at all.
 8. Of the brokers that leave one holder in one step, only the last may call it idle, and does so if nobody is left.
+9. A table that is written to a snapshot at any moment, and restored from it, is the same one to all who ask, and its
+   events build the same mirror from nothing. Its brokers are unconfirmed until they are heard from, and go with a cause
+   of their own if they are not; a single topic of a newer edition does not make that edition known.
 """
 
 from collections.abc import Mapping
@@ -24,20 +27,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from skyroute.nameserver.snapshot import decode_snapshot, encode_snapshot
 from skyroute.routing import discovery
 from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError
 from skyroute.routing.events import (
     BrokerChanged,
+    BrokerConfirmed,
     BrokerJoined,
     BrokerLeft,
+    Cause,
     FilterServersChanged,
     GroupChanged,
+    LeaseHeld,
     MappingsChanged,
     RouteEvent,
     SmallestIdChanged,
     TopicsChanged,
     WritesChanged,
 )
+from skyroute.routing.leases import NOBODY
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
@@ -45,6 +53,7 @@ from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
 CLUSTERS, NAMES, IDS = ("c1", "c2"), ("a", "b"), (0, 1, 2)
 ADDRESSES, TOPICS, ZONES = ("w:1", "x:1", "y:1", "z:1"), ("T1", "T2", "T3", "T4"), (None, "z1", "Z1", "z2")
 HOLDERS = (1, 2)
+RESTORED_LEASE_S = 45.0
 REFUSALS = {"name taken": NameTakenError, "partial": PartialFirstRegistrationError}
 WRITE = 2
 
@@ -89,6 +98,14 @@ class Broker:
     expires_at: float
     holder: int
     filter_servers: tuple[str, ...] = ()
+    confirmed: bool = True
+    restored: bool = False
+    held: bool = False
+
+    def renew(self, now: float, holder: int) -> None:
+        self.expires_at, self.held = now + self.lease_s, False
+        if not self.confirmed:
+            self.confirmed, self.holder = True, holder
 
 
 @dataclass
@@ -155,11 +172,14 @@ class Model:
         if known is not None and known.holder == holder and known.broker_id == broker_id == 0:
             old, new = known.version, table.version
             if old[0] == new[0] and new.counter < old.counter and new.timestamp_ms <= old.timestamp_ms:
-                known.expires_at = now + known.lease_s
+                known.renew(now, holder)
                 return "overtaken"
         first = holder_of_id is None
         differs = known is None or known.version != table.version
-        kept_filters = next((b.filter_servers for b in members.values() if b.address == said.address), ())
+        own = next((broker for broker in members.values() if broker.address == said.address), None)
+        kept_filters = () if own is None else own.filter_servers
+        still_restored = own is not None and own.restored and len(table.topics) == 1
+        version = own.version if own is not None and still_restored else table.version
         # Whoever stands in the way goes: the same broker elsewhere, the old holder of the id, the broker's own old id,
         # and members that would follow into a cluster where another group has their address.
         moving = name in self.groups and self.groups[name][0] != said.cluster
@@ -179,7 +199,7 @@ class Model:
         self.brokers.append(
             Broker(
                 name, broker_id, said.cluster, said.address, said.ha_address,
-                table.version, lease_s, now + lease_s, holder, filters,
+                version, lease_s, now + lease_s, holder, filters, restored=still_restored,
             )
         )  # fmt: skip
         self.groups[name] = (said.cluster, said.acting_master is True, said.zone)
@@ -232,6 +252,9 @@ class Mirror:
                     self.filter_servers[event.broker_name, event.address] = event.after
             case SmallestIdChanged():
                 self._check_smallest(event)
+            case BrokerConfirmed() | LeaseHeld():
+                known = self.brokers[event.broker_name, event.broker_id]
+                assert (known[0], known[2]) == (event.address, event.version)
         if not isinstance(event, GroupChanged):
             assert self.groups[event.broker_name][0] == event.cluster
 
@@ -357,7 +380,7 @@ class RouteTableMachine(RuleBasedStateMachine):
                 if change == "flags"
                 else said.acting_master,
             ),
-            holder if change == "id" else broker.holder,
+            holder if change == "id" or not broker.confirmed else broker.holder,
         )
 
     @precondition(lambda self: self.model.brokers)
@@ -404,18 +427,46 @@ class RouteTableMachine(RuleBasedStateMachine):
         return self.table.register(said, holder=holder, now=self.now, delete_missing_topics=self.delete_missing)
 
     @precondition(lambda self: self.model.brokers)
-    @rule(data=st.data())
-    def heartbeat(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), holder=holders)
+    def heartbeat(self, data: st.DataObject, holder: int) -> None:
         broker = data.draw(st.sampled_from(self.model.brokers))
-        broker.expires_at = self.now + broker.lease_s
-        assert self.table.renew(BrokerKey(broker.cluster, broker.address), self.now)
+        self.heartbeat_of_anyone(broker.cluster, broker.address, holder)
 
-    @rule(cluster=clusters, address=addresses)
-    def heartbeat_of_anyone(self, cluster: str, address: str) -> None:
+    @rule(cluster=clusters, address=addresses, holder=holders)
+    def heartbeat_of_anyone(self, cluster: str, address: str, holder: int) -> None:
         broker = self.model.find(cluster, address)
-        assert self.table.renew(BrokerKey(cluster, address), self.now) == (broker is not None)
-        if broker is not None:
-            broker.expires_at = self.now + broker.lease_s
+        events = self.table.renew(BrokerKey(cluster, address), holder=holder, now=self.now)
+        assert (events is None) == (broker is None)
+        if broker is not None and events is not None:
+            assert len(events) == (not broker.confirmed)
+            broker.renew(self.now, holder)
+            self.see(events, self.model.smallest())
+
+    @rule()
+    def restart(self) -> None:
+        """What brokers said is known as before; who held them, and until when, is not."""
+        content = encode_snapshot(self.table.image(self.now), server_id="model", sequence=0, wall_ms=0)
+        self.table, self.mirror = RouteTable(), Mirror()
+        events = self.table.restore(decode_snapshot(content)[1], lease_s=RESTORED_LEASE_S, now=self.now)
+        assert {event.cause for event in events} <= {Cause.RESTORED}
+        for broker in self.model.brokers:
+            left_s = RESTORED_LEASE_S if broker.confirmed else broker.expires_at - self.now
+            broker.expires_at = self.now + min(RESTORED_LEASE_S, broker.lease_s, left_s)
+            broker.confirmed, broker.restored, broker.held, broker.holder = False, True, False, NOBODY
+        self.see(events, {})
+
+    @rule(share_max=st.sampled_from((0.0, 0.5, 1.0)))
+    def hold_expired(self, share_max: float) -> None:
+        gone = [broker for broker in self.model.brokers if broker.expires_at < self.now]
+        spared = [broker for broker in gone if broker.confirmed and not broker.held]
+        if len(gone) <= share_max * len(self.model.brokers):
+            spared = []
+        for broker in spared:
+            broker.expires_at, broker.held = self.now + broker.lease_s, True
+        events = self.table.hold_expired(self.now, share_max=share_max)
+        assert all(isinstance(event, LeaseHeld) for event in events)
+        assert sorted(event.broker_name for event in events) == sorted(broker.name for broker in spared)
+        self.see(events, self.model.smallest())
 
     @rule(holder=holders)
     def close_holder(self, holder: int) -> None:
@@ -426,7 +477,15 @@ class RouteTableMachine(RuleBasedStateMachine):
     def expire(self, seconds: float) -> None:
         self.now += seconds
         gone = [broker for broker in self.model.brokers if broker.expires_at < self.now]
-        self.lose(gone, self.table.evict_expired(self.now))
+        events = self.table.evict_expired(self.now)
+        left = [event for event in events if isinstance(event, BrokerLeft)]
+        never_heard = {(e.broker_name, e.broker_id) for e in left if e.cause is Cause.NOT_CONFIRMED}
+        assert never_heard == {(broker.name, broker.broker_id) for broker in gone if not broker.confirmed}
+        self.lose(gone, events)
+
+    @rule(seconds=st.sampled_from((4.0, 60.0)))
+    def let_time_pass(self, seconds: float) -> None:
+        self.now += seconds
 
     @precondition(lambda self: self.model.brokers)
     @rule(data=st.data(), broker_id=ids, name=names)
@@ -576,6 +635,7 @@ class RouteTableMachine(RuleBasedStateMachine):
             broker = self.model.find(*member.key)
             assert broker is not None
             assert (broker.holder, broker.expires_at) == (member.holder, member.expires_at)
+            assert broker.confirmed == member.confirmed == (member.holder != NOBODY)
         assert sum(len(group.members) for group in table._groups.values()) == len(members)
         assert sum(len(held) for held in table._leases._by_holder.values()) == len(members)
         assert all(table._leases._by_holder.values())
@@ -586,6 +646,8 @@ class RouteTableMachine(RuleBasedStateMachine):
             assert group.forbidden <= group.writable()
             assert group.mappings.keys() <= group.queues.keys()
             assert {topic for topic in table.topics if name in table.serving(topic)} == group.queues.keys()
+            assert table.is_unconfirmed(name) == any(not b.confirmed for b in self.model.members(name).values())
+        assert table.unconfirmed_count == sum(not broker.confirmed for broker in self.model.brokers)
         assert all(table.serving(topic) for topic in table.topics)
         assert table._topic_entries == sum(len(group.queues) for group in table._groups.values())
 

@@ -1,24 +1,43 @@
-"""What the README and the demonstration promise is run as a reader would run it."""
+"""What documents, examples and the demonstration promise is run as a reader would run it, on a cluster of ours."""
 
 from __future__ import annotations
 
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+from skyroute import Message
+from skyroute.blocking import Producer
+from skyroute.testing import Cluster, cluster
+from tests.support.shown import PRINTED, ROOT, programs, programs_for, runs_for_ever
+
 TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module")
+def shown_on() -> Iterator[Cluster]:
+    with cluster(in_memory=True) as started:
+        yield started
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
 
 
 def run(folder: Path, *words: str | Path) -> list[str]:
     """The lines that a Python process prints, which must end well; a warning is allowed, for a machine may be busy."""
-    environment = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(
         [sys.executable, *map(str, words)],
         cwd=folder,
-        env=environment,
+        env=environment(folder),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -32,39 +51,110 @@ def run(folder: Path, *words: str | Path) -> list[str]:
 def test_the_demonstration_tells_a_clusters_life(tmp_path: Path) -> None:
     told = [line.partition(" s  ")[2] for line in run(tmp_path, ROOT / "examples" / "demo.py")]
     story = [
-        r"name server ready at 127\.0\.0\.1:\d+ \(process \d+\)",
-        r"name server ready at 127\.0\.0\.1:\d+ \(process \d+\)",
-        r"route of orders: none",
-        r"broker broker-a master registered from 127\.0\.0\.1:10911",
-        r"broker broker-a slave  registered from .*, told that its master is 127\.0\.0\.1:10911",
-        r"broker broker-b master registered from .*",
-        r"broker broker-c master registered from .*",
-        r"route of orders: broker-a x8 \(0=.*:10911, 1=.*:10921\) \| broker-b x8 .* \| broker-c x8 .*",
-        r"route of payments: broker-a x4 .* \| broker-b x4 .*",
-        r"route of audit: broker-c x2 .*",
-        r"broker-b falls silent, .*",
-        r"… evicted after \d\.\d\d s\. route of orders: broker-a x8 .* \| broker-c x8 .*",
-        r"broker-c is cut off, as by kill -9 …",
-        r"… evicted after \d+ ms\. route of audit: none",
-        r"broker-b comes back",
-        r"route of orders: broker-a x8 .* \| broker-b x8 .*",
-        r"everybody says goodbye",
-        r"route of orders: none",
-        r".* more questions answered in .*",
-        r".*: code 3, request type 9999 not supported",
-        r"name server at .* stopped with exit code 0",
-        r"name server at .* stopped with exit code 0",
+        r"name-server-\d serves at 127\.0\.0\.1:\d+ \(process \d+\)",
+        r"name-server-\d serves at 127\.0\.0\.1:\d+ \(process \d+\)",
+        r"broker-[ab] serves at 127\.0\.0\.1:\d+ \(process \d+\)",
+        r"broker-[ab] serves at 127\.0\.0\.1:\d+ \(process \d+\)",
+        r"route of Orders: broker-a x4 \| broker-b x4",
+        r"broker-b stands still, .*",
+        r"… evicted after \d+\.\d s\. route of Orders: broker-a x4",
+        r"broker-b goes on, and registers again\. route of Orders: broker-a x4 \| broker-b x4",
+        r"tags: 10 orders sent, .*; the 5 paid ones came, and no other",
+        r"ordered: 5 orders, each placed → paid → brewed → served",
+        r"(delayed: .*|retry: .*|transactional: .*; two came)",
+        r"(delayed: .*|retry: .*|transactional: .*; two came)",
+        r"(delayed: .*|retry: .*|transactional: .*; two came)",
+        r"batch: 100 readings .*; pull: 100 of them read from the beginning",
+        r"request and reply: 42, if you asked for everything",
+        r"broadcast: 5 headlines on each of 2 screens",
+        r"SQL92: .* 7, 8 and 10 kg",
+        r"\d+ cups ordered, and on it goes\. Now kill -9 broker-b …",
+        r"… evicted after \d+ ms\. route of Orders: broker-a x4",
+        r"\d+ cups ordered; broker-a takes them alone\. broker-b returns …",
+        r"broker-b serves at 127\.0\.0\.1:\d+ \(process \d+\)",
+        r"… and takes orders again\. route of Orders: broker-a x4 \| broker-b x4",
+        r"acknowledged (\d+) \(broker-a \d+, broker-b \d+\), consumed \1, lost 0; .*",
+        *[r"(broker-[ab]|name-server-[12]) stopped with exit code 0"] * 4,
     ]
-    at = 0
-    for line in told:
-        at += at < len(story) and re.fullmatch(story[at], line) is not None
-    assert at == len(story), f"not told: {story[at]!r}, in\n" + "\n".join(told)
+    for promised, line in zip(story, told, strict=False):
+        assert re.fullmatch(promised, line), "\n".join(told)
+    assert len(told) == len(story)
+    assert len(set(told)) == len(told)  # each of those that come in any order came once
 
 
-def test_the_name_server_in_the_readme_runs_as_printed(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    # Those that want a cluster are run against a real one, in tests/peers/client.
-    [program] = [block for block in blocks if "NameServer" in block]
+@pytest.mark.parametrize("name", PRINTED)
+def test_an_example_does_what_it_says(name: str, shown_on: Cluster, tmp_path: Path) -> None:
+    lines = run(tmp_path, ROOT / "examples" / name, shown_on.name_server_address)
+    assert re.fullmatch(PRINTED[name], "".join(f"{line}\n" for line in lines)), lines
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {*PRINTED, "__init__.py", "demo.py"}
+
+
+def test_the_programs_in_the_documents_run_as_printed(shown_on: Cluster, tmp_path: Path) -> None:
+    shown = programs_for(shown_on.name_server_address)
+    assert len(shown) == 4
+    ending = [program for program in shown if not runs_for_ever(program)]
+    for program in ending:
+        (tmp_path / "program.py").write_text(program)
+        for line in run(tmp_path, tmp_path / "program.py"):
+            assert re.match(r"((sent|received) )?[0-9A-F]{32}", line), line
+    for program in shown:
+        if runs_for_ever(program):
+            (tmp_path / "serving.py").write_text(program)
+            assert re.fullmatch(r"[0-9A-F]{32} b'one coffee'\n", first_line_of(tmp_path / "serving.py", shown_on))
+
+
+def first_line_of(program: Path, where: Cluster) -> str:
+    """What a program prints first that consumes for ever, which must end when it is interrupted.
+
+    It joins a group that may have consumed all that was sent before, so orders go on until it speaks.
+    """
+    process = subprocess.Popen(
+        [sys.executable, program],
+        cwd=program.parent,
+        env=environment(program.parent),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        with Producer("shop", where.name_server_address) as producer:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not select.select([process.stdout], [], [], 0.2)[0]:
+                assert time.monotonic() < deadline, "it printed nothing"
+                producer.send(Message("Orders", b"one coffee", tag="paid"))
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+        process.wait()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("document", "printed"),
+    [("README.md", r"serving at 127\.0\.0\.1:[1-9]\d*"), ("docs/broker.md", r"stored by broker-a OK")],
+)
+def test_servers_in_a_program_run_as_printed(document: str, printed: str, tmp_path: Path) -> None:
+    [program] = [program for program in programs(document) if "NameServer" in program]
     (tmp_path / "program.py").write_text(program)
     [line] = run(tmp_path, tmp_path / "program.py")
-    assert re.fullmatch(r"serving at 127\.0\.0\.1:[1-9]\d*", line)
+    assert re.fullmatch(printed, line)
+
+
+def test_the_tests_in_the_documents_pass(tmp_path: Path) -> None:
+    tests = [
+        program for name in ("README.md", "docs/testing.md") for program in programs(name) if "def test_" in program
+    ]
+    assert len(tests) == 5
+    for number, text in enumerate(tests):
+        (tmp_path / f"test_shown_{number}.py").write_text(text)
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nfilterwarnings = error\n"
+    )
+    lines = run(tmp_path, "-m", "pytest", "-q", "-p", "skyroute.testing.plugin", "-p", "no:cacheprovider", tmp_path)
+    assert re.fullmatch(r"6 passed in .*", lines[-1]), lines

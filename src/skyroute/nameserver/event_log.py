@@ -7,10 +7,12 @@ from typing import Final
 
 from skyroute.routing.events import (
     BrokerChanged,
+    BrokerConfirmed,
     BrokerJoined,
     BrokerLeft,
     FilterServersChanged,
     GroupChanged,
+    LeaseHeld,
     MappingsChanged,
     RouteEvent,
     SmallestIdChanged,
@@ -35,12 +37,22 @@ def describe(event: RouteEvent) -> str:  # noqa: PLR0911 - one for each kind of 
         case BrokerJoined():
             return (
                 f"broker joined cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
-                f" address={event.address} lease_s={event.lease_s:g} {event.version}"
+                f" address={event.address} lease_s={event.lease_s:g} {event.version} cause={event.cause}"
             )
         case BrokerLeft():
             return (
                 f"broker left cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
                 f" address={event.address} cause={event.cause}"
+            )
+        case BrokerConfirmed():
+            return (
+                f"broker confirmed cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
+                f" address={event.address} cause={event.cause}"
+            )
+        case LeaseHeld():
+            return (
+                f"broker held cluster={event.cluster} broker={event.broker_name} id={event.broker_id}"
+                f" address={event.address} lease_s={event.lease_s:g} cause={event.cause}"
             )
         case BrokerChanged():
             return (

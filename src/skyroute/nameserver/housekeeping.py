@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 LATE_S: Final = 1.0
 """How late a scan may come before this process is taken to have stood still."""
+LATE_SCANS_MAX: Final = 3
+"""A process that stood still may soon do so again, before it has read all that waits; so often it evicts nobody."""
 TLS_CHECK_S: Final = 0.5
 KV_FIRST_PRINT_S: Final = 60.0
 KV_PRINT_S: Final = 600.0
@@ -32,19 +34,31 @@ class LeaseScan:
     close_connection: Callable[[int], None]
     interval_s: float
     clock: Clock
+    held_share: Callable[[], float] = lambda: 0.0
+    """The share of brokers beyond which leases that run out together are held once more; 0 for never."""
     _lateness: Lateness = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lateness = Lateness(self.interval_s, min(self.interval_s, LATE_S), self.clock.monotonic())
+        self._lateness = Lateness(
+            self.interval_s, min(self.interval_s, LATE_S), self.clock.monotonic(), in_a_row_max=LATE_SCANS_MAX
+        )
 
     def scan(self, now: float) -> None:
         """Evict what has expired; nobody, if this scan itself comes late: heartbeats may wait in their sockets."""
         if self._lateness.holds_back(now):
             log.warning("lease scan late seconds=%.1f: nobody is evicted before the next one", self._lateness.late_s)
             return
+        if (share := self.held_share()) > 0:
+            self._hold(now, share)
         events = self.table.evict_expired(now)
         self.publish(events)
         self._close_silent(events)
+
+    def _hold(self, now: float, share: float) -> None:
+        held = self.table.hold_expired(now, share_max=share)
+        if held:
+            log.warning("mass expiry held brokers=%d share_max=%g: they are believed once more", len(held), share)
+        self.publish(held)
 
     def _close_silent(self, events: Iterable[RouteEvent]) -> None:
         for event in events:

@@ -2,30 +2,37 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
+from skyroute.nameserver.changes import Change
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.event_log import log_events
 from skyroute.nameserver.handlers.admin import AdminHandlers
 from skyroute.nameserver.handlers.brokers import BrokerHandlers
 from skyroute.nameserver.handlers.kv import KvHandlers
 from skyroute.nameserver.handlers.routes import RouteHandlers
+from skyroute.nameserver.handlers.watch import WatchHandlers
 from skyroute.nameserver.housekeeping import LeaseScan, print_kv, watch_tls_files
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.memory import Memory
 from skyroute.nameserver.notify import Notifier
+from skyroute.nameserver.route_history import RouteHistory, first_revision
+from skyroute.nameserver.touched import touched_topics
 from skyroute.nameserver.upstream import Upstream
-from skyroute.remoting.connection import Limits, Traffic, join_address
+from skyroute.nameserver.watch import Watches
+from skyroute.remoting.connection import Traffic, join_address
 from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.pace import Pace
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
-from skyroute.routing.events import RouteEvent
+from skyroute.routing.events import BrokerConfirmed, RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.settings.files import ensure_replaceable
+from skyroute.wire.calls.watch import TIMEOUT_MS_MAX
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.repeats import Repeats
 
@@ -46,6 +53,10 @@ class NameServer:
         self._routes = RouteHandlers(
             self.table, self.kv, config, clock=self.clock, repeats=self._repeats, upstream=self._upstream
         )
+        self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
+        self._memory: Memory | None = None
+        self._is_settling = False
+        """Some brokers were restored and have not been heard from yet."""
         self._notifier: Notifier | None = None
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
@@ -79,32 +90,71 @@ class NameServer:
             tls=tls,
             clock=self.clock,
             on_disconnect=self._on_disconnect,
-            limits=_limits(config),
+            limits=config.limits(exempt={RequestCode.REGISTER_BROKER: config.registration_max_length}),
             traffic=self._traffic,
         )
-        await server.start(config.bind_address, config.listen_port)
+        # A port that is taken is found out before anything is recorded: who tries again and again must not fill the
+        # journal with what each start restores.
+        await server.bind(config.bind_address, config.listen_port)
+        try:
+            self._remember(server.port)
+            await server.serve()
+        except BaseException:
+            await server.stop()
+            await self._forget()
+            raise
         self._server = server
         config.listen_port = server.port
         if config.cluster_test and self._upstream is None:
             log.warning("clusterTest is on and no other name server is known: give one with -n or NAMESRV_ADDR")
         self._lease_scan = LeaseScan(
-            self.table, self._publish, server.close_connection, config.scan_interval_s, self.clock
+            self.table,
+            self._publish,
+            server.close_connection,
+            config.scan_interval_s,
+            self.clock,
+            lambda: config.mass_expiry_share,
         )
+        if self._memory is not None:
+            self._spawn(self._memory.keep(self.table))
+        if self._watches is not None:
+            self._spawn(self._watches.run(self.clock.monotonic))
         for work in (self._lease_scan.run(), watch_tls_files(tls), print_kv(self.kv)):
             self._spawn(work)
 
     async def stop(self) -> None:
         """Serve what is under way, close every connection, and end within a bounded time."""
+        if self._watches is not None:
+            self._watches.close()
+        memory, self._memory = self._memory, None
+        image = None if memory is None else memory.stop_recording(self.table)
         if self._server is not None:
             await self._server.stop(self.config.shutdown_wait_s if self.config.enable_shutdown_gracefully else 0.0)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        if memory is not None:
+            await memory.close(image)
         if self._notifier is not None:
             await self._notifier.stop()
         if self._upstream is not None:
             self._upstream.close()
+
+    def _remember(self, port: int) -> None:
+        """Restore what was known before a restart, and begin to record."""
+        settings = self.config.memory
+        if settings is not None:
+            address = join_address(self.config.bind_address, port)
+            self._memory = Memory.open(settings, self.clock, self.table, address)
+            self._routes.is_warm = self._is_settling = self.table.unconfirmed_count > 0
+
+    async def _forget(self) -> None:
+        """End what `_remember` began; nothing came of it."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.stop_recording(self.table)
+            await memory.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -116,9 +166,9 @@ class NameServer:
         routes = self._routes
         pace = Pace(self._traffic, self.clock)
         brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, pace)
-        kv = KvHandlers(self.kv, routes.forget_all)
-        admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed)
-        return {
+        kv = KvHandlers(self.kv, self._record)
+        admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed, self._record)
+        return self._watch_handlers() | {
             RequestCode.PUT_KV_CONFIG: kv.put,
             RequestCode.GET_KV_CONFIG: kv.get,
             RequestCode.DELETE_KV_CONFIG: kv.delete,
@@ -146,40 +196,51 @@ class NameServer:
             RequestCode.UPDATE_NAMESRV_CONFIG: admin.update_config,
         }
 
+    def _watch_handlers(self) -> dict[int, Handler]:
+        if self._watches is None:
+            return {}
+        timeout_ms_max = int(min(TIMEOUT_MS_MAX, self.config.limits().idle_s * 500))
+        return {RequestCode.WATCH_ROUTES: WatchHandlers(self._watches, self.clock, timeout_ms_max).watch}
+
     # What follows from a change
 
     def _publish(self, events: Collection[RouteEvent]) -> None:
         if not events:
             return
-        self._routes.forget(events)
+        self._record(events)
         log_events(events)
+        if self._is_settling:
+            self._settle(events)
         if self.config.notify_min_broker_id_changed and self._notifier is not None:
             self._notifier.put(events)
 
+    def _settle(self, events: Collection[RouteEvent]) -> None:
+        """Take note of restored brokers that were heard from: routes that name them need not be counted any more."""
+        for event in events:
+            if isinstance(event, BrokerConfirmed):
+                self._routes.forget(self.table.topics_of(event.broker_name))
+        if not self.table.unconfirmed_count:
+            self._is_settling = False
+            log.info("warm restart over unconfirmed_answers=%d", self._routes.unconfirmed_answers)
+
+    def _record(self, changes: Collection[Change]) -> None:
+        topics = touched_topics(self.table, changes)
+        self._routes.forget(topics)
+        if self._watches is not None:
+            self._watches.note(topics, int(self.clock.wall() * 1000))
+        if self._memory is not None:
+            self._memory.record(changes)
+
     def _on_disconnect(self, connection: int) -> None:
+        if self._watches is not None:
+            self._watches.drop(connection)
         self._publish(self.table.drop_holder(connection))
 
     def _on_config_changed(self) -> None:
         self._routes.forget_all()
         self.table.forget_fingerprints()
-
-
-def _limits(config: NameServerConfig) -> Limits:
-    # As in Netty, the two marks count only together.
-    marks = config.write_buffer_high_water_mark > 0 and config.write_buffer_low_water_mark > 0
-    return Limits(
-        connections_max=config.server_max_connections,
-        frame_bytes_max=config.frame_max_length,
-        exempt={RequestCode.REGISTER_BROKER: config.registration_max_length},
-        buffered_bytes_max=config.server_buffered_bytes_max,
-        write_high_bytes=config.write_buffer_high_water_mark if marks else 64 * 1024,
-        write_low_bytes=config.write_buffer_low_water_mark if marks else 32 * 1024,
-        idle_s=config.idle_timeout_s or math.inf,
-        opening_s=config.prologue_timeout_s,
-        listen_backlog=config.server_socket_backlog,
-        send_buffer_bytes=config.server_socket_snd_buf_size,
-        receive_buffer_bytes=config.server_socket_rcv_buf_size,
-    )
+        if self._watches is not None:
+            self._watches.note_all()
 
 
 def _complain(task: asyncio.Task[None]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError
 from skyroute.routing.groups import Group, Member, QueueDelta
 from skyroute.routing.leases import Leases
-from skyroute.routing.registration import Registration, TopicTable
+from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.topology import MASTER_ID, BrokerKey
 
 
@@ -44,13 +44,28 @@ class Claim:
         """A master of a newer epoch has the id. Outside controller mode every epoch is 0, and a newcomer wins."""
         return self.rival is not None and self.rival.version.state_version > self.table.version.state_version
 
+    @property
+    def is_partial(self) -> bool:
+        """A single topic, as brokers announce a new one. Taken from a broker whose table we have."""
+        return len(self.table.topics) == 1
+
+    @property
+    def edition(self) -> DataVersion:
+        """The edition that will be known whole.
+
+        A restored broker may have made others while we were away, of which we have not heard: one topic of its newest
+        edition does not make that edition known.
+        """
+        own = self.own
+        return own.version if own is not None and own.restored and self.is_partial else self.table.version
+
     def refuse_partial(self) -> None:
         """Refuse a single topic from a broker that is not there.
 
         Raises:
             PartialFirstRegistrationError: It must send its whole table first.
         """
-        if self.is_first and len(self.table.topics) == 1:
+        if self.is_first and self.is_partial:
             broker = self.registration
             raise PartialFirstRegistrationError(
                 f"{broker.address} is not registered as {broker.broker_name}[{broker.broker_id}] and sent a single"

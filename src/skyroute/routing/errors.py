@@ -21,3 +21,7 @@ class NameTakenError(RegistrationRefusedError):
 
 class TableFullError(RegistrationRefusedError):
     """The table has reached one of its bounds."""
+
+
+class ImageError(SkyrouteError):
+    """What was kept from before a restart is not the image of a route table."""

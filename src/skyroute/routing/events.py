@@ -22,6 +22,8 @@ class Cause(StrEnum):
     """A broker said goodbye."""
     CONNECTION_CLOSED = "connection_closed"
     LEASE_EXPIRED = "lease_expired"
+    NOT_CONFIRMED = "not_confirmed"
+    """Restored after a restart, and not heard from since."""
     ADDRESS_REPLACED = "address_replaced"
     """Another address registered under the same id, or the same address under another name."""
     TOPIC_REGISTERED = "topic_registered"
@@ -31,6 +33,12 @@ class Cause(StrEnum):
     WRITES_RESTORED = "writes_restored"
     GROUP_GONE = "group_gone"
     """The last broker of the group left."""
+    RESTORED = "restored"
+    """Known from before a restart of the name server."""
+    HEARTBEAT = "heartbeat"
+    """A broker's sign of life that says nothing of what it serves."""
+    MASS_EXPIRY = "mass_expiry"
+    """More leases would have ended at once than the operator finds credible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,32 @@ class BrokerChanged:
     version_before: DataVersion
     version_after: DataVersion
     cause: Cause = Cause.REGISTERED
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfirmed:
+    """A broker that was restored after a restart has been heard from. No route is another one by it."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+    version: DataVersion
+    holder: int
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHeld:
+    """A broker's lease ran out, and it is believed once more for as long. No route is another one by it."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+    version: DataVersion
+    lease_s: float
+    cause: Cause = Cause.MASS_EXPIRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +210,8 @@ RouteEvent = (
     BrokerJoined
     | BrokerLeft
     | BrokerChanged
+    | BrokerConfirmed
+    | LeaseHeld
     | GroupChanged
     | TopicsChanged
     | WritesChanged

@@ -31,10 +31,21 @@ class Member:
     """The broker says whether slaves may act for a master, yes or no; brokers before 5.0 do not."""
     fingerprint: bytes | None = None
     filter_servers: tuple[str, ...] = ()
+    confirmed: bool = True
+    """It was heard from in this table's life; a restored one has yet to be."""
+    restored: bool = False
+    """Its topics are from before a restart, and it has not sent its whole table since."""
+    held: bool = False
+    """Its lease ran out once already and was lengthened."""
 
     @property
     def key(self) -> BrokerKey:
         return BrokerKey(self.group.cluster, self.address)
+
+    def renew(self, now: float) -> None:
+        """Believe it for another lease."""
+        self.expires_at = now + self.lease_s
+        self.held = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,13 @@
 """Which brokers we believe to be alive, through whom they speak, and until when."""
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from skyroute.routing.groups import Member
 from skyroute.routing.topology import BrokerKey
+
+NOBODY: Final = -1
+"""The holder of brokers that were restored and have not been heard from: no connection has this number."""
 
 
 class Leases:
@@ -32,6 +36,11 @@ class Leases:
 
     def find(self, key: BrokerKey) -> Member | None:
         return self._by_key.get(key)
+
+    @property
+    def unconfirmed_count(self) -> int:
+        """How many restored brokers have not been heard from yet."""
+        return len(self._by_holder.get(NOBODY, ()))
 
     def held_by(self, holder: int) -> Iterable[Member]:
         return self._by_holder.get(holder, ())

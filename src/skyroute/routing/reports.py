@@ -2,10 +2,12 @@
 
 from skyroute.routing.events import (
     BrokerChanged,
+    BrokerConfirmed,
     BrokerJoined,
     BrokerLeft,
     Cause,
     GroupChanged,
+    LeaseHeld,
     SmallestIdChanged,
     WritesChanged,
 )
@@ -16,7 +18,7 @@ Standing = tuple[int, str | None, DataVersion]
 """What may change of a broker that stays: its id, its replication address, its table's edition."""
 
 
-def broker_joined(member: Member) -> BrokerJoined:
+def broker_joined(member: Member, cause: Cause = Cause.REGISTERED) -> BrokerJoined:
     """A broker that was just put into its group."""
     return BrokerJoined(
         cluster=member.group.cluster,
@@ -27,6 +29,32 @@ def broker_joined(member: Member) -> BrokerJoined:
         version=member.version,
         lease_s=member.lease_s,
         holder=member.holder,
+        cause=cause,
+    )
+
+
+def broker_confirmed(member: Member, cause: Cause) -> BrokerConfirmed:
+    """A restored broker that was just heard from."""
+    return BrokerConfirmed(
+        cluster=member.group.cluster,
+        broker_name=member.group.name,
+        broker_id=member.broker_id,
+        address=member.address,
+        version=member.version,
+        holder=member.holder,
+        cause=cause,
+    )
+
+
+def lease_held(member: Member) -> LeaseHeld:
+    """A broker whose lease was just lengthened."""
+    return LeaseHeld(
+        cluster=member.group.cluster,
+        broker_name=member.group.name,
+        broker_id=member.broker_id,
+        address=member.address,
+        version=member.version,
+        lease_s=member.lease_s,
     )
 
 
@@ -60,7 +88,13 @@ def broker_changed(member: Member, before: Standing, after: Standing) -> BrokerC
 
 
 def group_placed(
-    group: Group, cluster: str, zone: str | None, *, acting_master: bool, is_new: bool
+    group: Group,
+    cluster: str,
+    zone: str | None,
+    *,
+    acting_master: bool,
+    is_new: bool,
+    cause: Cause = Cause.REGISTERED,
 ) -> list[GroupChanged]:
     """What a registration says of a whole group, asked before it is written."""
     if not is_new and (group.cluster, group.zone, group.acting_master) == (cluster, zone, acting_master):
@@ -74,7 +108,7 @@ def group_placed(
             acting_master_after=acting_master,
             zone_before=group.zone,
             zone_after=zone,
-            cause=Cause.REGISTERED,
+            cause=cause,
         )
     ]
 

@@ -5,7 +5,7 @@ decides, and may refuse, then writes everything, then returns what happened as e
 How the table is read for clients is in `discovery`.
 """
 
-from collections.abc import Iterable, KeysView, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from sys import intern
 from types import MappingProxyType
 from typing import Final
@@ -15,7 +15,8 @@ from skyroute.routing.claims import Claim, find_claim
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import BrokerLeft, Cause, FilterServersChanged, MappingsChanged, RouteEvent, TopicsChanged
 from skyroute.routing.groups import Group, Member, QueueDelta
-from skyroute.routing.leases import Leases
+from skyroute.routing.image import GroupImage, TableImage, image_of
+from skyroute.routing.leases import NOBODY, Leases
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
 from skyroute.routing.topic_index import TopicIndex
 from skyroute.routing.topology import BrokerGroup, BrokerKey, QueueSettings, StaticMapping
@@ -108,6 +109,20 @@ class RouteTable:
         members = () if group is None else group.by_id()
         return {member.address: member.filter_servers for member in members if member.filter_servers}
 
+    @property
+    def unconfirmed_count(self) -> int:
+        """How many brokers were restored after a restart and have not been heard from yet."""
+        return self._leases.unconfirmed_count
+
+    def is_unconfirmed(self, broker_name: str) -> bool:
+        """Whether a group has a broker that was restored and has not been heard from yet."""
+        group = self._groups.get(broker_name)
+        return group is not None and not all(member.confirmed for member in group.members.values())
+
+    def image(self, now: float) -> TableImage:
+        """All that is kept over a restart, as a value."""
+        return image_of(self._groups.values(), now)
+
     def version_of(self, key: BrokerKey) -> DataVersion | None:
         """The edition of a broker's topic table that is known here."""
         member = self._leases.find(key)
@@ -156,7 +171,7 @@ class RouteTable:
             return RegistrationOutcome(superseded=True)
         claim.refuse_partial()
         if claim.own is not None and claim.is_overtaken(holder):
-            claim.own.expires_at = now + claim.own.lease_s
+            claim.own.renew(now)
             return RegistrationOutcome(overtaken=True)
         delta = claim.compare_topics(delete_missing=delete_missing_topics)
         self._check_room(brokers=int(claim.is_newcomer), topic_entries=delta.growth)
@@ -178,13 +193,30 @@ class RouteTable:
             events += self._apply(self._groups[name], delta, Cause.TOPIC_REGISTERED)
         return tuple(events)
 
-    def renew(self, key: BrokerKey, now: float) -> bool:
-        """Believe a broker for another lease. False: it is not known here."""
+    def renew(self, key: BrokerKey, *, holder: int, now: float) -> tuple[RouteEvent, ...] | None:
+        """Believe a broker for another lease. None: it is not known here.
+
+        `holder` counts only for a restored broker, which speaks through nobody yet.
+        """
         member = self._leases.find(key)
         if member is None:
-            return False
-        member.expires_at = now + member.lease_s
-        return True
+            return None
+        member.renew(now)
+        return () if member.confirmed else tuple(self._confirm(member, Cause.HEARTBEAT, holder=holder))
+
+    def restore(self, image: TableImage, *, lease_s: float, now: float) -> tuple[RouteEvent, ...]:
+        """Fill an empty table with what was known before a restart.
+
+        Nobody speaks for these brokers until they are heard from, and they are believed for `lease_s` at most.
+
+        Raises:
+            ImageError: It is not the image of a table; nothing was changed.
+            TableFullError: The table has no room for it; nothing was changed.
+        """
+        assert not self._groups, "only an empty table is restored"
+        image.check()
+        self._check_room(brokers=image.broker_count, topic_entries=image.topic_entry_count)
+        return tuple(event for saved in image.groups for event in self._restore_group(saved, now, lease_s))
 
     # Brokers and topics go.
 
@@ -202,6 +234,22 @@ class RouteTable:
     def evict_expired(self, now: float) -> tuple[RouteEvent, ...]:
         """Let every broker go whose lease has run out."""
         return tuple(self._leave(self._leases.expired(now), Cause.LEASE_EXPIRED))
+
+    def hold_expired(self, now: float, *, share_max: float) -> tuple[RouteEvent, ...]:
+        """Believe brokers whose leases have run out once more, if they are more than this share of all.
+
+        So many do not fall silent by themselves; it is more likely that we, or the line to all of them, stood still.
+        A broker is held once, and again only after it was heard from. One that was restored after a restart and not
+        heard from since is not held: it has been believed without a word for long enough.
+        """
+        expired = self._leases.expired(now)
+        if len(expired) <= share_max * len(self._leases):
+            return ()
+        held = [member for member in expired if member.confirmed and not member.held]
+        for member in held:
+            member.renew(now)
+            member.held = True
+        return tuple(map(reports.lease_held, held))
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> tuple[RouteEvent, ...]:
         """Forget a topic, in one cluster or everywhere. A broker that still has it brings it back by registering."""
@@ -259,10 +307,55 @@ class RouteTable:
         ]
         return _outcome(member, events)
 
+    def _restore_group(self, saved: GroupImage, now: float, lease_s: float) -> Iterator[RouteEvent]:
+        group, cause = Group(saved.name, saved.cluster), Cause.RESTORED
+        yield from reports.group_placed(
+            group, saved.cluster, saved.zone, acting_master=saved.acting_master, is_new=True, cause=cause
+        )
+        group.zone, group.acting_master = saved.zone, saved.acting_master
+        self._groups[group.name] = group
+        self._clusters.setdefault(group.cluster, {})[group.name] = None
+        for known in saved.members:
+            left_s = lease_s if known.left_s is None else known.left_s
+            member = Member(
+                group=group,
+                broker_id=known.broker_id,
+                address=known.address,
+                ha_address=known.ha_address,
+                version=known.version,
+                lease_s=known.lease_s,
+                expires_at=now + min(lease_s, known.lease_s, left_s),
+                holder=NOBODY,
+                knows_acting=known.knows_acting,
+                filter_servers=known.filter_servers,
+                confirmed=False,
+                restored=True,
+            )
+            group.members[member.broker_id] = member
+            self._leases.add(member)
+            yield reports.broker_joined(member, cause)
+        mappings = {topic: (None, mapping) for topic, mapping in saved.mappings.items()}
+        yield from self._apply(group, QueueDelta(added=saved.queues, mappings=mappings), cause)
+        group.forbidden = set(saved.forbidden)
+        yield from reports.writes_changed(group, cause, forbidden=saved.forbidden)
+        for member in group.by_id():
+            if member.filter_servers:
+                yield FilterServersChanged(
+                    group.cluster, group.name, member.address, (), after=member.filter_servers, cause=cause
+                )
+
+    def _confirm(self, member: Member, cause: Cause, *, holder: int) -> list[RouteEvent]:
+        """Take note that a broker was heard from, through this holder, if it was not since a restart."""
+        if member.confirmed:
+            return []
+        self._leases.hand_over(member, holder)
+        member.confirmed = True
+        return [reports.broker_confirmed(member, cause)]
+
     def _admit(self, claim: Claim, delta: QueueDelta, *, holder: int, now: float) -> RegistrationOutcome:
         """Write a claim that has passed every rule: nothing from here on refuses."""
         registration, table, group, member = claim.registration, claim.table, claim.group, claim.own
-        smallest_before = group.smallest
+        smallest_before, edition = group.smallest, claim.edition
         events: list[RouteEvent] = []
         if member is not None:
             # First of all, so that those who leave know whether their holder still speaks for anyone.
@@ -274,10 +367,11 @@ class RouteTable:
         if claim.rival is not None:
             events.append(self._remove(claim.rival, Cause.ADDRESS_REPLACED, joining=holder))
         if member is None:
-            member = self._join(group, registration, table.version, holder=holder, now=now)
+            member = self._join(group, registration, edition, holder=holder, now=now)
             events.append(reports.broker_joined(member))
         else:
-            events += self._refresh(member, registration, table.version, holder=holder, now=now)
+            events += self._refresh(member, registration, edition, holder=holder, now=now)
+        member.restored = member.restored and claim.is_partial
         member.fingerprint = registration.fingerprint
         events += self._apply(group, delta, Cause.REGISTERED, table.version)
         if table.filter_servers is not None and table.filter_servers != member.filter_servers:
@@ -345,16 +439,17 @@ class RouteTable:
         after = (registration.broker_id, registration.ha_address, version)
         self._leases.hand_over(member, holder)
         member.lease_s = self._lease_s if registration.lease_s is None else registration.lease_s
-        member.expires_at = now + member.lease_s
+        member.renew(now)
         member.knows_acting = registration.acting_master is not None
+        events = self._confirm(member, Cause.REGISTERED, holder=holder)
         if before == after:
-            return []
+            return events
         if before[0] != after[0]:
             group.forget_fingerprints()
             del group.members[before[0]]
             group.members[after[0]] = member
         member.broker_id, member.ha_address, member.version = after
-        return [reports.broker_changed(member, before, after)]
+        return [*events, reports.broker_changed(member, before, after)]
 
     def _leave(self, members: Iterable[Member], cause: Cause, *, joining: int | None = None) -> list[RouteEvent]:
         """Let brokers go, with all that follows for their groups.
@@ -364,10 +459,12 @@ class RouteTable:
         events: list[RouteEvent] = []
         for member in sorted(members, key=lambda member: -member.broker_id):
             group, smallest_before = member.group, member.group.smallest
-            events.append(self._remove(member, cause, joining=joining))
+            never_heard = cause is Cause.LEASE_EXPIRED and not member.confirmed
+            its_cause = Cause.NOT_CONFIRMED if never_heard else cause
+            events.append(self._remove(member, its_cause, joining=joining))
             if not group.members:
                 events += self._dissolve(group)
-            events += reports.smallest_changed(group, smallest_before, cause)
+            events += reports.smallest_changed(group, smallest_before, its_cause)
         return events
 
     def _remove(self, member: Member, cause: Cause, *, joining: int | None) -> BrokerLeft:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 import skyroute
-from skyroute import Message, StartPosition, StoredMessage, blocking
+from skyroute import Message, SendResult, StartPosition, StoredMessage, TransactionOutcome, blocking
 from skyroute.client.errors import ClientError, NoNameServerError, NotRunningError
 from tests.support.fake_broker import FakeCluster, fake_cluster
 
@@ -244,3 +244,40 @@ async def test_a_handler_that_exits_does_not_take_the_event_loop_along(
     cluster.put(cluster.queue("T"), b"x")
     await asyncio.wait_for(asyncio.to_thread(script), 10.0)
     assert "SystemExit cannot end the program from here" in caplog.messages
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("enough"), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
+async def test_a_handler_that_exits_ends_run(cluster: FakeCluster, error: BaseException, is_async: bool) -> None:
+    def script() -> None:
+        consumer = blocking.Consumer("c", cluster.address, start=StartPosition.FIRST)
+        consumer.subscribe("T", handler=leave_async if is_async else leave)
+        with pytest.raises(type(error)) as caught:
+            consumer.run()
+        assert caught.value is error
+        with blocking.Producer("p", cluster.address) as producer:  # all others go on
+            assert producer.send(Message("T", b"after")).ok
+
+    def leave(_: StoredMessage) -> None:
+        raise error
+
+    async def leave_async(_: StoredMessage) -> None:
+        raise error
+
+    cluster.put(cluster.queue("T"), b"x")
+    await asyncio.wait_for(asyncio.to_thread(script), 10.0)
+    assert cluster.offsets.get(("c", cluster.queue("T")), 0) == 0  # whoever comes next is given it again
+    assert [each.fields["consumerGroup"] for each in cluster.seen(35) if "consumerGroup" in each.fields] == ["c"]
+
+
+async def test_a_call_that_is_left_by_exit_is_left_in_the_thread_of_the_caller(cluster: FakeCluster) -> None:
+    def script() -> None:
+        with blocking.Producer("p", cluster.address, check=lambda _: TransactionOutcome.COMMIT) as producer:
+            with pytest.raises(SystemExit):
+                producer.send_in_transaction(Message("T", b"x"), leave)
+            assert producer.send(Message("T", b"after")).ok
+
+    async def leave(_message: Message, _sent: SendResult) -> TransactionOutcome:
+        sys.exit(3)
+
+    await asyncio.wait_for(asyncio.to_thread(script), 10.0)

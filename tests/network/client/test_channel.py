@@ -307,6 +307,19 @@ async def test_a_call_is_said_once_the_peer_listens_again() -> None:
         assert (await late).body == b"after all"
 
 
+async def test_a_call_that_was_given_up_before_it_could_be_said_is_never_said() -> None:
+    async with joined() as (channel, other):
+        await fill(channel)
+        given_up, late = call(channel, b"given up"), call(channel, b"late")
+        await asyncio.sleep(0)
+        given_up.cancel()
+        while (command := await other.hear()).body != b"late":
+            assert command.is_one_way
+        await other.answer(command)
+        await late
+        assert (channel._awaited, channel._held_back) == ({}, {})
+
+
 async def test_a_call_that_ends_twice_at_once_loses_no_exception() -> None:
     async with joined() as (channel, _):
         await fill(channel)
@@ -381,6 +394,26 @@ async def test_a_retired_line_ends_with_its_last_answer() -> None:
         await other.answer(heard[1])
         await second
         await asyncio.wait_for(asyncio.shield(channel.ended), WAIT_S)
+
+
+async def test_a_retired_line_ends_when_nobody_waits_for_its_last_answer() -> None:
+    async with joined() as (channel, other):
+        waiting = call(channel)
+        await other.hear()
+        channel.retire()
+        waiting.cancel()
+        assert await other.is_hung_up_on()
+
+
+async def test_a_retired_line_ends_when_its_last_answer_is_late() -> None:
+    async with joined() as (channel, other):
+        waiting = call(channel, timeout_s=0.05)
+        await other.hear()
+        channel.retire()
+        await other.say(encode_reply(Reply(), 12345))  # it is alive
+        with pytest.raises(CallTimeoutError):
+            await waiting
+        assert await other.is_hung_up_on()
 
 
 async def test_an_idle_line_ends_when_it_retires() -> None:

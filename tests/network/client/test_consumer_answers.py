@@ -11,7 +11,7 @@ import pytest
 from skyroute.client.consumer import Consumer
 from skyroute.client.push.handlers import ConsumeResult, RetryLater
 from skyroute.message.message import StoredMessage
-from skyroute.wire.calls.clients import decode_running_consumer
+from skyroute.wire.calls.consumers import decode_running_consumer
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.fake_broker import FakeCluster, fake_cluster
 

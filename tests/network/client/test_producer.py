@@ -698,9 +698,8 @@ async def test_a_message_that_no_broker_would_take_is_not_sent(
 
 async def test_time_that_is_over_before_it_begins(cluster: FakeCluster, producer: Producer) -> None:
     await producer.queues("T")
-    for timeout_s in (0, -1):
-        with pytest.raises(CallTimeoutError):
-            await producer.send(Message("T", b"x"), timeout_s=timeout_s)
+    with pytest.raises(CallTimeoutError):
+        await producer.send(Message("T", b"x"), timeout_s=0)
     assert cluster.seen(SEND) == []
 
 

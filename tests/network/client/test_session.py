@@ -33,6 +33,7 @@ from skyroute.wire.calls.clients import ConsumerData
 from skyroute.wire.command import Request, Response
 from tests.network.certificates import Files, client_of
 from tests.support import raw
+from tests.support.clock import ManualClock
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Peer, Reply, fake_cluster
 from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
@@ -679,3 +680,24 @@ async def test_sends_take_the_second_port_and_heartbeats_the_first(cluster: Fake
     second.close()
     assert [command.code for command in sent if command.code == 310] == [310]
     assert cluster.stored_bodies("T") == [b"x"]
+
+
+async def test_a_broker_that_stays_silent_is_not_written_about_each_time(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    cluster.hang(34, broker="broker-a")
+    async with Session(cluster.address, request_timeout_s=0.02, clock=clock) as session:
+        session.join(Producer("g", session=session))
+        await session.routes.find("T")
+        for _ in range(5):
+            await session.send_heartbeats()
+        written = [
+            line.partition(" ")[0] for line in caplog.messages if line.startswith(("channel closed", "heartbeat"))
+        ]
+        assert sorted(written) == ["channel", "heartbeat"]
+        clock.advance(10.0)
+        await session.send_heartbeats()
+        again = [line for line in caplog.messages if line.startswith("heartbeat failed")]
+        assert re.search(r"unsaid=[4-9]$", again[-1])  # some lines bring a heartbeat of their own
+        assert len(again) == 2

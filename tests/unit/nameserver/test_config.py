@@ -37,6 +37,9 @@ CLIENT_KEYS = split("""
 OWN_KEYS = split("""
     frameMaxLength registrationMaxLength serverMaxConnections serverBufferedBytesMax prologueTimeoutSeconds
     brokersMax topicEntriesMax kvConfigMaxBytes
+    memoryPath journalEnable journalSegmentBytes journalSegmentSeconds journalMaxBytes journalMaxAgeHours
+    journalQueueMax warmRestartEnable warmRestartLeaseSeconds snapshotIntervalSeconds snapshotMaxAgeSeconds
+    massExpiryPercent watchEnable
 """)
 
 

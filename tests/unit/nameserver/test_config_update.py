@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.nameserver.config import UPDATE_CHARS_MAX, NameServerConfig, UpdatedConfig
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.settings.config import UPDATE_CHARS_MAX, UpdatedConfig
 from skyroute.settings.errors import BlackListedError, ConfigError, FileWriteError, MalformedPropertiesError
 from skyroute.settings.properties import parse_properties, read_properties
 

@@ -174,7 +174,7 @@ def test_another_address_under_the_same_id_takes_over_and_the_old_lease_is_gone(
     left = only(events, BrokerLeft)
     assert (left.address, left.cause, left.holder, left.holder_is_idle) == (MASTER, Cause.ADDRESS_REPLACED, 1, True)
     assert member_addresses(table, "broker-a") == {0: OTHER}
-    assert not table.renew(BrokerKey("c1", MASTER), now=1.0)
+    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=1.0) is None
     assert table.drop_holder(1) == ()
     assert table.filter_servers("broker-a") == {}
 
@@ -246,8 +246,8 @@ def test_leases_move_with_their_group_to_another_cluster() -> None:
     tell(table, registration(), holder=1)
     tell(table, registration(1, SLAVE), holder=2)
     tell(table, registration(cluster="c2"), holder=1)
-    assert not table.renew(BrokerKey("c1", SLAVE), now=1.0)
-    assert table.renew(BrokerKey("c2", SLAVE), now=1.0)
+    assert table.renew(BrokerKey("c1", SLAVE), holder=1, now=1.0) is None
+    assert table.renew(BrokerKey("c2", SLAVE), holder=1, now=1.0) is not None
     table.drop_holder(2)
     assert member_addresses(table, "broker-a") == {0: MASTER}
 
@@ -297,14 +297,14 @@ def test_a_silent_broker_is_evicted_just_after_its_lease() -> None:
 def test_a_broker_may_name_its_own_lease_and_a_renewal_keeps_to_it() -> None:
     table = RouteTable(lease_s=60.0)
     tell(table, registration(lease_s=3.0), now=0.0)
-    assert table.renew(BrokerKey("c1", MASTER), now=2.0)
+    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=2.0) is not None
     assert table.evict_expired(now=5.0) == ()
     assert table.evict_expired(now=5.1) != ()
 
 
 def test_an_unknown_broker_cannot_renew() -> None:
     table = RouteTable()
-    assert not table.renew(BrokerKey("c1", MASTER), now=0.0)
+    assert table.renew(BrokerKey("c1", MASTER), holder=1, now=0.0) is None
     assert table.version_of(BrokerKey("c1", MASTER)) is None
 
 

@@ -264,7 +264,7 @@ def test_a_body_is_forgotten_by_whatever_could_make_it_news_again(change: Callab
     [
         pytest.param(lambda table: table.delete_topic("unknown"), id="a topic nobody has"),
         pytest.param(lambda table: table.forbid_writes("broker-a"), id="a ban, which the same edition does not lift"),
-        pytest.param(lambda table: table.renew(KEY, now=1.0), id="a heartbeat"),
+        pytest.param(lambda table: table.renew(KEY, holder=1, now=1.0), id="a heartbeat"),
         pytest.param(lambda table: tell(table, registration(1, SLAVE, version=2)), id="a slave's new edition"),
         pytest.param(lambda table: tell(table, registration(name="b", address=OTHER)), id="another group"),
     ],

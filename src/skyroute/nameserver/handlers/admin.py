@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from skyroute.nameserver.changes import Record, SettingsChanged
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.brokers import Publish
 from skyroute.remoting.dispatch import Peer
@@ -24,6 +25,7 @@ class AdminHandlers:
     config: NameServerConfig
     publish: Publish
     on_config_changed: Callable[[], None]
+    record: Record
 
     def forbid_writes(self, request: Request, peer: Peer) -> Response:
         broker_name = required_name(request.fields, "brokerName")
@@ -51,6 +53,7 @@ class AdminHandlers:
         return Response(body=self.config.render().encode())
 
     def update_config(self, request: Request, peer: Peer) -> Response:
+        before = _listed(self.config)
         try:
             updated = self.config.apply_update(request.body.decode())
         except BlackListedError as error:
@@ -63,6 +66,9 @@ class AdminHandlers:
             return Response.error(f"string2Properties error: {error}")
         if updated.changed:
             log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(updated.changed)))
+            after = _listed(self.config)
+            values = {key: (before.get(key), after.get(key)) for key in sorted(updated.changed)}
+            self.record([SettingsChanged(values, peer.address)])
         if updated.needs_restart:
             log.warning(
                 "settings take effect after a restart keys=%s file=%s (give it with -c)",
@@ -71,3 +77,9 @@ class AdminHandlers:
             )
         self.on_config_changed()
         return Response()
+
+
+def _listed(config: NameServerConfig) -> dict[str, str]:
+    """Every setting that a remote asker may see."""
+    pairs = (line.partition("=") for line in config.render().splitlines())
+    return {key: value for key, _, value in pairs}

@@ -14,6 +14,7 @@ from skyroute.routing.errors import PartialFirstRegistrationError, RegistrationR
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
+from skyroute.routing.topology import BrokerKey
 from skyroute.wire.calls.kv import ORDER_TOPICS, encode_kv_table
 from skyroute.wire.calls.registration import (
     body_fingerprint,
@@ -55,7 +56,7 @@ class BrokerHandlers:
         if len(request.body) <= LARGE_BODY_BYTES:
             return run_through(steps)
         # It may have to wait for others; its broker has been heard from all the same.
-        self.table.renew(registration.key, self.clock.monotonic())
+        self._renew(registration.key, peer)
         return InTurn(self.pace.run(steps))
 
     def _register(self, registration: Registration, request: Request, peer: Peer) -> Generator[None, None, Response]:
@@ -110,14 +111,17 @@ class BrokerHandlers:
         self.publish(events)
         return Response()
 
-    def heartbeat(self, request: Request, _peer: Peer) -> Response:
-        self.table.renew(decode_broker_key(request), self.clock.monotonic())
+    def heartbeat(self, request: Request, peer: Peer) -> Response:
+        self._renew(decode_broker_key(request), peer)
         return Response()
 
-    def query_data_version(self, request: Request, _peer: Peer) -> Response:
+    def _renew(self, key: BrokerKey, peer: Peer) -> None:
+        self.publish(self.table.renew(key, holder=peer.connection, now=self.clock.monotonic()) or ())
+
+    def query_data_version(self, request: Request, peer: Peer) -> Response:
         """Compare versions. It counts as a heartbeat whatever the outcome: some brokers send nothing else."""
         key = decode_broker_key(request)
-        self.table.renew(key, self.clock.monotonic())
+        self._renew(key, peer)
         theirs, ours = decode_data_version(request.body), self.table.version_of(key)
         return encode_version_reply(ours, changed=ours is None or ours != theirs)
 

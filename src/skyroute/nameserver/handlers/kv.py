@@ -1,11 +1,11 @@
 """Key-value config: small facts that operators leave at a name server, the order of topics among them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from skyroute.nameserver.changes import KvChanged, Record
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.dispatch import Peer
-from skyroute.wire.calls.kv import ORDER_TOPICS, decode_kv_key, encode_kv_table
+from skyroute.wire.calls.kv import decode_kv_key, encode_kv_table
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
@@ -17,16 +17,16 @@ class KvHandlers:
     """Every change is on disk before it is answered."""
 
     kv: KvConfig
-    on_order_changed: Callable[[], None]
-    """Called when the order of a topic changed, which routes show."""
+    record: Record
 
-    def put(self, request: Request, _peer: Peer) -> Response:
+    def put(self, request: Request, peer: Peer) -> Response:
         where = decode_kv_key(request)
         value = request.fields.get("value")
         if value is None:
             raise FieldError("value is required")
+        before = self.kv.get(where.namespace, where.key)
         self.kv.put(where.namespace, where.key, value)
-        self._tell(where.namespace)
+        self._tell(KvChanged(where.namespace, where.key, before, value, peer.address))
         return Response()
 
     def get(self, request: Request, _peer: Peer) -> Response:
@@ -37,10 +37,11 @@ class KvHandlers:
             return Response(ResponseCode.QUERY_NOT_FOUND, remark)
         return Response(fields={"value": value})
 
-    def delete(self, request: Request, _peer: Peer) -> Response:
+    def delete(self, request: Request, peer: Peer) -> Response:
         where = decode_kv_key(request)
+        before = self.kv.get(where.namespace, where.key)
         self.kv.delete(where.namespace, where.key)
-        self._tell(where.namespace)
+        self._tell(KvChanged(where.namespace, where.key, before, None, peer.address))
         return Response()
 
     def list_namespace(self, request: Request, _peer: Peer) -> Response:
@@ -50,6 +51,6 @@ class KvHandlers:
             return Response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
         return Response(body=encode_kv_table(table))
 
-    def _tell(self, namespace: str) -> None:
-        if namespace == ORDER_TOPICS:
-            self.on_order_changed()
+    def _tell(self, change: KvChanged) -> None:
+        if change.before != change.after:
+            self.record([change])

@@ -1,7 +1,7 @@
 """Where things are: routes of topics, members of clusters, lists of topics."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -13,7 +13,6 @@ from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.upstream import FORWARDED, Upstream
 from skyroute.remoting.dispatch import Peer
 from skyroute.routing import discovery
-from skyroute.routing.events import BrokerChanged, MappingsChanged, RouteEvent, TopicsChanged, WritesChanged
 from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import (
@@ -68,16 +67,22 @@ class RouteHandlers:
         self._strict_answers: dict[str, Response] = {}
         self._legacy_answers: dict[str, Response] = {}
         self._answer_bytes = 0
+        self.is_warm = False
+        """Routes were restored from before a restart."""
+        self.unconfirmed_answers = 0
+        """Routes given that name a broker which was restored and has not been heard from since."""
 
     # The route of a topic
 
     def get_route(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
-        if self._config.need_wait_for_service and self._is_waiting():
-            return _NOT_READY
         query = decode_route_query(request)
+        if self._config.need_wait_for_service and self._is_waiting(query.topic):
+            return _NOT_READY
         answers = self._strict_answers if query.dialect is _STRICT else self._legacy_answers
         known = answers.get(query.topic)
         if known is not None and query.zone is None:
+            # One that does not last has to come by here every time, to be counted.
+            self.unconfirmed_answers += not known.lasting
             return known
         return self._look_up(query)
 
@@ -90,8 +95,11 @@ class RouteHandlers:
             return self._upstream.find_route(query.topic, response)
         return response
 
-    def _is_waiting(self) -> bool:
-        return self._clock.monotonic() - self._started_at < self._config.wait_for_service_s
+    def _is_waiting(self, topic: str) -> bool:
+        """Return whether it is too soon to answer: after a warm restart only for topics that were not known before."""
+        if self._clock.monotonic() - self._started_at >= self._config.wait_for_service_s:
+            return False
+        return not (self.is_warm and self._table.serving(topic))
 
     def _look_up(self, query: RouteQuery) -> Response:
         config = self._config
@@ -104,9 +112,11 @@ class RouteHandlers:
         if config.order_message_enable or config.cluster_test:
             route = replace(route, order_config=self._kv.get(ORDER_TOPICS, query.topic))
         body = encode_route(route, query.dialect)
+        is_unconfirmed = self.is_warm and any(self._table.is_unconfirmed(group.name) for group in route.groups)
+        self.unconfirmed_answers += is_unconfirmed
         if query.zone is not None:
             return Response(body=body)
-        response = Response(body=body, lasting=True)
+        response = Response(body=body, lasting=not is_unconfirmed)
         self._remember(query, response)
         return response
 
@@ -120,24 +130,10 @@ class RouteHandlers:
             self._answer_bytes -= len(replaced.body)
         answers[query.topic] = response
 
-    def forget(self, events: Iterable[RouteEvent]) -> None:
-        """Drop the answers that these changes made untrue."""
-        for event in events:
-            if not self._answer_bytes:
-                return
-            match event:
-                case TopicsChanged():
-                    self._forget_topics([*event.added, *event.changed, *event.removed])
-                case WritesChanged():
-                    self._forget_topics(event.forbidden | event.restored)
-                case MappingsChanged():
-                    self._forget_topics(event.changed)
-                case BrokerChanged() if event.id_before == event.id_after:
-                    continue  # versions and replication addresses are not in a route
-                case _:
-                    self._forget_topics(self._table.topics_of(event.broker_name))
-
-    def _forget_topics(self, topics: Iterable[str]) -> None:
+    def forget(self, topics: Collection[str]) -> None:
+        """Drop the answers for these topics: they are not true any more."""
+        if not self._answer_bytes:
+            return
         for answers in (self._strict_answers, self._legacy_answers):
             for topic in topics:
                 gone = answers.pop(topic, None)

@@ -1,0 +1,173 @@
+"""`skyroute journal tail`, `show` and `verify`."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+import msgspec
+
+from skyroute.cli.admin.output import pairs, print_json
+from skyroute.cli.journal.lines import HEADING, show_record
+from skyroute.cli.journal.selection import Selection
+from skyroute.cli.journal.times import as_moment
+from skyroute.errors import SkyrouteError
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.journal.reader import Follower, is_journal, last_records, read_records
+from skyroute.nameserver.journal.schema import Record
+from skyroute.nameserver.journal.verify import verify as verify_journal
+from skyroute.nameserver.memory_folder import JOURNAL_NAME
+
+FOLLOW_S: Final = 0.2
+"""How often a journal that is followed is looked at."""
+PROBLEMS_SHOWN: Final = 100
+
+_Command = Callable[..., Any]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+def journal() -> None:
+    """Read what a name server has recorded: every change of a route.
+
+    The journal is found by the settings of the name server (-c), or where a name server without any would keep it.
+    """
+
+
+def _finding(command: _Command) -> _Command:
+    """Give a command the options that say which journal is meant."""
+    path = click.option(
+        "--path",
+        type=click.Path(path_type=Path, exists=True, file_okay=False),
+        help="The folder of the journal, or memoryPath, which holds it.",
+    )
+    config = click.option("-c", "--configFile", "config_file", metavar="FILE", help="The name server's settings.")
+    return path(config(command))
+
+
+def _folder(path: Path | None, config_file: str | None) -> Path:
+    if path is None:
+        try:
+            memory = NameServerConfig.load(config_file).memory
+        except SkyrouteError as error:
+            raise click.ClickException(str(error)) from error
+        if memory is None:
+            raise click.ClickException("these settings keep no journal")
+        path = memory.path
+    folder = path / JOURNAL_NAME if (path / JOURNAL_NAME).is_dir() else path
+    try:
+        found = is_journal(folder)
+    except OSError as error:
+        raise click.ClickException(f"cannot read {folder}: {error.strerror}") from error
+    if not found:
+        raise click.ClickException(f"there is no journal in {folder}: say where it is with --path, or -c")
+    return folder
+
+
+@journal.command()
+@_finding
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=20, show_default=True, help="How many.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on, until it is interrupted.")
+@click.option("--json", "as_json", is_flag=True, help="The records as they are stored.")
+def tail(path: Path | None, config_file: str | None, lines: int, *, follow: bool, as_json: bool) -> None:
+    """Show the last records."""
+    folder = _folder(path, config_file)
+    last = _last(folder, max(lines, 1))
+    seen = last[-1].seq if last else 0
+    _print(last[len(last) - lines :] if lines < len(last) else last, as_json=as_json)
+    if follow:
+        with suppress(KeyboardInterrupt):  # which is how it is meant to end
+            _follow(Follower(folder, seen), as_json=as_json)
+
+
+@journal.command()
+@_finding
+@click.option("--topic", help="What concerns this topic: also that brokers which serve it come and go.")
+@click.option("--broker", metavar="NAME", help="What concerns this broker group.")
+@click.option(
+    "--since",
+    "since_ms",
+    metavar="TIME",
+    callback=as_moment,
+    help="From then on: 2026-11-15T11:00, 11:00 for today, or 10m for ten minutes ago.",
+)
+@click.option("--until", "until_ms", metavar="TIME", callback=as_moment, help="Up to then.")
+@click.option("--json", "as_json", is_flag=True, help="The records as they are stored.")
+def show(
+    path: Path | None,
+    config_file: str | None,
+    topic: str | None,
+    broker: str | None,
+    since_ms: int | None,
+    until_ms: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Show records of a topic, a broker, a time."""
+    folder = _folder(path, config_file)
+    selection = Selection(topic, broker, since_ms, until_ms)
+    # Who serves a topic is told by what came before.
+    records = _read(folder, since_ms=None if topic else since_ms)
+    _print((record for record in records if selection.wants(record)), as_json=as_json)
+
+
+@journal.command()
+@_finding
+@click.option("--json", "as_json", is_flag=True, help="The findings for a program.")
+def verify(path: Path | None, config_file: str | None, *, as_json: bool) -> None:
+    """Read everything and say whether it is whole; exit code 1 if it is not."""
+    folder = _folder(path, config_file)
+    try:
+        report = verify_journal(folder)
+    except OSError as error:
+        raise click.ClickException(f"cannot read {folder}: {error.strerror}") from error
+    if as_json:
+        print_json({**msgspec.to_builtins(report), "sound": report.is_sound})
+    else:
+        found = msgspec.to_builtins(report)
+        del found["problems"]
+        click.echo(pairs({"folder": folder, **{name.replace("_", " "): value for name, value in found.items()}}))
+        for problem in report.problems[:PROBLEMS_SHOWN]:
+            click.echo(f"PROBLEM {problem}")
+        if len(report.problems) > PROBLEMS_SHOWN:
+            click.echo(f"... and {len(report.problems) - PROBLEMS_SHOWN} more")
+        click.echo("the journal is whole" if report.is_sound else "the journal is NOT whole")
+    sys.exit(0 if report.is_sound else 1)
+
+
+def _read(folder: Path, *, after: int = 0, since_ms: int | None = None) -> Iterator[Record]:
+    try:
+        yield from read_records(folder, after=after, since_ms=since_ms)
+    except (SkyrouteError, OSError) as error:
+        raise click.ClickException(f"{error} (skyroute journal verify tells more)") from error
+
+
+def _follow(follower: Follower, *, as_json: bool) -> NoReturn:
+    while True:
+        try:
+            for record in follower.read_new():
+                _print_line(record, as_json=as_json)
+        except (SkyrouteError, OSError) as error:
+            raise click.ClickException(f"{error} (skyroute journal verify tells more)") from error
+        sys.stdout.flush()
+        time.sleep(FOLLOW_S)
+
+
+def _last(folder: Path, count: int) -> list[Record]:
+    try:
+        return last_records(folder, count)
+    except (SkyrouteError, OSError) as error:
+        raise click.ClickException(f"{error} (skyroute journal verify tells more)") from error
+
+
+def _print(records: Iterable[Record], *, as_json: bool) -> None:
+    if not as_json:
+        click.echo(HEADING)
+    for record in records:
+        _print_line(record, as_json=as_json)
+
+
+def _print_line(record: Record, *, as_json: bool) -> None:
+    click.echo(msgspec.json.encode(record) if as_json else show_record(record))

@@ -1,0 +1,67 @@
+"""Records as lines for people."""
+
+from collections.abc import Collection, Iterator
+from itertools import islice
+from typing import Final
+
+from skyroute.cli.journal.times import show_moment
+from skyroute.nameserver.journal.schema import Kind, Record, State
+
+NAMES_SHOWN: Final = 5
+VALUE_CHARS_SHOWN: Final = 80
+HEADING: Final = f"{'#TIME':<23}  {'#SEQ':>10}  {'#WHAT':<22}  {'#BROKER':<20}  {'#CAUSE':<18}  #DETAILS"
+
+
+def show_record(record: Record) -> str:
+    """One line, in the columns of `HEADING`."""
+    broker = record.broker or ""
+    if record.broker_id is not None:
+        broker += f"[{record.broker_id}]"
+    columns = f"{show_moment(record.wall_ms):<23}  {record.seq:>10}  {record.kind:<22}  {broker:<20}  "
+    line = f"{columns}{record.cause or '':<18}  {' '.join(_details(record))}".rstrip()
+    # A value may hold anything, and must not steer the terminal.
+    return line if line.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+
+
+def _details(record: Record) -> Iterator[str]:
+    for name in ("cluster", "address", "namespace", "key", "restored_brokers", "torn_bytes", "reason"):
+        value = getattr(record, name)
+        is_told_below = name == "cluster" and record.kind == Kind.GROUP_CHANGED
+        if value is not None and not is_told_below and not (name == "torn_bytes" and value == 0):
+            yield f"{name}={value}"
+    if record.missing_from is not None:
+        yield f"missing={record.missing_from}..{record.seq}"
+    if record.kind in {Kind.BROKER_CHANGED, Kind.GROUP_CHANGED, Kind.FILTER_SERVERS_CHANGED, Kind.KV_CHANGED}:
+        yield from _difference(record.before or State(), record.after or State())
+    elif record.version is not None:
+        yield f"version={record.version.counter}"
+    if record.lease_s is not None:
+        yield f"lease_s={record.lease_s:g}"
+    for name in ("added", "changed", "removed", "forbidden", "restored", "mappings", "others"):
+        names = getattr(record, name)
+        if names:
+            yield f"{name}={_names(names)}"
+    for key, (before, after) in (record.settings or {}).items():
+        yield f"{key}={before}->{after}"
+    if record.peer is not None:
+        yield f"peer={record.peer}"
+
+
+def _difference(before: State, after: State) -> Iterator[str]:
+    for name in State.__struct_fields__:
+        old, new = getattr(before, name), getattr(after, name)
+        if old == new:
+            continue
+        if name == "version":
+            old, new = (None if version is None else version.counter for version in (old, new))
+        yield f"{name}={_word(old)}->{_word(new)}"
+
+
+def _word(value: object) -> str:
+    text = ",".join(value) if isinstance(value, tuple) else str(value)
+    return text if len(text) <= VALUE_CHARS_SHOWN else f"{text[:VALUE_CHARS_SHOWN]}…"
+
+
+def _names(names: Collection[str]) -> str:
+    shown = ",".join(islice(names, NAMES_SHOWN))
+    return f"{len(names)}[{shown}{',…' if len(names) > NAMES_SHOWN else ''}]"

@@ -1,0 +1,202 @@
+"""From what happened to what is written of it."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from skyroute.nameserver.changes import Change, Gap, KvChanged, ServerStarted, ServerStopped, SettingsChanged
+from skyroute.nameserver.journal.schema import SCHEMA_VERSION, Kind, Record, State
+from skyroute.routing.events import (
+    BrokerChanged,
+    BrokerConfirmed,
+    BrokerJoined,
+    BrokerLeft,
+    FilterServersChanged,
+    GroupChanged,
+    LeaseHeld,
+    MappingsChanged,
+    RouteEvent,
+    SmallestIdChanged,
+    TopicsChanged,
+    WritesChanged,
+)
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+class Numbered(NamedTuple):
+    """A change with its place and its time."""
+
+    seq: int
+    wall_ms: int
+    mono_ms: int
+    change: Change
+
+
+def weight_of(change: Change) -> int:
+    """Roughly how many names a change carries, which is what it costs to keep and to write."""
+    match change:
+        case TopicsChanged():
+            return 1 + len(change.added) + 2 * len(change.changed) + len(change.removed)
+        case WritesChanged():
+            return 1 + len(change.forbidden) + len(change.restored)
+        case MappingsChanged():
+            return 1 + 8 * len(change.changed)
+        case KvChanged():
+            return 1 + (len(change.before or "") + len(change.after or "")) // 64
+        case _:
+            return 1
+
+
+def encode(numbered: Numbered, server: str) -> bytes:
+    """Return the line of a change."""
+    seq, wall_ms, mono_ms, change = numbered
+    record = Record(SCHEMA_VERSION, seq, wall_ms, mono_ms, server, **_content(change))
+    try:
+        return _encoder.encode(record) + b"\n"
+    except UnicodeEncodeError:
+        # Half of a surrogate pair: no name has one, but a key-value entry or a filter server's address might.
+        return _encoder.encode(_writable(msgspec.to_builtins(record, str_keys=True))) + b"\n"
+
+
+def _writable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {_writable(key): _writable(member) for key, member in value.items()}
+        case list() | tuple():
+            return [_writable(member) for member in value]
+        case _:
+            return value
+
+
+def _content(change: Change) -> Mapping[str, Any]:
+    match change:
+        case KvChanged():
+            return {
+                "kind": Kind.KV_CHANGED,
+                "namespace": change.namespace,
+                "key": change.key,
+                "before": None if change.before is None else State(value=change.before),
+                "after": None if change.after is None else State(value=change.after),
+                "peer": change.peer,
+            }
+        case SettingsChanged():
+            return {"kind": Kind.SETTINGS_CHANGED, "settings": change.values, "peer": change.peer}
+        case ServerStarted():
+            return {
+                "kind": Kind.SERVER_STARTED,
+                "address": change.address,
+                "restored_brokers": change.restored_brokers,
+                "torn_bytes": change.torn_bytes,
+            }
+        case ServerStopped():
+            return {"kind": Kind.SERVER_STOPPED}
+        case Gap():
+            return {"kind": Kind.GAP, "missing_from": change.missing_from, "reason": change.reason}
+        case _:
+            return {"cause": change.cause, "broker": change.broker_name, **_route_content(change)}
+
+
+def _route_content(event: RouteEvent) -> Mapping[str, Any]:
+    match event:
+        case BrokerJoined() | BrokerLeft() | BrokerConfirmed() | LeaseHeld() | BrokerChanged():
+            return {"cluster": event.cluster, "address": event.address, **_broker_content(event)}
+        case GroupChanged():
+            return {
+                "kind": Kind.GROUP_CHANGED,
+                "cluster": event.cluster_after or event.cluster_before,
+                "before": _group_state(event.cluster_before, event.zone_before, event.acting_master_before),
+                "after": _group_state(event.cluster_after, event.zone_after, event.acting_master_after),
+            }
+        case FilterServersChanged():
+            return {
+                "kind": Kind.FILTER_SERVERS_CHANGED,
+                "cluster": event.cluster,
+                "address": event.address,
+                "before": State(filter_servers=event.before),
+                "after": State(filter_servers=event.after),
+            }
+        case SmallestIdChanged():
+            gone = event.offline_address
+            return {
+                "kind": Kind.SMALLEST_ID_CHANGED,
+                "cluster": event.cluster,
+                "broker_id": event.smallest_id,
+                "address": event.smallest_address,
+                "before": None if gone is None else State(address=gone),
+                "after": State(
+                    broker_id=event.smallest_id, address=event.smallest_address, ha_address=event.ha_address
+                ),
+                "others": event.others,
+            }
+        case TopicsChanged() | WritesChanged() | MappingsChanged():
+            return {"cluster": event.cluster, **_topic_content(event)}
+
+
+def _topic_content(event: TopicsChanged | WritesChanged | MappingsChanged) -> Mapping[str, Any]:
+    match event:
+        case TopicsChanged():
+            return {
+                "kind": Kind.TOPICS_CHANGED,
+                "version": event.version,
+                "added": event.added or None,
+                "changed": event.changed or None,
+                "removed": event.removed or None,
+            }
+        case WritesChanged():
+            return {
+                "kind": Kind.WRITES_CHANGED,
+                "forbidden": sorted(event.forbidden) or None,
+                "restored": sorted(event.restored) or None,
+            }
+        case MappingsChanged():
+            return {"kind": Kind.MAPPINGS_CHANGED, "mappings": event.changed}
+
+
+def _broker_content(
+    event: BrokerJoined | BrokerLeft | BrokerConfirmed | LeaseHeld | BrokerChanged,
+) -> Mapping[str, Any]:
+    match event:
+        case BrokerChanged():
+            return {
+                "kind": Kind.BROKER_CHANGED,
+                "broker_id": event.id_after,
+                "version": event.version_after,
+                "before": State(
+                    broker_id=event.id_before, ha_address=event.ha_address_before, version=event.version_before
+                ),
+                "after": State(
+                    broker_id=event.id_after, ha_address=event.ha_address_after, version=event.version_after
+                ),
+            }
+        case BrokerJoined():
+            return {
+                "kind": Kind.BROKER_JOINED,
+                "broker_id": event.broker_id,
+                "version": event.version,
+                "lease_s": event.lease_s,
+                "after": State(broker_id=event.broker_id, ha_address=event.ha_address, version=event.version),
+            }
+        case BrokerLeft():
+            return {
+                "kind": Kind.BROKER_LEFT,
+                "broker_id": event.broker_id,
+                "version": event.version,
+                "before": State(broker_id=event.broker_id, version=event.version),
+            }
+        case BrokerConfirmed():
+            return {"kind": Kind.BROKER_CONFIRMED, "broker_id": event.broker_id, "version": event.version}
+        case LeaseHeld():
+            return {
+                "kind": Kind.LEASE_HELD,
+                "broker_id": event.broker_id,
+                "version": event.version,
+                "lease_s": event.lease_s,
+            }
+
+
+def _group_state(cluster: str | None, zone: str | None, acting_master: bool) -> State | None:  # noqa: FBT001
+    return None if cluster is None else State(cluster=cluster, zone=zone, acting_master=acting_master)

@@ -1,0 +1,59 @@
+"""What the last life of a name server left in the journal's folder, and how numbering goes on from there."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from skyroute.nameserver.journal.disk import Disk
+from skyroute.nameserver.journal.index import Index, load_index
+from skyroute.nameserver.journal.schema import Kind
+from skyroute.nameserver.journal.segments import mend, open_segments, read_mark
+
+log = logging.getLogger(__name__)
+
+_TAIL_BYTES: Final = 4096
+"""Enough for the record of a stop, which is the only one that is looked for at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is before the first record of this life."""
+
+    index: Index
+    last: int
+    """No number up to this one may be given again."""
+    torn_bytes: int
+    ended_in_order: bool
+    """The last record is that of a stop, or there is none."""
+
+
+def recover(folder: Path, disk: Disk, floor: int = 0) -> Found:
+    """Mend what a crash left and find the last number.
+
+    Raises:
+        OSError: The folder cannot be read or written.
+    """
+    torn_bytes = 0
+    for path in open_segments(folder).values():
+        mended = mend(path, disk)
+        torn_bytes += mended.torn_bytes
+        records = mended.segment.records if mended.segment else 0
+        log.warning("journal segment of a crash closed file=%s records=%d torn=%d", path, records, mended.torn_bytes)
+    index, removed = load_index(folder)
+    for segment in removed:
+        log.warning("journal segment missing file=%s first=%d last=%d", segment.name, segment.first, segment.last)
+    index.write()
+    last = max(floor, index.last, *(segment.last for segment in removed), 0)
+    return Found(index, last, torn_bytes, ended_in_order=last == 0 or _ends_with_stop(index, last))
+
+
+def _ends_with_stop(index: Index, last: int) -> bool:
+    if index.last != last:
+        return False
+    newest = max(index.segments.values(), key=lambda segment: segment.last)
+    with (index.folder / newest.name).open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+        lines = file.read().splitlines()
+    mark = read_mark(lines[-1]) if lines else None
+    return mark is not None and mark.kind == Kind.SERVER_STOPPED

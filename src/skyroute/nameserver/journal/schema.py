@@ -1,0 +1,105 @@
+"""What a record of the journal is. This is a format that others read: docs/journal.md describes it, a test compares.
+
+A record is one line of JSON. Members that do not apply are left out. New members may come with any release; the version
+goes up when a member changes its meaning or goes.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from skyroute.routing.registration import DataVersion
+from skyroute.routing.topology import QueueSettings, StaticMapping
+
+SCHEMA_VERSION: Final = 1
+
+
+class Kind(StrEnum):
+    """What happened."""
+
+    SERVER_STARTED = "server_started"
+    SERVER_STOPPED = "server_stopped"
+    GAP = "gap"
+    BROKER_JOINED = "broker_joined"
+    BROKER_LEFT = "broker_left"
+    BROKER_CHANGED = "broker_changed"
+    BROKER_CONFIRMED = "broker_confirmed"
+    LEASE_HELD = "lease_held"
+    GROUP_CHANGED = "group_changed"
+    TOPICS_CHANGED = "topics_changed"
+    WRITES_CHANGED = "writes_changed"
+    MAPPINGS_CHANGED = "mappings_changed"
+    FILTER_SERVERS_CHANGED = "filter_servers_changed"
+    SMALLEST_ID_CHANGED = "smallest_id_changed"
+    KV_CHANGED = "kv_changed"
+    SETTINGS_CHANGED = "settings_changed"
+
+
+class State(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was there before a change, or is there after it."""
+
+    cluster: str | None = None
+    broker_id: int | None = None
+    address: str | None = None
+    ha_address: str | None = None
+    version: DataVersion | None = None
+    acting_master: bool | None = None
+    zone: str | None = None
+    filter_servers: tuple[str, ...] | None = None
+    value: str | None = None
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line."""
+
+    v: int
+    seq: int
+    wall_ms: int
+    mono_ms: int
+    server: str
+    kind: str
+    cause: str | None = None
+    cluster: str | None = None
+    broker: str | None = None
+    broker_id: int | None = None
+    address: str | None = None
+    version: DataVersion | None = None
+    lease_s: float | None = None
+    before: State | None = None
+    after: State | None = None
+    added: dict[str, QueueSettings] | None = None
+    changed: dict[str, tuple[QueueSettings, QueueSettings]] | None = None
+    removed: dict[str, QueueSettings] | None = None
+    forbidden: tuple[str, ...] | None = None
+    restored: tuple[str, ...] | None = None
+    mappings: dict[str, tuple[StaticMapping | None, StaticMapping | None]] | None = None
+    others: tuple[str, ...] | None = None
+    namespace: str | None = None
+    key: str | None = None
+    settings: dict[str, tuple[str | None, str | None]] | None = None
+    peer: str | None = None
+    restored_brokers: int | None = None
+    torn_bytes: int | None = None
+    missing_from: int | None = None
+    reason: str | None = None
+
+    @property
+    def topics(self) -> set[str]:
+        """Topics that the record names."""
+        maps = (self.added, self.changed, self.removed, self.mappings)
+        return {*(self.forbidden or ()), *(self.restored or ()), *(name for each in maps for name in each or ())}
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """As much of a record as its place in the journal depends on; quick to read."""
+
+    v: int
+    seq: int
+    wall_ms: int
+    kind: str
+    missing_from: int | None = None
+
+
+record_decoder: Final = msgspec.json.Decoder(Record)
+mark_decoder: Final = msgspec.json.Decoder(Mark)

@@ -1,0 +1,208 @@
+"""The files of a journal: one that is being written, under a name that readers pass over, and those that are closed.
+
+A closed segment is named by its first sequence number and never changes again.
+"""
+
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from skyroute.nameserver.journal.disk import Disk
+from skyroute.nameserver.journal.schema import Mark, mark_decoder
+
+_CLOSED: Final = re.compile(r"(\d{20})\.jsonl")
+_OPEN: Final = re.compile(r"_(\d{20})\.jsonl\.open")
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """What is known of a closed segment without reading it."""
+
+    first: int
+    last: int
+    """The sequence numbers that it covers, gaps that it records included."""
+    records: int
+    min_ms: int
+    max_ms: int
+    """The smallest and the largest wall time in it: a clock may step back."""
+    size_bytes: int
+    crc32: int | None = None
+    """Of all its bytes; None in an index that was written before there were checksums."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.first:020}.jsonl"
+
+
+def closed_segments(folder: Path) -> dict[int, Path]:
+    """Closed segments by their first number, in order."""
+    return _matching(folder, _CLOSED)
+
+
+def open_segments(folder: Path) -> dict[int, Path]:
+    """Segments that are being written, or that a crash left unfinished."""
+    return _matching(folder, _OPEN)
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
+    found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def read_content(path: Path, offset: int = 0) -> bytes | None:
+    """A segment's content from there on, also if it was closed since the folder was listed. None: it is gone."""
+    for each in (path, path.with_name(path.name.removeprefix("_").removesuffix(".open"))):
+        try:
+            with each.open("rb") as file:
+                file.seek(offset)
+                return file.read()
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def whole_lines(content: bytes) -> bytes:
+    """A file's content up to its last line end: what follows was torn off by a crash."""
+    return content[: content.rfind(b"\n") + 1]
+
+
+def read_mark(line: bytes) -> Mark | None:
+    """A line's place in the journal; None if it is no record."""
+    try:
+        return mark_decoder.decode(line)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+
+
+def summarize(content: bytes) -> Segment | None:
+    """What an index says of this content; None if there is no record in it. Lines that are none are passed over."""
+    marks = [mark for line in content.splitlines() if (mark := read_mark(line)) is not None]
+    if not marks:
+        return None
+    first, times = marks[0], [mark.wall_ms for mark in marks]
+    return Segment(
+        first=first.seq if first.missing_from is None else first.missing_from,
+        last=max(mark.seq for mark in marks),
+        records=len(marks),
+        min_ms=min(times),
+        max_ms=max(times),
+        size_bytes=len(content),
+        crc32=zlib.crc32(content),
+    )
+
+
+@dataclass(slots=True)
+class OpenSegment:
+    """The segment that is being written. After an error it holds what it held before the call that raised."""
+
+    folder: Path
+    disk: Disk
+    first: int
+    opened_at: float
+    """Monotonic seconds."""
+    _descriptor: int = -1
+    _last: int = 0
+    _records: int = 0
+    _min_ms: int = 0
+    _max_ms: int = 0
+    _crc32: int = 0
+    size_bytes: int = 0
+
+    @property
+    def path(self) -> Path:
+        return self.folder / f"_{self.first:020}.jsonl.open"
+
+    def open(self) -> None:
+        """Create the file.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        self._descriptor = self.disk.create(self.path)
+
+    def write(self, data: bytes, *, last: int, records: int, times: tuple[int, int]) -> None:
+        """Append whole lines, up to that number, of which this is the smallest and the largest time.
+
+        Raises:
+            OSError: The disk refused, and nothing of it is left in the file.
+            TornSegmentError: The disk refused even to cut off what it had taken; write to another segment.
+        """
+        try:
+            self.disk.append(self._descriptor, data)
+        except OSError as error:
+            try:
+                self.disk.cut(self._descriptor, self.size_bytes)
+            except OSError:
+                self._close()
+                raise TornSegmentError(error.errno, error.strerror) from error
+            raise
+        self._min_ms = min(self._min_ms, times[0]) if self._records else times[0]
+        self._max_ms = max(self._max_ms, times[1]) if self._records else times[1]
+        self._last = last
+        self._records += records
+        self._crc32 = zlib.crc32(data, self._crc32)
+        self.size_bytes += len(data)
+
+    def sync(self) -> None:
+        """Have it all on disk before this returns.
+
+        Raises:
+            OSError: The disk refused.
+        """
+        self.disk.sync(self._descriptor)
+
+    def finish(self) -> Segment:
+        """Close the file and give it the name under which readers find it.
+
+        Raises:
+            OSError: The disk refused; the file is still there, and `mend` can do it later.
+        """
+        try:
+            self.disk.sync(self._descriptor)
+        finally:
+            self._close()
+        done = Segment(self.first, self._last, self._records, self._min_ms, self._max_ms, self.size_bytes, self._crc32)
+        self.disk.rename(self.path, self.folder / done.name)
+        return done
+
+    def _close(self) -> None:
+        self.disk.close(self._descriptor)
+
+
+class TornSegmentError(OSError):
+    """A file may end within a line, and cannot be written any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What a crash left, and what was made of it."""
+
+    segment: Segment | None
+    """None: there was no whole line in it, and the file is gone."""
+    torn_bytes: int
+
+
+def mend(path: Path, disk: Disk) -> Mended:
+    """Cut a torn last line off an unfinished segment and close it.
+
+    Raises:
+        OSError: The disk refused; the file is as it was, or only the torn line is gone.
+    """
+    content = path.read_bytes()
+    whole = whole_lines(content)
+    segment, torn_bytes = summarize(whole), len(content) - len(whole)
+    if segment is None:
+        disk.remove(path)
+        return Mended(None, torn_bytes)
+    if torn_bytes:
+        with path.open("r+b") as file:
+            disk.cut(file.fileno(), len(whole))
+            disk.sync(file.fileno())
+    target = path.with_name(segment.name)
+    if target.exists():
+        raise FileExistsError(0, f"{target.name} is there already", str(path))
+    disk.rename(path, target)
+    return Mended(segment, torn_bytes)

@@ -1,0 +1,246 @@
+"""A real server's memory in hard times: killed, out of room, robbed of its folder, sharing it, standing still."""
+
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from skyroute.nameserver.journal.reader import read_records
+from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH
+from skyroute.nameserver.journal.schema import Kind
+from skyroute.nameserver.journal.verify import verify
+from tests.adversity.hardship import (
+    GET_CLUSTERS,
+    GET_ROUTE,
+    HEARTBEAT,
+    NO_TOPIC,
+    PATIENCE_S,
+    PUT_KV,
+    SUCCESS,
+    assert_sound,
+    broker,
+)
+from tests.support.booted import NotBootedError
+from tests.support.process import Loop, eventually, server_process
+from tests.support.raw import ClosedError, DataVersion, Line, Registration, Topic
+
+DEATHS = 4
+BALLAST = "x" * 10_000
+
+
+def settings(folder: Path, **more: object) -> dict[str, object]:
+    return {"memoryPath": folder / "memory", "snapshotIntervalSeconds": 1, **more}
+
+
+def journal(folder: Path) -> Path:
+    return folder / "memory" / "journal"
+
+
+def with_topics(number: int) -> Registration:
+    """The same broker with more topics every time."""
+    topics = [Topic(f"topic-{each}") for each in range(number + 2)]
+    return broker(topics=topics, data_version=DataVersion(counter=number + 1))
+
+
+def is_kept(folder: Path, topic: str) -> bool:
+    snapshot = folder / "memory" / "routes.snapshot"
+    return snapshot.exists() and topic.encode() in snapshot.read_bytes()
+
+
+def test_killed_at_any_moment_it_answers_at_once_and_its_journal_is_whole(
+    tmp_path: Path, chance: random.Random
+) -> None:
+    last = 0
+    for death in range(DEATHS):
+        with (
+            server_process(tmp_path, settings=settings(tmp_path)) as server,
+            Line(server.address, timeout_s=PATIENCE_S) as line,
+        ):
+            if death:
+                assert line.call(GET_ROUTE, {"topic": f"topic-{death}"}).code == SUCCESS
+            assert line.call(with_topics(death).request).code == SUCCESS
+            eventually(lambda: is_kept(tmp_path, f"topic-{death + 1}"), "a snapshot was written")  # noqa: B023
+            until = time.monotonic() + chance.uniform(0, 0.3)
+            number = 0
+            while time.monotonic() < until:
+                line.call(PUT_KV, {"namespace": "n", "key": "k", "value": f"{number}"})
+                number += 1
+            server.kill()
+        report = verify(journal(tmp_path))
+        assert report.problems == []
+        assert (report.last or 0) > last
+        last = report.last or 0
+        # What a power cut would leave besides: half a line.
+        for unfinished in journal(tmp_path).glob("_*.open"):
+            with unfinished.open("ab") as file:
+                file.write(b'{"v":1,"seq":')
+    with server_process(tmp_path, settings=settings(tmp_path)) as server:
+        assert server.stop() == 0
+        assert_sound(server.log)
+    report = verify(journal(tmp_path))
+    assert report.problems == []
+    assert (report.starts, report.stops, report.gaps) == (DEATHS + 1, 1, DEATHS)
+    started = [record for record in read_records(journal(tmp_path)) if record.kind == Kind.SERVER_STARTED]
+    assert [record.torn_bytes for record in started] == [0] + [13] * DEATHS
+    assert started[1].seq > SKIPPED_AFTER_CRASH
+
+
+def put(line: Line, number: int) -> None:
+    """A change that takes much room in the journal, and none in the log, which a limit of files would hit too."""
+    value = f"{number:06}{BALLAST}"
+    assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": value}).code == SUCCESS
+
+
+def puts(folder: Path) -> list[int]:
+    values = (record.after for record in read_records(journal(folder)) if record.kind == Kind.KV_CHANGED)
+    return [int(after.value[:6]) for after in values if after is not None and after.value is not None]
+
+
+def test_a_full_disk_costs_no_route_and_what_waited_is_written_when_there_is_room(tmp_path: Path) -> None:
+    with server_process(tmp_path, settings=settings(tmp_path)) as server:
+        with Line(server.address, timeout_s=PATIENCE_S) as line:
+            assert line.call(broker().request).code == SUCCESS
+            server.limit(resource.RLIMIT_FSIZE, 64 * 1024)  # a file that cannot grow is a disk that is full
+            for number in range(20):
+                put(line, number)
+                assert line.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
+            eventually(lambda: "journal cannot be written" in server.log, "the trouble is said")
+            server.unlimit(resource.RLIMIT_FSIZE)
+            eventually(lambda: "journal is written again" in server.log, "it goes on")
+        assert server.stop() == 0
+        assert_sound(server.log)
+        assert server.log.count("journal cannot be written") == 1
+    report = verify(journal(tmp_path))
+    assert (report.problems, report.gaps) == ([], 0)
+    assert puts(tmp_path) == list(range(20))
+
+
+def test_what_a_small_queue_could_not_hold_meanwhile_is_a_gap(tmp_path: Path) -> None:
+    with server_process(tmp_path, settings=settings(tmp_path, journalQueueMax=2000)) as server:
+        with Line(server.address, timeout_s=PATIENCE_S) as line:
+            server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
+            for number in range(40):
+                put(line, number)
+                time.sleep(0.01)
+            eventually(lambda: "journal loses changes" in server.log, "the loss is said")
+            server.unlimit(resource.RLIMIT_FSIZE)
+            eventually(lambda: "journal is written again" in server.log, "it goes on")
+            put(line, 40)
+        assert server.stop() == 0
+    report = verify(journal(tmp_path))
+    assert (report.problems, report.gaps) == ([], 1)
+    kept = puts(tmp_path)
+    assert kept == [*range(len(kept) - 1), 40]
+
+
+def test_a_folder_that_goes_away_costs_no_route(tmp_path: Path) -> None:
+    with server_process(tmp_path, settings=settings(tmp_path, journalSegmentSeconds=1)) as server:
+        with Line(server.address, timeout_s=PATIENCE_S) as line:
+            assert line.call(broker().request).code == SUCCESS
+            shutil.rmtree(tmp_path / "memory")
+            (tmp_path / "memory").write_text("in the way")
+            eventually(lambda: "journal cannot be written" in server.log, "the trouble is said")
+            eventually(lambda: "snapshot cannot be written" in server.log, "this one too")
+            assert line.call(with_topics(5).request).code == SUCCESS
+            assert line.call(GET_ROUTE, {"topic": "topic-5"}).code == SUCCESS
+            (tmp_path / "memory").unlink()
+            eventually(lambda: is_kept(tmp_path, "topic-5"), "the routes are kept again")
+            eventually(lambda: "journal is written again" in server.log, "and the journal")
+        assert server.stop() == 0
+        assert_sound(server.log)
+
+
+def test_a_second_server_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with server_process(tmp_path / "one", settings={"memoryPath": tmp_path / "memory"}) as server:
+        with (
+            pytest.raises(NotBootedError, match=rf"in use by another name server \(process {server.pid}\)") as refused,
+            server_process(tmp_path / "two", settings={"memoryPath": tmp_path / "memory"}),
+        ):
+            pass
+        assert "Traceback" not in str(refused.value)
+        with Line(server.address) as line:
+            assert line.call(GET_CLUSTERS).code == SUCCESS
+        server.kill()
+    with server_process(tmp_path / "two", settings={"memoryPath": tmp_path / "memory"}):
+        pass  # a lock does not outlive its process
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_it_serves(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with server_process(tmp_path, settings={"memoryPath": tmp_path / "file" / "memory"}) as server:
+        with Line(server.address) as line:
+            assert line.call(broker().request).code == SUCCESS
+        assert server.log.count("no journal and no warm restart") == 1
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_standing_still_again_and_again_costs_no_broker_its_place(tmp_path: Path, loop: Loop) -> None:
+    """The second time comes before the scan that the first one put off."""
+    beating = broker(heartbeat_ms=2000)
+    with server_process(tmp_path, loop=loop, settings={"scanNotActiveBrokerInterval": 1000}) as server:
+        with Line(server.address, timeout_s=PATIENCE_S) as line, Line(server.address, timeout_s=PATIENCE_S) as other:
+            assert line.call(beating.request).code == SUCCESS
+            for _ in range(2):
+                with server.suspended():
+                    until = time.monotonic() + 3.0
+                    while time.monotonic() < until:
+                        line.tell(HEARTBEAT, beating.identity)
+                        time.sleep(0.1)
+                eventually(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS, "it runs")
+                time.sleep(0.2)
+            assert "broker left" not in server.log
+            assert "lease scan late" in server.log
+            eventually(lambda: other.call(GET_ROUTE, {"topic": "TopicA"}).code == NO_TOPIC, "silence is still silence")
+        assert server.stop() == 0
+
+
+def test_the_command_reads_the_journal_of_a_running_server(tmp_path: Path) -> None:
+    with server_process(tmp_path, settings=settings(tmp_path)) as server:
+        follower = follow(tmp_path)
+        try:
+            with Line(server.address) as line:
+                assert line.call(broker().request).code == SUCCESS
+            assert follower.stdout is not None
+            said = ""
+            while "broker_left" not in said:
+                line_read = follower.stdout.readline()
+                assert line_read, "it ended"
+                said += line_read
+            assert said.index("server_started") < said.index("broker_joined") < said.index("broker_left")
+            follower.send_signal(signal.SIGINT)
+            assert follower.wait(PATIENCE_S) == 0
+        finally:
+            follower.kill()
+            follower.communicate()
+        assert server.stop() == 0
+
+
+def follow(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "skyroute", "journal", "tail", "-f", "--path", str(folder / "memory")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_deaths_while_a_large_table_is_written_leave_one_that_can_be_used(
+    tmp_path: Path, chance: random.Random
+) -> None:
+    topics = [Topic(f"a-topic-with-a-name-of-usual-length-{number:06}") for number in range(5_000)]
+    for _ in range(DEATHS):
+        with (
+            server_process(tmp_path, settings=settings(tmp_path)) as server,
+            suppress(ClosedError),
+            Line(server.address, timeout_s=PATIENCE_S) as line,
+        ):
+            assert line.call(broker(topics=topics).request).code == SUCCESS
+            time.sleep(chance.uniform(0.9, 1.2))  # a snapshot follows a change by a second
+            server.kill()
+    with server_process(tmp_path, settings=settings(tmp_path)) as server:
+        assert "snapshot not used" not in server.log
+        assert server.stop() == 0

@@ -1,0 +1,63 @@
+"""Whatever changes the bytes that a client is told of a topic, its watchers hear of.
+
+The steps are those of the route table's own model test; after each, what every client could be told of every topic is
+compared with what it would have been told before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from hypothesis import settings
+
+from skyroute.nameserver.changes import KvChanged
+from skyroute.nameserver.touched import touched_topics
+from skyroute.routing import discovery
+from skyroute.routing.events import BrokerConfirmed, LeaseHeld, RouteEvent
+from skyroute.routing.table import RouteTable
+from skyroute.wire.calls.kv import ORDER_TOPICS
+from skyroute.wire.calls.route import encode_route
+from skyroute.wire.fastjson import Dialect
+from tests.model.test_route_table import ZONES, RouteTableMachine
+
+Told = tuple[bytes | None, ...]
+
+
+def told_of(table: RouteTable, topic: str) -> Told:
+    """The route as every client would get it, whatever its zone and the server's settings."""
+    routes = (
+        discovery.find_route(table, topic, acting_master=acting_master, zone=zone)
+        for acting_master in (False, True)
+        for zone in ZONES
+    )
+    return tuple(None if route is None else encode_route(route, Dialect.STRICT) for route in routes)
+
+
+class TouchedTopicsMachine(RouteTableMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, Told] = {}
+
+    def see(self, events: Iterable[RouteEvent], *args: Any, **kwargs: Any) -> None:
+        events = tuple(events)
+        super().see(events, *args, **kwargs)
+        before, self.told = self.told, {topic: told_of(self.table, topic) for topic in self.table.topics}
+        differing = {topic for topic in before | self.told if before.get(topic) != self.told.get(topic)}
+        touched = touched_topics(self.table, events)
+        assert differing <= touched
+        if all(isinstance(event, BrokerConfirmed | LeaseHeld) for event in events):
+            assert touched == set()
+
+
+TestTouchedTopics = TouchedTopicsMachine.TestCase
+TestTouchedTopics.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def touched_by_kv(*keys: tuple[str, str]) -> Collection[str]:
+    changes = [KvChanged(namespace, key, None, "broker-a:8", "10.0.0.9:1") for namespace, key in keys]
+    return touched_topics(RouteTable(), changes)
+
+
+def test_the_order_of_a_topic_is_part_of_its_route() -> None:
+    assert touched_by_kv((ORDER_TOPICS, "Orders"), ("other", "Payments"), (ORDER_TOPICS, "no\nname")) == {"Orders"}

@@ -1,0 +1,119 @@
+"""An admin of a namespace speaks of topics and groups as the applications of that namespace do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from skyroute import Admin, Consumer, Message, Producer, PullConsumer, QueueRef, StartPosition, blocking
+from skyroute.client.admin.face import Names
+from skyroute.client.admin.groups import GroupSummary
+from skyroute.client.admin.topics import TopicTraffic, TopicUse
+from skyroute.testing import Cluster
+from skyroute.testing import cluster as own_cluster
+from skyroute.wire.calls.clients import Subscription
+from skyroute.wire.calls.groups import GroupConfig
+from tests.network.client.consumers import HURRIED, Inbox
+from tests.support.lines import eventually
+
+
+async def test_everything_is_called_as_in_the_namespace() -> None:
+    async with own_cluster() as real:
+        name_servers, broker = real.name_server_address, real.broker_addresses[0]
+        async with (
+            Admin(name_servers, namespace="tenant") as admin,
+            Admin(name_servers) as everybody,
+            Producer("p", name_servers, namespace="tenant") as producer,
+        ):
+            await everybody.create_topic("Others", broker=broker, read_queues=1, write_queues=1)
+            await everybody.create_topic("elsewhere%Orders", broker=broker, read_queues=1, write_queues=1)
+            await admin.create_topic("Orders", broker=broker, read_queues=1, write_queues=1)
+            assert "tenant%Orders" in await everybody.topics()
+            assert await admin.topics() == ["Orders"]
+            assert [queue.broker_name for queue in (await admin.route("Orders")).queues] == ["broker-0"]
+            assert (await admin.topic_config("Orders", broker)).name == "Orders"
+            assert set(await admin.topic_configs(broker)) == {"Orders"}
+            assert {"tenant%Orders", "Others"} <= set(await everybody.topic_configs(broker))
+
+            sent = await producer.send(Message("Orders", b"one", keys="k"))
+            queue = QueueRef("Orders", "broker-0", 0)
+            assert sent.queue == queue
+            status = await admin.topic_status("Orders")
+            assert (status.topic, list(status.queues)) == ("Orders", [queue])
+            assert await admin.span(queue) == (0, 1)
+            assert await admin.queues_of("Orders") == [queue]
+            assert (await admin.message_at(queue, 0)).topic == "Orders"
+            assert [m.queue for messages in [x async for x in admin.read(queue, 0, 1)] for m in messages] == [queue]
+            assert (await admin.find_message("Orders", sent.offset_id)).topic == "Orders"
+            assert await admin.allocation("Orders", ["me"]) == {"me": [queue]}
+
+            await admin.create_group(GroupConfig("g"), broker=broker)
+            assert (await admin.group_config("g", broker)).name == "g"
+            assert set(await admin.group_configs(broker)) == {"g"}
+            assert "tenant%g" in await everybody.group_configs(broker)
+            await consumed(admin, name_servers, queue)
+
+            await admin.delete_topic("Orders", await admin.only_cluster())
+            assert "Orders" not in await admin.topics()
+            assert {"Others", "elsewhere%Orders"} <= set(await everybody.topics())
+
+
+async def consumed(admin: Admin, name_servers: str, queue: QueueRef) -> None:
+    """What a group of the namespace has consumed, and what can be done about it."""
+    inbox = Inbox()
+    consumer = Consumer("g", name_servers, namespace="tenant", start=StartPosition.FIRST, pace=HURRIED)
+    consumer.subscribe("Orders", handler=inbox)
+    async with consumer:
+        await inbox.until(1)
+        assert inbox.messages[0].topic == "Orders"
+        life = consumer._life
+        assert life is not None
+        await eventually(lambda: len(life.ownership.owned) == 2)  # of the retry topic too: a name server knows of it
+        assert await admin.groups() == ["g"]
+        members = await admin.consumers("g")
+        assert set(members.subscriptions) == {"Orders", "%RETRY%g"}
+        running = await admin.running_consumer("g", consumer.session.client_id)
+        assert {each.topic for each in running.subscriptions} == {"Orders", "%RETRY%g"} == set(running.paces)
+        assert queue in running.queues
+        assert (await admin.owners("g"))[queue] == consumer.session.client_id
+        await consumer.stop()
+    progress = await admin.progress("g")
+    assert progress.group == "g"
+    assert progress.queues[queue].consumer_offset == 1
+    assert [each.group for each in await admin.summaries()] == ["g"]
+    assert await admin.readers("Orders") == ["g"]
+    uses, _ = await admin.topic_uses()
+    assert [(use.topic, use.groups) for use in uses] == [("Orders", ("g",))]
+    message = await admin.message_at(queue, 0)
+    assert [track.group for track in await admin.track(message)] == ["g"]
+    await admin.reset_queue("g", queue, 0)
+    assert (await admin.progress("g", "Orders")).queues[queue].consumer_offset == 0
+    await admin.create_group(GroupConfig("g2"), cluster=await admin.only_cluster())
+    assert await admin.clone_offsets("g", "g2", "Orders") == {queue: 0}
+    async with PullConsumer("g2", name_servers, namespace="tenant") as reader:
+        assert await reader.committed(queue) == 0
+
+
+async def test_a_script_has_it_too() -> None:
+    def script(real: Cluster) -> None:
+        with blocking.Admin(real.name_server_address, namespace="tenant") as admin:
+            admin.create_topic("Orders", broker=real.broker_addresses[0])
+            assert admin.topics() == ["Orders"]
+
+    async with own_cluster() as real:
+        await asyncio.to_thread(script, real)
+
+
+def test_names_go_in_and_come_out() -> None:
+    names = Names("tenant")
+    queue, inside = QueueRef("T", "b", 0), QueueRef("tenant%T", "b", 0)
+    assert names.into(queue) == names.into(inside) == inside
+    assert names.into("%RETRY%g") == "%RETRY%tenant%g"
+    assert names.into("RMQ_SYS_TRACE_TOPIC") == "RMQ_SYS_TRACE_TOPIC"
+    assert names.out_of({inside: [inside, (inside, 5)]}) == {queue: [queue, (queue, 5)]}
+    assert names.out_of(Subscription("tenant%T")) == Subscription("T")
+    assert names.out_of(TopicUse("tenant%T", ("C",), ("tenant%g", "h"))) == TopicUse("T", ("C",), ("g", "h"))
+    assert names.out_of(TopicTraffic("tenant%T", None, 0, 0.0, 0.0, 0, 0)).topic == "T"
+    assert names.out_of(TopicTraffic("tenant%T", "tenant%g", 0, 0.0, 0.0, 0, 0)).group == "g"
+    assert names.out_of(GroupSummary("tenant%g", None, None)) == GroupSummary("g", None, None)
+    assert names.out_of("tenant%T") == "tenant%T"  # it may be anything
+    assert names.out_of(QueueRef("other%T", "b", 0)) == QueueRef("other%T", "b", 0)

@@ -1,0 +1,97 @@
+"""What documents say about names, codes, defaults and each other is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from skyroute.broker.broker import Broker
+from skyroute.broker.config import BrokerConfig
+from skyroute.settings.keys import key_of_field
+from tests.support.shown import ROOT
+
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def section(text: str, title: str) -> str:
+    """What stands below a heading, up to the next."""
+    return re.split(r"(?m)^#+ ", text.split(f"\n{title}\n", 1)[1])[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The rows of a table, below its head."""
+    lines = re.findall(r"(?m)^\|(.*)\|$", text)
+    return [[cell.strip() for cell in line.split("|")] for line in lines[2:]]
+
+
+def anchors(document: Path) -> set[str]:
+    titles = re.findall(r"(?m)^#+ (.*)$", document.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        there = document if not name else (document.parent / name)
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tmp_path: Path) -> None:
+    listed: set[int] = set()
+    for codes, _, answer in rows(section(text_of("docs/compatibility.md"), "## The broker")):
+        if answer.startswith(("supported", "kept")):
+            listed |= {int(code) for code in codes.split(", ")}
+    config = BrokerConfig(bind_address="127.0.0.1", listen_port=0, store_path_root_dir=str(tmp_path))
+    broker = Broker(config)
+    await broker.start()
+    try:
+        assert listed == set(broker.parts.handlers())
+    finally:
+        await broker.stop()
+
+
+def test_bounds_are_where_they_are_said_to_be() -> None:
+    """Names in capitals are constants; others are settings, which the tests of settings know."""
+    table = rows(section(text_of("docs/architecture.md"), "## Bounds"))
+    assert len(table) > 30
+    for what, bounds, places in table:
+        sources = ""
+        for place in re.findall(r"`([a-z_/]+(?:\.py)?)`", places):
+            path = ROOT / "src" / "skyroute" / place
+            files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+            assert files, (what, place)
+            sources += "".join(file.read_text(encoding="utf-8") for file in files)
+        for name in re.findall(r"`([A-Z][A-Z_]+)`", bounds):
+            assert re.search(rf"(?m)^{name}\b", sources), (what, name)
+
+
+def test_every_bound_of_the_broker_is_listed() -> None:
+    listed = section(text_of("docs/architecture.md"), "## Bounds")
+    own_pace = {"BATCH_MAX", "BACKLOG_MAX", "GAP_MAX", "READ_MAX", "READ_BYTES_MAX", "DELIVER_MAX"}
+    for path in sorted((ROOT / "src" / "skyroute" / "broker").rglob("*.py")):
+        for name in re.findall(r"(?m)^([A-Z][A-Z_]+_MAX): Final", path.read_text(encoding="utf-8")):
+            assert name in own_pace or f"`{name}`" in listed, (path.name, name)
+
+
+def test_defaults_of_the_broker_are_those_that_are_listed() -> None:
+    config = BrokerConfig()
+    values = {key_of_field(name): getattr(config, name) for name in BrokerConfig.__dataclass_fields__}
+    checked = 0
+    for keys, defaults, _ in rows(section(text_of("docs/broker.md"), "## Settings that matter")):
+        names, told = re.findall(r"`(\w+)`", keys), [word.strip(" `") for word in defaults.split(",")]
+        for name, default in zip(names, told * len(names), strict=False):
+            assert name in values, name
+            if re.fullmatch(r"\d+|true|false|ASYNC_FLUSH|DefaultCluster", default):
+                assert str(values[name]).lower() == default.lower(), name
+                checked += 1
+    assert checked >= 14

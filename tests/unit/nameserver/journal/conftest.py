@@ -1,0 +1,8 @@
+"""Journals that do not linger."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyroute.nameserver.journal.recorder.LINGER_S", 0.001)

@@ -1,0 +1,65 @@
+"""Reading on, reading back, and reading while it is written."""
+
+from pathlib import Path
+
+import pytest
+
+from skyroute.nameserver.errors import DamagedJournalError
+from skyroute.nameserver.journal.reader import Follower, last_records, read_records
+from skyroute.nameserver.journal.segments import closed_segments
+from tests.support.clock import ManualClock
+from tests.unit.nameserver.journal.changes import STOP, catch_up, joined, open_journal, read, write
+
+
+def test_a_follower_sees_everything_once_across_segments(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path, segment_bytes=700)
+    follower, seen = Follower(tmp_path), list[int]()
+    for number in range(12):
+        journal.append([joined(number)])
+        catch_up(journal)
+        seen += [record.seq for record in follower.read_new()]
+    journal.append([STOP])
+    journal.close()
+    seen += [record.seq for record in follower.read_new()]
+    assert seen == list(range(1, 14))
+    assert len(closed_segments(tmp_path)) > 3
+    assert list(follower.read_new()) == []
+
+
+def test_a_follower_begins_after_what_is_known(tmp_path: Path) -> None:
+    for _ in range(3):
+        write(tmp_path, joined())
+    assert [record.seq for record in Follower(tmp_path, after=3).read_new()] == [4, 5, 6]
+
+
+def test_a_follower_of_nothing_waits_for_the_first(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+    assert list(follower.read_new()) == []
+    write(tmp_path, joined())
+    assert [record.seq for record in follower.read_new()] == [1, 2]
+
+
+def test_the_last_records_are_read_from_the_end(tmp_path: Path) -> None:
+    for _ in range(3):
+        write(tmp_path, joined())
+    assert [record.seq for record in last_records(tmp_path, 3)] == [4, 5, 6]
+    assert [record.seq for record in last_records(tmp_path, 100)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_segments_that_ended_before_are_not_read(tmp_path: Path) -> None:
+    clock = ManualClock()
+    for _ in range(3):
+        write(tmp_path, joined(), clock=clock)
+        clock.advance(1000.0)
+    closed_segments(tmp_path)[1].write_bytes(b"unreadable\n")
+    since_ms = int((clock.wall() - 2500.0) * 1000)
+    assert [record.seq for record in read_records(tmp_path, since_ms=since_ms)] == [3, 4, 5, 6]
+    assert [record.seq for record in read_records(tmp_path, after=4)] == [5, 6]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    write(tmp_path, joined())
+    (path,) = closed_segments(tmp_path).values()
+    path.write_bytes(path.read_bytes() + b"{}\n")
+    with pytest.raises(DamagedJournalError, match=r"00000000000000000001\.jsonl, line 3"):
+        read(tmp_path)

@@ -1,0 +1,297 @@
+"""From the loop to the disk: numbers, segments, what does not fit, and disks that refuse."""
+
+import errno
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from skyroute.nameserver.journal.disk import Disk
+from skyroute.nameserver.journal.reader import read_segment
+from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH, SYNC_S
+from skyroute.nameserver.journal.schema import Kind
+from skyroute.nameserver.journal.segments import closed_segments, open_segments
+from skyroute.nameserver.journal.verify import verify
+from tests.support.clock import ManualClock
+from tests.support.process import eventually
+from tests.unit.nameserver.journal.changes import (
+    EVERY_KIND,
+    STOP,
+    catch_up,
+    joined,
+    numbers,
+    open_journal,
+    read,
+    write,
+)
+
+
+class GatedDisk(Disk):
+    """Takes nothing until the gate is opened."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def append(self, descriptor: int, data: bytes) -> None:
+        self.gate.wait(20)
+        super().append(descriptor, data)
+
+
+class RefusingDisk(Disk):
+    """Refuses what it is told to, for as long as it is told to; half of what it should append is taken."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = set(refused)
+        self.asked = 0
+
+    def _refuse(self, what: str) -> None:
+        if what in self.refused:
+            self.asked += 1
+            raise OSError(errno.ENOSPC, "no space left on device, as it was told to say")
+
+    def create(self, path: Path) -> int:
+        self._refuse("create")
+        return super().create(path)
+
+    def append(self, descriptor: int, data: bytes) -> None:
+        if "append" in self.refused:
+            super().append(descriptor, data[: len(data) // 2])
+        self._refuse("append")
+        super().append(descriptor, data)
+
+    def cut(self, descriptor: int, size: int) -> None:
+        self._refuse("cut")
+        super().cut(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        self._refuse("sync")
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._refuse("rename")
+        super().rename(source, target)
+
+
+class FailsOnce(RefusingDisk):
+    """Fails at the n-th call, whichever it is."""
+
+    def __init__(self, fail_at: int) -> None:
+        super().__init__()
+        self.fail_at = fail_at
+        self.calls = 0
+
+    def _refuse(self, what: str) -> None:
+        self.calls += 1
+        if self.calls == self.fail_at:
+            raise OSError(errno.EIO, f"this {what} fails, as it was told to")
+
+
+class SyncedDisk(Disk):
+    """Counts how often it was made to keep what it has."""
+
+    syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        super().sync(descriptor)
+        self.syncs += 1
+
+
+def test_what_happens_is_written_in_order_under_rising_numbers(tmp_path: Path) -> None:
+    write(tmp_path, *EVERY_KIND[:-1])
+    records = read(tmp_path)
+    assert [record.seq for record in records] == list(range(1, len(EVERY_KIND) + 1))
+    assert records[-1].kind == Kind.SERVER_STOPPED
+    assert verify(tmp_path).problems == []
+
+
+def test_numbering_goes_on_after_a_stop_without_a_gap(tmp_path: Path) -> None:
+    write(tmp_path, joined())
+    write(tmp_path, joined())
+    assert numbers(tmp_path) == [1, 2, 3, 4]
+    assert verify(tmp_path).gaps == 0
+
+
+def test_readers_see_a_segment_only_once_it_is_closed(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.append([joined()])
+    catch_up(journal)
+    assert list(closed_segments(tmp_path)) == []
+    (unfinished,) = open_segments(tmp_path).values()
+    assert unfinished.name.startswith("_")
+    assert len(read(tmp_path)) == 1, "who follows the journal sees it at once"
+    journal.append([STOP])
+    journal.close()
+    assert list(open_segments(tmp_path)) == []
+    assert [path.name for path in closed_segments(tmp_path).values()] == ["00000000000000000001.jsonl"]
+
+
+def test_a_segment_ends_when_it_is_large_enough(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path, segment_bytes=1000)
+    for number in range(20):
+        journal.append([joined(number)])
+        catch_up(journal)
+    journal.append([STOP])
+    journal.close()
+    sizes = [path.stat().st_size for path in closed_segments(tmp_path).values()]
+    assert len(sizes) > 3
+    assert max(sizes) <= 1000
+    assert numbers(tmp_path) == list(range(1, 22))
+    assert verify(tmp_path).problems == []
+
+
+def test_a_segment_ends_when_it_is_old_enough_though_nothing_happens(tmp_path: Path) -> None:
+    clock = ManualClock()
+    journal = open_journal(tmp_path, clock=clock, segment_s=60.0)
+    journal.append([joined()])
+    catch_up(journal)
+    clock.advance(60.0)
+    eventually(lambda: closed_segments(tmp_path), "the segment is closed")
+    journal.close()
+
+
+def test_what_was_written_is_on_disk_within_a_second_though_the_segment_goes_on(tmp_path: Path) -> None:
+    clock, disk = ManualClock(), SyncedDisk()
+    journal = open_journal(tmp_path, clock=clock, disk=disk)
+    journal.append([joined()])
+    catch_up(journal)
+    assert disk.syncs == 0
+    clock.advance(SYNC_S)
+    eventually(lambda: disk.syncs == 1, "the disk is made to keep it")
+    assert len(open_segments(tmp_path)) == 1
+    journal.close()
+
+
+def test_an_idle_journal_has_no_empty_segments(tmp_path: Path) -> None:
+    open_journal(tmp_path).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["_index.json"]
+
+
+def test_the_oldest_segments_go_when_all_are_too_large(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path, segment_bytes=500, total_bytes=2000)
+    for number in range(40):
+        journal.append([joined(number)])
+        catch_up(journal)
+    journal.append([STOP])
+    journal.close()
+    assert sum(path.stat().st_size for path in closed_segments(tmp_path).values()) <= 2000
+    report = verify(tmp_path)
+    assert report.problems == []
+    assert (report.first or 0) > 20
+    assert report.last == 41
+
+
+def test_what_does_not_fit_is_a_gap_in_its_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = GatedDisk()
+    journal = open_journal(tmp_path, disk=disk, queue_weight=10)
+    for number in range(25):
+        journal.append([joined(number)])
+    assert journal.lost == 15
+    disk.gate.set()
+    eventually(lambda: journal.written == 10, "there is room again")
+    journal.append([joined(99)])
+    journal.append([STOP])
+    journal.close()
+    records = read(tmp_path)
+    assert [record.seq for record in records] == [*range(1, 11), 25, 26, 27]
+    assert (records[10].kind, records[10].missing_from) == (Kind.GAP, 11)
+    assert records[11].broker == "broker-99"
+    report = verify(tmp_path)
+    assert (report.problems, report.gaps) == ([], 1)
+    assert caplog.text.count("journal loses changes") == 1
+
+
+def test_what_is_lost_at_the_very_end_is_recorded_too(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    journal = open_journal(tmp_path, disk=disk, queue_weight=10)
+    for number in range(25):
+        journal.append([joined(number)])
+    threading.Timer(0.05, disk.gate.set).start()
+    journal.close()
+    assert read(tmp_path)[-1].missing_from == 11
+
+
+def test_the_loop_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    journal = open_journal(tmp_path, disk=disk, queue_weight=100)
+    for number in range(1000):
+        journal.append([joined(number)])  # this would hang
+    assert (journal.sequence, journal.lost) == (1000, 900)
+    disk.gate.set()
+    journal.close()
+
+
+@pytest.mark.parametrize("refused", ["create", "append", "rename", "sync"])
+def test_a_disk_that_refuses_for_a_while_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    monkeypatch.setattr("skyroute.nameserver.journal.recorder.RETRY_S", 0.01)
+    caplog.set_level(logging.INFO)
+    disk = RefusingDisk()
+    journal = open_journal(tmp_path, disk=disk, segment_bytes=600)
+    journal.append([joined(1)])
+    catch_up(journal)
+    disk.refused.add(refused)
+    for number in range(2, 8):
+        journal.append([joined(number)])
+    eventually(lambda: disk.asked >= 1, "the disk has refused")
+    disk.refused.clear()
+    catch_up(journal)
+    journal.append([STOP])
+    journal.close()
+    assert numbers(tmp_path) == [*range(1, 9)]
+    assert verify(tmp_path).problems == []
+    assert caplog.text.count("journal cannot be written") == 1
+    assert caplog.text.count("journal is written again") == 1
+
+
+def test_a_file_that_cannot_even_be_cut_is_left_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyroute.nameserver.journal.recorder.RETRY_S", 0.01)
+    disk = RefusingDisk()
+    journal = open_journal(tmp_path, disk=disk)
+    journal.append([joined(1)])
+    catch_up(journal)
+    disk.refused |= {"append", "cut"}
+    journal.append([joined(2)])
+    eventually(lambda: journal.failing, "the disk has refused")
+    disk.refused.clear()
+    catch_up(journal)
+    journal.append([STOP])
+    journal.close()
+    assert numbers(tmp_path) == [1, 2, 3]
+    assert verify(tmp_path).problems == []
+
+
+def test_whichever_call_fails_nothing_that_was_written_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyroute.nameserver.journal.recorder.RETRY_S", 0.001)
+    for fail_at in range(1, 15):
+        folder = tmp_path / str(fail_at)
+        disk = FailsOnce(fail_at)
+        journal = open_journal(folder, disk=disk, segment_bytes=600)
+        for number in range(8):
+            journal.append([joined(number)])
+            catch_up(journal)
+        journal.append([STOP])
+        catch_up(journal)
+        journal.close()
+        write(folder, joined(9))
+        report = verify(folder)
+        assert report.problems == [], fail_at
+        kept = numbers(folder)
+        assert kept[:9] == list(range(1, 10))
+        assert kept[-2:] in ([10, 11], [SKIPPED_AFTER_CRASH + 10, SKIPPED_AFTER_CRASH + 11]), fail_at
+
+
+def test_a_clock_that_steps_back_changes_no_order(tmp_path: Path) -> None:
+    clock = ManualClock()
+    journal = open_journal(tmp_path, clock=clock)
+    journal.append([joined(1)])
+    clock._wall -= 3600
+    journal.append([joined(2), STOP])
+    journal.close()
+    first, second, _ = read(tmp_path)
+    assert (first.seq, second.seq) == (1, 2)
+    assert second.wall_ms < first.wall_ms
+    report = verify(tmp_path)
+    assert (report.problems, report.steps_back) == ([], 1)
+    (path,) = closed_segments(tmp_path).values()
+    assert [record.seq for record in read_segment(path)] == [1, 2, 3]

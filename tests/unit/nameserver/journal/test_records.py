@@ -1,0 +1,69 @@
+"""What is written of every kind of change."""
+
+import msgspec
+import pytest
+
+from skyroute.nameserver.changes import Change, KvChanged
+from skyroute.nameserver.journal.records import Numbered, encode, weight_of
+from skyroute.nameserver.journal.schema import Kind, Record, State, record_decoder
+from skyroute.routing.events import TopicsChanged
+from tests.unit.nameserver.journal.changes import EIGHT, EVERY_KIND, FOUR, MAPPING, NEW, OLD
+
+
+def written(change: Change) -> Record:
+    line = encode(Numbered(5, 1_700_000_000_123, 42, change), "ns-1")
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    return record_decoder.decode(line)
+
+
+@pytest.mark.parametrize("change", EVERY_KIND, ids=lambda change: type(change).__name__)
+def test_every_record_says_when_who_and_what(change: Change) -> None:
+    record = written(change)
+    assert (record.v, record.seq, record.wall_ms, record.mono_ms, record.server) == (
+        1,
+        5,
+        1_700_000_000_123,
+        42,
+        "ns-1",
+    )
+    assert record.kind in list(Kind)
+    assert record.cause == getattr(change, "cause", None)
+    assert record.broker == getattr(change, "broker_name", None)
+
+
+def test_every_kind_is_written_by_something() -> None:
+    assert {written(change).kind for change in EVERY_KIND} | {Kind.GAP} == set(Kind)
+
+
+def test_nothing_is_lost_of_what_changed() -> None:
+    records = {record.kind: record for record in map(written, EVERY_KIND)}
+    topics = records[Kind.TOPICS_CHANGED]
+    assert (topics.added, topics.changed, topics.removed) == ({"T1": FOUR}, {"T2": (FOUR, EIGHT)}, {"T3": EIGHT})
+    assert topics.version == NEW
+    assert topics.topics == {"T1", "T2", "T3"}
+    assert records[Kind.MAPPINGS_CHANGED].mappings == {"T": (None, MAPPING)}
+    changed = records[Kind.BROKER_CHANGED]
+    assert changed.before == State(broker_id=1, version=OLD)
+    assert changed.after == State(broker_id=0, ha_address="a:2", version=NEW)
+    group = records[Kind.GROUP_CHANGED]
+    assert (group.before, group.after) == (None, State(cluster="c", zone="z", acting_master=True))
+    kv = records[Kind.KV_CHANGED]
+    assert (kv.namespace, kv.key, kv.before, kv.after) == ("n", "k", State(value="old"), None)
+    assert records[Kind.SETTINGS_CHANGED].settings == {"enableTopicList": ("true", "false")}
+
+
+def test_what_does_not_apply_is_left_out() -> None:
+    line = encode(Numbered(5, 1, 2, EVERY_KIND[-1]), "ns-1")
+    assert set(msgspec.json.decode(line)) == {"v", "seq", "wall_ms", "mono_ms", "server", "kind"}
+
+
+def test_text_that_is_no_text_is_written_all_the_same() -> None:
+    record = written(KvChanged("n", "k", None, "half a pair: \ud800", "p"))
+    assert record.after == State(value="half a pair: \\ud800")
+
+
+def test_a_change_weighs_what_it_names() -> None:
+    many = TopicsChanged("c", "b", EVERY_KIND[1].cause, None, dict.fromkeys(map(str, range(1000)), FOUR), {}, {})  # type: ignore[union-attr]
+    assert weight_of(many) == 1001
+    assert all(0 < weight_of(change) < 20 for change in EVERY_KIND)

@@ -1,0 +1,208 @@
+"""Who is woken by what, and what there is room for."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from skyroute.nameserver.route_history import CHANGE_NAMES_MAX, RouteHistory, first_revision
+from skyroute.nameserver.watch import WATCHES_A_CONNECTION_MAX, Watches
+from skyroute.remoting.dispatch import Later
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.calls.watch import Bookmark, WatchAnswer, WatchQuery, decode_watch_answer
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Response
+from tests.support.clock import ManualClock
+
+LIFE = "this-life"
+
+
+class Asker:
+    """Asks as one connection, and keeps what it is told."""
+
+    def __init__(self, watches: Watches, connection: int = 1) -> None:
+        self.watches = watches
+        self.connection = connection
+        self.responses: list[Response] = []
+
+    def watch(self, *topics: str, after: int | None = 0, life: str = LIFE, timeout_ms: int = 30_000) -> None:
+        bookmark = None if after is None else Bookmark(life, after)
+        query = WatchQuery(topics or None, bookmark, timeout_ms)
+        answer = self.watches.watch(query, connection=self.connection, now=0.0)
+        if isinstance(answer, Later):
+            answer.then(self.responses.append)
+        else:
+            self.responses.append(answer)
+
+    @property
+    def answers(self) -> list[WatchAnswer]:
+        return [decode_watch_answer(response) for response in self.responses]
+
+    @property
+    def heard(self) -> list[tuple[int, tuple[str, ...]]]:
+        return [(change.revision, change.topics) for answer in self.answers for change in answer.changes]
+
+
+@pytest.fixture
+def watches() -> Watches:
+    return Watches(RouteHistory(LIFE, 0))
+
+
+def test_a_change_wakes_only_the_watchers_of_its_topic(watches: Watches) -> None:
+    of_a, of_b, of_both, of_any = (Asker(watches, number) for number in range(4))
+    of_a.watch("A")
+    of_b.watch("B")
+    of_both.watch("A", "B")
+    of_any.watch()
+    watches.note({"A", "C"}, 5)
+    assert of_a.heard == of_both.heard == [(1, ("A",))]
+    assert of_any.heard == [(1, ("A", "C"))]
+    assert of_b.responses == []
+    assert len(watches) == 1
+    watches.note({"B"}, 6)
+    assert of_b.heard == [(2, ("B",))]
+    assert of_both.heard == [(1, ("A",))]
+    assert len(watches) == 0
+    assert [watches._by_topic, watches._by_tick, watches._by_connection, watches._any] == [{}] * 4
+
+
+def test_whoever_knows_nothing_is_told_at_once_to_read_everything(watches: Watches) -> None:
+    watches.note({"A"}, 5)
+    asker = Asker(watches)
+    asker.watch("A", after=None)
+    asker.watch("A", after=1, life="another life")
+    asker.watch("A", after=2)  # a revision that is yet to come is of another life too
+    assert asker.answers == [WatchAnswer(Bookmark(LIFE, 1), 0, compacted=True)] * 3
+
+
+def test_the_time_of_a_watch_ends_with_a_bookmark(watches: Watches) -> None:
+    asker = Asker(watches)
+    asker.watch("A", timeout_ms=2_000)
+    watches.note({"B"}, 5)
+    watches.expire(1.9)
+    assert asker.responses == []
+    watches.expire(2.3)
+    assert asker.answers == [WatchAnswer(Bookmark(LIFE, 1), 0)]
+    asker.watch("A", timeout_ms=0)
+    assert asker.answers[1:] == [WatchAnswer(Bookmark(LIFE, 1), 0)]
+
+
+def test_a_watch_goes_on_where_another_ended(watches: Watches) -> None:
+    for topic in "ABAC":
+        watches.note({topic}, 5)
+    asker = Asker(watches)
+    asker.watch("A", "C", after=1)
+    asker.watch(after=2)
+    assert asker.heard == [(3, ("A",)), (4, ("C",))] * 2
+    assert [answer.now.revision for answer in asker.answers] == [4, 4]
+
+
+def test_much_is_told_in_pieces_that_never_split_a_change() -> None:
+    watches = Watches(RouteHistory(LIFE, 0, answer_chars_max=4))
+    for topics in ({"aa", "bb"}, {"ccccccc"}, {"d"}, {"e"}):
+        watches.note(topics, 5)
+    asker = Asker(watches)
+    for after in (0, 1, 2, 4):
+        asker.watch(after=after, timeout_ms=0)
+    assert [[change.topics for change in answer.changes] for answer in asker.answers] == [
+        [("aa", "bb")],
+        [("ccccccc",)],
+        [("d",), ("e",)],
+        [],
+    ]
+    assert [answer.now.revision for answer in asker.answers] == [1, 2, 4, 4]
+
+
+def test_a_change_of_very_many_topics_is_named_to_who_waits_and_else_not_kept(watches: Watches) -> None:
+    named, of_any, late = Asker(watches, 1), Asker(watches, 2), Asker(watches, 3)
+    named.watch("t7", "other")
+    of_any.watch()
+    watches.note({f"t{number}" for number in range(CHANGE_NAMES_MAX + 1)}, 5)
+    assert named.heard == [(1, ("t7",))]
+    late.watch("other", after=0)
+    assert of_any.answers == late.answers == [WatchAnswer(Bookmark(LIFE, 1), 1, compacted=True)]
+
+
+def test_old_changes_make_room_for_new_ones() -> None:
+    watches = Watches(RouteHistory(LIFE, 0, names_max=3))
+    for topics in ({"A", "B"}, {"A"}, {"C"}):
+        watches.note(topics, 5)
+    asker = Asker(watches)
+    asker.watch("A", after=0)
+    asker.watch("A", after=1, timeout_ms=0)
+    first, second = asker.answers
+    assert first.compacted
+    assert (second.compacted, second.floor, len(second.changes)) == (False, 1, 1)
+
+
+def test_all_may_change_at_once(watches: Watches) -> None:
+    asker = Asker(watches)
+    asker.watch("A")
+    watches.note_all()
+    assert asker.answers == [WatchAnswer(Bookmark(LIFE, 1), 1, compacted=True)]
+
+
+def test_a_connection_that_watches_too_often_has_its_oldest_watch_ended(watches: Watches) -> None:
+    asker, other = Asker(watches), Asker(watches, 2)
+    other.watch("A")
+    for number in range(WATCHES_A_CONNECTION_MAX):
+        asker.watch(f"T{number}")
+    assert asker.responses == []
+    asker.watch("more")
+    assert asker.answers == [WatchAnswer(Bookmark(LIFE, 0), 0)]
+    watches.note({"T0"}, 5)
+    assert len(asker.responses) == 1
+    watches.note({"T1", "more", "A"}, 5)
+    assert asker.heard == [(2, ("T1",)), (2, ("more",))]
+    assert other.heard == [(2, ("A",))]
+
+
+def test_no_more_wait_than_there_is_room_for() -> None:
+    watches = Watches(RouteHistory(LIFE, 0), watches_max=2, names_max=3)
+    first, second, third = Asker(watches, 1), Asker(watches, 2), Asker(watches, 3)
+    first.watch("A", "B")
+    with pytest.raises(RefusedError, match="watches name 2 topics already, and there is room for 3"):
+        second.watch("A", "B")
+    second.watch("A")
+    with pytest.raises(RefusedError, match="2 watches wait already") as caught:
+        third.watch()
+    assert caught.value.code == ResponseCode.SYSTEM_BUSY
+    third.watch("A", timeout_ms=0)  # whoever does not wait takes no room
+    assert third.answers == [WatchAnswer(Bookmark(LIFE, 0), 0)]
+    watches.drop(1)
+    watches.drop(1)
+    third.watch()
+    assert len(watches) == 2
+
+
+def test_a_server_that_stops_sends_everyone_away(watches: Watches) -> None:
+    asker = Asker(watches)
+    asker.watch("A")
+    watches.close()
+    asker.watch("A")
+    assert [response.code for response in asker.responses] == [ResponseCode.GO_AWAY] * 2
+    assert len(watches) == 0
+
+
+def test_a_later_life_begins_above_an_earlier_one() -> None:
+    clock = ManualClock()
+    history = RouteHistory("first", first_revision(clock))
+    for _ in range(100):
+        history.append({"A"}, 5)
+    clock.advance(0.01)
+    assert first_revision(clock) > history.revision
+    assert first_revision(clock) < 1 << 62
+
+
+def test_ten_thousand_watches_cost_little_of_our_own() -> None:
+    watches = Watches(RouteHistory(LIFE, 0))
+    tracemalloc.start()
+    for number in range(10_000):
+        query = WatchQuery((f"topic-{number}", "shared"), Bookmark(LIFE, 0), 30_000)
+        watches.watch(query, connection=number, now=number / 1_000)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 20_000_000
+    watches.note({"topic-77"}, 5)
+    assert len(watches) == 9_999
