@@ -19,11 +19,13 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from skyroute.client.admin import Admin as AsyncAdmin
-from skyroute.client.consumer import STOP_TIMEOUT_S
+from skyroute.client.consumer import STOP_TIMEOUT_S, H
 from skyroute.client.consumer import Consumer as AsyncConsumer
 from skyroute.client.errors import ClientError
+from skyroute.client.expressions import Acceptance
 from skyroute.client.producer import Producer as AsyncProducer
 from skyroute.client.pull_consumer import PullConsumer as AsyncPullConsumer
+from skyroute.client.subscription import Expression
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 
@@ -60,10 +62,18 @@ class _LoopThread:
             coroutine.close()
             raise ClientError("a blocking call would wait for itself here: use the asynchronous names from `skyroute`")
         tasks: list[asyncio.Task[R]] = []
+        exits: list[BaseException] = []
         ended = threading.Event()
 
+        async def work() -> R:
+            try:
+                return await coroutine
+            except (SystemExit, KeyboardInterrupt) as error:
+                exits.append(error)  # it is for the caller's thread, and would end the loop of all others in this one
+                raise asyncio.CancelledError from None
+
         def begin() -> None:
-            tasks.append(self._loop.create_task(coroutine))
+            tasks.append(self._loop.create_task(work()))
             tasks[0].add_done_callback(lambda _: ended.set())
 
         def cancel() -> None:
@@ -77,6 +87,8 @@ class _LoopThread:
             self._loop.call_soon_threadsafe(cancel)
             ended.wait()
             raise
+        if exits:
+            raise exits[0]
         return tasks[0].result()
 
 
@@ -180,6 +192,19 @@ def _at_once(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[A
     return call
 
 
+def _once_accepted(method: Callable[Concatenate[Any, P], Acceptance]) -> Callable[Concatenate[Any, P], None]:
+    """Make a method that waits until brokers have accepted a subscription, where there is something to ask."""
+
+    @functools.wraps(method)
+    def call(self: _Face[Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        async def there() -> None:
+            await method(self._inner, *args, **kwargs)
+
+        _run(there())
+
+    return call
+
+
 def _in_turn(method: Callable[Concatenate[Any, P], AsyncIterator[R]]) -> Callable[Concatenate[Any, P], Iterator[R]]:
     """Make a method that gives one thing after another out of one that does so asynchronously."""
 
@@ -223,12 +248,21 @@ class Consumer(_Face[AsyncConsumer]):
     """
 
     _make = AsyncConsumer
-    subscribe = _at_once(AsyncConsumer.subscribe)
-    on = _at_once(AsyncConsumer.on)
+    subscribe = _once_accepted(AsyncConsumer.subscribe)
     unsubscribe = _at_once(AsyncConsumer.unsubscribe)
     pause = _at_once(AsyncConsumer.pause)
     resume = _at_once(AsyncConsumer.resume)
     run = _waiting(AsyncConsumer.run)
+
+    def on(self, topic: str, expression: str | Expression = "*") -> Callable[[H], H]:
+        """Decorate the handler of a topic: `@consumer.on("Orders", "paid")`."""
+        self._inner.on(topic, expression)  # which only looks at what it is given
+
+        def subscribe(handler: H) -> H:
+            self.subscribe(topic, expression, handler)
+            return handler
+
+        return subscribe
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End: see the asynchronous one."""
@@ -247,7 +281,7 @@ class PullConsumer(_Face[AsyncPullConsumer]):
     """Reads messages when asked to: `skyroute.PullConsumer` without `await`."""
 
     _make = AsyncPullConsumer
-    subscribe = _at_once(AsyncPullConsumer.subscribe)
+    subscribe = _once_accepted(AsyncPullConsumer.subscribe)
     unsubscribe = _at_once(AsyncPullConsumer.unsubscribe)
     assign = _at_once(AsyncPullConsumer.assign)
     poll = _waiting(AsyncPullConsumer.poll)

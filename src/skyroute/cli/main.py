@@ -6,11 +6,20 @@ from skyroute import __version__
 from skyroute.cli.lazy import Later, LazyGroup
 
 _COMMANDS = {
-    "nameserver": Later("skyroute.cli.serve", "nameserver", "Run a name server for brokers and clients of RocketMQ."),
+    "up": Later("skyroute.cli.up", "up", "Run a name server and a broker in one process."),
+    "nameserver": Later(
+        "skyroute.cli.nameserver", "nameserver", "Run a name server for brokers and clients of RocketMQ."
+    ),
+    "broker": Later("skyroute.cli.broker", "broker", "Run a broker, which keeps messages, for clients of RocketMQ."),
     "admin": Later(
         "skyroute.cli.admin.commands",
         "admin",
         "Look at a cluster and change it, as mqadmin does.",
+    ),
+    "journal": Later(
+        "skyroute.cli.journal.commands",
+        "journal",
+        "Read what a name server has recorded: every change of a route.",
     ),
 }
 

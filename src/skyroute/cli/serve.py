@@ -1,4 +1,4 @@
-"""`skyroute nameserver`: the flags of Java's mqnamesrv, and the life of the process around the server."""
+"""The life of a process around the servers it runs, and the flags that all such commands have."""
 
 import asyncio
 import gc
@@ -7,24 +7,37 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Protocol, TypeVar
 
 import click
 
 from skyroute.errors import SkyrouteError
-from skyroute.nameserver.config import SERVER_MAX_CONNECTIONS, NameServerConfig
-from skyroute.nameserver.server import NameServer
+from skyroute.remoting.loops import loop_factory
+from skyroute.settings.config import SERVER_MAX_CONNECTIONS, ServerConfig
 from skyroute.settings.errors import FileWriteError
 from skyroute.settings.files import ensure_replaceable
 
 log = logging.getLogger(__name__)
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OTHER_FILES = 64
 """Open files that are no connections of peers: log, sockets we open ourselves, files being replaced."""
+
+
+class Service(Protocol):
+    """What can be started and stopped in a running loop."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+# Flags
 
 
 def _as_pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -37,74 +50,64 @@ def _as_pairs(_context: click.Context, _parameter: click.Parameter, values: tupl
     return pairs
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "upstream",
-    metavar="HOST:PORT;...",
-    envvar="NAMESRV_ADDR",
-    default="",
-    help="Name servers to ask for routes that are not known here, where clusterTest is set. "
-    "Defaults to the variable NAMESRV_ADDR.",
-)
-@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with settings.")
-@click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")
-@click.option(
-    "-D",
-    "options",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=_as_pairs,
-    help="One setting; it wins over the file. May be given many times.",
-)
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    default="info",
-    show_default=True,
-    help="The least serious log lines to write to stderr.",
-)
-def nameserver(
-    upstream: str, config_file: str | None, options: dict[str, str], log_level: str, *, print_config: bool
-) -> None:
-    """Run a name server for brokers and clients of RocketMQ.
+def settings_option(command: F) -> F:
+    """Add `-D KEY=VALUE`."""
+    return click.option(
+        "-D",
+        "options",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=_as_pairs,
+        help="One setting; it wins over the file. May be given many times.",
+    )(command)
 
-    It takes the flags and the properties file of mqnamesrv, and stops on SIGTERM and SIGINT.
-    """
+
+def log_level_option(default: str) -> Callable[[F], F]:
+    """Add `--log-level`."""
+    return click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+        default=default,
+        show_default=True,
+        help="The least serious log lines to write to stderr.",
+    )
+
+
+@contextmanager
+def process(command: str, log_level: str) -> Iterator[None]:
+    """Log to stderr, and end with one clear line and exit code 1 if something cannot be done."""
     logging.basicConfig(
         stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s - %(message)s"
     )
     try:
-        config = NameServerConfig.load(config_file, options=options, environment=os.environ)
-        if config_file is not None:
-            _tell(f"load config properties file OK, {config_file}")
-        if print_config:
-            _tell(config.render_all().rstrip("\n"))
-            return
-        _run(config, tuple(address.strip() for address in upstream.split(";") if address.strip()))
+        yield
     except SkyrouteError as error:
-        print(f"skyroute nameserver: {error}", file=sys.stderr)
+        print(f"skyroute {command}: {error}", file=sys.stderr)
         sys.exit(1)
 
 
-def _run(config: NameServerConfig, upstream: tuple[str, ...]) -> None:
-    try:
-        ensure_replaceable(Path(config.config_store_path))
-    except FileWriteError as error:
-        # A settings file that is mounted read-only is common; only updates from afar need to write it.
-        log.warning("settings cannot be updated while running cause=%s", error)
-    _fit_open_files(config)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(NameServer(config, upstream=upstream), config.serialize_type))
+# Running
 
 
-async def _serve(server: NameServer, serialize_type: str) -> None:
+def run(what: str, configs: Sequence[ServerConfig], services: Sequence[Service], on_ready: Callable[[], None]) -> None:
+    """Start services one after the other, call `on_ready`, and stop them, the last one first, when a signal asks to."""
+    for config in configs:
+        try:
+            ensure_replaceable(config.settings_path)
+        except FileWriteError as error:
+            # A settings file that is mounted read-only is common; only updates from afar need to write it.
+            log.warning("settings cannot be updated while running cause=%s", error)
+    _fit_open_files(configs)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(what, services, on_ready))
+
+
+async def _serve(what: str, services: Sequence[Service], on_ready: Callable[[], None]) -> None:
     stop_asked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def ask_to_stop(number: signal.Signals) -> None:
-        log.info("name server stopping signal=%s", number.name)
+        log.info("%s stopping signal=%s", what, number.name)
         stop_asked.set()
         for each in _STOP_SIGNALS:
             # Whoever asks a second time does not want to wait for what is still under way.
@@ -114,16 +117,20 @@ async def _serve(server: NameServer, serialize_type: str) -> None:
     loop.set_exception_handler(_complain_now_and_then())
     for each in _STOP_SIGNALS:
         loop.add_signal_handler(each, ask_to_stop, each)
-    await server.start()
+    started: list[Service] = []
     try:
+        for service in services:
+            await service.start()
+            started.append(service)
         # What start-up made lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
-        _tell(f"The Name Server boot success. serializeType={serialize_type}, address {server.address}")
+        on_ready()
         await stop_asked.wait()
     finally:
-        await server.stop()
-    log.info("name server stopped")
+        for service in reversed(started):
+            await service.stop()
+    log.info("%s stopped", what)
 
 
 def _complain_now_and_then() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
@@ -132,42 +139,38 @@ def _complain_now_and_then() -> Callable[[asyncio.AbstractEventLoop, dict[str, A
 
     def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal silent_until
+        error, message = context.get("exception"), str(context.get("message"))
+        if isinstance(error, ValueError) and "_start_serving" in message:
+            return  # asyncio, once out of files, listens again a second later, also where we have stopped meanwhile
         if loop.time() < silent_until:
             return
         silent_until = loop.time() + 1.0
-        error = context.get("exception")
         if isinstance(error, OSError):
-            log.error("%s reason=%s", context.get("message"), error)
+            log.error("%s reason=%s", message, error)
         else:
-            log.error("%s", context.get("message"), exc_info=error)
+            log.error("%s", message, exc_info=error)
 
     return complain
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if os.environ.get("SKYROUTE_LOOP") == "asyncio":
-        return None
-    try:
-        import uvloop  # noqa: PLC0415 - an optional part, and not for everybody who prints help
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-def _fit_open_files(config: NameServerConfig) -> None:
+def _fit_open_files(configs: Sequence[ServerConfig]) -> None:
     """Take as many open files as we may, and no more connections than that leaves room for."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # the usual soft limit of 1024 is far below what a name server holds
+    with suppress(ValueError, OSError):  # the usual soft limit of 1024 is far below what a server holds
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    room = max(1, soft - _OTHER_FILES)
-    if soft != resource.RLIM_INFINITY and config.server_max_connections > room:
-        level = logging.DEBUG if config.server_max_connections == SERVER_MAX_CONNECTIONS else logging.WARNING
-        log.log(level, "serverMaxConnections lowered to=%d reason=the limit of open files is %d", room, soft)
-        config.server_max_connections = room
+    if soft == resource.RLIM_INFINITY:
+        return
+    room = max(1, (soft - _OTHER_FILES - sum(config.files_held for config in configs)) // len(configs))
+    for config in configs:
+        if config.server_max_connections > room:
+            level = logging.DEBUG if config.server_max_connections == SERVER_MAX_CONNECTIONS else logging.WARNING
+            log.log(level, "serverMaxConnections lowered to=%d reason=the limit of open files is %d", room, soft)
+            config.server_max_connections = room
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
+    """Write a line to whoever started us."""
     try:
         print(line, flush=True)
     except BrokenPipeError:

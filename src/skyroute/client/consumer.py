@@ -6,12 +6,24 @@ brokers ask).
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar, Unpack
 
-from skyroute.client.arguments import check_counts, check_kind, check_times
-from skyroute.client.errors import ClientError, NotRunningError
+from skyroute.client.arguments import (
+    BYTES_MAX,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_methods,
+    check_session,
+    check_strategy,
+    check_times,
+    check_times_or_none_at_all,
+)
+from skyroute.client.errors import ArgumentError, ClientError, NotRunningError
+from skyroute.client.expressions import Acceptance, find_refusal, is_condition
 from skyroute.client.offset_store import BrokerOffsets, FileOffsets, OffsetStore
 from skyroute.client.push.backlog import BacklogLimits
 from skyroute.client.push.consuming import Consuming
@@ -19,21 +31,30 @@ from skyroute.client.push.handlers import Handler, RetryLater
 from skyroute.client.push.handling import Worker
 from skyroute.client.push.owned_queue import OwnedQueue
 from skyroute.client.push.settings import RECONSUME_FOREVER, RECONSUME_TIMES, ConsumerSettings, Pace
-from skyroute.client.push.subscriptions import Subscriptions
+from skyroute.client.push.subscriptions import Subscriptions, Wanted
 from skyroute.client.rebalance import AVERAGE, Strategy
 from skyroute.client.session import ClientArguments, Session
-from skyroute.client.subscription import Expression, StartPosition
+from skyroute.client.subscription import Expression, StartPosition, make_subscription
+from skyroute.client.trace import check_trace
+from skyroute.errors import SkyrouteError
 from skyroute.message.message import StoredMessage
 from skyroute.message.names import check_consumer_group, check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import TRACE_TOPIC, is_retry_topic, retry_topic, with_namespace, without_namespace
 from skyroute.wire.calls.clients import MessageModel
 
+CONCURRENCY_MAX: Final = 10_000
+"""Each has a task, and for a plain handler a thread."""
+
+OFFSET_STORE_METHODS: Final = ("load", "read", "cached", "update", "persist", "forget")
+
 STOP_TIMEOUT_S: Final = 10.0
 """How long `stop` waits for handlers unless it is told otherwise."""
 
 SUSPEND_S_MIN: Final = 0.01
 SUSPEND_S_MAX: Final = 30.0
+
+log = logging.getLogger(__name__)
 
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -116,24 +137,33 @@ class Consumer:
 
         Raises:
             InvalidNameError: no group has this name.
-            ClientError: there is no usable address of a name server, or another argument makes no sense.
+            ArgumentError: another argument makes no sense.
+            ClientError: there is no usable address of a name server.
         """
         check_consumer_group(group)
         check_kind("model", model, MessageModel)
         check_kind("start", start, StartPosition)
-        if not callable(strategy):
-            raise ClientError(f"strategy is one of skyroute.client.rebalance, or a function like them: {strategy!r}")
+        check_strategy(strategy)
+        check_flags(ordered=ordered)
         check_times(consume_timeout_s=consume_timeout_s)
+        check_times_or_none_at_all(suspend_s=suspend_s)
+        check_counts(1, CONCURRENCY_MAX, concurrency=concurrency)
         check_counts(
-            concurrency=concurrency,
             batch_size=batch_size,
             pull_batch=pull_batch,
             cached_messages_max=cached_messages_max,
-            cached_bytes_max=cached_bytes_max,
             offset_span_max=offset_span_max,
         )
+        check_counts(1, BYTES_MAX, cached_bytes_max=cached_bytes_max)
         if max_reconsume_times is not None:
             check_counts(0, max_reconsume_times=max_reconsume_times)
+        if offsets is not None:
+            check_methods("offsets", offsets, "a skyroute.client.offset_store.OffsetStore", OFFSET_STORE_METHODS)
+        if pace is not None and not isinstance(pace, Pace):
+            raise ArgumentError(f"pace is a skyroute.client.push.settings.Pace: {pace!r} is none")
+        check_trace(trace)
+        if session is not None:
+            check_session(session, Session, **client)
         if session is None and model is MessageModel.BROADCASTING:
             # The file of offsets is named after the client, and is to be found again.
             client.setdefault("instance_name", "DEFAULT")
@@ -165,10 +195,16 @@ class Consumer:
         self._offsets = offsets
         self._trace_topic = TRACE_TOPIC if trace is True else trace or None
         self._subscriptions = Subscriptions(self.session.namespace, takes_list=batch_size > 1)
+        self._unasked: dict[str, Wanted] = {}
+        """Conditions that a broker is asked about, by topic."""
         self._life: Consuming | None = None
         """None unless it is running."""
         self._ending: Consuming | None = None
         """What is being stopped."""
+        self._left: BaseException | None = None
+        """What a handler was left with that meant to end the program."""
+        self._runs = 0
+        """How many are in `run`."""
         self._is_paused = False
         self._worker = Worker()
         """Stands for the loop, where there are no handlers."""
@@ -179,23 +215,48 @@ class Consumer:
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
-    def subscribe(self, topic: str, expression: str | Expression = "*", handler: Handler | None = None) -> None:
+    def subscribe(self, topic: str, expression: str | Expression = "*", handler: Handler | None = None) -> Acceptance:
         """Want messages of a topic, before the start or after it; what was wanted of the topic before is replaced.
 
-        `expression` names tags (`A || B`), or is a condition: `sql("amount > 100")`.
+        `expression` names tags (`A || B`), or is a condition: `sql("amount > 100")`. A condition is shown to a broker
+        first: at the start, or, when running, in the background, and what is refused there changes nothing. Whoever
+        wants to know awaits what this returns.
 
         Raises:
             InvalidNameError: no topic has this name.
             TagExpressionError: there is nothing but bars in the expression.
+            ArgumentError: it is no expression, or no handler.
             ClientError: some subscriptions have a handler, and others have none.
         """
-        self._subscriptions.put(topic, expression, handler, self._now_ms())
+        wanted = self._subscriptions.prepare(topic, expression, handler, self._now_ms())
+        self._unasked.pop(topic, None)
+        if self._life is not None and is_condition(wanted.subscription):
+            self._unasked[topic] = wanted
+            return Acceptance(self.session.spawn(self._ask_and_keep(self._life, wanted), name="check of a condition"))
+        self._keep(wanted)
+        return Acceptance()
+
+    def _keep(self, wanted: Wanted) -> None:
+        self._subscriptions.keep(wanted)
         if self._life is not None:
             self._life.announce()
+
+    async def _ask_and_keep(self, life: Consuming, wanted: Wanted) -> SkyrouteError | None:
+        refusal = await find_refusal(self.session, self.group, wanted.subscription)
+        if self._unasked.get(wanted.topic) is wanted:  # else something else is wanted of the topic by now
+            del self._unasked[wanted.topic]
+            if refusal is None and self._life is life:
+                try:
+                    self._keep(wanted)
+                except SkyrouteError as error:
+                    log.warning("subscription refused group=%s topic=%s cause=%s", self.group, wanted.topic, error)
+                    return error
+        return refusal
 
     def on(self, topic: str, expression: str | Expression = "*") -> Callable[[H], H]:
         """Decorate the handler of a topic: `@consumer.on("Orders", "paid")`."""
         check_topic(topic)  # now, as without parentheses it would be the handler, and nobody would ever subscribe
+        make_subscription(topic, expression, 0)  # to see whether it can be
 
         def subscribe(handler: H) -> H:
             self.subscribe(topic, expression, handler)
@@ -207,7 +268,12 @@ class Consumer:
         """Want nothing more of a topic. Handlers that are at work on it are not disturbed.
 
         Messages of it that are to be tried again need a handler: those that come after this are soon dead letters.
+
+        Raises:
+            InvalidNameError: no topic has this name.
         """
+        check_topic(topic)
+        self._unasked.pop(topic, None)
         self._subscriptions.remove(topic)
         if self._life is not None:
             self._life.ownership.release_topic(with_namespace(self.session.namespace, topic))
@@ -250,7 +316,10 @@ class Consumer:
             self._subscriptions.put_retry(retry_topic(self.group), self._now_ms())
         if self._owns_session:
             await self.session.start()
-        life = Consuming(self.session, self._settings, self._subscriptions, self._offsets, self._trace_topic)
+        self._left = None
+        life = Consuming(
+            self.session, self._settings, self._subscriptions, self._offsets, self._trace_topic, on_left=self._on_left
+        )
         self._life = life
         life.handling.watch(self._worker)
         if self._is_paused:
@@ -266,7 +335,11 @@ class Consumer:
 
         Handlers that take longer are cancelled, or, in threads, left behind; their messages are delivered again. A
         handler that calls this is not kept waiting for itself: the consumer stops when it has returned.
+
+        Raises:
+            ArgumentError: the time is none.
         """
+        check_times_or_none_at_all(timeout_s=timeout_s)
         life = self._life or self._ending
         if life is None or not life.handling.is_calling:
             await self._stop(timeout_s)
@@ -297,18 +370,40 @@ class Consumer:
     async def run(self) -> None:
         """Consume until `stop` is called, or until this is cancelled.
 
+        A handler that calls sys.exit(), or raises KeyboardInterrupt or GeneratorExit, ends it as well: the consumer
+        stops, and raises the same here. The message is not consumed.
+
         Raises:
             NoNameServerError, BrokerRefusedError: see `start`.
+            SystemExit, KeyboardInterrupt, GeneratorExit: a handler raised it.
         """
-        if self._life is None:
-            async with self:
+        self._runs += 1
+        try:
+            if self._life is None:
+                async with self:
+                    await self._until_ended()
+            else:
                 await self._until_ended()
-        else:
-            await self._until_ended()
+        finally:
+            self._runs -= 1
 
     async def _until_ended(self) -> None:
-        if self._life is not None:
-            await self._life.gone.wait()
+        life = self._life or self._ending
+        if life is not None:
+            await life.gone.wait()
+        if self._left is not None:
+            raise self._left
+
+    def _on_left(self, error: BaseException) -> None:
+        if self._left is None:
+            self._left = error
+            self.session.spawn(self._leave(error), name="stop of a consumer whose handler exits")
+
+    async def _leave(self, error: BaseException) -> None:
+        log.warning("handler exits, and so the consumer stops group=%s with=%r", self.group, error)
+        await self._stop(STOP_TIMEOUT_S)
+        if not self._runs:
+            raise error  # nobody waits for us: asyncio then ends the event loop, as for any task
 
     def pause(self) -> None:
         """Fetch nothing more for now. What was fetched is still handled, and our queues stay ours."""

@@ -4,22 +4,24 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from skyroute.client.errors import BrokerRefusedError, NoBrokerError, NoRouteError, refusal
+from skyroute.client.in_flight import InFlight
 from skyroute.client.outbound import Outbound
 from skyroute.client.results import SendResult, SendStatus
-from skyroute.client.selection import FAILURE_LATENCY_S, BrokerHealth, Rotation, publish_queues
+from skyroute.client.selection import FAILURE_LATENCY_S, SLOW_S, BrokerHealth, Rotation, publish_queues
 from skyroute.client.session import Session
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import DEFAULT_TOPIC, without_namespace
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, RemotingError
+from skyroute.remoting.spaced_lines import SpacedLines
 from skyroute.routing.topology import BrokerQueues, TopicRoute
-from skyroute.wire.calls.send import SENT_CODES, decode_send_receipt, encode_send
+from skyroute.wire.calls.send import SENT_CODES, decode_send_receipt, encode_send, write_send
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.command import Request
+from skyroute.wire.command import Request, Response, WrittenRequest
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ ASK_AGAIN_S: Final = 1.0
 
 _STATUSES: Final = {status.value: status for status in SendStatus}
 
+_R = TypeVar("_R")
+
 Choose = Callable[[Sequence[QueueRef]], QueueRef]
 """Chooses one of a topic's queues, always the same one for the same message."""
 
@@ -56,6 +60,7 @@ class Delivery:
         self,
         session: Session,
         group: str,
+        in_flight: InFlight,
         *,
         attempts: int,
         retry_unsafe: bool,
@@ -64,6 +69,8 @@ class Delivery:
     ) -> None:
         self._session = session
         self._group = group
+        self._in_flight = in_flight
+        self._encode: Callable[..., Request | WrittenRequest] = encode_send if session.signs else write_send
         self._clock: Clock = session.clock
         self._attempts = attempts
         self._retry_unsafe = retry_unsafe
@@ -72,6 +79,8 @@ class Delivery:
         self._rotations: dict[str, tuple[TopicRoute, Rotation]] = {}
         self._provisional: dict[str, tuple[float, Rotation]] = {}
         """Queues of topics that do not exist yet, and until when nobody asks again whether they do."""
+        self._stale = SpacedLines()
+        """Topics whose routes are not refreshed."""
 
     @property
     def topics(self) -> Iterable[str]:
@@ -86,69 +95,76 @@ class Delivery:
         """
         rotation = await self.rotation(outbound.topic)
         queue = choose(rotation.queues) if choose is not None else rotation.next(self.avoided())
-        await self._session.tell(await self.address(outbound.topic, queue), self._request(outbound, queue))
+        await self._session.tell(await self.address(outbound.topic, queue), self._request(outbound, queue, encode_send))
 
     async def deliver(self, outbound: Outbound, choose: Choose | None, timeout_s: float) -> SendResult:
-        """Try one broker after another until one has the message, the attempts are used up, or the time is.
+        """Wait for a turn, and then try one broker after another until one has the message.
+
+        Ends before that when the attempts are used up, or the time, which begins with the turn.
 
         Raises:
             NoRouteError, BrokerRefusedError, RemotingError, NoBrokerError: the last failure, with notes on the others.
         """
+        size = len(outbound.body)
+        if not self._in_flight.try_enter(size):
+            await self._in_flight.enter(size)
         now = self._clock.monotonic
-        deadline = now() + timeout_s
+        outbound.began_at = now()
+        deadline = outbound.began_at + timeout_s
+        topic = outbound.topic
         failures: list[str] = []
         failed_brokers: set[str] = set()
         unsafe: SendResult | None = None
-        for attempt in range(self._attempts):
-            queue: QueueRef | None = None
-            try:
-                rotation = self._known_rotation(outbound.topic) or await self.rotation(outbound.topic, deadline - now())
-                queue = choose(rotation.queues) if choose else rotation.next(failed_brokers or self.avoided())
-                if queue.broker_name in failed_brokers:
-                    await asyncio.sleep(max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())))
-                result = await self._attempt(outbound, queue, deadline)
-                if result.ok or not self._retry_unsafe or choose is not None:
-                    return result
-                unsafe = result
-                failed_brokers.add(queue.broker_name)
-            except (RemotingError, BrokerRefusedError, NoRouteError, NoBrokerError) as error:
-                if queue is not None:
+        try:
+            for attempt in range(self._attempts):
+                queue: QueueRef | None = None
+                try:
+                    rotation = self._known_rotation(topic) or await self.rotation(topic, deadline - now())
+                    queue = choose(rotation.queues) if choose else rotation.next(failed_brokers or self.avoided())
+                    if queue.broker_name in failed_brokers:
+                        await asyncio.sleep(max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())))
+                    address = self._known_address(queue) or await self.address(topic, queue, deadline - now())
+                    asked_at = now()
+                    if asked_at >= deadline:
+                        raise CallTimeoutError("the time to send was over before a broker was chosen")
+                    request = self._request(outbound, queue, self._encode)
+                    response = await self._session.call(address, request, deadline - asked_at)
+                    if response.code not in SENT_CODES:
+                        raise refusal(response, address)
+                    self._report(queue, now() - asked_at)
+                    result = self._result(outbound, queue, response)
+                    if result.ok or not self._retry_unsafe or choose is not None:
+                        return result
+                    unsafe = result
                     failed_brokers.add(queue.broker_name)
-                    if self._health is not None:
-                        self._health.report(queue.broker_name, FAILURE_LATENCY_S, now())
-                last = queue is None or attempt + 1 == self._attempts or now() >= deadline
-                if last or not _may_try_again(error, fixed=choose is not None):
-                    if unsafe is not None:
-                        return unsafe
-                    for failure in failures:
-                        error.add_note(f"before that: {failure}")
-                    raise
-                failures.append(str(error))
-                if error.stale_route or isinstance(error, ConnectError):
-                    self._session.spawn(self._look_again(outbound.topic), name="route after a failure")
+                except (RemotingError, BrokerRefusedError, NoRouteError, NoBrokerError) as error:
+                    if queue is not None:
+                        failed_brokers.add(queue.broker_name)
+                        self._report(queue, FAILURE_LATENCY_S)
+                    last = queue is None or attempt + 1 == self._attempts or now() >= deadline
+                    if last or not _may_try_again(error, fixed=choose is not None):
+                        if unsafe is not None:
+                            return unsafe
+                        _add_notes(error, failures)
+                        raise
+                    failures.append(str(error))
+                    if error.stale_route or isinstance(error, ConnectError):
+                        self._session.spawn(self._look_again(topic), name="route after a failure")
+        finally:
+            self._in_flight.leave(size)
         assert unsafe is not None  # every other way out of the loop returns or raises
         return unsafe
 
-    async def _attempt(self, outbound: Outbound, queue: QueueRef, deadline: float) -> SendResult:
-        now = self._clock.monotonic
-        address = self._session.routes.address(queue.broker_name)
-        if address is None:
-            address = await self._find_address(outbound.topic, queue, deadline - now())
-        began = now()
-        if began >= deadline:
-            raise CallTimeoutError("the time to send was over before a broker was chosen")
-        request = self._request(outbound, queue)
-        response = await self._session.call(self._session.sending_address(address), request, deadline - began)
-        if response.code not in SENT_CODES:
-            raise refusal(response, address)
-        if self._health is not None:
-            ended = now()
-            self._health.report(queue.broker_name, ended - began, ended)
+    def _report(self, queue: QueueRef, latency_s: float) -> None:
+        if latency_s >= SLOW_S and self._health is not None:
+            self._health.report(queue.broker_name, latency_s, self._clock.monotonic())
+
+    def _result(self, outbound: Outbound, queue: QueueRef, response: Response) -> SendResult:
+        """Read the answer of a broker that has the message."""
         receipt = decode_send_receipt(response)
-        if receipt.queue_id != queue.queue_id:
-            queue = QueueRef(queue.topic, queue.broker_name, receipt.queue_id)
-        if self._session.namespace is not None:
-            queue = QueueRef(without_namespace(self._session.namespace, queue.topic), queue.broker_name, queue.queue_id)
+        namespace = self._session.namespace
+        if receipt.queue_id != queue.queue_id or namespace is not None:
+            queue = QueueRef(without_namespace(namespace, queue.topic), queue.broker_name, receipt.queue_id)
         return SendResult(
             _STATUSES[response.code],
             outbound.message_id,
@@ -161,8 +177,8 @@ class Delivery:
             receipt.trace_on,
         )
 
-    def _request(self, outbound: Outbound, queue: QueueRef) -> Request:
-        return encode_send(
+    def _request(self, outbound: Outbound, queue: QueueRef, encode: "Callable[..., _R]") -> "_R":
+        return encode(
             self._group,
             queue,
             outbound.body,
@@ -246,25 +262,22 @@ class Delivery:
         self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
         return rotation
 
-    async def address(self, topic: str, queue: QueueRef) -> str:
-        """Return where to send what is meant for a queue.
+    def _known_address(self, queue: QueueRef) -> str | None:
+        address = self._session.routes.address(queue.broker_name)
+        return None if address is None else self._session.sending_address(address)
+
+    async def address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
+        """Return where to send what is meant for a queue; where that is not known, the route is asked for again.
 
         Raises:
             NoBrokerError: no route knows its broker.
         """
-        address = self._session.routes.address(queue.broker_name) or await self._find_address(topic, queue)
-        return self._session.sending_address(address)
-
-    async def _find_address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
-        """Ask for the route again, which may know where the queue's broker is.
-
-        Raises:
-            NoBrokerError: it does not.
-        """
+        if (address := self._known_address(queue)) is not None:
+            return address
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._look_again(topic)
-        address = self._session.routes.address(queue.broker_name)
+        address = self._known_address(queue)
         if address is None:
             raise NoBrokerError(f"the master of broker {queue.broker_name} is in no route of topic {topic}")
         return address
@@ -273,7 +286,14 @@ class Delivery:
         try:
             await self._session.routes.refresh(topic)
         except SkyrouteError as error:
-            log.info("route not refreshed topic=%s reason=%s", topic, error)
+            unsaid = self._stale.unsaid(topic, self._clock.monotonic())
+            if unsaid is not None:
+                log.info("route not refreshed topic=%s reason=%s unsaid=%d", topic, error, unsaid)
+
+
+def _add_notes(error: SkyrouteError, failures: Iterable[str]) -> None:
+    for failure in failures:
+        error.add_note(f"before that: {failure}")
 
 
 def _may_try_again(error: SkyrouteError, *, fixed: bool) -> bool:

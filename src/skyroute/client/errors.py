@@ -11,6 +11,13 @@ class ClientError(SkyrouteError):
     """Producing, consuming or administering failed."""
 
 
+class ArgumentError(ClientError, TypeError, ValueError):
+    """What was passed cannot be meant; the text names the argument, and says what is allowed. Nothing was done.
+
+    It is also what Python itself raises for a wrong type or value, so that code finds it that looks for those.
+    """
+
+
 class NotRunningError(ClientError):
     """It was used before it was started, or after it was stopped: use `async with`, or call `start` first."""
 

@@ -47,7 +47,8 @@ class InFlight:
         """Make room, and let in who waits for it."""
         self.count -= 1
         self.bytes -= size
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     def _admit(self) -> None:
         while self._waiting:

@@ -2,13 +2,19 @@
 
 import asyncio
 import ipaddress
+import logging
 import os
 import random
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from skyroute.client.errors import ClientError
+from skyroute.client.errors import ClientError, NoNameServerError
+
+if TYPE_CHECKING:
+    from skyroute.client.address_server import AddressServer
+
+log = logging.getLogger(__name__)
 
 ADDRESSES_ENV: Final = "NAMESRV_ADDR"
 """Where Apache's tools look for addresses that nobody gave them, and so do we."""
@@ -17,8 +23,10 @@ ADDRESSES_ENV: Final = "NAMESRV_ADDR"
 class NameServers:
     """The addresses an application gave. One is asked while it answers; when it fails, it is the next one's turn."""
 
-    def __init__(self, addresses: str | Sequence[str] | None) -> None:
+    def __init__(self, addresses: str | Sequence[str] | None, unit_name: str | None = None) -> None:
         """Take `host:port;host:port`, or a sequence of `host:port`, or None for the environment's NAMESRV_ADDR.
+
+        `http://host:port/path` is a web server that knows them, and is asked when they are first needed.
 
         Raises:
             ClientError: there is no address, or one cannot be one.
@@ -27,19 +35,29 @@ class NameServers:
             addresses = os.environ.get(ADDRESSES_ENV, "")
         if not isinstance(addresses, str):
             addresses = ";".join(_listed(addresses))
-        pieces = (piece.strip() for piece in addresses.replace(",", ";").split(";"))
-        self.addresses = tuple(_checked(piece) for piece in pieces if piece)
-        if not self.addresses:
+        pieces = _pieces(addresses)
+        self.source: AddressServer | None = None
+        """Who knows the addresses, if they were not given."""
+        if len(pieces) == 1 and (source := _address_server(pieces[0], unit_name)) is not None:
+            self.source, pieces = source, []
+        self.addresses = tuple(map(_checked, pieces))
+        if not self.addresses and self.source is None:
             raise ClientError(
                 "no name server is given: pass name_servers='host:port;host:port' (-n on the command line), or set"
                 f" {ADDRESSES_ENV}"
             )
         # Clients that are given the same list do not all begin with the same server.
-        self._first = random.randrange(len(self.addresses))
+        self._first = random.randrange(len(self.addresses) or 1)
         self._preferred: str | None = None
 
     async def in_turn(self) -> list[str]:
-        """Return every address, the one to ask first in front; a name with several addresses counts as several."""
+        """Return every address, the one to ask first in front; a name with several addresses counts as several.
+
+        Raises:
+            NoNameServerError: they are not known yet, and who knows them does not say.
+        """
+        if not self.addresses:
+            await self.refresh()
         found: list[str] = []
         for address in self.addresses[self._first :] + self.addresses[: self._first]:
             found += await _resolve(address)
@@ -47,9 +65,47 @@ class NameServers:
             found.insert(0, self._preferred)
         return list(dict.fromkeys(found))
 
+    async def refresh(self) -> None:
+        """Ask again where the name servers are, if there is somebody to ask; what was known stays if that fails.
+
+        Raises:
+            NoNameServerError: who knows them does not say.
+        """
+        if self.source is None:
+            return
+        answer = await self.source.ask()
+        try:
+            addresses = tuple(map(_checked, _pieces(answer)))
+        except ClientError as error:
+            raise NoNameServerError(f"{self.source.url} does not say where the name servers are: {error}") from None
+        if not addresses:
+            raise NoNameServerError(f"{self.source.url} says that there are no name servers")
+        if addresses != self.addresses:
+            log.info("name servers changed addresses=%s source=%s", ";".join(addresses), self.source.url)
+            self.addresses = addresses
+            self._first = random.randrange(len(addresses))
+            self._preferred = None
+
+    @property
+    def preferred(self) -> str | None:
+        """The one that is asked first; None: nobody has answered yet."""
+        return self._preferred
+
     def prefer(self, address: str) -> None:
         """Ask this one first from now on: it answers."""
         self._preferred = address
+
+
+def _address_server(text: str, unit_name: str | None) -> "AddressServer | None":
+    if "://" not in text:
+        return None
+    from skyroute.client.address_server import AddressServer, is_address_server  # noqa: PLC0415 - few need it
+
+    return AddressServer(text, unit_name) if is_address_server(text) else None
+
+
+def _pieces(addresses: str) -> list[str]:
+    return [piece for each in addresses.replace(",", ";").split(";") if (piece := each.strip())]
 
 
 def _listed(addresses: object) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -191,6 +190,8 @@ class FileOffsets(_Noted):
         return offsets
 
     def _replace_file(self, text: str) -> None:
+        import tempfile  # noqa: PLC0415 - much comes with it, and only those who broadcast write files
+
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, staged = tempfile.mkstemp(prefix="offsets.", suffix=".tmp", dir=self.path.parent)
         try:

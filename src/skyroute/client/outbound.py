@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from skyroute.message.compression import COMPRESS_FROM_BYTES, COMPRESSION_LEVEL, compress
 from skyroute.message.errors import InvalidMessageError, PropertyError
 from skyroute.message.flags import Compression, with_compression
@@ -78,28 +80,16 @@ def write_properties(properties: dict[str, str]) -> str:
     return text
 
 
-class Outbound:
+class Outbound(msgspec.Struct, gc=False):
     """One message, or one batch, on its way out."""
 
-    __slots__ = ("batch", "body", "flag", "message_id", "properties", "reply", "sys_flag", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        body: bytes,
-        properties: str,
-        message_id: str,
-        *,
-        sys_flag: int = 0,
-        flag: int = 0,
-        batch: bool = False,
-        reply: bool = False,
-    ) -> None:
-        self.topic = topic
-        self.body = body
-        self.properties = properties
-        self.message_id = message_id
-        self.sys_flag = sys_flag
-        self.flag = flag
-        self.batch = batch
-        self.reply = reply
+    topic: str
+    body: bytes
+    properties: str
+    message_id: str
+    sys_flag: int = 0
+    flag: int = 0
+    batch: bool = False
+    reply: bool = False
+    began_at: float = 0.0
+    """When its turn came to be sent."""

@@ -2,12 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Self, Unpack
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Final, Self, Unpack
 
-from skyroute.client.arguments import check_counts, check_kind, check_times
+from skyroute.client.arguments import (
+    BYTES_MAX,
+    check_callables,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_queue,
+    check_session,
+    check_texts,
+    check_times,
+    check_times_or_none_at_all,
+    listed,
+)
 from skyroute.client.delivery import Choose, Delivery
 from skyroute.client.errors import (
+    ArgumentError,
     BrokerRefusedError,
     ClientError,
     NoBrokerError,
@@ -19,8 +32,8 @@ from skyroute.client.outbound import BODY_BYTES_MAX, Outbound, Packing, write_pr
 from skyroute.client.replies import Replies, reply_properties
 from skyroute.client.results import SendResult, TransactionResult
 from skyroute.client.session import ClientArguments, Session
-from skyroute.client.trace import DEFAULT_REGION, Sent, Tracer, TransactionEnded, kind_of
-from skyroute.client.transactions import Check, Transactions
+from skyroute.client.trace import DEFAULT_REGION, Sent, Tracer, TransactionEnded, check_trace, kind_of
+from skyroute.client.transactions import Check, Transactions, as_outcome
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.message import property_names as names
@@ -29,7 +42,7 @@ from skyroute.message.compression import COMPRESS_FROM_BYTES, COMPRESSION_LEVEL
 from skyroute.message.errors import InvalidMessageError
 from skyroute.message.flags import Compression, TransactionState
 from skyroute.message.message import Message, StoredMessage
-from skyroute.message.names import check_open_to_senders, check_producer_group
+from skyroute.message.names import check_open_to_senders, check_producer_group, check_topic
 from skyroute.message.properties import split_properties
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import (
@@ -42,7 +55,7 @@ from skyroute.message.reserved_topics import (
 from skyroute.message.tags import java_hash
 from skyroute.remoting.errors import CallTimeoutError, RemotingError
 from skyroute.wire.calls.clients import ConsumerData
-from skyroute.wire.calls.send import encode_recall
+from skyroute.wire.calls.send_back import encode_recall
 from skyroute.wire.calls.transaction import TransactionOutcome
 
 log = logging.getLogger(__name__)
@@ -56,6 +69,9 @@ TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"
 IN_FLIGHT_MAX: Final = 1_024
 IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Sends under way at once; the next ones wait for their turn."""
+
+LEVELS: Final = {Compression.ZLIB: (0, 9), Compression.LZ4: (0, 22), Compression.ZSTD: (1, 22)}
+"""How hard each way of compressing can try, from and to. LZ4 has no levels, and is not particular about them."""
 
 Select = Callable[[Sequence[QueueRef], Message], QueueRef]
 """Chooses the queue of a message among those of its topic, whose order stays the same while no broker comes or goes."""
@@ -103,7 +119,7 @@ class Producer:
             retry_unsafe: also try another broker when one stored the message less safely than it is set up to.
             avoid_slow: keep away from brokers that failed or were slow of late, for a while.
             compression: how bodies from `compress_from_bytes` on are compressed.
-            compression_level: how hard to try.
+            compression_level: how hard to try: 0 to 9, with Zstandard 1 to 22; LZ4 takes no notice.
             compress_from_bytes: shorter bodies travel as they are.
             body_bytes_max: longer bodies are refused here, before they travel.
             batch_bytes_max: longer batches are cut.
@@ -117,19 +133,29 @@ class Producer:
 
         Raises:
             InvalidNameError: no group has this name.
-            ClientError: there is no usable address of a name server, or another argument makes no sense.
+            ArgumentError: another argument makes no sense.
+            ClientError: there is no usable address of a name server.
         """
         check_producer_group(group)
         check_times(send_timeout_s=send_timeout_s)
-        check_counts(0, retries=retries, compress_from_bytes=compress_from_bytes)
+        check_flags(retry_unsafe=retry_unsafe, avoid_slow=avoid_slow)
+        check_counts(0, retries=retries)
+        check_counts(0, BYTES_MAX, compress_from_bytes=compress_from_bytes)
+        check_counts(in_flight_max=in_flight_max, new_topic_queues=new_topic_queues)
         check_counts(
+            1,
+            BYTES_MAX,
             body_bytes_max=body_bytes_max,
             batch_bytes_max=batch_bytes_max,
-            in_flight_max=in_flight_max,
             in_flight_bytes_max=in_flight_bytes_max,
-            new_topic_queues=new_topic_queues,
         )
         check_kind("compression", compression, Compression)
+        check_counts(*LEVELS[compression], compression_level=compression_level)
+        if check is not None:
+            check_callables(check=check)
+        check_trace(trace)
+        if session is not None:
+            check_session(session, Session, **client)
         if session is None:
             session = Session(name_servers, **client)
             self._owns_session = True
@@ -145,6 +171,7 @@ class Producer:
         self._delivery = Delivery(
             session,
             self.group,
+            self._in_flight,
             attempts=1 + retries,
             retry_unsafe=retry_unsafe,
             avoid_slow=avoid_slow,
@@ -224,7 +251,11 @@ class Producer:
             InvalidMessageError: the message breaks a rule; it was not sent.
         """
         self._check_running()
-        outbound = await self._prepare(message, message.to_properties())
+        if not isinstance(message, Message):
+            raise _no_message(message)
+        if timeout_s is not None:
+            check_times_or_none_at_all(timeout_s=timeout_s)
+        outbound = self._prepare(message, message.to_properties())
         return await self._send(outbound, message, self._choice(message, queue, select), timeout_s)
 
     async def send_oneway(
@@ -238,7 +269,10 @@ class Producer:
             InvalidMessageError: the message breaks a rule; it was not sent.
         """
         self._check_running()
-        outbound = await self._prepare(message, message.to_properties())
+        if not isinstance(message, Message):
+            raise _no_message(message)
+        outbound = self._prepare(message, message.to_properties())
+        await self._compress(outbound)
         await self._delivery.deliver_oneway(outbound, self._choice(message, queue, select))
 
     async def send_batch(
@@ -259,14 +293,19 @@ class Producer:
             RemotingError: a batch met no broker, or no answer in time; those before it are stored.
         """
         self._check_running()
-        messages = list(messages)
+        messages = listed("messages", messages, "skyroute.Message")
+        for message in messages:
+            if not isinstance(message, Message):
+                raise _no_message(message, "each of messages")
+        if timeout_s is not None:
+            check_times_or_none_at_all(timeout_s=timeout_s)
         check_batch(messages)
         check_open_to_senders(messages[0].topic)
         results: dict[int, SendResult] = {}
         for choose, part in await self._batches(messages, queue, select):
             if len(part) == 1:
                 place = part[0][0]
-                outbound = await self._prepare(messages[place], messages[place].to_properties())
+                outbound = self._prepare(messages[place], messages[place].to_properties())
                 results[place] = await self._send(outbound, messages[place], choose, timeout_s)
                 continue
             ids = [message_id for _, message_id, _ in part]
@@ -310,6 +349,11 @@ class Producer:
             Exception: whatever `execute` raised; the broker will ask.
         """
         self._check_running()
+        if not isinstance(message, Message):
+            raise _no_message(message)
+        check_callables(execute=execute)
+        if timeout_s is not None:
+            check_times_or_none_at_all(timeout_s=timeout_s)
         if self._transactions.check is None:
             raise ClientError(
                 "a producer of transactions needs check=...: what the broker asks when it hears no outcome"
@@ -318,14 +362,14 @@ class Producer:
         # A message is delayed after it was committed, not before, which no broker can do: as Apache's clients have it.
         properties.pop(names.DELAY_LEVEL, None)
         properties |= {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: self.group}
-        outbound = await self._prepare(message, properties, TransactionState.PREPARED)
+        outbound = self._prepare(message, properties, sys_flag=int(TransactionState.PREPARED))
         sent = await self._send(outbound, message, self._choice(message, None, None), timeout_s)
         outcome = TransactionOutcome.ROLLBACK
         remark: str | None = None
         try:
             if sent.ok:
                 outcome = TransactionOutcome.UNKNOWN
-                outcome = TransactionOutcome(await self._transactions.call(execute, message, sent))
+                outcome = as_outcome("execute", await self._transactions.call(execute, message, sent))
         except BaseException as error:
             remark = f"{type(error).__name__}: {error}"
             raise
@@ -343,6 +387,9 @@ class Producer:
             RemotingError: no broker was reached.
         """
         self._check_running()
+        if not isinstance(message, Message):
+            raise _no_message(message)
+        check_times_or_none_at_all(timeout_s=timeout_s)
         deadline = self._clock.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -356,7 +403,7 @@ class Producer:
                 names.REPLY_TO_CLIENT: self.session.client_id,
                 names.TTL: str(round(timeout_s * 1000)),
             }
-            outbound = await self._prepare(message, properties)
+            outbound = self._prepare(message, properties)
             await self._send(outbound, message, self._choice(message, None, None), deadline - self._clock.monotonic())
             return await arrival(deadline - self._clock.monotonic())
 
@@ -369,9 +416,12 @@ class Producer:
             RemotingError: no broker was reached.
         """
         self._check_running()
+        check_kind("to", to, StoredMessage)
+        if timeout_s is not None:
+            check_times_or_none_at_all(timeout_s=timeout_s)
         cluster, properties = reply_properties(to)
         message = Message(reply_topic(cluster), body)
-        outbound = await self._prepare(message, properties, reply=True)
+        outbound = self._prepare(message, properties, reply=True)
         return await self._send(outbound, message, None, timeout_s)
 
     async def recall(self, topic: str, recall_handle: str, *, broker_name: str | None = None) -> None:
@@ -381,6 +431,10 @@ class Producer:
             BrokerRefusedError: it does not, or the message was delivered already.
         """
         self._check_running()
+        check_topic(topic)
+        check_texts(recall_handle=recall_handle)
+        if broker_name is not None:
+            check_texts(broker_name=broker_name)
         topic = with_namespace(self.session.namespace, topic)
         route = await self.session.routes.find(topic)
         brokers = [broker_name] if broker_name else [group.name for group in route.groups]
@@ -402,6 +456,7 @@ class Producer:
             NoRouteError: no broker serves the topic, and none would create it.
         """
         self._check_running()
+        check_topic(topic)
         queues = (await self._delivery.rotation(with_namespace(self.session.namespace, topic))).queues
         return [self._without_namespace(queue) for queue in queues]
 
@@ -411,16 +466,10 @@ class Producer:
         if not self._running:
             raise NotRunningError(f"the producer {self.group} is not running: use `async with`, or call `start` first")
 
-    async def _prepare(
-        self,
-        message: Message,
-        properties: dict[str, str],
-        state: TransactionState = TransactionState.NONE,
-        *,
-        reply: bool = False,
+    def _prepare(
+        self, message: Message, properties: dict[str, str], *, sys_flag: int = 0, reply: bool = False
     ) -> Outbound:
-        body = message.body
-        self._packing.check(body)
+        self._packing.check(message.body)
         namespace = self.session.namespace
         topic = message.topic
         check_open_to_senders(topic)
@@ -428,21 +477,24 @@ class Producer:
             topic = with_namespace(namespace, topic)
             properties[names.INSTANCE_ID] = namespace
         message_id = properties[names.UNIQUE_ID] = self.session.message_ids.next()
-        sys_flag = int(state)
-        if len(body) >= self._packing.from_bytes:
-            body, compressed = await self._packing.pack(body)
-            sys_flag |= compressed
         text = write_properties(properties)
-        return Outbound(topic, body, text, message_id, sys_flag=sys_flag, flag=message.flag, reply=reply)
+        return Outbound(topic, message.body, text, message_id, sys_flag, message.flag, reply=reply)
+
+    async def _compress(self, outbound: Outbound) -> None:
+        if not outbound.batch:  # brokers take batches apart, and would have to unpack them first
+            outbound.body, compressed = await self._packing.pack(outbound.body)
+            outbound.sys_flag |= compressed
 
     def _choice(self, message: Message, queue: QueueRef | None, select: Select | None) -> Choose | None:
         """Return how the queue is chosen, or None where any will do."""
         if queue is not None:
             if select is not None:
                 raise InvalidMessageError("give one of queue and select")
+            check_queue("queue", queue)
             fixed = self._with_namespace(message, queue)
             return lambda _: fixed
         if select is not None:
+            check_callables(select=select)
             chosen_by = select
             if self.session.namespace is None:
                 return lambda queues: self._with_namespace(message, chosen_by(queues, message))
@@ -468,32 +520,29 @@ class Producer:
         topic = without_namespace(self.session.namespace, queue.topic)
         return QueueRef(topic, queue.broker_name, queue.queue_id)
 
-    async def _send(
-        self,
-        outbound: Outbound,
-        message: Message,
-        choose: Choose | None,
-        timeout_s: float | None,
+    def _send(
+        self, outbound: Outbound, message: Message, choose: Choose | None, timeout_s: float | None
+    ) -> Coroutine[Any, Any, SendResult]:
+        """Return what delivers a message: for most, no more than that, since each step on the way costs every send."""
+        timeout_s = self._send_timeout_s if timeout_s is None else timeout_s
+        if self._tracer is None and len(outbound.body) < self._packing.from_bytes:
+            return self._delivery.deliver(outbound, choose, timeout_s)
+        return self._compress_and_trace(outbound, message, choose, timeout_s)
+
+    async def _compress_and_trace(
+        self, outbound: Outbound, message: Message, choose: Choose | None, timeout_s: float
     ) -> SendResult:
-        size = len(outbound.body)
-        if not self._in_flight.try_enter(size):
-            await self._in_flight.enter(size)
-        began = self._clock.monotonic()
-        try:
-            timeout_s = self._send_timeout_s if timeout_s is None else timeout_s
-            result = await self._delivery.deliver(outbound, choose, timeout_s)
-        finally:
-            self._in_flight.leave(size)
+        await self._compress(outbound)
+        result = await self._delivery.deliver(outbound, choose, timeout_s)
         if self._tracer is not None:
-            self._trace_send(self._tracer, outbound, message, result, self._clock.monotonic() - began)
+            self._trace_send(self._tracer, outbound, message, result)
         return result
 
-    def _trace_send(
-        self, tracer: Tracer, outbound: Outbound, message: Message, result: SendResult, cost_s: float
-    ) -> None:
+    def _trace_send(self, tracer: Tracer, outbound: Outbound, message: Message, result: SendResult) -> None:
         """Note a send for whoever looks for the message later; of a batch, for each of its messages."""
         if not result.trace_on:
             return
+        cost_s = self._clock.monotonic() - outbound.began_at
         offset_ids = result.offset_id.split(",")
         message_ids = outbound.message_id.split(",")
         for place, message_id in enumerate(message_ids):
@@ -586,6 +635,10 @@ class Producer:
 
     def topics(self) -> Iterable[str]:
         return self._delivery.topics
+
+
+def _no_message(given: object, name: str = "message") -> ArgumentError:
+    return ArgumentError(f"{name} is a skyroute.Message: {given!r} is none")
 
 
 def _always(queue: QueueRef | None) -> Choose | None:

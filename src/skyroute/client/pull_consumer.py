@@ -10,9 +10,25 @@ from datetime import datetime
 from typing import Any, Final, Self, Unpack
 
 from skyroute.client import queues as calls
-from skyroute.client.arguments import check_counts, check_kind, check_times
+from skyroute.client.arguments import (
+    BYTES_MAX,
+    OFFSET_MAX,
+    check_callables,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_offsets,
+    check_queue,
+    check_queues,
+    check_session,
+    check_strategy,
+    check_times,
+    check_times_or_none_at_all,
+)
 from skyroute.client.errors import ClientError, NoNameServerError, NotRunningError
+from skyroute.client.expressions import Acceptance, find_refusal, is_condition
 from skyroute.client.offset_store import BrokerOffsets
+from skyroute.client.pull_answers import PullConsumerAnswers
 from skyroute.client.read_ahead import QueueReader, ReadAhead, ReadAheadBounds
 from skyroute.client.rebalance import AVERAGE, Strategy
 from skyroute.client.selection import subscribe_queues
@@ -23,10 +39,9 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.names import check_consumer_group, check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import with_namespace, without_namespace
+from skyroute.remoting.spaced_lines import SpacedLines
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData, ConsumeType, MessageModel, Subscription
-from skyroute.wire.codes import RequestCode
-from skyroute.wire.command import Request, Response
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +134,8 @@ class PullConsumer:
 
         Raises:
             InvalidNameError: no group has this name.
-            ClientError: there is no usable address of a name server, or another argument makes no sense.
+            ArgumentError: another argument makes no sense.
+            ClientError: there is no usable address of a name server.
         """
         check_consumer_group(group)
         check_kind("start_from", start_from, StartPosition)
@@ -127,11 +143,17 @@ class PullConsumer:
         check_counts(
             buffered_messages_max=buffered_messages_max,
             queue_messages_max=queue_messages_max,
-            queue_bytes_max=queue_bytes_max,
             pull_messages_max=pull_messages_max,
         )
+        check_counts(1, BYTES_MAX, queue_bytes_max=queue_bytes_max)
+        check_strategy(strategy)
+        check_flags(auto_commit=auto_commit)
+        if on_assignment_changed is not None:
+            check_callables(on_assignment_changed=on_assignment_changed)
+        if session is not None:
+            check_session(session, Session, **client)
         self._owns_session = session is None
-        self.session = session or Session(name_servers, **client)
+        self.session = session if session is not None else Session(name_servers, **client)
         self.group = with_namespace(self.session.namespace, group)
         self._start_from = start_from
         self._strategy = strategy
@@ -140,12 +162,22 @@ class PullConsumer:
         self._on_assignment_changed = on_assignment_changed
         self._offsets = BrokerOffsets(self.session, self.group)
         self._subscriptions: dict[str, Subscription] = {}
+        self._unasked: dict[str, Subscription] = {}
+        """Conditions that a broker is asked about, by topic."""
         self._ahead = ReadAhead(
             self.session,
             self.group,
             ReadAheadBounds(buffered_messages_max, queue_messages_max, queue_bytes_max, pull_messages_max),
             locate=self._find_start,
             retry_interval_s=retry_interval_s,
+        )
+        self._answers = PullConsumerAnswers(
+            self.session,
+            self.group,
+            self._ahead,
+            self._subscriptions,
+            start_from,
+            on_members_changed=self._on_members_changed,
         )
         self._unbalanced = asyncio.Event()
         self._is_assigned = False
@@ -175,6 +207,7 @@ class PullConsumer:
 
         Raises:
             NoNameServerError: no name server answers.
+            BrokerRefusedError: a broker cannot evaluate an SQL expression; the remark says why.
         """
         if self._running:
             return
@@ -184,9 +217,10 @@ class PullConsumer:
         self._unbalanced = asyncio.Event()  # the one of an earlier start belongs to the event loop of that time
         self.session.join(self)
         self.session.routes.listeners.add(self._on_route_changed)
-        self.session.on_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._on_members_changed)
+        self._answers.start()
         self._ahead.start()
         try:
+            await self._check_conditions()
             await self._balance()
         except BaseException:
             await self.stop()
@@ -194,6 +228,12 @@ class PullConsumer:
         self._tasks.append(self.session.spawn(self._keep_balanced(), name=f"rebalance of {self.group}"))
         if self._auto_commit:
             self._tasks.append(self.session.spawn(self._keep_committing(), name=f"commits of {self.group}"))
+
+    async def _check_conditions(self) -> None:
+        for subscription in filter(is_condition, list(self._subscriptions.values())):
+            refusal = await find_refusal(self.session, self.group, subscription)
+            if refusal is not None:
+                raise refusal
 
     async def stop(self) -> None:
         """Commit what was processed, if that is done automatically, and leave the group. A waiting poll ends.
@@ -203,6 +243,7 @@ class PullConsumer:
         if not self._running:
             return
         self._running = False
+        self._unasked.clear()
         self._ahead.stop()
         # It may be called by the application's listener, and so by one of these tasks, which must come to its end.
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
@@ -213,7 +254,7 @@ class PullConsumer:
         if self._auto_commit:
             await self._commit_processed(self._ahead.readers.values(), wait=True)
         self.session.routes.listeners.discard(self._on_route_changed)
-        self.session.off_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._on_members_changed)
+        self._answers.stop()
         await self.session.leave(self)
         self._ahead.clear()
         self._untold = True
@@ -222,10 +263,12 @@ class PullConsumer:
 
     # ---------------------------------------------------------------------------------------------- what is to be read
 
-    def subscribe(self, topic: str, expression: str | Expression = "*") -> None:
+    def subscribe(self, topic: str, expression: str | Expression = "*") -> Acceptance:
         """Read this member's share of a topic's queues; calling it again changes the expression.
 
-        `expression` is tags with `||` between them, or `sql("amount > 100")`.
+        `expression` is tags with `||` between them, or `sql("amount > 100")`. Such a condition is shown to a broker
+        first: at the start, or, when running, in the background, and what is refused there changes nothing. Whoever
+        wants to know awaits what this returns.
 
         Raises:
             InvalidNameError: no topic has this name.
@@ -235,9 +278,26 @@ class PullConsumer:
         check_topic(topic)
         if self._is_assigned and self._ahead.readers:
             raise ClientError("queues were assigned: a consumer either subscribes, or is assigned queues")
-        self._is_assigned = False
         name = with_namespace(self.session.namespace, topic)
         subscription = make_subscription(name, expression, round(self.session.clock.wall() * 1000))
+        self._is_assigned = False
+        self._unasked.pop(name, None)
+        if self._running and is_condition(subscription):
+            self._unasked[name] = subscription
+            return Acceptance(self.session.spawn(self._ask_and_keep(subscription), name="check of a condition"))
+        self._keep(subscription)
+        return Acceptance()
+
+    async def _ask_and_keep(self, subscription: Subscription) -> SkyrouteError | None:
+        refusal = await find_refusal(self.session, self.group, subscription)
+        if self._unasked.get(subscription.topic) is subscription:  # else something else is wanted of it by now
+            del self._unasked[subscription.topic]
+            if refusal is None and self._running and not self._is_assigned:
+                self._keep(subscription)
+        return refusal
+
+    def _keep(self, subscription: Subscription) -> None:
+        name = subscription.topic
         self._subscriptions[name] = subscription
         for reader in self._ahead.readers.values():
             if reader.queue.topic == name:
@@ -246,8 +306,15 @@ class PullConsumer:
         self._unbalanced.set()
 
     def unsubscribe(self, topic: str) -> None:
-        """Read a topic no longer; its queues are given up in the background."""
-        self._subscriptions.pop(with_namespace(self.session.namespace, topic), None)
+        """Read a topic no longer; its queues are given up in the background.
+
+        Raises:
+            InvalidNameError: no topic has this name.
+        """
+        check_topic(topic)
+        name = with_namespace(self.session.namespace, topic)
+        self._unasked.pop(name, None)
+        self._subscriptions.pop(name, None)
         self._untold = True
         self._unbalanced.set()
 
@@ -256,9 +323,12 @@ class PullConsumer:
 
         Raises:
             TagExpressionError: the expression has no tag in it.
+            ArgumentError: these are no queues, or it is no expression.
             ClientError: a topic is subscribed to.
         """
-        if self._subscriptions:
+        queues = check_queues("queues", queues)
+        make_subscription("topic", expression, 0)  # to see whether it can be, before anything changes
+        if self._subscriptions or self._unasked:
             raise ClientError("a topic is subscribed to: a consumer either subscribes, or is assigned queues")
         self._is_assigned = True
         wanted = {self._wire(queue) for queue in queues}
@@ -286,7 +356,9 @@ class PullConsumer:
         Raises:
             NoRouteError: no broker serves the topic.
             NoNameServerError: no name server answers.
+            InvalidNameError: no topic has this name.
         """
+        check_topic(topic)
         name = with_namespace(self.session.namespace, topic)
         return [self._plain(queue) for queue in subscribe_queues(name, await self.session.routes.refresh(name))]
 
@@ -299,12 +371,13 @@ class PullConsumer:
 
         Raises:
             NotRunningError: it was not started, or is stopped.
-            ClientError: `max_messages` is not at least one.
+            ArgumentError: `max_messages` is not at least one, or the time is none.
             SkyrouteError: a queue cannot be read, and trying again by itself would not help, as without permission.
                 Polling again tries again.
         """
-        if max_messages is not None and max_messages < 1:
-            raise ClientError(f"a poll is for at least one message: max_messages={max_messages}")
+        check_times_or_none_at_all(timeout_s=timeout_s)
+        if max_messages is not None:
+            check_counts(max_messages=max_messages)
         self._check_running()
         self._ahead.take_as_processed()
         # Who polls without pause must not keep the readers, nor the heartbeats, from their work.
@@ -368,6 +441,7 @@ class PullConsumer:
         Raises:
             ClientError, RemotingError: the broker refuses to say, or cannot be asked.
         """
+        check_queue("queue", queue)
         return await calls.committed_offset(self.session, self.group, self._wire(queue))
 
     def seek(self, queue: QueueRef, offset: int) -> None:
@@ -379,8 +453,7 @@ class PullConsumer:
             ClientError: the queue is not assigned, or the offset is negative.
         """
         (reader,) = self._find([queue])
-        if offset < 0:
-            raise ClientError(f"an offset is 0 or more: {offset}")
+        check_counts(0, OFFSET_MAX, offset=offset)
         self._ahead.move(reader, offset)
 
     async def seek_to_begin(self, queue: QueueRef) -> None:
@@ -408,7 +481,8 @@ class PullConsumer:
             ClientError, RemotingError: the queue is not assigned, its broker does not say, or the time has no zone.
         """
         (reader,) = self._find([queue])
-        self._ahead.move(reader, await calls.offset_at(self.session, reader.queue, to_ms(when)))
+        when_ms = to_ms(when)
+        self._ahead.move(reader, await calls.offset_at(self.session, reader.queue, when_ms))
 
     async def commit(self, offsets: Mapping[QueueRef, int] | None = None) -> None:
         """Have the brokers keep these offsets, of the next message to read; by default all that was handed out.
@@ -419,7 +493,7 @@ class PullConsumer:
         if offsets is None:
             wanted = {queue: reader.position for queue, reader in self._ahead.readers.items()}
         else:
-            wanted = {self._wire(queue): offset for queue, offset in offsets.items()}
+            wanted = {self._wire(queue): offset for queue, offset in check_offsets("offsets", offsets).items()}
         outcomes = await asyncio.gather(
             *(self._commit(queue, offset) for queue, offset in wanted.items() if offset is not None),
             return_exceptions=True,
@@ -438,6 +512,7 @@ class PullConsumer:
     def _find(self, queues: Iterable[QueueRef]) -> list[QueueReader]:
         found = []
         for queue in queues:
+            check_queue("queue", queue)
             reader = self._ahead.readers.get(self._wire(queue))
             if reader is None:
                 raise ClientError(f"{queue} is not assigned to this consumer; `assignment` says which queues are")
@@ -495,11 +570,8 @@ class PullConsumer:
         """Topics whose routes are to be kept fresh."""
         return {*self._subscriptions, *(queue.topic for queue in self._ahead.readers)}
 
-    async def _on_members_changed(self, request: Request, _address: str) -> Response | None:
-        if request.fields.get("consumerGroup") != self.group:
-            return None
+    def _on_members_changed(self) -> None:
         self._unbalanced.set()
-        return Response()
 
     def _on_route_changed(self, topic: str, _before: TopicRoute | None, _now: TopicRoute) -> None:
         if topic in self._subscriptions:
@@ -507,6 +579,7 @@ class PullConsumer:
 
     async def _keep_balanced(self) -> None:
         delay_s = REBALANCE_INTERVAL_S
+        complaints = SpacedLines()
         while self._running:
             with suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
@@ -514,7 +587,9 @@ class PullConsumer:
             try:
                 is_balanced = await self._balance()
             except NoNameServerError as error:
-                log.warning("queues not shared out group=%s cause=%s", self.group, error)
+                unsaid = complaints.unsaid(self.group, self.session.clock.monotonic())
+                if unsaid is not None:
+                    log.warning("queues not shared out group=%s cause=%s unsaid=%d", self.group, error, unsaid)
                 is_balanced = False
             except Exception:  # a strategy of the application's own may raise anything; the next round may go well
                 log.exception("queues not shared out group=%s", self.group)

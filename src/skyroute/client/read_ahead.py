@@ -98,7 +98,7 @@ class ReadAhead:
         """How many messages wait to be handed out."""
         self._session = session
         self._group = group
-        self._bounds = bounds
+        self.bounds = bounds
         self._find_start = locate
         self._retry_interval_s = retry_interval_s
         self._ready: deque[QueueReader] = deque()
@@ -151,7 +151,7 @@ class ReadAhead:
         if self._failures:
             self._raise_failure()
         limit = self.buffered if max_messages is None else max_messages
-        was_full = self.buffered >= self._bounds.messages_max
+        was_full = self.buffered >= self.bounds.messages_max
         taken: list[StoredMessage] = []
         for _ in range(len(self._ready)):
             if len(taken) >= limit:
@@ -279,7 +279,7 @@ class ReadAhead:
                 return
 
     async def _until_room(self, reader: QueueReader) -> None:
-        bounds = self._bounds
+        bounds = self.bounds
         while (
             reader.is_paused
             or len(reader.messages) >= bounds.queue_messages_max
@@ -299,7 +299,7 @@ class ReadAhead:
             topic=reader.queue.topic,
             queue_id=reader.queue.queue_id,
             offset=reader.next_pull,
-            count_max=self._bounds.pull_messages_max,
+            count_max=self.bounds.pull_messages_max,
             suspend_ms=round(SUSPEND_S * 1000),
             expression=subscription.expression,
             expression_type=subscription.expression_type,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from hashlib import md5
 from typing import ClassVar, Final, TypeVar
 
-from skyroute.client.errors import ClientError
+from skyroute.client.arguments import check_callables, check_counts, check_queues
+from skyroute.client.errors import ArgumentError, ClientError
 from skyroute.message.queue_ref import QueueRef
 
 T = TypeVar("T")
@@ -21,6 +22,7 @@ are that member's: none, if it is not among the members. The strategies here als
 """
 
 VIRTUAL_NODES: Final = 10
+VIRTUAL_NODES_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,14 @@ class ConsistentHash:
     Shares may be very uneven, the more so the fewer virtual nodes each member has; all members need the same number.
 
     Raises:
-        ClientError: there is not even one virtual node.
+        ArgumentError: there is not even one virtual node, or far too many.
     """
 
     virtual_nodes: int = VIRTUAL_NODES
     name: ClassVar[str] = "CONSISTENT_HASH"
 
     def __post_init__(self) -> None:
-        if self.virtual_nodes < 1:
-            raise ClientError(f"virtual_nodes is 1 or more: {self.virtual_nodes}")
+        check_counts(1, VIRTUAL_NODES_MAX, virtual_nodes=self.virtual_nodes)
 
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
         if client_id not in client_ids:
@@ -108,7 +109,13 @@ class MachineRoom:
     name: ClassVar[str] = "MACHINE_ROOM"
 
     def __init__(self, rooms: str | Collection[str]) -> None:
-        object.__setattr__(self, "rooms", frozenset([rooms] if isinstance(rooms, str) else rooms))
+        if not isinstance(rooms, Iterable):
+            raise ArgumentError(f"rooms is the name of a machine room, or several: {rooms!r} is neither")
+        names = [rooms] if isinstance(rooms, str) else list(rooms)
+        for name in names:
+            if not isinstance(name, str):
+                raise ArgumentError(f"rooms is the names of machine rooms: {name!r} is none")
+        object.__setattr__(self, "rooms", frozenset(names))
 
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
         members = _ranked(client_ids)
@@ -144,6 +151,9 @@ class NearbyMachineRoom:
     room_of_queue: Callable[[QueueRef], str]
     room_of_client: Callable[[str], str]
     within: Strategy = AVERAGE
+
+    def __post_init__(self) -> None:
+        check_callables(room_of_queue=self.room_of_queue, room_of_client=self.room_of_client, within=self.within)
 
     @property
     def name(self) -> str:
@@ -184,7 +194,7 @@ class Configured:
     name: ClassVar[str] = "CONFIG"
 
     def __init__(self, queues: Iterable[QueueRef]) -> None:
-        object.__setattr__(self, "queues", tuple(queues))
+        object.__setattr__(self, "queues", tuple(check_queues("queues", queues)))
 
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
         there = frozenset(queues)

@@ -63,6 +63,17 @@ class RouteCache:
             task.add_done_callback(lambda done: self._asked(topic, done))
         return await outcome_of(task)
 
+    async def reread(self, topic: str) -> TopicRoute:
+        """Ask for a route that is known to have changed: an answer that may have been on its way before will not do.
+
+        Raises:
+            As `refresh`.
+        """
+        task = self._asking.get(topic)
+        if task is not None:
+            await asyncio.wait({task})
+        return await self.refresh(topic)
+
     async def _ask(self, topic: str) -> TopicRoute:
         route = await self._fetch(topic)
         if route is None:
@@ -105,7 +116,8 @@ class RouteCache:
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
         """Return where the broker of this name and id is, or None."""
-        return self._brokers.get(broker_name, {}).get(broker_id)
+        addresses = self._brokers.get(broker_name)
+        return None if addresses is None else addresses.get(broker_id)
 
     def any_address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
         """Return where the broker of this name and id is, or else the next one, or else any of its name."""

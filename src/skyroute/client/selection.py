@@ -70,6 +70,9 @@ class Rotation:
 LATENCY_STEPS: Final = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
 """An answer that took so long (s) keeps its broker out of the choice for so long (s): Apache's own steps."""
 
+SLOW_S: Final = LATENCY_STEPS[-1][0]
+"""Whatever is quicker has no consequence."""
+
 FAILURE_LATENCY_S: Final = 10.0
 """A failure counts as an answer that took so long."""
 
@@ -88,8 +91,6 @@ class BrokerHealth:
 
     def report(self, broker_name: str, latency_s: float, now: float) -> None:
         """Note how long a broker took; a later penalty only extends an earlier one."""
-        if latency_s < LATENCY_STEPS[-1][0]:
-            return  # nearly always
         for at_least_s, out_s in LATENCY_STEPS:
             if latency_s >= at_least_s:
                 if len(self._out_until) >= BROKERS_MAX:

@@ -12,24 +12,27 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol, Self, TypedDict
 
-from skyroute.client.arguments import check_kind, check_times
-from skyroute.client.errors import ClientError, NoNameServerError, NotRunningError, refusal
+from skyroute.client.arguments import check_flags, check_kind, check_methods, check_texts, check_times
+from skyroute.client.errors import ArgumentError, ClientError, NoNameServerError, NotRunningError, refusal
 from skyroute.client.name_servers import NameServers
 from skyroute.client.route_cache import RouteCache
+from skyroute.client.route_watch import RouteWatch
 from skyroute.client.shared_task import outcome_of
 from skyroute.client.signing import Credentials
 from skyroute.clock import Clock, SystemClock
 from skyroute.errors import SkyrouteError
+from skyroute.message.errors import HostError, InvalidNameError
 from skyroute.message.message_ids import MessageIds
+from skyroute.message.names import check_group
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import ConnectError, RemotingError
-from skyroute.remoting.tls import client_context
+from skyroute.remoting.spaced_lines import SpacedLines
 from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.routing.topology import MASTER_ID, TopicRoute
 from skyroute.wire.calls.clients import ConsumerData, encode_heartbeat, encode_unregistration
 from skyroute.wire.calls.route import decode_route, encode_route_query
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.command import Request, Response
+from skyroute.wire.command import Request, Response, WrittenRequest
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,11 @@ CLOSE_WAIT_S: Final = 1.0
 
 FAST_PORT_STEP: Final = 2
 """A broker takes everything but pulls on a second port, so far below the first."""
+
+_GO_AWAY: Final = int(ResponseCode.GO_AWAY)  # every answer is compared with it, and members of enumerations are slow
+
+ADDRESSES_INTERVAL_S: Final = 120.0
+"""How often an address server is asked where the name servers are."""
 
 RequestHandler = Callable[[Request, str], Awaitable[Response | None]]
 """Answers what the broker at an address asks; None: it is not for me, or wants no answer."""
@@ -83,6 +91,8 @@ class ClientArguments(TypedDict, total=False):
     connect_timeout_s: float
     poll_interval_s: float
     """How often routes are asked for again."""
+    watch_routes: bool
+    """Have the name server tell of changed routes at once, if it can: ours do."""
     heartbeat_interval_s: float
     clock: Clock
 
@@ -108,13 +118,15 @@ class Session:
         request_timeout_s: float = 3.0,
         connect_timeout_s: float = 3.0,
         poll_interval_s: float = 30.0,
+        watch_routes: bool = True,
         heartbeat_interval_s: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
         """Nothing is connected yet.
 
         Raises:
-            ClientError: there is no usable address of a name server, or another argument makes no sense.
+            ArgumentError: an argument makes no sense.
+            ClientError: there is no usable address of a name server.
             TlsError: the files for TLS cannot be used.
         """
         check_times(
@@ -123,8 +135,12 @@ class Session:
             poll_interval_s=poll_interval_s,
             heartbeat_interval_s=heartbeat_interval_s,
         )
+        check_flags(vip_channel=vip_channel, watch_routes=watch_routes)
+        _check_names(instance_name=instance_name, unit_name=unit_name, namespace=namespace, client_ip=client_ip)
         if credentials is not None:
             check_kind("credentials", credentials, Credentials)
+        if clock is not None:
+            check_methods("clock", clock, "a skyroute.clock.Clock", ("wall", "monotonic"))
         self._pid = os.getpid()
         self.clock: Clock = clock or SystemClock()
         ip = client_ip or _own_ip()
@@ -134,12 +150,19 @@ class Session:
         self.namespace = namespace or None
         self.vip_channel = vip_channel
         self.request_timeout_s = request_timeout_s
-        self.message_ids = MessageIds(ip, self.clock.wall)
+        try:
+            self.message_ids = MessageIds(ip, self.clock.wall)
+        except HostError:
+            raise ArgumentError(f"client_ip is an IP address: {client_ip!r} is none") from None
         self.routes = RouteCache(self._fetch_route)
         self.broker_versions: dict[str, int] = {}
         """What the brokers' answers to heartbeats say of their release, by address."""
-        self.name_servers = NameServers(name_servers)
+        self.name_servers = NameServers(name_servers, unit_name)
+        self.watch: RouteWatch | None = None
+        """What the name server tells of changed routes; None: it is not asked to."""
         self._credentials = credentials
+        self.signs = credentials is not None
+        """Whether requests are signed, which those written ahead cannot be."""
         self._tls = _tls_context(tls)
         self._connect_timeout_s = connect_timeout_s
         self._poll_interval_s = poll_interval_s
@@ -154,8 +177,20 @@ class Session:
         self._members: list[Member] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._answering = 0
-        self._silent: set[str] = set()
+        self._hang_ups, self._silent = SpacedLines(), SpacedLines()
+        """Brokers that do not answer heartbeats, by address."""
+        self._stale = SpacedLines()
+        """Topics whose routes are not refreshed; "" are the name servers' own addresses."""
         self._running = False
+        if watch_routes:
+            self.watch = RouteWatch(
+                self._call_name_server,
+                self.routes,
+                self.used_topics,
+                self.name_servers,
+                self._channels.get,
+                request_timeout_s,
+            )
 
     def __repr__(self) -> str:
         return f"<Session {self.client_id} {'running' if self._running else 'stopped'}>"
@@ -183,6 +218,10 @@ class Session:
             return
         self._running = True
         self.spawn(self._poll_routes(), name="routes")
+        if self.name_servers.source is not None:
+            self.spawn(self._refresh_name_servers(), name="addresses of name servers")
+        if self.watch is not None:
+            self.spawn(self.watch.run(), name="watch")
         self.spawn(self._beat(), name="heartbeats")
 
     async def stop(self) -> None:
@@ -235,7 +274,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------------- calls
 
-    async def call(self, address: str, request: Request, timeout_s: float | None = None) -> Response:
+    async def call(self, address: str, request: Request | WrittenRequest, timeout_s: float | None = None) -> Response:
         """Ask whoever is at an address, and return the answer, whatever it is.
 
         Raises:
@@ -250,9 +289,15 @@ class Session:
             channel = await self._connect(address, timeout_s)
             timeout_s = deadline - now()
         if self._credentials is not None:
+            assert isinstance(request, Request)  # who asks looks at `signs` first
             self._credentials.sign(request)
-        response = await channel.call(request, timeout_s)
-        if response.code == ResponseCode.GO_AWAY:
+        call = channel.begin(request, timeout_s)
+        try:
+            response = await call.answer
+        except asyncio.CancelledError:
+            channel.give_up(call)
+            raise
+        if response.code == _GO_AWAY:
             # It finishes what it has begun and takes no more on this line; a restarted one may answer on a new line.
             self._forget(channel)
             channel.retire()
@@ -348,6 +393,8 @@ class Session:
         channel = self._channels.get(address)
         if channel is not None and not channel.closed:
             return channel
+        if not isinstance(address, str):
+            raise ArgumentError(f"address is 'host:port': {address!r} is not")
         if not self._running:
             raise NotRunningError("it is not running: use `async with`, or call `start` first")
         task = self._connecting.get(address)
@@ -368,6 +415,7 @@ class Session:
             timeout_s=self._connect_timeout_s,
             on_request=self._on_request,
             on_close=self._closed,
+            hang_ups=self._hang_ups,
         )
         self._channels[address] = channel
         self._open_channels.add(channel)
@@ -434,6 +482,8 @@ class Session:
     def join(self, member: Member) -> None:
         """Name a member's groups in heartbeats and keep its routes fresh from now on."""
         self._members.append(member)
+        if self.watch is not None:
+            self.watch.look()
 
     async def leave(self, member: Member) -> None:
         """Tell the brokers that a member is gone. They find out by themselves if this fails."""
@@ -479,17 +529,28 @@ class Session:
         try:
             response = await self.ask(address, encode_heartbeat(self.client_id, producers, consumers))
         except SkyrouteError as error:
-            if address not in self._silent:
-                log.warning("heartbeat failed broker=%s reason=%s", address, error)
-                self._silent.add(address)
+            unsaid = self._silent.unsaid(address, self.clock.monotonic())
+            if unsaid is not None:
+                log.warning("heartbeat failed broker=%s reason=%s unsaid=%d", address, error, unsaid)
         else:
             self.broker_versions[address] = response.version
-            self._silent.discard(address)
+            self._silent.works_again(address)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_interval_s)
             await self.send_heartbeats()
+
+    async def _refresh_name_servers(self) -> None:
+        """Ask again and again where the name servers are, as often as Apache's clients do."""
+        while True:
+            await asyncio.sleep(ADDRESSES_INTERVAL_S)
+            try:
+                await self.name_servers.refresh()
+            except NoNameServerError as error:
+                unsaid = self._stale.unsaid("", self.clock.monotonic())
+                if unsaid is not None:
+                    log.warning("addresses of name servers not refreshed reason=%s unsaid=%d", error, unsaid)
 
     async def _poll_routes(self) -> None:
         """Bring news of routes by asking again and again, as Apache's clients do."""
@@ -499,17 +560,32 @@ class Session:
                 try:
                     await self.routes.refresh(topic)
                 except SkyrouteError as error:
-                    log.info("route not refreshed topic=%s reason=%s", topic, error)
+                    unsaid = self._stale.unsaid(topic, self.clock.monotonic())
+                    if unsaid is not None:
+                        log.info("route not refreshed topic=%s reason=%s unsaid=%d", topic, error, unsaid)
+                else:
+                    self._stale.works_again(topic)
+
+
+def _check_names(**names: str | None) -> None:
+    check_texts(**{name: text for name, text in names.items() if text is not None and text != ""})
+    try:
+        if namespace := names["namespace"]:
+            check_group(namespace)
+    except InvalidNameError as error:
+        raise ArgumentError(f"namespace is what a group can be called: {error}") from None
 
 
 def _tls_context(tls: bool | ssl.SSLContext | TlsClientSettings) -> ssl.SSLContext | None:  # noqa: FBT001 - a setting
     if isinstance(tls, ssl.SSLContext):
         return tls
-    if isinstance(tls, TlsClientSettings):
-        return client_context(tls, test_mode=False)
-    if tls and tls is not True:  # such as the text "false", out of an environment
-        raise ClientError(f"tls is True, False, an ssl.SSLContext or TlsClientSettings: {tls!r} is none of them")
-    return client_context(TlsClientSettings(), test_mode=True) if tls else None
+    if not isinstance(tls, bool | TlsClientSettings):  # such as the text "false", out of an environment
+        raise ArgumentError(f"tls is True, False, an ssl.SSLContext or TlsClientSettings: {tls!r} is none of them")
+    if tls is False:
+        return None
+    from skyroute.remoting.tls import client_context  # noqa: PLC0415 - it imports much that few clients need
+
+    return client_context(TlsClientSettings(), test_mode=True) if tls is True else client_context(tls, test_mode=False)
 
 
 def _own_ip() -> str:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final
 
-from skyroute.client.errors import ClientError
+from skyroute.client.arguments import OFFSET_MAX, check_counts, check_moment
+from skyroute.client.errors import ArgumentError
 from skyroute.message.batch import unwrap_batches
 from skyroute.message.errors import TagExpressionError
 from skyroute.message.message import StoredMessage
@@ -38,10 +39,12 @@ def sql(text: str) -> Expression:
     >>> consumer.subscribe("Orders", sql("amount > 100 AND region IN ('north', 'south')"))
 
     Raises:
-        ClientError: there is no condition.
+        ArgumentError: there is no condition.
     """
+    if not isinstance(text, str):
+        raise ArgumentError(f"an SQL expression is text: {text!r} is none")
     if not text.strip():
-        raise ClientError("an SQL expression says which messages are wanted; it cannot be empty")
+        raise ArgumentError("an SQL expression says which messages are wanted; it cannot be empty")
     return Expression(text, SQL92)
 
 
@@ -50,12 +53,15 @@ def make_subscription(topic: str, expression: str | Expression, version_ms: int)
 
     Raises:
         TagExpressionError: a tag expression has no tag in it.
-        ClientError: it is no expression at all.
+        ArgumentError: it is no expression at all.
     """
     if isinstance(expression, str):
         expression = Expression(expression)
     if not isinstance(expression, Expression):
-        raise ClientError(f"a subscription is to tags, such as 'A || B', or to sql(...): {expression!r} is neither")
+        raise ArgumentError(f"expression is of tags, such as 'A || B', or sql(...): {expression!r} is neither")
+    parts: tuple[object, ...] = expression.text, expression.kind
+    if not all(isinstance(part, str) for part in parts):
+        raise ArgumentError(f"expression is of texts: {expression!r} is not")
     if expression.kind != TAG:
         return Subscription(topic, expression.text, expression.kind, version_ms)
     wanted = parse_tag_expression(expression.text)
@@ -102,12 +108,18 @@ class StartPosition:
     """What brokers are told in heartbeats."""
     when_ms: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.wire, StartFrom):
+            raise ArgumentError(f"a StartPosition is FIRST, LAST or StartPosition.at(...): {self.wire!r} is none")
+        if self.when_ms is not None:
+            check_counts(0, OFFSET_MAX, when_ms=self.when_ms)
+
     @classmethod
     def at(cls, when: datetime) -> "StartPosition":
         """Begin with the first message that was stored at this time or later.
 
         Raises:
-            ClientError: the time has no time zone.
+            ArgumentError: it is no time, or has no time zone.
         """
         return cls(StartFrom.TIMESTAMP, to_ms(when))
 
@@ -120,8 +132,9 @@ def to_ms(when: datetime) -> int:
     """Return a moment as brokers count it: in milliseconds since 1970.
 
     Raises:
-        ClientError: the time has no time zone.
+        ArgumentError: it is no time, or has no time zone.
     """
-    if when.utcoffset() is None:
-        raise ClientError(f"{when} needs a time zone: write datetime(..., tzinfo=UTC), or when.astimezone()")
+    check_moment("when", when)
+    if when < _EPOCH:
+        raise ArgumentError(f"when is a datetime from 1970 on: {when}")
     return (when - _EPOCH) // _MILLISECOND

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from skyroute.client.errors import ClientError
+from skyroute.client.errors import ArgumentError, ClientError
 from skyroute.message import property_names as names
 from skyroute.message.message import Message, StoredMessage
 from skyroute.message.names import check_topic
@@ -46,6 +46,19 @@ _NOTHING: Final = "null"
 
 class TraceError(ClientError):
     """The text of a trace cannot be read."""
+
+
+def check_trace(trace: object) -> None:
+    """Let pass what an application may say of a trace: whether there is to be one, or the topic that it goes to.
+
+    Raises:
+        ArgumentError: it is neither.
+        InvalidNameError: no topic has this name.
+    """
+    if isinstance(trace, str):
+        check_topic(trace)
+    elif not isinstance(trace, bool):
+        raise ArgumentError(f"trace is True, False or the name of a topic: {trace!r} is none of them")
 
 
 class TracedKind(IntEnum):

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from skyroute.client.errors import ArgumentError
 from skyroute.client.push.threads import Threads
 from skyroute.client.results import SendResult
 from skyroute.client.session import Session
@@ -30,6 +31,17 @@ THREADS_MAX: Final = 32
 
 Check = Callable[[StoredMessage], TransactionOutcome | Awaitable[TransactionOutcome]]
 """Says what became of the transaction whose message this is. A plain function runs in a thread."""
+
+
+def as_outcome(name: str, said: object) -> TransactionOutcome:
+    """Return what a function of the application has said of a transaction.
+
+    Raises:
+        ArgumentError: it has said something else.
+    """
+    if not isinstance(said, TransactionOutcome):
+        raise ArgumentError(f"{name} is a function that returns a skyroute.TransactionOutcome: it returned {said!r}")
+    return said
 
 
 class Transactions:
@@ -84,7 +96,7 @@ class Transactions:
         message = message.replace(topic=without_namespace(self._session.namespace, message.topic))
         remark: str | None = None
         try:
-            outcome = TransactionOutcome(await self.call(self.check, message))
+            outcome = as_outcome("check", await self.call(self.check, message))
         except Exception as error:
             log.exception("check of a transaction failed message=%s", message.message_id)
             outcome, remark = TransactionOutcome.UNKNOWN, f"{type(error).__name__}: {error}"

@@ -1,12 +1,62 @@
 """Slips in what an application passes are told at once, and name the argument."""
 
+import contextlib
+import inspect
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
 import pytest
 
-from skyroute import Consumer, Producer, PullConsumer, Session
-from skyroute.client.errors import ClientError
-from skyroute.message.errors import InvalidNameError
+import skyroute
+from skyroute import (
+    Admin,
+    Compression,
+    Consumer,
+    Credentials,
+    Message,
+    Producer,
+    PullConsumer,
+    RetryLater,
+    Session,
+    SkyrouteError,
+    StartPosition,
+    sql,
+)
+from skyroute.client.admin.face import CHECKS, NOT_CALLS
+from skyroute.client.errors import ArgumentError, ClientError
+from skyroute.client.push.settings import Pace
+from skyroute.client.rebalance import Average, Configured, ConsistentHash, MachineRoom, NearbyMachineRoom
+from skyroute.message.errors import InvalidMessageError, InvalidNameError
 
 NOWHERE = "127.0.0.1:1"
+
+NAN = float("nan")
+SLIPS: list[Any] = [
+    *(
+        None,
+        True,
+        5,
+        -1,
+        0,
+        1.5,
+        NAN,
+        float("inf"),
+        10**30,
+        "",
+        " ",
+        "x",
+        "\x01",
+        "\udc80",
+        b"x",
+        [],
+        [None],
+        {},
+        {1: 2},
+    ),
+    *(object(), object, print, datetime(2026, 1, 1)),  # noqa: DTZ001 - without a zone: a slip
+]
+"""What ends up in arguments."""
 
 
 @pytest.mark.parametrize("name", ["request_timeout_s", "connect_timeout_s", "poll_interval_s", "heartbeat_interval_s"])
@@ -33,6 +83,30 @@ def test_a_session_wants_times(name: str, value: object) -> None:
         ("compression", None),
         ("credentials", ("key", "secret")),
         ("tls", "false"),
+        ("tls", 0),
+        ("tls", None),
+        ("retries", True),
+        ("retries", 1 << 40),
+        ("retry_unsafe", "no"),
+        ("avoid_slow", None),
+        ("compression_level", 99),
+        ("compression_level", -1),
+        ("compression_level", "5"),
+        ("check", "commit"),
+        ("trace", 1),
+        ("session", NOWHERE),
+        ("send_timeout_s", NAN),
+        ("send_timeout_s", float("inf")),
+        ("send_timeout_s", True),
+        ("instance_name", 5),
+        ("unit_name", b"unit"),
+        ("namespace", 5),
+        ("namespace", "no blanks"),
+        ("client_ip", "nonsense"),
+        ("client_ip", 127),
+        ("vip_channel", "false"),
+        ("watch_routes", None),
+        ("clock", 5),
     ],
 )
 def test_a_producer_says_which_argument_makes_no_sense(name: str, value: object) -> None:
@@ -54,6 +128,15 @@ def test_a_producer_says_which_argument_makes_no_sense(name: str, value: object)
         ("cached_messages_max", -1),
         ("cached_bytes_max", "1"),
         ("offset_span_max", 0),
+        ("ordered", "false"),
+        ("strategy", Average),
+        ("concurrency", 1_000_000),
+        ("suspend_s", -1),
+        ("suspend_s", "1"),
+        ("offsets", "/var/offsets"),
+        ("pace", 5),
+        ("trace", None),
+        ("session", Session),
     ],
 )
 def test_a_consumer_says_which_argument_makes_no_sense(name: str, value: object) -> None:
@@ -71,6 +154,10 @@ def test_a_consumer_says_which_argument_makes_no_sense(name: str, value: object)
         ("queue_messages_max", "1"),
         ("queue_bytes_max", -1),
         ("pull_messages_max", 0),
+        ("strategy", "average"),
+        ("auto_commit", 1),
+        ("on_assignment_changed", []),
+        ("session", False),
     ],
 )
 def test_a_pull_consumer_says_which_argument_makes_no_sense(name: str, value: object) -> None:
@@ -89,3 +176,175 @@ def test_a_decorator_without_parentheses_is_refused() -> None:
 
         @consumer.on  # type: ignore[arg-type]  # that is the slip
         def handle(message: object) -> None: ...
+
+
+def test_an_argument_error_is_what_python_would_have_raised() -> None:
+    with pytest.raises(TypeError, match="retries"):
+        Producer("g", NOWHERE, retries="2")  # type: ignore[arg-type]  # that is the slip
+    with pytest.raises(ValueError, match="retries"):
+        Producer("g", NOWHERE, retries=-2)
+
+
+@pytest.mark.parametrize(
+    ("compression", "level", "is_fine"),
+    [
+        (Compression.ZLIB, 0, True),
+        (Compression.ZLIB, 9, True),
+        (Compression.ZLIB, 10, False),
+        (Compression.ZSTD, 22, True),
+        (Compression.ZSTD, 0, False),
+        (Compression.LZ4, 5, True),
+    ],
+)
+def test_how_hard_to_compress_depends_on_how(compression: Compression, level: int, is_fine: bool) -> None:
+    with contextlib.nullcontext() if is_fine else pytest.raises(ArgumentError, match=r"^compression_level is .* from"):
+        Producer("g", NOWHERE, compression=compression, compression_level=level)
+
+
+@pytest.mark.parametrize("kind", [Producer, Consumer, PullConsumer])
+@pytest.mark.parametrize("other", [{"vip_channel": True}, {"namespace": "tenant"}, {"instance_name": "one"}])
+def test_what_a_shared_session_would_ignore_is_refused(kind: Any, other: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=f"session is given, which has its own {next(iter(other))}"):
+        kind("g", session=Session(NOWHERE), **other)
+    with pytest.raises(ArgumentError, match="session is given"):
+        Admin(session=Session(NOWHERE), **other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("", "secret"), "access_key is text that is not empty: it is empty"),
+        ((5, "secret"), "access_key is text that is not empty: it is of the type int"),
+        (("key", b"secret"), "secret_key is text that is not empty: it is of the type bytes"),
+        (("key", None), "secret_key is text that is not empty: it is of the type NoneType"),
+        (("key", "secret", 5), "security_token is text that is not empty: it is of the type int"),
+    ],
+)
+def test_credentials_are_texts_and_no_error_tells_them(arguments: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(ArgumentError, match=f"^{text}$"):
+        Credentials(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("body", None),
+        ("body", "text"),
+        ("tag", 5),
+        ("tag", " "),
+        ("keys", 5),
+        ("keys", 0),
+        ("keys", False),
+        ("keys", b"key"),
+        ("keys", [None]),
+        ("keys", ["a b"]),
+        ("properties", 5),
+        ("properties", []),
+        ("properties", ["name"]),
+        ("properties", {"name": 5}),
+        ("properties", {5: "value"}),
+        ("sharding_key", 17),
+        ("delay_level", "3"),
+        ("delay_level", None),
+        ("delay_level", 1.5),
+        ("delay_level", True),
+        ("delay_level", -1),
+        ("deliver_after_s", "3"),
+        ("deliver_after_s", -1),
+        ("deliver_after_s", NAN),
+        ("deliver_after_s", float("inf")),
+        ("deliver_after_s", True),
+        ("deliver_at", datetime(2026, 1, 1)),  # noqa: DTZ001 - that is the slip
+        ("deliver_at", 1_758_275_140_000),
+        ("deliver_at", "2026-01-01"),
+        ("flag", "1"),
+        ("flag", 1 << 31),
+        ("flag", None),
+        ("flag", True),
+        ("wait_stored", 1),
+        ("wait_stored", None),
+    ],
+)
+def test_a_message_says_which_argument_makes_no_sense(name: str, value: object) -> None:
+    with pytest.raises(InvalidMessageError, match=rf"{name.removesuffix('s').removesuffix('ie')}"):
+        Message("T", **({"body": b"x"} | {name: value}))  # type: ignore[arg-type]  # that is the slip
+
+
+@pytest.mark.parametrize("topic", [None, 5, [], ["T"], {}, b"T", "", " ", "a b", "x" * 128])
+def test_a_topic_is_text_of_a_kind(topic: Any) -> None:
+    with pytest.raises(InvalidNameError, match="topic"):
+        Message(topic, b"x")
+
+
+@pytest.mark.parametrize("slip", [lambda: sql(5), lambda: sql(" "), lambda: StartPosition.at(5)])  # type: ignore[arg-type]
+def test_what_helps_to_subscribe_says_so_too(slip: Callable[[], object]) -> None:
+    with pytest.raises(ArgumentError):
+        slip()
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        lambda: RetryLater("5"),  # type: ignore[arg-type]
+        lambda: RetryLater(-2),
+        lambda: RetryLater(from_index=-1),
+        lambda: RetryLater(from_index=1.5),  # type: ignore[arg-type]
+        lambda: Pace(rebalance_s=-1),
+        lambda: Pace(persist_s=NAN),
+        lambda: ConsistentHash("10"),  # type: ignore[arg-type]
+        lambda: MachineRoom(5),  # type: ignore[arg-type]
+        lambda: Configured(["T"]),  # type: ignore[list-item]
+        lambda: NearbyMachineRoom("north", "south"),  # type: ignore[arg-type]
+        lambda: Consumer("g", NOWHERE).subscribe(5),  # type: ignore[arg-type]
+        lambda: Consumer("g", NOWHERE).subscribe("T", 5),  # type: ignore[arg-type]
+        lambda: Consumer("g", NOWHERE).subscribe("T", handler=5),  # type: ignore[arg-type]
+        lambda: Consumer("g", NOWHERE).on("T", 5),  # type: ignore[arg-type]
+        lambda: Consumer("g", NOWHERE).unsubscribe(None),  # type: ignore[arg-type]
+    ],
+)
+def test_whatever_is_passed_is_looked_at_where_it_is_passed(slip: Callable[[], object]) -> None:
+    with pytest.raises((ArgumentError, InvalidNameError)):
+        slip()
+
+
+def parameters_of(kind: Any) -> list[str]:
+    found = [name for name, each in inspect.signature(kind).parameters.items() if each.kind is not each.VAR_KEYWORD]
+    return found + (
+        list(inspect.signature(Session).parameters) if "client" in inspect.signature(kind).parameters else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "fine"),
+    [
+        (Session, {"name_servers": NOWHERE}),
+        (Producer, {"group": "g", "name_servers": NOWHERE}),
+        (Consumer, {"group": "g", "name_servers": NOWHERE}),
+        (PullConsumer, {"group": "g", "name_servers": NOWHERE}),
+        (Admin, {"name_servers": NOWHERE}),
+        (Message, {"topic": "T", "body": b"x"}),
+        (Credentials, {"access_key": "key", "secret_key": "secret"}),
+        (RetryLater, {}),
+        (StartPosition.at, {}),
+        (sql, {}),
+    ],
+    ids=lambda kind: getattr(kind, "__name__", None),
+)
+def test_no_slip_whatever_raises_anything_but_our_own(kind: Any, fine: dict[str, Any]) -> None:
+    for name in parameters_of(kind):
+        for slip in SLIPS:
+            with contextlib.suppress(SkyrouteError):
+                kind(**(fine | {name: slip}))
+
+
+def test_every_argument_of_the_admin_is_looked_at() -> None:
+    for name, method in inspect.getmembers(Admin, inspect.isfunction):
+        if not name.startswith("_") and name not in NOT_CALLS:
+            assert set(list(inspect.signature(method).parameters)[1:]) <= CHECKS.keys(), name
+
+
+def test_every_class_that_is_public_is_among_these() -> None:
+    values = {"Compression", "ConsumeResult", "MessageModel", "SendStatus", "TransactionOutcome"}  # enumerations
+    results = {"SendResult", "StoredMessage", "TransactionResult", "SkyrouteError", "QueueRef"}  # made by the client
+    here = {"Session", "Producer", "Consumer", "PullConsumer", "Admin", "Message", "Credentials", "RetryLater"}
+    assert set(skyroute.__all__) - {"__version__", "sql", "StartPosition"} == here | values | results

@@ -15,20 +15,21 @@ from skyroute.client.session import ClientArguments
 from skyroute.client.signing import Credentials
 from skyroute.errors import SkyrouteError
 
-Answer = tuple[str, object] | tuple[str, object, Failures]
-"""What a command says: a text for people, a value for programs, and which servers failed, if some did."""
+Answer = tuple[str, object] | tuple[str, object, Failures] | tuple[str, object, Failures, int]
+"""What a command says: a text for people, a value for programs, which servers failed, if some did, and its exit code,
+if that does not follow."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 Work = Callable[..., Awaitable[Answer]] | Callable[..., AsyncIterator[Answer]]
 
 
-def admin_command(name: str) -> Callable[[Work], click.Command]:
+def admin_command(name: str, *, failed: int = 1) -> Callable[[Work], click.Command]:
     """Make a command of an async function `(admin, **options) -> (text, value)`, with the options that all share.
 
-    A third member of the answer names servers that failed: one line each on standard error, and exit code 1. So is a
-    SkyrouteError it raises. An async generator's answers are printed as they come, in JSON one to a line. Help is the
-    function's docstring.
+    A third member of the answer names servers that failed: one line each on standard error, and exit code `failed`. So
+    is a SkyrouteError it raises. An async generator's answers are printed as they come, in JSON one to a line. Help is
+    the function's docstring.
     """
 
     def decorate(function: Work) -> click.Command:
@@ -46,23 +47,23 @@ def admin_command(name: str) -> Callable[[Work], click.Command]:
             if access_key:
                 client["credentials"] = Credentials(access_key, secret_key or "")
 
-            async def work() -> bool:
+            async def work() -> int:
                 async with Admin(name_servers, **client) as admin:
                     outcome = function(admin, **options)
                     if not isinstance(outcome, AsyncIterator):
-                        return _show(name, await outcome, as_json=as_json)
-                    went_well = True
+                        return _show(name, await outcome, failed, as_json=as_json)
+                    code = 0
                     async for answer in outcome:
-                        went_well &= _show(name, answer, as_json=as_json, in_a_line=True)
-                    return went_well
+                        code = max(code, _show(name, answer, failed, as_json=as_json, in_a_line=True))
+                    return code
 
             try:
-                went_well = asyncio.run(work())
+                code = asyncio.run(work())
             except SkyrouteError as error:
                 _complain(name, error)
-                went_well = False
-            if not went_well:
-                sys.exit(1)
+                code = failed
+            if code:
+                sys.exit(code)
 
         command: Callable[..., None] = run
         for option in reversed(_SHARED):
@@ -72,17 +73,17 @@ def admin_command(name: str) -> Callable[[Work], click.Command]:
     return decorate
 
 
-def _show(name: str, answer: Answer, *, as_json: bool, in_a_line: bool = False) -> bool:
-    """Print an answer, and return whether all went well."""
-    text, value, *rest = answer
+def _show(name: str, answer: Answer, failed: int, *, as_json: bool, in_a_line: bool = False) -> int:
+    """Print an answer, and return the exit code."""
+    text, value = answer[:2]
     if as_json:
         print_json(value, in_a_line=in_a_line)
     elif text:
         click.echo(text)
-    failures: Failures = rest[0] if rest else {}
+    failures: Failures = answer[2] if len(answer) > 2 else {}
     for where, error in failures.items():
         _complain(name, f"{where}: {error}")
-    return not failures
+    return failed if failures else answer[3] if len(answer) > 3 else 0
 
 
 def _complain(name: str, what: object) -> None:

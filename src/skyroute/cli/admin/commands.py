@@ -43,6 +43,9 @@ _COMMANDS = {
     "addWritePerm": Later(
         _CLUSTER, "add_write_perm", "Have all name servers show a broker's topics as writable again."
     ),
+    "diffRoutes": Later(
+        "skyroute.cli.admin.diff_command", "diff_routes", "Name all in which the name servers do not say the same."
+    ),
     "updateKvConfig": Later(_CLUSTER, "update_kv_config", "Have all name servers keep a value under a key."),
     "deleteKvConfig": Later(_CLUSTER, "delete_kv_config", "Have all name servers forget a key."),
     "updateSubGroup": Later(_GROUP, "update_sub_group", "Create a consumer group, or replace its settings."),

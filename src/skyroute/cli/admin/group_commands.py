@@ -13,7 +13,8 @@ from skyroute.client import queues
 from skyroute.client.admin import Admin
 from skyroute.client.admin.groups import GroupProgress, GroupSummary
 from skyroute.message.queue_ref import QueueRef
-from skyroute.wire.calls.clients import PROPERTY_CONSUME_TYPE, PROPERTY_ORDERED, ConsumeType, RunningConsumer
+from skyroute.wire.calls.clients import ConsumeType
+from skyroute.wire.calls.consumers import PROPERTY_CONSUME_TYPE, PROPERTY_ORDERED, RunningConsumer
 from skyroute.wire.calls.groups import Connection, GroupConfig
 
 STALLED_MS = 60_000

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Self, TypeVar, Unpack
 
+from skyroute.client.arguments import check_session
 from skyroute.client.errors import ClientError, NoBrokerError
 from skyroute.client.session import ClientArguments, Session
 from skyroute.errors import SkyrouteError
@@ -94,11 +95,14 @@ class AdminCalls:
         """Take the addresses of name servers, or a session that others use as well. Nothing is connected yet.
 
         Raises:
+            ArgumentError: an argument makes no sense.
             ClientError: there is no usable address of a name server.
             TlsError: the files for TLS cannot be used.
         """
+        if session is not None:
+            check_session(session, Session, **client)
         self._owns_session = session is None
-        self.session = session or Session(name_servers, **client)
+        self.session = session if session is not None else Session(name_servers, **client)
 
     def __repr__(self) -> str:
         return f"<Admin {self.session!r}>"

@@ -15,7 +15,7 @@ from skyroute.message.names import check_group
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import dead_letter_topic, group_of, is_retry_topic, pop_retry_topic, retry_topic
 from skyroute.routing.topology import MASTER_ID
-from skyroute.wire.calls.clients import (
+from skyroute.wire.calls.consumers import (
     RunningConsumer,
     RunningQuery,
     decode_running_consumer,

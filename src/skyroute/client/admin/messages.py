@@ -18,11 +18,10 @@ from skyroute.message.message_id import decode_offset_id
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.record import decode_records
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX
-from skyroute.wire.calls.clients import (
-    ConsumeType,
+from skyroute.wire.calls.clients import ConsumeType, MessageModel
+from skyroute.wire.calls.consumers import (
     DirectConsumption,
     DirectOutcome,
-    MessageModel,
     decode_direct_outcome,
     encode_direct_consumption,
 )
@@ -241,7 +240,8 @@ class MessageAdmin(GroupAdmin):
             end = await queues.max_offset(self.session, queue)
         else:
             end = await queues.offset_at(self.session, queue, end_ms)
-        return begin, end
+        # A broker that has nothing of the queue yet may say -1.
+        return max(0, begin), max(0, end)
 
     async def read(
         self, queue: QueueRef, begin: int, end: int, expression: str = "*", *, group: str = READER_GROUP

@@ -1,12 +1,9 @@
 """What brokers ask of a running consumer: to look for its queues, to tell of itself, to go back, to try one message."""
 
 import asyncio
-import sys
-import threading
-import traceback
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
 
+from skyroute.client.answers import GroupAnswers
 from skyroute.client.push.fetching import Fetching
 from skyroute.client.push.handlers import ConsumeResult, HandlerCall, RetryLater
 from skyroute.client.push.handling import Handling
@@ -14,19 +11,19 @@ from skyroute.client.push.owned_queue import OwnedQueue
 from skyroute.client.push.ownership import Ownership
 from skyroute.client.push.settings import ConsumerSettings
 from skyroute.client.push.subscriptions import Subscriptions
-from skyroute.client.session import RequestHandler, Session
+from skyroute.client.push.threads import ExitError
+from skyroute.client.session import Session
 from skyroute.message.message import StoredMessage
+from skyroute.message.queue_ref import QueueRef
 from skyroute.message.record import decode_record
-from skyroute.wire.calls import clients
+from skyroute.wire.calls import consumers
+from skyroute.wire.calls.clients import ConsumeType
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
 
-VERSION_NAME: Final = "V5_3_3"
-"""The name of the release whose number we send, as Apache's tools show it."""
 
-
-class ConsumerAnswers:
-    """Answers brokers for one consumer. Requests about other groups are left to others."""
+class ConsumerAnswers(GroupAnswers):
+    """Answers brokers for one consumer that is given messages. Requests about other groups are left to others."""
 
     def __init__(
         self,
@@ -39,74 +36,34 @@ class ConsumerAnswers:
         *,
         on_members_changed: Callable[[], None],
     ) -> None:
-        self._session = session
+        super().__init__(session, settings.group)
         self._settings = settings
         self._subscriptions = subscriptions
         self._ownership = ownership
         self._fetching = fetching
         self._handling = handling
         self._on_members_changed = on_members_changed
-        self._started_at_ms = int(session.clock.wall() * 1000)
-        self._handlers: dict[int, RequestHandler] = {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._tell_offsets,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell_all,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume,
-        }
+        self._handlers[RequestCode.CONSUME_MESSAGE_DIRECTLY] = self._consume
 
-    def start(self) -> None:
-        """Begin to answer."""
-        for code, handler in self._handlers.items():
-            self._session.on_request(code, handler)
-
-    def stop(self) -> None:
-        """Answer nothing more."""
-        for code, handler in self._handlers.items():
-            self._session.off_request(code, handler)
-
-    async def _members_changed(self, request: Request, _address: str) -> Response | None:
-        if clients.decode_consumer_group(request) != self._settings.group:
-            return None
+    def look_for_queues(self) -> None:
         self._on_members_changed()
-        return Response()
 
-    async def _reset_offsets(self, request: Request, _address: str) -> Response | None:
-        reset = clients.decode_offset_reset(request)
-        if reset.group != self._settings.group:
-            return None
-        for queue, offset in reset.offsets.items():
-            owned = self._ownership.owned.get(queue)
-            if owned is not None:
-                self._ownership.release(owned, move_to=offset)
-        return Response()
+    def move(self, queue: QueueRef, offset: int) -> None:
+        owned = self._ownership.owned.get(queue)
+        if owned is not None:
+            self._ownership.release(owned, move_to=offset)
 
-    async def _tell_offsets(self, request: Request, _address: str) -> Response | None:
-        query = clients.decode_offsets_query(request)
-        if query.group != self._settings.group:
-            return None
-        offsets = {
-            queue: owned.backlog.commit_offset
-            for queue, owned in self._ownership.owned.items()
-            if queue.topic == query.topic
+    def offsets(self, topic: str) -> Mapping[QueueRef, int]:
+        return {
+            queue: owned.backlog.commit_offset for queue, owned in self._ownership.owned.items() if queue.topic == topic
         }
-        return Response(body=clients.encode_consumer_offsets(offsets))
 
-    async def _tell_all(self, request: Request, _address: str) -> Response | None:
-        query = clients.decode_running_query(request)
-        if query.group != self._settings.group:
-            return None
-        now = self._session.clock.monotonic()
+    def describe(self, now: float) -> consumers.RunningConsumer:
         settings = self._settings
-        running = clients.RunningConsumer(
-            properties={
-                clients.PROPERTY_NAME_SERVERS: ";".join(self._session.name_servers.addresses),
-                clients.PROPERTY_CONSUME_TYPE: clients.ConsumeType.PUSH.value,
-                clients.PROPERTY_ORDERED: "true" if settings.ordered else "false",
-                clients.PROPERTY_THREADS: str(settings.concurrency),
-                clients.PROPERTY_STARTED_MS: str(self._started_at_ms),
-                clients.PROPERTY_CLIENT_VERSION: VERSION_NAME,
-                "language": "PYTHON",
+        common = self.common_properties(ConsumeType.PUSH, ordered=settings.ordered, threads=settings.concurrency)
+        return consumers.RunningConsumer(
+            properties=common
+            | {
                 "messageModel": settings.model.value,
                 "consumeFromWhere": settings.start.wire.value,
                 "consumeMessageBatchMaxSize": str(settings.batch_size),
@@ -116,18 +73,16 @@ class ConsumerAnswers:
             subscriptions=self._subscriptions.all,
             queues={queue: self._describe(owned, now) for queue, owned in sorted(self._ownership.owned.items())},
             paces={topic: self._ownership.tally(topic).pace(now) for topic in self._subscriptions.topics},
-            stacks=_stacks() if query.with_stacks else None,
         )
-        return Response(body=clients.encode_running_consumer(running))
 
-    def _describe(self, owned: OwnedQueue, now: float) -> clients.HeldQueue:
+    def _describe(self, owned: OwnedQueue, now: float) -> consumers.HeldQueue:
         backlog = owned.backlog
         wall = self._session.clock.wall()
 
         def wall_ms(monotonic: float | None) -> int:
             return int((wall - (now - monotonic)) * 1000) if monotonic else 0
 
-        return clients.HeldQueue(
+        return consumers.HeldQueue(
             cached_count=backlog.count,
             cached_min_offset=backlog.commit_offset if backlog.count else 0,
             cached_max_offset=backlog.newest_offset if backlog.count else 0,
@@ -140,7 +95,7 @@ class ConsumerAnswers:
         )
 
     async def _consume(self, request: Request, _address: str) -> Response | None:
-        wanted = clients.decode_direct_consumption(request)
+        wanted = consumers.decode_direct_consumption(request)
         if wanted.group != self._settings.group:
             return None
         stored = decode_record(wanted.record).replace(broker_name=wanted.broker_name or "")
@@ -150,33 +105,28 @@ class ConsumerAnswers:
             return Response.error(f"nobody here handles messages of {message.topic}")
         started = self._session.clock.monotonic()
         result, remark = await self._try(handler, message)
-        outcome = clients.DirectOutcome(
+        outcome = consumers.DirectOutcome(
             result,
             spent_ms=int((self._session.clock.monotonic() - started) * 1000),
             remark=remark,
             ordered=self._settings.ordered,
         )
-        return Response(body=clients.encode_direct_outcome(outcome))
+        return Response(body=consumers.encode_direct_outcome(outcome))
 
-    async def _try(self, handler: HandlerCall, message: StoredMessage) -> tuple[clients.ConsumeResult, str | None]:
+    async def _try(self, handler: HandlerCall, message: StoredMessage) -> tuple[consumers.ConsumeResult, str | None]:
         try:
             if await handler.run([message], self._handling.threads) is ConsumeResult.RETRY:
-                return clients.ConsumeResult.LATER, None
+                return consumers.ConsumeResult.LATER, None
         except RetryLater:
-            return clients.ConsumeResult.LATER, None
+            return consumers.ConsumeResult.LATER, None
+        except (SystemExit, KeyboardInterrupt, ExitError) as left:
+            self._handling.leave_by(left)
+            return consumers.ConsumeResult.RAISED, type(left.__cause__ or left).__name__
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return clients.ConsumeResult.RAISED, "CancelledError"
+            return consumers.ConsumeResult.RAISED, "CancelledError"
         except Exception as error:  # noqa: BLE001 - whoever asked is told, and nobody else has to know
-            return clients.ConsumeResult.RAISED, f"{type(error).__name__}: {error}"
-        return clients.ConsumeResult.SUCCESS, None
-
-
-def _stacks() -> str:
-    threads = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames()  # noqa: SLF001 - Python's own way to see what other threads do
-    return "\n".join(
-        f"{threads.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames.items()
-    )
+            return consumers.ConsumeResult.RAISED, f"{type(error).__name__}: {error}"
+        return consumers.ConsumeResult.SUCCESS, None

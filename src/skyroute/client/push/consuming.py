@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from skyroute.client.errors import ClientError, NoRouteError
+from skyroute.client.expressions import check_expression, is_condition
 from skyroute.client.offset_store import OffsetStore
 from skyroute.client.producer import Producer
 from skyroute.client.push.answers import ConsumerAnswers
 from skyroute.client.push.fetching import Fetching
-from skyroute.client.push.handling import Handling
+from skyroute.client.push.handling import Handling, OnLeft
 from skyroute.client.push.owned_queue import OwnedQueue
 from skyroute.client.push.ownership import Ownership
 from skyroute.client.push.redelivery import Redelivery
@@ -19,10 +20,10 @@ from skyroute.client.push.settings import ConsumerSettings
 from skyroute.client.push.subscriptions import Subscriptions
 from skyroute.client.push.tally import SAMPLE_S
 from skyroute.client.session import Session
-from skyroute.client.subscription import SQL92
 from skyroute.client.trace import Tracer
+from skyroute.remoting.spaced_lines import SpacedLines
 from skyroute.routing.topology import TopicRoute
-from skyroute.wire.calls.clients import ConsumerData, ConsumeType, Subscription, encode_client_check
+from skyroute.wire.calls.clients import ConsumerData, ConsumeType
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class Consuming:
         subscriptions: Subscriptions,
         offsets: OffsetStore,
         trace_topic: str | None,
+        *,
+        on_left: OnLeft,
     ) -> None:
         self._session = session
         self._settings = settings
@@ -53,7 +56,12 @@ class Consuming:
             self._trace_producer = Producer(TRACE_PRODUCER_GROUP, session=session)
             self._tracer = Tracer(self._trace_producer.send, topic=trace_topic)
         self.handling = Handling(
-            session, settings, Redelivery(session, settings), subscriptions.find_handler, self._tracer
+            session,
+            settings,
+            Redelivery(session, settings),
+            subscriptions.find_handler,
+            self._tracer,
+            on_left=on_left,
         )
         self.ownership = Ownership(
             session,
@@ -82,6 +90,7 @@ class Consuming:
         )
         self._news = asyncio.Event()
         """Set where there is reason to look for our queues now."""
+        self._unbalanced = SpacedLines()
         self._announcement_is_due = False
         self._tasks: list[asyncio.Task[Any]] = []
         self.ended = asyncio.Event()
@@ -114,8 +123,8 @@ class Consuming:
         await self._offsets.load()
         await self._find_routes()
         for subscription in self._subscriptions.all:
-            if subscription.expression_type == SQL92:
-                await self._check_expression(subscription)
+            if is_condition(subscription):
+                await check_expression(self._session, self._settings.group, subscription)
         self._session.join(self)
         if self._trace_producer is not None and self._tracer is not None:
             await self._trace_producer.start()
@@ -200,15 +209,6 @@ class Consuming:
             with contextlib.suppress(NoRouteError):  # whoever looks for our share of it says so
                 await self._session.routes.find(topic)
 
-    async def _check_expression(self, subscription: Subscription) -> None:
-        route = self._session.routes.cached(subscription.topic)
-        address = self._session.routes.any_address(route.groups[0].name) if route is not None and route.groups else None
-        if address is not None:
-            request = encode_client_check(
-                self._session.client_id, self._settings.group, subscription, self._session.namespace
-            )
-            await self._session.ask(address, request)
-
     # -------------------------------------------------------------------------------------------------- our queues
 
     def _look_for_queues(self) -> None:
@@ -245,9 +245,12 @@ class Consuming:
                     work = self.fetching.fetch(owned)
                     owned.fetcher = self._session.spawn(work, name=f"fetch of {owned.queue}")
         except ClientError as error:
-            log.warning("queues not looked for group=%s cause=%s", self._settings.group, error)
+            unsaid = self._unbalanced.unsaid(self._settings.group, self._session.clock.monotonic())
+            if unsaid is not None:
+                log.warning("queues not looked for group=%s cause=%s unsaid=%d", self._settings.group, error, unsaid)
             return False
         except Exception:
             log.exception("balance failed group=%s", self._settings.group)
             return False
+        self._unbalanced.works_again(self._settings.group)
         return balance.is_balanced

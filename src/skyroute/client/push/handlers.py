@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from skyroute.client.arguments import COUNT_MAX, check_counts
+from skyroute.client.errors import ArgumentError
 from skyroute.client.push.threads import Threads
 from skyroute.message.message import StoredMessage
 
@@ -34,9 +35,14 @@ class RetryLater(Exception):  # noqa: N818 - a handler's wish, not an error of a
     ...         raise RetryLater(delay_level=5)
 
     An ordered consumer gives a message again after `suspend_s` whatever the level, unless that is -1.
+
+    Raises:
+        ArgumentError: one is no whole number, or too small.
     """
 
     def __init__(self, delay_level: int = 0, *, from_index: int = 0) -> None:
+        check_counts(-1, COUNT_MAX, delay_level=delay_level)
+        check_counts(0, COUNT_MAX, from_index=from_index)
         super().__init__(f"again later: delay_level={delay_level} from_index={from_index}")
         self.delay_level = delay_level
         self.from_index = from_index
@@ -68,24 +74,32 @@ class HandlerCall:
         """Look at a handler.
 
         Raises:
-            TypeError: it cannot be called with one message, or one list of them; or it is a generator.
+            ArgumentError: it cannot be called with one message, or one list of them; or it is a generator.
         """
         if not callable(handler):
-            raise TypeError(f"a handler is a function that takes a message, not {handler!r}")
+            raise ArgumentError(f"handler is a function that takes a message, not {handler!r}")
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-            raise TypeError(f"a handler must not `yield`, as it would never run: {handler!r}")
-        with suppress(ValueError):  # what is written in C may not say how it is called
+            raise ArgumentError(f"a handler must not `yield`, as it would never run: {handler!r}")
+        try:
+            signature = inspect.signature(handler)
+        except ValueError:  # what is written in C may not say how it is called
+            signature = None
+        if signature is not None:
             try:
-                inspect.signature(handler).bind(None)
+                signature.bind(None)
             except TypeError as error:
-                raise TypeError(f"a handler is called with one argument, and {handler!r} is not: {error}") from None
+                raise ArgumentError(f"a handler is called with one argument, and {handler!r} is not: {error}") from None
         is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object whose call is async is to be seen as such
         )
         return cls(handler, is_async, takes_list)
 
     async def run(self, messages: list[StoredMessage], threads: Threads) -> Any:
-        """Call the handler, and return or raise what it does."""
+        """Call the handler, and return or raise what it does.
+
+        Raises:
+            ExitError: it ran in a thread, and was left as one leaves a program, by sys.exit() or the like.
+        """
         argument = messages if self.takes_list else messages[0]
         if self.is_async:
             return await self.function(argument)

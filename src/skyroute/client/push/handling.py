@@ -16,7 +16,7 @@ from skyroute.client.push.handlers import ConsumeResult, HandlerCall, RetryLater
 from skyroute.client.push.owned_queue import OwnedQueue
 from skyroute.client.push.redelivery import DEAD_LETTER_LEVEL, TIMED_OUT_LEVEL, Redelivery
 from skyroute.client.push.settings import ConsumerSettings
-from skyroute.client.push.threads import Threads
+from skyroute.client.push.threads import ExitError, Threads
 from skyroute.client.session import Session
 from skyroute.client.trace import TracedReturn, Tracer
 from skyroute.message.message import StoredMessage
@@ -34,6 +34,10 @@ CANCELLED_S: Final = 1.0
 
 FindHandler = Callable[[str], HandlerCall | None]
 """Told a topic as the application knows it, says who handles its messages."""
+
+
+OnLeft = Callable[[BaseException], None]
+"""Told that a handler has called sys.exit(), or raised KeyboardInterrupt or the like."""
 
 
 class Worker:
@@ -60,8 +64,11 @@ class Handling:
         redelivery: Redelivery,
         find_handler: FindHandler,
         tracer: Tracer | None = None,
+        *,
+        on_left: OnLeft,
     ) -> None:
         self._session = session
+        self._on_left = on_left
         self._settings = settings
         self._redelivery = redelivery
         self._find_handler = find_handler
@@ -122,6 +129,12 @@ class Handling:
             await _finished(left, CANCELLED_S)
             if stubborn := sum(not task.done() for task in left):
                 log.warning("handlers left behind group=%s count=%d", self._settings.group, stubborn)
+
+    def leave_by(self, error: BaseException) -> None:
+        """Begin nothing more, because a handler was left as one leaves a program."""
+        left = error.__cause__ if isinstance(error, ExitError) else None
+        self.close()
+        self._on_left(left or error)
 
     def abandon(self) -> None:
         """End at once: `stop` was not waited for."""
@@ -229,6 +242,11 @@ class Handling:
                 return RetryLater()
         except RetryLater as wish:
             return wish
+        except (SystemExit, KeyboardInterrupt, GeneratorExit, ExitError) as left:
+            if isinstance(left, GeneratorExit) and not _is_running(worker.task):
+                raise  # nobody runs the event loop any more, and our task is being thrown away
+            worker.messages = []  # neither consumed nor failed: whoever has the queue next is given them again
+            self.leave_by(left)
         except asyncio.CancelledError:
             if not worker.has_timed_out and (worker.task is None or worker.task.cancelling()):
                 worker.messages = []
@@ -386,6 +404,13 @@ class Handling:
         worker.messages = []
         await self._fail(owned, messages, TIMED_OUT_LEVEL)
         owned.changed()  # there is room now, even if a thread never comes back
+
+
+def _is_running(task: "asyncio.Task[None] | None") -> bool:
+    try:
+        return task is asyncio.current_task()
+    except RuntimeError:
+        return False
 
 
 async def _finished(tasks: list[asyncio.Task[Any]], timeout_s: float) -> None:

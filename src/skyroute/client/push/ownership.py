@@ -23,6 +23,7 @@ from skyroute.client.session import Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import is_retry_topic
+from skyroute.remoting.spaced_lines import SpacedLines
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Ownership:
         """What brokers have locked for us, whether or not we came to take it."""
         self._tallies: dict[str, Tally] = {}
         self._has_company = False
+        self._unknown_starts = SpacedLines()
         self._complaints: dict[str, int] = {}
         """How often in a row we could not know our share of a topic."""
 
@@ -158,7 +160,11 @@ class Ownership:
             offset = await self._offsets.read(queue)
             return await calls.start_offset(self._session, queue, self._settings.start) if offset is None else offset
         except SkyrouteError as error:
-            log.warning("start not known group=%s queue=%s cause=%s", self._settings.group, queue, error)
+            unsaid = self._unknown_starts.unsaid(str(queue), self._monotonic())
+            if unsaid is not None:
+                log.warning(
+                    "start not known group=%s queue=%s cause=%s unsaid=%d", self._settings.group, queue, error, unsaid
+                )
             return None
 
     # -------------------------------------------------------------------------------------------------- handing over

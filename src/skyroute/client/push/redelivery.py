@@ -19,7 +19,8 @@ from skyroute.message.reserved_topics import (
     retry_topic,
     with_namespace,
 )
-from skyroute.wire.calls.send import SENT_CODES, encode_send, encode_send_back
+from skyroute.wire.calls.send import SENT_CODES, encode_send
+from skyroute.wire.calls.send_back import encode_send_back
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """What a consumer was told when it was made, and how often it does what it does by itself."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
+from skyroute.client.arguments import check_times_or_none_at_all
 from skyroute.client.push.backlog import BacklogLimits
 from skyroute.client.rebalance import AVERAGE, Strategy
 from skyroute.client.subscription import StartPosition
@@ -38,6 +39,10 @@ class Pace:
     handover_s: float = 1.0
     """How long a queue that another member gets waits for handlers that are at work on it."""
     ordered_handover_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            check_times_or_none_at_all(**{each.name: getattr(self, each.name)})
 
 
 @dataclass(frozen=True, slots=True)

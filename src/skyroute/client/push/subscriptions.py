@@ -1,5 +1,7 @@
 """Which topics a consumer subscribes to, who handles them, and what brokers were told of it."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from skyroute.client.errors import ClientError
@@ -8,6 +10,15 @@ from skyroute.client.subscription import Expression, make_subscription
 from skyroute.message.names import check_topic
 from skyroute.message.reserved_topics import with_namespace
 from skyroute.wire.calls.clients import Subscription
+
+
+class Wanted(NamedTuple):
+    """A subscription that is not one yet."""
+
+    topic: str
+    """By its name in the application."""
+    subscription: Subscription
+    call: HandlerCall | None
 
 
 class Subscriptions:
@@ -26,23 +37,46 @@ class Subscriptions:
         """Subscribe to a topic by its name in the application, or change what is wanted of it.
 
         Raises:
+            SkyrouteError: see `prepare`.
+        """
+        self.keep(self.prepare(topic, expression, handler, now_ms))
+
+    def prepare(self, topic: str, expression: str | Expression, handler: Handler | None, now_ms: int) -> "Wanted":
+        """Look at what is wanted of a topic, and change nothing yet.
+
+        Raises:
             InvalidNameError: no topic has this name.
             TagExpressionError: a tag expression has no tag in it.
-            TypeError: the handler cannot be called.
+            ArgumentError: the handler cannot be called.
             ClientError: some subscriptions have a handler, and others have none.
         """
         check_topic(topic)
         name = with_namespace(self._namespace, topic)
         subscription = make_subscription(name, expression, self._next_version(name, now_ms))
         call = None if handler is None else HandlerCall.of(handler, takes_list=self._takes_list)
+        self._check_handlers(topic, call)
+        return Wanted(topic, subscription, call)
+
+    def keep(self, wanted: "Wanted") -> None:
+        """Subscribe as prepared.
+
+        Raises:
+            ClientError: some subscriptions have a handler, and others have none.
+        """
+        self._check_handlers(wanted.topic, wanted.call)
+        subscription = wanted.subscription
+        # Others may have come in between.
+        version = self._next_version(subscription.topic, subscription.version)
+        self._handlers[wanted.topic] = wanted.call
+        self._by_topic[subscription.topic] = msgspec.structs.replace(subscription, version=version)
+
+    def _check_handlers(self, topic: str, call: HandlerCall | None) -> None:
         others = {other: known for other, known in self._handlers.items() if other != topic}
         if any((known is None) != (call is None) for known in others.values()):
             raise ClientError(
                 f"give both {topic} and {', '.join(others)} a handler, or none of them: messages go to handlers, or to"
                 " `async for`"
             )
-        self._handlers[topic] = call
-        self._by_topic[name] = subscription
 
     def put_retry(self, topic: str, now_ms: int) -> None:
         """Subscribe to where the group's retries wait. Their handler is the one of the topic they come from."""

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from skyroute.wire.calls.clients import ConsumePace
+from skyroute.wire.calls.consumers import ConsumePace
 
 SAMPLE_S: Final = 10.0
 """How often the counters are looked at."""

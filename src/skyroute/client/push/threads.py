@@ -14,6 +14,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 
+class ExitError(RuntimeError):
+    """A function was left as one leaves a program, by sys.exit() or the like, which is its cause.
+
+    No future can hold that: the event loop would be left as well.
+    """
+
+
 class _Job(NamedTuple):
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -58,7 +65,8 @@ class Threads:
             except Exception as raised:  # noqa: BLE001 - whoever waits for the result gets it
                 error = raised
             except BaseException as raised:  # noqa: BLE001 - a handler that calls sys.exit() must not end our thread
-                error = _with_cause(f"it ended with {type(raised).__name__}: {raised}", raised)
+                error = ExitError(f"it ended with {type(raised).__name__}: {raised}")
+                error.__cause__ = raised
             if isinstance(error, StopIteration):
                 error = _with_cause("it raised StopIteration, which no future can hold", error)
             with suppress(RuntimeError):  # the loop may be gone by now

@@ -1,0 +1,92 @@
+"""`skyroute broker`: the flags of Java's mqbroker."""
+
+import os
+from typing import Final
+
+import click
+
+from skyroute.broker.broker import Broker
+from skyroute.broker.config import BrokerConfig
+from skyroute.cli.serve import CONTEXT, log_level_option, process, run, settings_option, tell
+
+_IMPORTANT: Final = frozenset(
+    {
+        *("brokerClusterName", "brokerName", "brokerId", "brokerIP1", "brokerRole", "namesrvAddr", "bindAddress"),
+        *("listenPort", "storePathRootDir", "flushDiskType", "fileReservedTime", "deleteWhen", "diskMaxUsedSpaceRatio"),
+        *("autoCreateTopicEnable", "autoCreateSubscriptionGroup", "brokerPermission", "maxMessageSize"),
+        *("rejectTransactionMessage", "transactionTimeOut", "transactionCheckMax", "transactionCheckInterval"),
+    }
+)
+
+
+def advertise_option_settings(advertise: str | None) -> dict[str, str]:
+    """The settings that `--advertise HOST` or `--advertise HOST:PORT` stands for.
+
+    Raises:
+        click.BadParameter: the port is none.
+    """
+    if not advertise:
+        return {}
+    host, colon, port = advertise.rpartition(":")
+    # An address of version 6 has colons of its own, and brackets only where a port follows.
+    if not colon or (":" in host and not host.endswith("]")):
+        return {"brokerIP1": advertise.strip("[]")}
+    if not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+        raise click.BadParameter(f"{advertise!r} is neither HOST nor HOST:PORT", param_hint="--advertise")
+    return {"brokerIP1": host.strip("[]"), "advertisedPort": port}
+
+
+@click.command(context_settings=CONTEXT)
+@click.option(
+    "-n",
+    "--namesrvAddr",
+    "name_servers",
+    metavar="HOST:PORT;...",
+    help="Name servers to register at. Defaults to the setting namesrvAddr, and that to the variable NAMESRV_ADDR.",
+)
+@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with settings: broker.conf.")
+@click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")
+@click.option("-m", "--printImportantConfig", "print_important", is_flag=True, help="Print the main ones and exit.")
+@click.option(
+    "--advertise",
+    metavar="HOST[:PORT]",
+    help="The address that clients are told, where it is not the one we would find out: brokerIP1.",
+)
+@settings_option
+@log_level_option("info")
+def broker(
+    name_servers: str | None,
+    config_file: str | None,
+    advertise: str | None,
+    options: dict[str, str],
+    log_level: str,
+    *,
+    print_config: bool,
+    print_important: bool,
+) -> None:
+    """Run a broker, which keeps messages, for clients of RocketMQ.
+
+    It takes the flags and the properties file of mqbroker, and stops on SIGTERM and SIGINT.
+    """
+    with process("broker", log_level):
+        options |= advertise_option_settings(advertise)
+        if name_servers:
+            options["namesrvAddr"] = name_servers
+        config = BrokerConfig.load(config_file, options=options, environment=os.environ)
+        if config_file is not None:
+            tell(f"load config properties file OK, {config_file}")
+        if print_config or print_important:
+            lines = config.render_all().splitlines()
+            tell("\n".join(line for line in lines if print_config or line.partition("=")[0] in _IMPORTANT))
+            return
+        server = Broker(config)
+        run("broker", [config], [server], lambda: tell(_boot_line(server)))
+
+
+def _boot_line(server: Broker) -> str:
+    config = server.config
+    found_at = f" and name server is {';'.join(config.name_servers)}" if config.name_servers else ""
+    return (
+        f"The broker[{config.broker_name}, {server.address}] boot success. "
+        f"serializeType={config.serialize_type}{found_at}"
+    )

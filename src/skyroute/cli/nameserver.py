@@ -1,0 +1,51 @@
+"""`skyroute nameserver`: the flags of Java's mqnamesrv."""
+
+import os
+
+import click
+
+from skyroute.cli.serve import CONTEXT, log_level_option, process, run, settings_option, tell
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.server import NameServer
+
+
+@click.command(context_settings=CONTEXT)
+@click.option(
+    "-n",
+    "--namesrvAddr",
+    "upstream",
+    metavar="HOST:PORT;...",
+    envvar="NAMESRV_ADDR",
+    default="",
+    help="Name servers to ask for routes that are not known here, where clusterTest is set. "
+    "Defaults to the variable NAMESRV_ADDR.",
+)
+@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with settings.")
+@click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")
+@settings_option
+@log_level_option("info")
+def nameserver(
+    upstream: str, config_file: str | None, options: dict[str, str], log_level: str, *, print_config: bool
+) -> None:
+    """Run a name server for brokers and clients of RocketMQ.
+
+    It takes the flags and the properties file of mqnamesrv, and stops on SIGTERM and SIGINT.
+    """
+    with process("nameserver", log_level):
+        config = NameServerConfig.load(config_file, options=options, environment=os.environ)
+        if config_file is not None:
+            tell(f"load config properties file OK, {config_file}")
+        if print_config:
+            tell(config.render_all().rstrip("\n"))
+            return
+        server = NameServer(
+            config, upstream=tuple(address.strip() for address in upstream.split(";") if address.strip())
+        )
+        run(
+            "name server",
+            [config],
+            [server],
+            lambda: tell(
+                f"The Name Server boot success. serializeType={config.serialize_type}, address {server.address}"
+            ),
+        )

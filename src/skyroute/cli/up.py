@@ -1,0 +1,126 @@
+"""`skyroute up`: a whole cluster in one process, to try things and to develop with."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from skyroute.broker.advertised import outward_ip
+from skyroute.broker.broker import Broker
+from skyroute.broker.config import BrokerConfig
+from skyroute.cli.broker import advertise_option_settings
+from skyroute.cli.serve import CONTEXT, log_level_option, process, run, settings_option, tell
+from skyroute.nameserver.config import NameServerConfig
+from skyroute.nameserver.server import NameServer
+from skyroute.remoting.errors import BindError
+
+DATA: Final = "skyroute-data"
+_EVERYWHERE: Final = ("0.0.0.0", "::", "*")
+
+
+class _BrokerBeside:
+    """The broker of a name server in the same process, whose port may not be known before that one listens."""
+
+    def __init__(self, broker: Broker, name_server: NameServer) -> None:
+        self._broker = broker
+        self._name_server = name_server
+
+    async def start(self) -> None:
+        self._broker.config.namesrv_addr = local_address(self._name_server)
+        await self._broker.start()
+
+    async def stop(self) -> None:
+        await self._broker.stop()
+
+
+def local_address(name_server: NameServer) -> str:
+    """Where this process reaches a name server of its own."""
+    host, _, port = name_server.address.rpartition(":")
+    return f"127.0.0.1:{port}" if host.strip("[]") in _EVERYWHERE else name_server.address
+
+
+@click.command(context_settings=CONTEXT)
+@click.option(
+    "--data",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DATA,
+    show_default=True,
+    help="Where messages, topics and offsets are kept. They are there again the next time.",
+)
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=10911,
+    show_default=True,
+    help="The broker's port; 0 for any that is free.",
+)
+@click.option(
+    "--ns-port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=9876,
+    show_default=True,
+    help="The name server's port; 0 for any that is free.",
+)
+@click.option(
+    "--bind",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where to listen: 0.0.0.0 lets other machines in.",
+)
+@click.option("--advertise", metavar="HOST[:PORT]", help="The address of the broker that clients are told.")
+@settings_option
+@log_level_option("warning")
+def up(
+    data: Path, port: int, ns_port: int, bind: str, advertise: str | None, options: dict[str, str], log_level: str
+) -> None:
+    """Run a name server and a broker in one process.
+
+    Settings given with -D are the broker's. It stops on ctrl-C.
+    """
+    with process("up", log_level):
+        folder = data.absolute()
+        tell(f"Keeping everything in {folder}")
+        given = {"brokerName": "broker-a"} | options | advertise_option_settings(advertise)
+        if bind in _EVERYWHERE:
+            given.setdefault("brokerIP1", outward_ip())
+        given |= {"listenPort": str(port), "bindAddress": bind, "storePathRootDir": str(folder / "store")}
+        config = BrokerConfig.load(options=given)
+        ns_config = NameServerConfig.load(
+            options={
+                "listenPort": str(ns_port),
+                "bindAddress": bind,
+                "kvConfigPath": str(folder / "namesrv" / "kvConfig.json"),
+                "configStorePath": str(folder / "namesrv" / "namesrv.properties"),
+            }
+        )
+        name_server, broker = NameServer(ns_config), Broker(config)
+        try:
+            run(
+                "cluster",
+                [ns_config, config],
+                [name_server, _BrokerBeside(broker, name_server)],
+                lambda: _greet(name_server, broker),
+            )
+        except BindError as error:
+            print(
+                f"skyroute up: {error}\n"
+                "Perhaps it is up already. Or choose other ports with --ns-port and --port: 0 takes any that is free.",
+                file=sys.stderr,
+            )
+            sys.exit(1)
+
+
+def _greet(name_server: NameServer, broker: Broker) -> None:
+    address = local_address(name_server)
+    flag = "" if os.environ.get("NAMESRV_ADDR") == address else f" -n {address}"
+    tell(f"Name server  {address}")
+    tell(f"Broker       {broker.address}  ({broker.config.broker_name})")
+    tell("Ready; ctrl-C stops it. To try it, in another terminal:")
+    tell(f'  skyroute admin sendMessage{flag} -t Hello -p "My first message"')
+    tell(f"  skyroute admin printMsg{flag} -t Hello")
