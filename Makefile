@@ -12,7 +12,7 @@ FLOORS_READY := $(FLOORS)/.ready
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-peers test-floors format lint types imports bench-nameserver bench-client ci clean
+.PHONY: help setup demo test test-peers test-floors format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,14 +29,14 @@ demo: $(READY) ## a small cluster's life, told as it happens
 	$(BIN)/python examples/demo.py
 
 test: lint types imports ## style, types, imports, and every test that needs nothing but Python
-	$(BIN)/python -m pytest --quiet $(TESTS)
+	$(BIN)/python -m pytest --quiet -n auto --dist loadfile $(TESTS)
 	@echo "peers tests are separate: make test-peers"
 
-test-peers: $(READY) ## real Apache RocketMQ brokers, clients and tools; needs java and mvn
+test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages, tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers
 
 test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
-	$(FLOORS)/bin/python -m pytest --quiet -p no:cacheprovider tests/unit
+	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit
 
 $(FLOORS_READY): pyproject.toml
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
@@ -65,6 +65,15 @@ bench-nameserver: $(READY) ## how fast routes are found, alone and while brokers
 
 bench-client: $(READY) ## how fast our client sends and consumes, beside Apache's Java client on one Apache broker
 	$(BIN)/python -m benchmarks.client
+
+bench-broker: $(READY) ## how our broker compares with Apache's, on the same disk in the same minutes
+	$(BIN)/python -m benchmarks.broker
+
+bench-store: $(READY) ## what the broker's store costs for each message, in processor time
+	$(BIN)/python -m benchmarks.store
+
+bench-memory: $(READY) ## what a name server's journal and warm restarts cost and bring
+	$(BIN)/python -m benchmarks.memory
 
 ci: ## what CI runs
 	.ci/run

@@ -79,9 +79,9 @@ def show(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def table(figures: Iterable[Figure]) -> str:
+def table(figures: Iterable[Figure], sides: tuple[str, str] = ("Apache", "ours")) -> str:
     """All figures, one a line; medians, and the ratio's smallest and largest round in brackets."""
-    lines = [("row", "figure", "Apache", "ours", "ratio (rounds)", "target", "")]
+    lines = [("row", "figure", *sides, "ratio (rounds)", "target", "")]
     for figure in figures:
         ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
         if len(figure.ratios) > 1:

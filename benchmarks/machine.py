@@ -17,6 +17,11 @@ def resident_mb(pid: int) -> float:
     return sum(_resident_bytes(each) for each in (pid, *_children(pid))) / 1e6
 
 
+def private_mb(pid: int) -> float:
+    """The same without the pages of mapped files, which the kernel may take back at any time."""
+    return sum(_resident_bytes(each, "RssAnon") for each in (pid, *_children(pid))) / 1e6
+
+
 def cpu_s(pid: int) -> float:
     """Processor time that a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -54,9 +59,9 @@ def _busy_s() -> float:
     return (user + nice + system + irq + soft_irq + stolen) / _TICKS_PER_S
 
 
-def _resident_bytes(pid: int) -> int:
+def _resident_bytes(pid: int, what: str = "VmRSS") -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{what}:"):
             return int(line.split()[1]) * 1024
     return 0
 

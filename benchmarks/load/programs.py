@@ -53,6 +53,20 @@ class Registrations:
     max_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """What one run of `brload` saw."""
+
+    messages: int
+    per_s: float
+    answers: int
+    wrong: int
+    seconds: float
+    p50_us: float
+    p99_us: float
+    p999_us: float
+
+
 @cache
 def build(name: str) -> Path:
     """The program of that name, compiled unless this very source was before.
@@ -95,6 +109,19 @@ def read_routes(
     if done.returncode != 0:
         raise LoadError(f"nsload: {done.stdout}{done.stderr}")
     return Reads(**json.loads(done.stdout))
+
+
+def load_broker(port: int, what: str, *words: str | float, timeout_s: float = 600.0) -> Messages:
+    """Send to a broker, or pull from it; the words are those of `brload.c`.
+
+    Raises:
+        LoadError: An answer was wrong, or the connection was lost.
+    """
+    command = [str(build("brload")), "127.0.0.1", str(port), what, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode != 0:
+        raise LoadError(f"{' '.join(command[1:])}: {done.stdout}{done.stderr}")
+    return Messages(**json.loads(done.stdout))
 
 
 class Brokers:

@@ -30,6 +30,7 @@ class MqAdmin:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            cwd=home,  # some commands leave files where they are run
         )
 
     def close(self) -> None:

@@ -32,12 +32,25 @@ OUR_KEYS = frozenset(
     {
         "brokersMax",
         "frameMaxLength",
+        "journalEnable",
+        "journalMaxAgeHours",
+        "journalMaxBytes",
+        "journalQueueMax",
+        "journalSegmentBytes",
+        "journalSegmentSeconds",
         "kvConfigMaxBytes",
+        "massExpiryPercent",
+        "memoryPath",
         "prologueTimeoutSeconds",
         "registrationMaxLength",
         "serverBufferedBytesMax",
         "serverMaxConnections",
+        "snapshotIntervalSeconds",
+        "snapshotMaxAgeSeconds",
         "topicEntriesMax",
+        "warmRestartEnable",
+        "warmRestartLeaseSeconds",
+        "watchEnable",
     }
 )
 

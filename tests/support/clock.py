@@ -23,3 +23,7 @@ class ManualClock:
         self._now += seconds
         self._wall += seconds
         return self._now
+
+    def set_back(self, seconds: float) -> None:
+        """Have somebody set the machine's clock back, while time goes on as before."""
+        self._wall -= seconds

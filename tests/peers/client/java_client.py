@@ -1,7 +1,8 @@
 """Apache's own producers and consumers, held from a test: one JVM (`ClientShell.java`), many clients in it.
 
 Answers and messages arrive on a thread of this module, because the JVM outlives the event loop of any one test. Every
-wait ends: with what was waited for, with the JVM's death, or at its deadline.
+wait ends: with what was waited for, with the JVM's death, or at its deadline. Clients of other languages, in processes
+that take the same commands, are held in the same way.
 """
 
 from __future__ import annotations
@@ -134,12 +135,12 @@ class _Inbox:
                     future.set_result(list(self.events))
 
 
-class JavaClients(PeerProcess):
-    """The JVM. It is a process like any other peer, and may be killed like any other."""
+class PeerClients(PeerProcess):
+    """A process full of clients. It is a process like any other peer, and may be killed like any other."""
 
-    def __init__(self, name: str, home: Path, lib: Path, classes: Path) -> None:
+    def __init__(self, name: str, home: Path, command: Sequence[str]) -> None:
         super().__init__(name, home, port=1)  # it listens nowhere
-        self._command = java(lib, home, "ClientShell", options=OPTIONS, classes=classes)
+        self._command = list(command)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._answers: dict[int, Future[Any]] = {}
@@ -150,12 +151,17 @@ class JavaClients(PeerProcess):
         return self._command
 
     def start(self) -> None:
-        """Start the JVM and wait until it takes commands."""
+        """Start the process and wait until it takes commands."""
         if self not in self.started:
             self.started.append(self)
         with self.log.open("ab") as log:
             self._process = process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=self.home
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self.home,
+                env=self.environment(),
             )
         ready: Future[Any] = Future()
         self._answers[0] = ready
@@ -180,7 +186,7 @@ class JavaClients(PeerProcess):
 
         Raises:
             JavaError: The command threw.
-            PeerFailedError: The JVM is dead.
+            PeerFailedError: The process is dead.
             TimeoutError: It did not answer in time.
         """
         number = next(self._numbers)
@@ -295,10 +301,12 @@ class JavaClients(PeerProcess):
         failures: int = 0,
         reconsume_times_max: int = -1,
         is_replying: bool = False,
+        is_assigned: bool = False,
     ) -> AsyncIterator[JavaConsumer]:
         """A started consumer of a topic, or of several with their expressions, stopped at the end of the block.
 
-        It refuses every message until that was redelivered `failures` times.
+        It refuses every message until that was redelivered `failures` times. A pull consumer may take all queues of
+        its topics without asking its group.
         """
         options = {
             "subscriptions": {subscriptions: "*"} if isinstance(subscriptions, str) else dict(subscriptions),
@@ -309,6 +317,7 @@ class JavaClients(PeerProcess):
             "failures": failures,
             "reconsumeTimesMax": reconsume_times_max,
             "replies": is_replying,
+            "assigned": is_assigned,
         }
         async with self._client(kind, place, group, options) as (name, client_id):
             yield JavaConsumer(self, name, client_id)
@@ -337,18 +346,34 @@ class JavaClients(PeerProcess):
         await self.call("createUser", {**place.java, **options})
 
 
+class JavaClients(PeerClients):
+    """Apache's Java clients, in one JVM."""
+
+    def __init__(self, name: str, home: Path, lib: Path, classes: Path) -> None:
+        super().__init__(name, home, java(lib, home, "ClientShell", options=OPTIONS, classes=classes))
+
+
 @dataclass(frozen=True, slots=True)
 class JavaProducer:
     """A DefaultMQProducer, or a TransactionMQProducer."""
 
-    clients: JavaClients
+    clients: PeerClients
     name: str
 
     async def send(
-        self, topic: str, body: bytes, *, order_key: str | None = None, oneway: bool = False, **parts: Any
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        order_key: str | None = None,
+        oneway: bool = False,
+        is_async: bool = False,
+        **parts: Any,
     ) -> Sent:
         """Send one message; `parts` as of `message`."""
-        options: dict[str, object] = {"oneway": oneway} | ({"orderKey": order_key} if order_key is not None else {})
+        options: dict[str, object] = {"oneway": oneway, "async": is_async}
+        if order_key is not None:
+            options["orderKey"] = order_key
         answer = await self.clients.call("send", {"of": self.name, **message(topic, body, **parts), **options})
         return _sent(answer) if answer else Sent("", "", "", -1, -1)
 
@@ -369,7 +394,7 @@ class JavaProducer:
 class JavaConsumer:
     """A DefaultMQPushConsumer, or a DefaultLitePullConsumer that is polled and committed without pause."""
 
-    clients: JavaClients
+    clients: PeerClients
     name: str
     client_id: str
 
@@ -394,6 +419,10 @@ class JavaConsumer:
             return len(told) >= len(wanted) and wanted <= {each.body for each in told}
 
         return await self.clients.await_told("message", self.name, is_enough, timeout_s)
+
+    async def seek(self, topic: str, offset: int) -> None:
+        """Have a pull consumer go on at this offset in all its queues of a topic."""
+        await self.clients.call("seek", {"of": self.name, "topic": topic, "offset": offset})
 
     async def owned(self) -> set[tuple[str, str, int]]:
         """Topic, broker and number of the queues that it holds."""

@@ -10,6 +10,7 @@ import java.util.Base64;
 import java.util.Collection;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -29,6 +30,7 @@ import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
@@ -102,8 +104,12 @@ public class ClientShell {
             case "request": return describe(producer(command).request(message(command), command.getLongValue("timeoutMs")));
             case "consumer": return startConsumer(command);
             case "pullConsumer": return startPullConsumer(command);
+            case "seek": return seek(command);
             case "owned": return owned(CLIENTS.get(command.getString("of")));
-            case "stop": return stop(command.getString("of"));
+            case "stop": {
+                Hurry.through(() -> stop(command.getString("of")));
+                return null;
+            }
             case "createTopic": return createTopic(command);
             case "createUser": return createUser(command);
             case "decodeTrace": return TraceDataEncoder.decoderFromTraceDataString(command.getString("text"));
@@ -193,10 +199,29 @@ public class ClientShell {
         if (producer instanceof TransactionMQProducer) {
             return describe(producer.sendMessageInTransaction(message, null));
         }
+        if (command.getBooleanValue("async")) {
+            return sendAsync(producer, message);
+        }
         if (command.containsKey("orderKey")) {
             return describe(producer.send(message, new SelectMessageQueueByHash(), command.getString("orderKey")));
         }
         return describe(producer.send(message));
+    }
+
+    private static Object sendAsync(DefaultMQProducer producer, Message message) throws Exception {
+        CompletableFuture<SendResult> done = new CompletableFuture<>();
+        producer.send(message, new SendCallback() {
+            @Override
+            public void onSuccess(SendResult result) {
+                done.complete(result);
+            }
+
+            @Override
+            public void onException(Throwable error) {
+                done.completeExceptionally(error);
+            }
+        });
+        return describe(done.get());
     }
 
     private static Object sendBatch(JSONObject command) throws Exception {
@@ -305,10 +330,23 @@ public class ClientShell {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(options.getString("group"), signing(options));
         connected(consumer, options);
         consumer.setConsumeFromWhere(ConsumeFromWhere.valueOf(options.getString("from")));
-        for (Map.Entry<String, Object> subscription : options.getJSONObject("subscriptions").entrySet()) {
-            consumer.subscribe(subscription.getKey(), (String) subscription.getValue());
+        JSONObject subscriptions = options.getJSONObject("subscriptions");
+        boolean isAssigned = options.getBooleanValue("assigned");
+        for (Map.Entry<String, Object> subscription : subscriptions.entrySet()) {
+            if (isAssigned) {
+                consumer.setSubExpressionForAssign(subscription.getKey(), (String) subscription.getValue());
+            } else {
+                consumer.subscribe(subscription.getKey(), (String) subscription.getValue());
+            }
         }
         consumer.start();
+        if (isAssigned) {
+            List<MessageQueue> queues = new ArrayList<>();
+            for (String topic : subscriptions.keySet()) {
+                queues.addAll(consumer.fetchMessageQueues(topic));
+            }
+            consumer.assign(queues);
+        }
         CLIENTS.put(name, consumer);
         Thread poller = new Thread(() -> {
             while (consumer.isRunning()) {
@@ -319,6 +357,16 @@ public class ClientShell {
         POLLERS.put(name, poller);
         poller.start();
         return consumer.buildMQClientId();
+    }
+
+    private static Object seek(JSONObject command) throws Exception {
+        DefaultLitePullConsumer consumer = (DefaultLitePullConsumer) CLIENTS.get(command.getString("of"));
+        for (MessageQueue queue : consumer.assignment()) {
+            if (queue.getTopic().equals(command.getString("topic"))) {
+                consumer.seek(queue, command.getLongValue("offset"));
+            }
+        }
+        return null;
     }
 
     private static void received(String name, MessageExt message) {
@@ -352,7 +400,7 @@ public class ClientShell {
             .collect(Collectors.toList());
     }
 
-    private static Object stop(String name) throws Exception {
+    private static void stop(String name) throws Exception {
         Object client = CLIENTS.remove(name);
         if (client instanceof DefaultMQProducer) {
             ((DefaultMQProducer) client).shutdown();
@@ -367,7 +415,6 @@ public class ClientShell {
         } else if (client instanceof DefaultMQAdminExt) {
             ((DefaultMQAdminExt) client).shutdown();
         }
-        return null;
     }
 
     // -------------------------------------------------------------------------------------------------------- admin

@@ -1,0 +1,1 @@
+"""Real clients and tools of every language against our broker."""

@@ -1,0 +1,147 @@
+"""Programs that readers are shown, run as they are shown: Apache's own examples in Java, and ours in Python.
+
+Apache's are told of the name server by NAMESRV_ADDR. Those that never end are stopped once they have done what they
+show. Not run: `rpc` and `simple.OnewayProducer`, which insist on a name server at port 9876; `simple.PopConsumer` and
+`lmq`, which need what a later release of ours brings; `openmessaging` and `OpenTracing…`, which show other libraries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.peers.client.java_client import JavaClients, Place, until
+from tests.peers.client.python_client import consuming
+from tests.peers.client.test_examples import test_an_example_does_what_it_says
+from tests.peers.client.test_transactions import test_the_example_of_a_transaction_does_what_it_says
+from tests.support.apache import SMALL_HEAP
+from tests.support.apache import java as java_command
+
+__all__ = ["test_an_example_does_what_it_says", "test_the_example_of_a_transaction_does_what_it_says"]
+
+TIMEOUT_S = 60.0
+# A consumer that is told of its queues by a heartbeat need not wait twenty seconds for its next look.
+OPTIONS = (*SMALL_HEAP, "-Drocketmq.client.rebalance.waitInterval=1000")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A program, what it prints, and how often."""
+
+    name: str
+    mark: str
+    count: int
+    ends: bool = False
+
+
+def ends(name: str, mark: str, count: int) -> Shown:
+    """A program that ends by itself."""
+    return Shown(name, mark, count, ends=True)
+
+
+SENT = r"sendStatus=SEND_OK"
+GOT = r"MessageExt \["
+GOT_LATE = r"Receive message\["
+
+# Programs that run side by side. No two of them may be in one group: some share a group's name, and nothing else.
+SHOWS: dict[str, tuple[Shown, ...]] = {
+    "TopicTest": (
+        ends("quickstart.Producer", SENT, 1000),
+        Shown("quickstart.Consumer", GOT, 1000),
+        Shown("broadcast.PushConsumer", GOT, 1000),
+    ),
+    "TopicTest again": (
+        ends("simple.Producer", SENT, 128),
+        Shown("ordermessage.Consumer", GOT, 100),
+        Shown("simple.LitePullConsumerSubscribe", GOT, 1),
+    ),
+    "TopicTest at last": (
+        ends("tracemessage.TraceProducer", SENT, 128),
+        Shown("tracemessage.TracePushConsumer", GOT, 1128),
+        Shown("simple.LitePullConsumerAssign", GOT, 1),
+    ),
+    "TopicTestjjj": (ends("ordermessage.Producer", SENT, 100),),
+    "Jodie_topic_1023": (ends("simple.AsyncProducer", r" OK ", 100),),
+    "BatchTest": (Shown("batch.SimpleBatchProducer", SENT, 1), Shown("batch.SplitBatchProducer", SENT, 6)),
+    "SqlFilterTest": (ends("filter.SqlFilterProducer", SENT, 10), Shown("filter.SqlFilterConsumer", GOT, 3)),
+    "TagFilterTest": (ends("filter.TagFilterProducer", SENT, 60), Shown("filter.TagFilterConsumer", GOT, 40)),
+    "TestTopic": (
+        ends("schedule.ScheduledMessageProducer", SENT, 100),
+        Shown("schedule.ScheduledMessageConsumer", GOT_LATE, 100),
+    ),
+    "TimerTopic": (
+        ends("schedule.TimerMessageProducer", SENT, 10),
+        Shown("schedule.TimerMessageConsumer", GOT_LATE, 10),
+    ),
+}
+
+
+@pytest.mark.parametrize("topic", SHOWS)
+async def test_an_example_of_apache_s_does_what_it_says(
+    topic: str, java: JavaClients, place: Place, lib: Path, tmp_path: Path
+) -> None:
+    await java.create_topic(place, topic.split(maxsplit=1)[0])
+    async with AsyncExitStack() as stack:
+        running = [await stack.enter_async_context(_running(shown, place, lib, tmp_path)) for shown in SHOWS[topic]]
+        for process in running:
+            await process.has_shown()
+
+
+async def test_the_example_of_transactions_of_apache_s_is_asked_about_them(
+    java: JavaClients, place: Place, lib: Path, tmp_path: Path
+) -> None:
+    """It sends ten without an outcome, and means to commit every third when it is asked."""
+    topic = await java.create_topic(place, "TopicTest1234")
+    shown = Shown("transaction.TransactionProducer", SENT, 10)
+    async with consuming(place, "reads-example", topic) as inbox, _running(shown, place, lib, tmp_path) as process:
+        await process.has_shown()
+        assert {each.body for each in await inbox.take(3)} == {b"Hello RocketMQ %d" % number for number in (1, 4, 7)}
+
+
+class _Running:
+    def __init__(self, shown: Shown, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._shown, self._process, self._log = shown, process, log
+
+    async def has_shown(self) -> None:
+        """Wait until it has printed what it should, and has ended if it should."""
+
+        async def has_printed() -> bool:
+            assert self._process.returncode in (None, 0), self._said()[-3000:]
+            return len(re.findall(self._shown.mark, self._said())) >= self._shown.count
+
+        try:
+            await until(has_printed, timeout_s=TIMEOUT_S)
+            if self._shown.ends:
+                async with asyncio.timeout(TIMEOUT_S):
+                    assert await self._process.wait() == 0
+        except TimeoutError:
+            seen = len(re.findall(self._shown.mark, self._said()))
+            pytest.fail(f"{self._shown} printed it {seen} times, and last:\n{self._said()[-3000:]}")
+
+    def _said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+@asynccontextmanager
+async def _running(shown: Shown, place: Place, lib: Path, folder: Path) -> AsyncIterator[_Running]:
+    home = folder / shown.name
+    home.mkdir()
+    log = home / "output.log"
+    command = java_command(lib, home, f"org.apache.rocketmq.example.{shown.name}", options=OPTIONS)
+    with log.open("wb") as sink:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=sink, stderr=sink, cwd=home, env={**os.environ, "NAMESRV_ADDR": place.name_servers}
+        )
+    try:
+        yield _Running(shown, process, log)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

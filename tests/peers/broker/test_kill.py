@@ -1,0 +1,89 @@
+"""Our broker is killed under load, in both modes of flushing, and nothing that it acknowledged is lost.
+
+The death of a process takes nothing from the kernel's memory: what was written before survives in either mode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from skyroute import Message, Producer, SkyrouteError
+from tests.peers.broker.conftest import TARGET, await_route
+from tests.peers.client.conftest import SETTINGS
+from tests.peers.client.java_client import JavaClients, Place, message, until
+from tests.peers.client.python_client import consuming
+from tests.support.apache import NameServerProcess
+
+KILLS = 3
+BEFORE_A_KILL = 300
+
+
+@pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+async def test_nothing_acknowledged_is_lost_and_consumers_go_on(
+    java: JavaClients, name_server: NameServerProcess, tmp_path: Path, flush: str
+) -> None:
+    name = flush.partition("_")[0].lower()
+    settings = SETTINGS | {"flushDiskType": flush, "autoCreateTopicEnable": "false"}
+    broker = TARGET(f"killed-{name}", tmp_path, [name_server.address], cluster=f"Killed-{name}", config=settings)
+    with broker:
+        await_route(name_server, broker)
+        place = Place.at(name_server.address, broker.address)
+        topic = await java.create_topic(place, f"Survives-{name}")
+        acknowledged: set[bytes] = set()
+        stopping = asyncio.Event()
+
+        async def send_on(producer: Producer, number: int) -> None:
+            step = 0
+            while not stopping.is_set():
+                body, step = f"{number}-{step}".encode(), step + 1
+                try:
+                    await producer.send(Message(topic, body))
+                    acknowledged.add(body)
+                except SkyrouteError:
+                    await asyncio.sleep(0.05)  # it is dead; the next one may find it alive
+
+        async def batch_on() -> None:
+            async with java.producer(place, f"batches-{name}") as producer:
+                step = 0
+                while not stopping.is_set():
+                    bodies, step = [f"batch {step} {at}".encode() for at in range(20)], step + 1
+                    try:
+                        await producer.send_batch([message(topic, body) for body in bodies])
+                        acknowledged.update(bodies)
+                    except Exception:  # noqa: BLE001 - Java's words for a dead broker are many
+                        await asyncio.sleep(0.05)
+
+        async with (
+            consuming(place, f"killed-{name}-python", topic) as inbox,
+            java.consumer(place, f"killed-{name}-java", topic) as java_inbox,
+            Producer(f"killed-{name}", poll_interval_s=1.0, **place.python) as producer,
+        ):
+            async with asyncio.TaskGroup() as senders:
+                for number in range(16):
+                    senders.create_task(send_on(producer, number))
+                senders.create_task(batch_on())
+                try:
+                    for _ in range(KILLS):
+                        await more(acknowledged)
+                        broker.kill()
+                        await asyncio.to_thread(broker.start)
+                    await more(acknowledged)
+                finally:
+                    stopping.set()
+            await asyncio.gather(
+                inbox.take_bodies(acknowledged, timeout_s=60),
+                java_inbox.take_bodies(acknowledged, timeout_s=60),
+            )
+
+
+async def more(acknowledged: set[bytes]) -> None:
+    """Wait until so many more are acknowledged."""
+    wanted = len(acknowledged) + BEFORE_A_KILL
+
+    async def has_more() -> bool:
+        return len(acknowledged) >= wanted
+
+    await until(has_more, timeout_s=60, what=f"{wanted} messages are acknowledged")

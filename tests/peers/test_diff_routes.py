@@ -1,0 +1,39 @@
+"""`skyroute admin diffRoutes` with an Apache broker between one of Apache's name servers and one of ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from click.testing import CliRunner
+
+from skyroute.cli.main import main
+from tests.support.apache import ApacheBroker, NameServerProcess, eventually
+from tests.support.raw import Line
+
+
+def diff(*servers: NameServerProcess) -> tuple[int, dict[str, Any]]:
+    where = ";".join(server.address for server in servers)
+    result = CliRunner().invoke(main, ["admin", "diffRoutes", "--json", "-n", where])
+    assert result.stderr == ""
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_both_say_the_same_of_a_broker_until_one_is_told_otherwise(
+    apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker, *, ours_is_apache: bool
+) -> None:
+    topic = "SELF_TEST_TOPIC"
+    with Line(apache.address) as at_apache, Line(ours.address) as at_ours:
+        eventually(lambda: diff(apache, ours)[0] == 0, what="no difference")
+        assert at_apache.call(105, {"topic": topic}).code == at_ours.call(105, {"topic": topic}).code == 0
+        assert at_apache.call(21001, {"anyTopic": "true"}).code == 3
+        assert at_ours.call(216, {"topic": topic}).code == 0
+        code, found = diff(apache, ours)
+        assert code == 1
+        (difference,) = [each for each in found["differences"] if each["topic"] == topic]
+        assert (difference["broker"], difference["what"]) == (broker.broker_name, "queues")
+        assert difference["said"][ours.address] is None
+        assert difference["behind"] == [ours.address], "the broker itself still has the topic"
+        assert (difference["since_ms"] is None) == ours_is_apache
+        # The broker repeats its word, and all is well again.
+        eventually(lambda: diff(apache, ours)[0] == 0, timeout_s=45.0, every_s=1.0, what="no difference again")

@@ -1,0 +1,91 @@
+"""Clients of other languages as peers: built or installed by their own tools, once, into the cache of this machine.
+
+Sources stay in the tree; what their tools fetch and make does not. A change of a source makes a new folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tests.support.apache import PeerUnavailableError
+
+_SPENT_ON_TOOLS_S = 600.0
+
+
+def build_go(sources: Path) -> Path:
+    """The program of a Go module, compiled unless these very sources were before.
+
+    Raises:
+        PeerUnavailableError: Go is missing, or could not build it.
+    """
+
+    def build(folder: Path) -> None:
+        _run(
+            "go",
+            ["build", "-buildvcs=false", "-o", str(folder / "program"), "."],
+            cwd=sources,
+            environment={"CGO_ENABLED": "0"},
+        )
+
+    return _made("go", [*sorted(sources.glob("*.go")), sources / "go.mod", sources / "go.sum"], build) / "program"
+
+
+def install_node(package: Path) -> Path:
+    """The folder `node_modules` with what a package.json asks for.
+
+    Raises:
+        PeerUnavailableError: Node or npm is missing, or npm could not install it.
+    """
+    if shutil.which("node") is None:
+        raise PeerUnavailableError("not installed: node")
+
+    def install(folder: Path) -> None:
+        shutil.copy(package, folder / "package.json")
+        _run("npm", ["install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"], cwd=folder)
+
+    return _made("node", [package], install) / "node_modules"
+
+
+def _made(kind: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
+    """The folder that `make` fills from these sources; other runs see it whole or not at all."""
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyroute"
+    final = caches / f"{kind}-{digest}"
+    if final.is_dir():
+        return final
+    caches.mkdir(parents=True, exist_ok=True)
+    sys.stderr.write(f"making the peer clients of {kind} ...\n")
+    fresh = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=caches))
+    try:
+        make(fresh)
+        try:
+            fresh.rename(final)
+        except OSError:
+            if not final.is_dir():  # else another run was faster, and its folder is as good
+                raise
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return final
+
+
+def _run(tool: str, words: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None) -> None:
+    if shutil.which(tool) is None:
+        raise PeerUnavailableError(f"not installed: {tool}")
+    done = subprocess.run(
+        [tool, *words],
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SPENT_ON_TOOLS_S,
+    )
+    if done.returncode != 0:
+        raise PeerUnavailableError(f"{tool} {words[0]} failed:\n{(done.stdout + done.stderr)[-4000:]}")
