@@ -1,26 +1,48 @@
-"""A small cluster's life, told as it happens: two name servers, four brokers, one of which falls silent.
+"""The whole system at work, told as it happens: two name servers, two brokers, and clients of every kind.
 
-Everything is real: the name servers are processes started by the `skyroute` command, and every line below was learnt
-over RocketMQ's own protocol. Run it with `make demo`.
+The servers are processes of the `skyroute` command on free ports of loopback, with their files in a temporary folder.
+One broker stands still for a while, and is later killed while messages go on. What was sent is counted, and so is what
+was consumed: if anything is lost, the exit code is 1. Run it with `make demo`.
 """
 
 import asyncio
-import subprocess
+import logging
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from asyncio.subprocess import PIPE, Process
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from skyroute.remoting.client import Channel, connect
-from skyroute.routing.registration import DataVersion, Registration, TopicTable
-from skyroute.routing.topology import QueueSettings, TopicRoute
-from skyroute.wire.calls.registration import Goodbye, encode_goodbye, encode_registration
-from skyroute.wire.calls.route import decode_route, encode_route_query
-from skyroute.wire.command import Request
+from skyroute import (
+    Admin,
+    Consumer,
+    Message,
+    MessageModel,
+    Producer,
+    PullConsumer,
+    RetryLater,
+    SendResult,
+    SkyrouteError,
+    StartPosition,
+    StoredMessage,
+    TransactionOutcome,
+    sql,
+)
+from skyroute.client.offset_store import FileOffsets
+from skyroute.client.subscription import Expression
 
-LEASE_S = 2.0
-HEARTBEAT_S = 0.5
+TOPICS = ("Orders", "Steps", "Reminders", "Payments", "Readings", "Questions", "News", "Invoices", "Parcels")
+LEASE_S = 4.0
+"""So long a name server believes a broker of which it hears nothing. In earnest it is two minutes."""
+ROUTES_S = 0.5
+"""How often clients ask for routes. In earnest it is half a minute."""
+WAIT_S = 30.0
+"""Nothing here takes nearly as long, unless something is wrong."""
 STARTED_AT = time.monotonic()
 
 
@@ -28,176 +50,395 @@ def tell(text: str) -> None:
     print(f"{time.monotonic() - STARTED_AT:6.2f} s  {text}", flush=True)
 
 
-class NameServerProcess:
-    """`skyroute nameserver` on a free port."""
-
-    def __init__(self, folder: Path) -> None:
-        settings = {
-            "listenPort": "0",
-            "bindAddress": "127.0.0.1",
-            "kvConfigPath": str(folder / "kvConfig.json"),
-            "configStorePath": str(folder / "namesrv.properties"),
-            "scanNotActiveBrokerInterval": "250",
-        }
-        command = [sys.executable, "-m", "skyroute", "nameserver", "--log-level", "warning"]
-        command += [part for key, value in settings.items() for part in ("-D", f"{key}={value}")]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().strip()
-        if "boot success" not in line:
-            raise SystemExit("the name server did not start; its message is above")
-        self.address = line.rsplit(" ", 1)[1]
-        tell(f"name server ready at {self.address} (process {self.process.pid})")
-
-    def stop(self) -> None:
-        self.process.terminate()
-        tell(f"name server at {self.address} stopped with exit code {self.process.wait(timeout=10)}")
+class BrokenPromiseError(Exception):
+    """Something did not happen as the story says."""
 
 
-class DemoBroker:
-    """Registers with every name server, as a broker does, and keeps its word alive by heartbeats."""
+def check(promise: str, *, kept: bool) -> None:
+    if not kept:
+        raise BrokenPromiseError(promise)
 
-    def __init__(self, name: str, broker_id: int, port: int, topics: dict[str, int]) -> None:
-        queues = {topic: QueueSettings(count, count, 6) for topic, count in topics.items()}
-        self.registration = Registration(
-            cluster="demo",
-            broker_name=name,
-            broker_id=broker_id,
-            address=f"127.0.0.1:{port}",
-            ha_address=f"127.0.0.1:{port + 1}",
-            acting_master=False,
-            lease_s=LEASE_S,
-            table=TopicTable(DataVersion(0, int(time.time() * 1000), 1), queues, {}, ()),
+
+# ------------------------------------------------------------------------------------------------------------ servers
+
+
+class Server:
+    """A process of the `skyroute` command."""
+
+    def __init__(self, kind: str, name: str, settings: dict[str, str]) -> None:
+        self.name = name
+        self.address = ""
+        self._kind = kind
+        self._settings = {"listenPort": "0", "bindAddress": "127.0.0.1", **settings}
+        self._process: Process | None = None
+
+    async def start(self) -> None:
+        words = [word for key, value in self._settings.items() for word in ("-D", f"{key}={value}")]
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "skyroute", self._kind, "--log-level", "error", *words), stdout=PIPE
         )
-        self._channels: list[Channel] = []
-        self._beats: asyncio.Task[None] | None = None
+        assert self._process.stdout is not None
+        line = (await self._process.stdout.readline()).decode()
+        check(f"{self.name} starts", kept="boot success" in line)
+        self.address = next(word.strip("],.") for word in line.split() if word.startswith("127.0.0.1:"))
+        tell(f"{self.name} serves at {self.address} (process {self._process.pid})")
+        self._settings["listenPort"] = self.address.rpartition(":")[2]  # should it return, then to the same place
 
-    async def register(self, name_servers: list[str]) -> None:
-        self._channels = [await connect(address) for address in name_servers]
-        master = None
-        for channel in self._channels:
-            answer = await channel.call(encode_registration(self.registration))
-            assert answer.code == 0, answer.remark
-            master = (answer.fields or {}).get("masterAddr")
-        role = "master" if self.registration.broker_id == 0 else "slave "
-        told = f", told that its master is {master}" if master else ""
-        tell(f"broker {self.registration.broker_name} {role} registered from {self.registration.address}{told}")
-        self._beats = asyncio.create_task(self._beat())
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            for channel in self._channels:
-                await channel.call(encode_registration(self.registration))
+    async def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
 
-    def fall_silent(self) -> None:
-        """Stop the heartbeats and keep the connections open: as a hanging machine does."""
-        assert self._beats is not None
-        self._beats.cancel()
+    async def stop(self) -> None:
+        """Have it end in good order."""
+        assert self._process is not None
+        self._process.terminate()
+        async with asyncio.timeout(WAIT_S):
+            code = await self._process.wait()
+        tell(f"{self.name} stopped with exit code {code}")
+        check(f"{self.name} stops in good order", kept=code == 0)
 
-    async def say_goodbye(self) -> None:
-        self.fall_silent()
-        own = self.registration
-        goodbye = Goodbye(own.cluster, own.broker_name, own.broker_id, own.address)
-        for channel in self._channels:
-            await channel.call(encode_goodbye(goodbye))
-
-    def vanish(self) -> None:
-        """Cut the connections: as a killed process does."""
-        self.fall_silent()
-        for channel in self._channels:
-            channel.close()
+    async def abandon(self) -> None:
+        """End it whatever it does, if it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            await self.kill()
 
 
-def show(topic: str, route: TopicRoute | None) -> str:
-    if route is None:
-        return f"route of {topic}: none"
-    groups = {group.name: group for group in route.groups}
-    parts = []
-    for queues in route.queues:
-        group = groups[queues.broker_name]
-        addresses = ", ".join(f"{broker_id}={address}" for broker_id, address in group.addresses.items())
-        parts.append(f"{group.name} x{queues.settings.read_queues} ({addresses})")
-    return f"route of {topic}: " + " | ".join(parts)
+def name_server(name: str, folder: Path) -> Server:
+    return Server(
+        "nameserver",
+        name,
+        {
+            "kvConfigPath": str(folder / name / "kvConfig.json"),
+            "configStorePath": str(folder / name / "namesrv.properties"),
+            "scanNotActiveBrokerInterval": "250",
+        },
+    )
 
 
-async def ask(channel: Channel, topic: str) -> TopicRoute | None:
-    answer = await channel.call(encode_route_query(topic))
-    return decode_route(answer.body) if answer.code == 0 else None
+def broker(name: str, folder: Path, name_servers: str) -> Server:
+    return Server(
+        "broker",
+        name,
+        {
+            "brokerName": name,
+            "storePathRootDir": str(folder / name),
+            "namesrvAddr": name_servers,
+            # Only with this does a broker say every second that it is there, and how long that holds.
+            "enableSlaveActingMaster": "true",
+            "brokerNotActiveTimeoutMillis": f"{LEASE_S * 1000:.0f}",
+            "transactionTimeOut": "500",
+            "transactionCheckInterval": "500",
+        },
+    )
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 10.0) -> float:
-    """Ask again and again; return how long it took."""
+async def show_route(admin: Admin, topic: str) -> str:
+    route = await admin.route(topic)
+    served = [f"{queues.broker_name} x{queues.settings.read_queues}" for queues in route.queues]
+    return f"route of {topic}: {' | '.join(sorted(served))}"
+
+
+async def until_served_by(admins: Sequence[Admin], topic: str, *brokers: str) -> float:
+    """Wait until all name servers say that these brokers serve a topic, and no others; return how long it took."""
     began = time.monotonic()
-    async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110 - it happens in another process, which tells nobody
-            await asyncio.sleep(0.02)
+    async with asyncio.timeout(WAIT_S):
+        for admin in admins:
+            while {group.name for group in (await admin.route(topic)).groups} != set(brokers):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # it happens in another process
     return time.monotonic() - began
 
 
-async def story(name_servers: list[str]) -> None:
-    asker = await connect(name_servers[1])
-    orders = {"orders": 8, "payments": 4}
-    brokers = [
-        DemoBroker("broker-a", 0, 10911, orders),
-        DemoBroker("broker-a", 1, 10921, orders),
-        DemoBroker("broker-b", 0, 10931, orders),
-        DemoBroker("broker-c", 0, 10941, {"orders": 8, "audit": 2}),
-    ]
-    tell(show("orders", await ask(asker, "orders")))
-    for broker in brokers:
-        await broker.register(name_servers)
-    for topic in ("orders", "payments", "audit"):
-        tell(show(topic, await ask(asker, topic)))
-
-    async def gone(broker_name: str) -> bool:
-        route = await ask(asker, "orders")
-        return route is None or broker_name not in {group.name for group in route.groups}
-
-    tell(f"broker-b falls silent, its connection stays open; its lease is {LEASE_S:g} s …")
-    brokers[2].fall_silent()
-    waited_s = await until(lambda: gone("broker-b"))
-    tell(f"… evicted after {waited_s:.2f} s. {show('orders', await ask(asker, 'orders'))}")
-
-    tell("broker-c is cut off, as by kill -9 …")
-    brokers[3].vanish()
-    waited_s = await until(lambda: gone("broker-c"))
-    tell(f"… evicted after {waited_s * 1000:.0f} ms. {show('audit', await ask(asker, 'audit'))}")
-
-    tell("broker-b comes back")
-    await brokers[2].register(name_servers)
-    tell(show("orders", await ask(asker, "orders")))
-
-    tell("everybody says goodbye")
-    for broker in brokers[:3]:
-        await broker.say_goodbye()
-        broker.vanish()
-    tell(show("orders", await ask(asker, "orders")))
-
-    burst = 20_000
-    began = time.monotonic()
-    await brokers[0].register(name_servers)
-    for _ in range(burst // 100):
-        await asyncio.gather(*(asker.call(encode_route_query("orders")) for _ in range(100)))
-    tell(f"{burst} more questions answered in {time.monotonic() - began:.2f} s, asked by one Python client")
-    answer = await asker.call(Request(9999))
-    tell(f"a question nobody understands is answered politely: code {answer.code},{answer.remark}")
-    brokers[0].vanish()
-    asker.close()
+# ------------------------------------------------------------------------------------------------------------ clients
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="skyroute-demo-") as folder:
-        servers: list[NameServerProcess] = []
+class Inbox:
+    """What a handler was given, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.bodies: Counter[str] = Counter()
+        self._more = asyncio.Event()
+
+    async def take(self, message: StoredMessage) -> None:
+        self.bodies[message.body.decode()] += 1
+        self._more.set()
+
+    async def until_here(self, wanted: Collection[str]) -> None:
         try:
-            for name in ("one", "two"):
-                (Path(folder) / name).mkdir()
-                servers.append(NameServerProcess(Path(folder) / name))
-            asyncio.run(story([server.address for server in servers]))
+            async with asyncio.timeout(WAIT_S):
+                while not self.bodies.keys() >= set(wanted):
+                    self._more.clear()
+                    await self._more.wait()
+        except TimeoutError:
+            missing = sorted(set(wanted) - self.bodies.keys())
+            check(f"{len(wanted)} messages come, but not {len(missing)} of them: {missing[:5]}", kept=False)
+
+
+class Shop:
+    """Sells coffee, and tells everybody about it."""
+
+    def __init__(self, name_servers: str, folder: Path, producer: Producer) -> None:
+        self._name_servers = name_servers
+        self._folder = folder
+        self._producer = producer
+
+    def consumer(self, group: str, **options: Any) -> Consumer:
+        return Consumer(group, self._name_servers, start=StartPosition.FIRST, poll_interval_s=ROUTES_S, **options)
+
+    @asynccontextmanager
+    async def consuming(
+        self, group: str, topic: str, expression: str | Expression = "*", **options: Any
+    ) -> AsyncIterator[Inbox]:
+        inbox = Inbox()
+        consumer = self.consumer(group, **options)
+        consumer.subscribe(topic, expression, inbox.take)
+        async with consumer:
+            yield inbox
+
+    async def send(self, *messages: Message) -> list[SendResult]:
+        return await asyncio.gather(*map(self._producer.send, messages))
+
+    async def open_with_tags(self) -> None:
+        orders = [Message("Orders", b"order %d" % n, tag=("open", "paid")[n % 2], keys=f"order-{n}") for n in range(10)]
+        paid = [order.body.decode() for order in orders if order.tag == "paid"]
+        async with self.consuming("billing", "Orders", "paid || refunded") as inbox:
+            sent = await self.send(*orders)
+            await inbox.until_here(paid)
+        check("only what is paid comes", kept=inbox.bodies.keys() == set(paid))
+        places = Counter(result.queue.broker_name for result in sent)
+        taken = " and ".join(f"{count} by {name}" for name, count in sorted(places.items()))
+        tell(f"tags: 10 orders sent, {taken} taken; the {len(paid)} paid ones came, and no other")
+
+    async def keep_order(self) -> None:
+        steps, orders = ("placed", "paid", "brewed", "served"), [f"order {n}" for n in range(5)]
+        seen: defaultdict[str, list[str]] = defaultdict(list)
+        done = asyncio.Event()
+        kitchen = self.consumer("kitchen", ordered=True)
+
+        @kitchen.on("Steps")
+        async def follow(message: StoredMessage) -> None:
+            seen[message.sharding_key or ""].append(message.body.decode())
+            if sum(map(len, seen.values())) == len(steps) * len(orders):
+                done.set()
+
+        async with kitchen, asyncio.timeout(WAIT_S):
+            for step in steps:
+                await self.send(*(Message("Steps", step.encode(), sharding_key=order) for order in orders))
+            await done.wait()
+        check("steps come in order", kept=all(seen[order] == list(steps) for order in orders))
+        tell(f"ordered: {len(orders)} orders, each {' → '.join(steps)}")
+
+    async def delay(self) -> None:
+        async with self.consuming("clock", "Reminders") as inbox:
+            began = time.monotonic()
+            await self.send(Message("Reminders", b"your coffee is ready", delay_level=1))
+            await inbox.until_here(["your coffee is ready"])
+            took_s = time.monotonic() - began
+        check("it does not come too early", kept=took_s > 0.9)
+        tell(f"delayed: a reminder for in a second came after {took_s:.2f} s")
+
+    async def transact(self) -> None:
+        async def pay(message: Message, _: SendResult) -> TransactionOutcome:
+            return {
+                b"ten": TransactionOutcome.COMMIT,
+                b"too much": TransactionOutcome.ROLLBACK,
+            }.get(message.body, TransactionOutcome.UNKNOWN)
+
+        async with self.consuming("bank", "Payments") as inbox:
+            for body in (b"ten", b"too much", b"twenty, but the line is bad"):
+                await self._producer.send_in_transaction(Message("Payments", body), pay)
+            await inbox.until_here(["ten", "twenty, but the line is bad"])
+        check("what was rolled back does not come", kept="too much" not in inbox.bodies)
+        tell("transactional: one committed, one rolled back, one left open until the broker asked; two came")
+
+    async def batch_and_pull(self) -> None:
+        bodies = [f"{n} degrees" for n in range(100)]
+        results = await self._producer.send_batch(Message("Readings", body.encode()) for body in bodies)
+        read: Counter[str] = Counter()
+        async with PullConsumer("audit", self._name_servers) as audit, asyncio.timeout(WAIT_S):
+            audit.assign(await audit.queues("Readings"))
+            for queue in audit.assignment:
+                await audit.seek_to_begin(queue)
+            while read.total() < len(bodies):
+                read.update(message.body.decode() for message in await audit.poll())
+            await audit.commit()
+        check("all readings are read, once each", kept=read == Counter(bodies))
+        tell(f"batch: {len(results)} readings in one request; pull: {read.total()} of them read from the beginning")
+
+    async def ask(self) -> None:
+        oracle = self.consumer("oracle")
+
+        @oracle.on("Questions")
+        async def answer(message: StoredMessage) -> None:
+            await self._producer.reply(message, b"42, if you asked for " + message.body)
+
+        async with oracle:
+            reply = await self._producer.request(Message("Questions", b"everything"), timeout_s=WAIT_S)
+        check("the question is answered", kept=reply.body == b"42, if you asked for everything")
+        tell(f"request and reply: {reply.body.decode()}")
+
+    async def broadcast(self) -> None:
+        news = [f"headline {n}" for n in range(5)]
+        async with AsyncExitStack() as stack:
+            inboxes = []
+            for name in ("left", "right"):
+                offsets = FileOffsets(name, "screens", directory=self._folder / "offsets")
+                screen = self.consuming(
+                    "screens", "News", model=MessageModel.BROADCASTING, instance_name=name, offsets=offsets
+                )
+                inboxes.append(await stack.enter_async_context(screen))
+            await self.send(*(Message("News", text.encode()) for text in news))
+            for inbox in inboxes:
+                await inbox.until_here(news)
+        tell(f"broadcast: {len(news)} headlines on each of {len(inboxes)} screens")
+
+    async def retry(self) -> None:
+        inbox = Inbox()
+        attempts: list[int] = []
+        printer = self.consumer("printer")
+
+        @printer.on("Invoices")
+        async def print_out(message: StoredMessage) -> None:
+            attempts.append(message.reconsume_times)
+            if message.reconsume_times == 0:
+                raise RetryLater(delay_level=1)
+            await inbox.take(message)
+
+        async with printer:
+            await self.send(Message("Invoices", b"invoice 1"))
+            await inbox.until_here(["invoice 1"])
+        check("a failed message comes again", kept=attempts == [0, 1])
+        tell("retry: the printer was out of paper; the invoice came again after a second")
+
+    async def filter_by_properties(self) -> None:
+        parcels = [Message("Parcels", b"%d kg" % kg, properties={"weight": str(kg)}) for kg in range(1, 11)]
+        async with self.consuming("strong-arms", "Parcels", sql("weight > 6 AND weight <> 9")) as inbox:
+            await self.send(*parcels)
+            await inbox.until_here(["7 kg", "8 kg", "10 kg"])
+        check("the broker holds the others back", kept=len(inbox.bodies) == 3)
+        tell("SQL92: of 10 parcels those came where weight > 6 AND weight <> 9: 7, 8 and 10 kg")
+
+
+# -------------------------------------------------------------------------------------------------------------- story
+
+
+async def stand_still(admins: Sequence[Admin], victim: Server) -> None:
+    tell(await show_route(admins[0], "Orders"))
+    tell(f"{victim.name} stands still, and its connections stay open; its lease is {LEASE_S:g} s …")
+    victim.signal(signal.SIGSTOP)
+    waited_s = await until_served_by(admins, "Orders", "broker-a")
+    tell(f"… evicted after {waited_s:.1f} s. {await show_route(admins[1], 'Orders')}")
+    victim.signal(signal.SIGCONT)
+    await until_served_by(admins, "Orders", "broker-a", "broker-b")
+    tell(f"{victim.name} goes on, and registers again. {await show_route(admins[1], 'Orders')}")
+
+
+async def kill_and_return(shop: Shop, producer: Producer, admins: Sequence[Admin], victim: Server) -> None:
+    """Send all the time, while a broker is killed and comes back. What was acknowledged must be consumed."""
+    taken_by: dict[str, str] = {}
+    refused = 0
+    progress = asyncio.Condition()
+
+    async def keep_sending() -> None:
+        nonlocal refused
+        number = 0
+        while True:
+            number += 1
+            body = f"cup {number}"
+            try:
+                result = await producer.send(Message("Orders", body.encode(), tag="counted"))
+            except SkyrouteError:
+                refused += 1
+                continue
+            async with progress:
+                taken_by[body] = result.queue.broker_name
+                progress.notify_all()
+
+    async def until_taken(more: int, name: str | None = None) -> None:
+        def count() -> int:
+            return len(taken_by) if name is None else Counter(taken_by.values())[name]
+
+        goal = count() + more
+        async with asyncio.timeout(WAIT_S), progress:
+            await progress.wait_for(lambda: count() >= goal)
+
+    async with shop.consuming("counting", "Orders", "counted") as inbox:
+        sending = asyncio.create_task(keep_sending())
+        await until_taken(200)
+        tell(f"{len(taken_by)} cups ordered, and on it goes. Now kill -9 {victim.name} …")
+        await victim.kill()
+        waited_s = await until_served_by(admins, "Orders", "broker-a")
+        tell(f"… evicted after {waited_s * 1000:.0f} ms. {await show_route(admins[0], 'Orders')}")
+        await until_taken(200, "broker-a")
+        tell(f"{len(taken_by)} cups ordered; broker-a takes them alone. {victim.name} returns …")
+        await victim.start()
+        await until_served_by(admins, "Orders", "broker-a", "broker-b")
+        await until_taken(200, "broker-b")
+        sending.cancel()
+        await asyncio.wait({sending})
+        tell(f"… and takes orders again. {await show_route(admins[0], 'Orders')}")
+        await inbox.until_here(taken_by)
+    by_name = Counter(taken_by.values())
+    consumed = inbox.bodies.keys() & taken_by.keys()
+    lost = len(taken_by) - len(consumed)
+    twice = sum(inbox.bodies[body] > 1 for body in consumed)
+    tell(
+        f"acknowledged {len(taken_by)} (broker-a {by_name['broker-a']}, broker-b {by_name['broker-b']}), "
+        f"consumed {len(consumed)}, lost {lost}; {refused} sends failed, {twice} cups came twice"
+    )
+    check("nothing that was acknowledged is lost", kept=lost == 0)
+
+
+async def story(name_servers: str, folder: Path, victim: Server) -> None:
+    def became_of(_: StoredMessage) -> TransactionOutcome:
+        return TransactionOutcome.COMMIT
+
+    async with AsyncExitStack() as stack:
+        admins = [await stack.enter_async_context(Admin(address)) for address in name_servers.split(";")]
+        for topic in TOPICS:
+            await admins[0].create_topic(topic, read_queues=4, write_queues=4)
+        await stand_still(admins, victim)
+        # A broker that failed is usually left alone for ten seconds, which is too long for a demonstration.
+        options: dict[str, Any] = {"avoid_slow": False, "poll_interval_s": ROUTES_S}
+        producer = Producer("shop", name_servers, check=became_of, **options)
+        await stack.enter_async_context(producer)
+        shop = Shop(name_servers, folder, producer)
+        await shop.open_with_tags()
+        await shop.keep_order()
+        await asyncio.gather(shop.delay(), shop.transact(), shop.retry())
+        await shop.batch_and_pull()
+        await shop.ask()
+        await shop.broadcast()
+        await shop.filter_by_properties()
+        await kill_and_return(shop, producer, admins, victim)
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="skyroute-demo-") as temporary:
+        folder = Path(temporary)
+        finders = [name_server("name-server-1", folder), name_server("name-server-2", folder)]
+        brokers: list[Server] = []
+        try:
+            await asyncio.gather(*(server.start() for server in finders))
+            name_servers = ";".join(server.address for server in finders)
+            brokers = [broker("broker-a", folder, name_servers), broker("broker-b", folder, name_servers)]
+            await asyncio.gather(*(server.start() for server in brokers))
+            await story(name_servers, folder, brokers[1])
+            for server in (*brokers, *finders):
+                await server.stop()
         finally:
-            for server in servers:
-                server.stop()
+            for server in (*brokers, *finders):
+                await server.abandon()
 
 
 if __name__ == "__main__":
-    main()
+    # What clients have to say of a broker that is gone, we say ourselves.
+    logging.getLogger("skyroute").setLevel(logging.ERROR)
+    try:
+        asyncio.run(main())
+    except BrokenPromiseError as error:
+        sys.exit(f"not as promised: {error}")
