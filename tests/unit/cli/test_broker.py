@@ -1,0 +1,207 @@
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import pytest
+
+from skyroute.cli.broker import advertise_option_settings
+
+BROKER = [sys.executable, "-m", "skyroute", "broker"]
+UP = [sys.executable, "-m", "skyroute", "up"]
+ADMIN = [sys.executable, "-m", "skyroute", "admin"]
+LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+ - .+")
+TIMEOUT_S = 30
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Without the home and the RocketMQ variables of whoever runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if "ROCKETMQ" not in name and name != "NAMESRV_ADDR"}
+    return {**kept, "HOME": str(tmp_path / "home")}
+
+
+def run(command: list[str], environment: dict[str, str], *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, *map(str, words)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+
+
+@contextmanager
+def running(
+    command: list[str], environment: dict[str, str], cwd: Path, last_line: str
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Start a command, read its words up to a line that contains `last_line`, and leave nothing running behind."""
+    with subprocess.Popen(
+        command, env=environment, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            lines: list[str] = []
+            while not lines or last_line not in lines[-1]:
+                line = process.stdout.readline()
+                assert line, (lines, process.communicate(timeout=TIMEOUT_S)[1])
+                lines.append(line.rstrip("\n"))
+            yield process, lines
+        finally:
+            process.kill()
+
+
+def stop(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> str:
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, errors
+    assert all(LOG_LINE.fullmatch(line) for line in errors.splitlines()), errors
+    return errors
+
+
+# The broker
+
+
+def test_help_names_every_flag(environment: dict[str, str]) -> None:
+    result = run(BROKER, environment, "-h")
+    flags = ["-n, --namesrvAddr", "-c, --configFile", "-p, --printConfigItem", "-m, --printImportantConfig"]
+    for name in (*flags, "--advertise", "-D", "--log-level"):
+        assert name in result.stdout
+
+
+def test_settings_are_printed(environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("brokerName=broker-x\nlistenPort=1111\n")
+    words = ["-c", str(file), "-n", "one:9876", "--advertise", "10.0.0.1:20911", "-DfileReservedTime=1"]
+    everything = run(BROKER, environment, *words, "-p")
+    lines = everything.stdout.splitlines()
+    assert (everything.returncode, everything.stderr) == (0, "")
+    assert lines[0] == f"load config properties file OK, {file}"
+    expected = {"brokerName=broker-x", "listenPort=1111", "namesrvAddr=one:9876", "fileReservedTime=1"}
+    assert expected | {"brokerIP1=10.0.0.1", "advertisedPort=20911", "popPollingSize=1024"} <= set(lines)
+    important = run(BROKER, environment, *words, "-m").stdout.splitlines()
+    assert expected <= set(important)
+    assert len(important) < 30
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    ("advertise", "settings"),
+    [
+        (None, {}),
+        ("10.0.0.1", {"brokerIP1": "10.0.0.1"}),
+        ("broker.example:20911", {"brokerIP1": "broker.example", "advertisedPort": "20911"}),
+        ("fe80::1", {"brokerIP1": "fe80::1"}),
+        ("[fe80::1]", {"brokerIP1": "fe80::1"}),
+        ("[fe80::1]:20911", {"brokerIP1": "fe80::1", "advertisedPort": "20911"}),
+    ],
+)
+def test_an_advertised_address_is_a_host_with_or_without_a_port(
+    advertise: str | None, settings: dict[str, str]
+) -> None:
+    assert advertise_option_settings(advertise) == settings
+
+
+@pytest.mark.parametrize("advertise", ["host:", "host:0", "host:x", "host:65536", "host:99999999999"])
+def test_an_advertised_port_that_is_none_is_refused(advertise: str) -> None:
+    with pytest.raises(click.BadParameter, match="neither HOST nor HOST:PORT"):
+        advertise_option_settings(advertise)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["-D", "brokerRole=SLAVE"], "brokerRole=SLAVE from the command line cannot be served"),
+        (["--advertise", "0.0.0.0", "-D", "listenPort=0"], "give the address that clients can reach with brokerIP1"),
+        (["-c", "none.conf"], "cannot read properties file none.conf: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(
+    environment: dict[str, str], tmp_path: Path, words: list[str], complaint: str
+) -> None:
+    result = run(BROKER, environment, "-D", f"storePathRootDir={tmp_path}/store", *words)
+    others = [line for line in result.stderr.splitlines() if not LOG_LINE.fullmatch(line)]
+    assert result.returncode == 1
+    assert len(others) == 1
+    assert others[0].startswith("skyroute broker: ")
+    assert complaint in others[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_broker_boots_and_stops(environment: dict[str, str], tmp_path: Path, number: signal.Signals) -> None:
+    options = ["listenPort=0", "bindAddress=127.0.0.1", f"storePathRootDir={tmp_path}/store", "brokerName=broker-x"]
+    command = [*BROKER, *(f"-D{option}" for option in options)]
+    with running(command, environment, tmp_path, "boot success") as (process, lines):
+        assert re.fullmatch(r"The broker\[broker-x, 127\.0\.0\.1:\d+\] boot success\. serializeType=JSON", lines[-1])
+        errors = stop(process, number)
+    assert f"broker stopping signal={number.name}" in errors
+    assert "no name server is known" in errors
+    assert not (tmp_path / "home").exists()
+
+
+# The whole cluster
+
+
+def test_up_is_ready_at_once_says_what_to_try_and_that_works(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [*UP, "--port", "0", "--ns-port", "0"]
+    with running(command, environment, tmp_path, "printMsg") as (process, lines):
+        assert lines[0] == f"Keeping everything in {tmp_path}/skyroute-data"
+        address = lines[1].split()[-1]
+        assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
+        assert re.fullmatch(r"Broker       127\.0\.0\.1:\d+  \(broker-a\)", lines[2])
+        sent = run(ADMIN, environment, "sendMessage", "-n", address, "-t", "Hello", "-p", "My first message")
+        assert (sent.returncode, sent.stderr) == (0, "")
+        printed = run(ADMIN, environment, "printMsg", "-n", address, "-t", "Hello")
+        assert "My first message" in printed.stdout
+        assert stop(process, signal.SIGINT) == ""
+    with running(command, environment, tmp_path, "printMsg") as (process, lines):
+        printed = run(ADMIN, environment, "printMsg", "-n", lines[1].split()[-1], "-t", "Hello")
+        assert "My first message" in printed.stdout
+        stop(process)
+    assert [path.name for path in tmp_path.iterdir()] == ["skyroute-data"]
+
+
+@pytest.mark.parametrize(("free", "taken_flag"), [("--port", "--ns-port"), ("--ns-port", "--port")])
+def test_up_says_what_to_do_about_a_taken_port(
+    environment: dict[str, str], tmp_path: Path, free: str, taken_flag: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run(UP, environment, "--data", tmp_path / "data", free, "0", taken_flag, str(port))
+    assert result.returncode == 1
+    assert str(port) in result.stderr
+    assert "choose other ports with --ns-port and --port" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_up_says_what_to_do_if_it_is_up_already(environment: dict[str, str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    words = ("--data", str(tmp_path / "data"), "--port", "0", "--ns-port", port)
+    with running([*UP, *words], environment, tmp_path, "printMsg") as (process, _):
+        result = run(UP, environment, *words)
+        assert result.returncode == 1
+        assert "Perhaps it is up already" in result.stderr
+        stop(process)
+
+
+def test_up_takes_settings_of_the_broker(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [*UP, "--port", "0", "--ns-port", "0", "--data", str(tmp_path / "data"), "-D", "brokerName=mine"]
+    with running(command, environment, tmp_path, "printMsg") as (process, lines):
+        assert lines[2].endswith("(mine)")
+        stop(process)
+
+
+def test_up_starts_within_a_second_of_the_processors_time(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [*UP, "--port", "0", "--ns-port", "0"]
+    with running(command, environment, tmp_path, "printMsg") as (process, _):
+        times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        assert (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK") < 1.0
+        stop(process)
