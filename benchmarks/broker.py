@@ -7,6 +7,7 @@ puts the same load on them in turns, and prints one table. `README.md` says how 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -21,7 +22,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -295,7 +295,7 @@ def measure_pulls(bench: Bench, brokers: Pair) -> None:
 
 def measure_latency(bench: Bench, brokers: Pair) -> None:
     """How old is a message when our push consumer handles it?"""
-    rounds = count(1)
+    rounds = itertools.count(1)
 
     def measure(side: Side) -> Taken:
         # A group that is new to a young topic begins with its first message, so each round has a topic of its own.
