@@ -1,6 +1,7 @@
 """In CI nothing may be skipped: a test that says it cannot run has failed."""
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import settings
 # How long an example takes says more about what else the machine does than about us.
 settings.register_profile("skyroute", deadline=None)
 settings.load_profile("skyroute")
+
+# Whoever starts us in the background may have us ignore it, and the programs that we start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SKIP = os.environ.get("SKYROUTE_NO_SKIP") == "1"
 

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -74,11 +74,11 @@ def _folder(path: Path | None, config_file: str | None) -> Path:
 def tail(path: Path | None, config_file: str | None, lines: int, *, follow: bool, as_json: bool) -> None:
     """Show the last records."""
     folder = _folder(path, config_file)
-    last = _last(folder, max(lines, 1))
-    seen = last[-1].seq if last else 0
-    _print(last[len(last) - lines :] if lines < len(last) else last, as_json=as_json)
-    if follow:
-        with suppress(KeyboardInterrupt):  # which is how it is meant to end
+    with suppress(KeyboardInterrupt) if follow else nullcontext():  # which is how following is meant to end
+        last = _last(folder, max(lines, 1))
+        seen = last[-1].seq if last else 0
+        _print(last[len(last) - lines :] if lines < len(last) else last, as_json=as_json)
+        if follow:
             _follow(Follower(folder, seen), as_json=as_json)
 
 
