@@ -148,6 +148,7 @@ class NameServer:
             address = join_address(self.config.bind_address, port)
             self._memory = Memory.open(settings, self.clock, self.table, address)
             self._routes.is_warm = self._is_settling = self.table.unconfirmed_count > 0
+            self._routes.known_before = frozenset(self.table.topics)
 
     async def _forget(self) -> None:
         """End what `_remember` began; nothing came of it."""

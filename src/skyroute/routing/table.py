@@ -372,7 +372,8 @@ class RouteTable:
         else:
             events += self._refresh(member, registration, edition, holder=holder, now=now)
         member.restored = member.restored and claim.is_partial
-        member.fingerprint = registration.fingerprint
+        # Of one that may still have more to say, no edition was taken: the same words would be news again.
+        member.fingerprint = None if member.restored else registration.fingerprint
         events += self._apply(group, delta, Cause.REGISTERED, table.version)
         if table.filter_servers is not None and table.filter_servers != member.filter_servers:
             event = FilterServersChanged(

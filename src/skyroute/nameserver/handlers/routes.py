@@ -69,6 +69,8 @@ class RouteHandlers:
         self._answer_bytes = 0
         self.is_warm = False
         """Routes were restored from before a restart."""
+        self.known_before: frozenset[str] = frozenset()
+        """Topics that had a route then."""
         self.unconfirmed_answers = 0
         """Routes given that name a broker which was restored and has not been heard from since."""
 
@@ -99,7 +101,7 @@ class RouteHandlers:
         """Return whether it is too soon to answer: after a warm restart only for topics that were not known before."""
         if self._clock.monotonic() - self._started_at >= self._config.wait_for_service_s:
             return False
-        return not (self.is_warm and self._table.serving(topic))
+        return topic not in self.known_before or not self._table.serving(topic)
 
     def _look_up(self, query: RouteQuery) -> Response:
         config = self._config
