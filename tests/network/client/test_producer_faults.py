@@ -63,7 +63,7 @@ async def test_a_broker_that_hangs_takes_no_more_time_than_there_is(cluster: Fak
         assert len(cluster.seen(SEND)) == 1
         cluster.heal(SEND)
         assert (await producer.send(Message("T", b"x"), timeout_s=WAIT_S)).ok
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
 
 
 @pytest.mark.parametrize("fixed", [True, False])
@@ -126,7 +126,7 @@ async def test_a_broker_that_stops_listening_holds_back_only_its_own(cluster: Fa
         outcomes = await asyncio.wait_for(asyncio.gather(*sends, return_exceptions=True), WAIT_S)
         assert any(isinstance(outcome, RemotingError) for outcome in outcomes)
         assert all(not isinstance(outcome, Exception) or isinstance(outcome, RemotingError) for outcome in outcomes)
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
 
 
 # ------------------------------------------------------------------------------------------- brokers that talk nonsense
@@ -144,7 +144,7 @@ async def test_garbage_costs_the_line_and_nothing_else(cluster: FakeCluster, gar
         with pytest.raises(ConnectionLostError, match="does not speak RocketMQ's protocol"):
             await producer.send(Message("T", b"x"), timeout_s=WAIT_S)
         assert (await producer.send(Message("T", b"x"), timeout_s=WAIT_S)).ok
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
 
 
 async def test_a_line_that_is_cut_in_the_middle_of_an_answer(cluster: FakeCluster) -> None:
@@ -153,7 +153,7 @@ async def test_a_line_that_is_cut_in_the_middle_of_an_answer(cluster: FakeCluste
         with pytest.raises(ConnectionLostError):
             await producer.send(Message("T", b"x"), timeout_s=WAIT_S)
         assert (await producer.send(Message("T", b"x"), timeout_s=WAIT_S)).ok
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
 
 
 @pytest.mark.parametrize("fields", [{}, {"msgId": "x"}, {"msgId": "x", "queueId": "one", "queueOffset": "0"}])
@@ -162,7 +162,7 @@ async def test_an_answer_that_does_not_say_where_the_message_is(cluster: FakeClu
     async with producer_of(cluster) as producer:
         with pytest.raises(WireError):
             await producer.send(Message("T", b"x"), timeout_s=WAIT_S)
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
 
 
 async def test_answers_to_somebody_else_are_passed_over(cluster: FakeCluster) -> None:
@@ -193,7 +193,7 @@ async def test_sends_that_are_given_up_leave_nothing_behind(cluster: FakeCluster
             # The question stays under way: whoever asks next waits for the same answer. Here it never comes.
             producer.session.routes.stop()
             await eventually(lambda: not producer.session.routes._asking)
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
         cluster.heal(code)
         assert (await producer.send(Message("T", b"x"), timeout_s=WAIT_S)).ok
 
@@ -206,7 +206,7 @@ async def test_a_send_that_is_given_up_between_two_attempts(cluster: FakeCluster
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
 
 
 async def test_an_outer_timeout_is_the_callers_own(cluster: FakeCluster) -> None:
@@ -215,7 +215,7 @@ async def test_an_outer_timeout_is_the_callers_own(cluster: FakeCluster) -> None
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await producer.send(Message("T", b"x"), timeout_s=WAIT_S)
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
 
 
 async def test_a_batch_that_is_given_up_sends_no_more(cluster: FakeCluster) -> None:
@@ -226,7 +226,7 @@ async def test_a_batch_that_is_given_up_sends_no_more(cluster: FakeCluster) -> N
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-        assert is_at_rest(producer)
+        await eventually(lambda: is_at_rest(producer))
         assert len(cluster.seen(320)) == 1
 
 
@@ -282,7 +282,7 @@ async def test_brokers_that_come_and_go_lose_no_acknowledged_message() -> None:
                 await server.stop()
                 await server.start()
             await asyncio.wait_for(asyncio.gather(*senders), WAIT_S)
-            assert is_at_rest(producer)
+            await eventually(lambda: is_at_rest(producer))
         assert len(acknowledged) > 700
         assert set(acknowledged) <= set(cluster.stored_bodies("T"))
 

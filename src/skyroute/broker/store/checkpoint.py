@@ -5,16 +5,19 @@ import os
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from skyroute.broker.store.disk import Disk
 
 _BYTES: Final = 4096
 _TIMES: Final = Struct(">qqq")
-_DERIVED: Final = Struct(">8sqq")
+_DERIVED: Final = Struct(">qq")
 _DERIVED_AT: Final = 2048
-_ON_DISK: Final = Struct(">8sqqqq")
-_ON_DISK_AT: Final = _DERIVED_AT + _DERIVED.size
-_MARK: Final = b"skyroute"
+_ON_DISK: Final = Struct(">qqqq")
+_ON_DISK_AT: Final = 2304
+_MARK_SUM: Final = crc32(b"skyroute")
+"""What the sums of our notes begin with, so that zeros are not one."""
+_SEAL: Final = Struct(">I")
 _MARGIN_MS: Final = 3_000
 
 
@@ -64,23 +67,22 @@ class Checkpoint:
     @property
     def last_derived(self) -> tuple[int, int] | None:
         """Position and size of the newest record that queues and index know of; None where nobody has said."""
-        mark, position, size = _DERIVED.unpack_from(self._map, _DERIVED_AT)
-        return (position, size) if mark == _MARK and size > 0 else None
+        numbers = self._read_sealed(_DERIVED, _DERIVED_AT)
+        return None if numbers is None else (numbers[0], numbers[1])
 
     @property
     def on_disk(self) -> OnDisk | None:
         """What is known to be on the disk; None where nobody has said."""
-        mark, *numbers = _ON_DISK.unpack_from(self._map, _ON_DISK_AT)
-        found = OnDisk(*numbers)
-        return found if mark == _MARK and found.size > 0 else None
+        numbers = self._read_sealed(_ON_DISK, _ON_DISK_AT)
+        return None if numbers is None else OnDisk(*numbers)
 
     def note_derived(self, position: int, size: int) -> None:
         """Say that queues and index are written up to this record. Not for the disk: for the next process."""
-        _DERIVED.pack_into(self._map, _DERIVED_AT, _MARK, position, size)
+        self._write_sealed(_DERIVED.pack(position, size), _DERIVED_AT)
 
     def note_on_disk(self, found: OnDisk) -> None:
         """Say what is on the disk; so is the note itself, once it is saved."""
-        _ON_DISK.pack_into(self._map, _ON_DISK_AT, _MARK, *found)
+        self._write_sealed(_ON_DISK.pack(*found), _ON_DISK_AT)
 
     def save(self) -> None:
         """Put the times on the disk.
@@ -90,6 +92,16 @@ class Checkpoint:
         """
         _TIMES.pack_into(self._map, 0, self.log_ms, self.queues_ms, self.index_ms)
         self._disk.sync(self._descriptor)
+
+    def _write_sealed(self, note: bytes, at: int) -> None:
+        sealed = note + _SEAL.pack(crc32(note, _MARK_SUM))
+        self._map[at : at + len(sealed)] = sealed
+
+    def _read_sealed(self, layout: Struct, at: int) -> tuple[int, ...] | None:
+        """Return the numbers of a note; None where there is none, or a bad spot."""
+        note = self._map[at : at + layout.size]
+        (seal,) = _SEAL.unpack_from(self._map, at + layout.size)
+        return layout.unpack(note) if seal == crc32(note, _MARK_SUM) else None
 
     def close(self) -> None:
         self._map.close()
