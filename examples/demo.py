@@ -148,8 +148,8 @@ async def until_served_by(admins: Sequence[Admin], topic: str, *brokers: str) ->
     began = time.monotonic()
     async with asyncio.timeout(WAIT_S):
         for admin in admins:
-            while {group.name for group in (await admin.route(topic)).groups} != set(brokers):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)  # it happens in another process
+            while {group.name for group in (await admin.route(topic)).groups} != set(brokers):  # noqa: ASYNC110 - it happens in another process
+                await asyncio.sleep(0.02)
     return time.monotonic() - began
 
 

@@ -65,7 +65,7 @@ def test_killed_at_any_moment_it_answers_at_once_and_its_journal_is_whole(
             if death:
                 assert line.call(GET_ROUTE, {"topic": f"topic-{death}"}).code == SUCCESS
             assert line.call(with_topics(death).request).code == SUCCESS
-            eventually(lambda: is_kept(tmp_path, f"topic-{death + 1}"), "a snapshot was written")  # noqa: B023
+            eventually(lambda: is_kept(tmp_path, f"topic-{death + 1}"), "a snapshot was written")  # noqa: B023 - called at once
             until = time.monotonic() + chance.uniform(0, 0.3)
             number = 0
             while time.monotonic() < until:
@@ -127,7 +127,7 @@ def test_what_a_small_queue_could_not_hold_meanwhile_is_a_gap(tmp_path: Path) ->
             server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
             for number in range(40):
                 put(line, number)
-                time.sleep(0.01)
+                time.sleep(0.01)  # so that the writer meets the refusal more than once
             eventually(lambda: "journal loses changes" in server.log, "the loss is said")
             server.unlimit(resource.RLIMIT_FSIZE)
             eventually(lambda: "journal is written again" in server.log, "it goes on")

@@ -137,6 +137,15 @@ class HastyDisk(Disk):
         pass
 
 
+class FillingDisk(HastyDisk):
+    """As full as it is told to be."""
+
+    used = 0.0
+
+    def used_ratio(self, folder: Path) -> float:
+        return self.used
+
+
 class RestartedMachine(HastyDisk):
     """The same disk, but nothing that was in memory when the machine stopped."""
 

@@ -1,9 +1,8 @@
 """A broker: its parts, its start and its stop."""
 
-import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from skyroute.broker.advertised import settle
 from skyroute.broker.config import BrokerConfig
@@ -11,6 +10,7 @@ from skyroute.broker.identity import Identity
 from skyroute.broker.parts import Parts
 from skyroute.broker.store.disk import Disk
 from skyroute.clock import Clock, SystemClock
+from skyroute.remoting.background import Background
 from skyroute.remoting.connection import join_address
 from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.errors import BindError
@@ -34,7 +34,7 @@ class Broker:
         self.clock = clock or SystemClock()
         self._disk = disk
         self._servers: list[Server] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background = Background()
         self._parts: Parts | None = None
         self.address = ""
         """Where clients reach us, as `host:port`, once started."""
@@ -86,10 +86,10 @@ class Broker:
         except BaseException:
             await self.kill()  # what was kept stays as it was
             raise
-        for work in parts.background():
-            self._spawn(work)
+        for work in (*parts.background(), tls.watch()):
+            self._background.spawn(work)
         await parts.registrar.start()
-        self._spawn(parts.registrar.run())
+        self._background.spawn(parts.registrar.run())
 
     def _server(self, tls: ServerTls, dispatcher: Dispatcher) -> Server:
         return Server(
@@ -107,22 +107,17 @@ class Broker:
         else:
             self._servers.append(server)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(_complain)
-        self._tasks.append(task)
-
     # Stop
 
     async def stop(self) -> None:
-        """Say goodbye, serve what is under way, put everything on the disk, and end within a bounded time."""
+        """Say goodbye, serve what is under way, put everything on the disk, and end as soon as the disk lets us."""
         parts, self._parts = self._parts, None
         if parts is not None:
             await parts.registrar.stop()
             await parts.flushing.settled()
         for server in self._servers:
             await server.stop()
-        await self._end_tasks()
+        await self._background.end()
         if parts is not None:
             await parts.close()
 
@@ -130,16 +125,10 @@ class Broker:
         """End as a process does that dies: nobody is told, and nothing more is written. To try what happens then."""
         for server in self._servers:
             server.abort()
-        await self._end_tasks()
+        await self._background.end()
         parts, self._parts = self._parts, None
         if parts is not None:
             await parts.kill()
-
-    async def _end_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
 
     # Connections
 
@@ -150,8 +139,3 @@ class Broker:
     def _on_disconnect(self, connection: int) -> None:
         if self._parts is not None:
             self._parts.on_disconnect(connection)
-
-
-def _complain(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("background work ended task=%s", task.get_coro(), exc_info=error)

@@ -1,4 +1,4 @@
-"""What happens when nobody speaks: leases run out, certificates are renewed, the key-value table is printed."""
+"""What happens when nobody speaks: leases run out, the key-value table is printed."""
 
 import asyncio
 import logging
@@ -10,7 +10,6 @@ from skyroute.clock import Clock
 from skyroute.nameserver.handlers.brokers import Publish
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.lateness import Lateness
-from skyroute.remoting.tls import ServerTls
 from skyroute.routing.events import BrokerLeft, RouteEvent
 from skyroute.routing.table import RouteTable
 
@@ -20,7 +19,6 @@ LATE_S: Final = 1.0
 """How late a scan may come before this process is taken to have stood still."""
 LATE_SCANS_MAX: Final = 3
 """A process that stood still may soon do so again, before it has read all that waits; so often it evicts nobody."""
-TLS_CHECK_S: Final = 0.5
 KV_FIRST_PRINT_S: Final = 60.0
 KV_PRINT_S: Final = 600.0
 
@@ -70,13 +68,6 @@ class LeaseScan:
         while True:
             await asyncio.sleep(self.interval_s)
             self.scan(self.clock.monotonic())
-
-
-async def watch_tls_files(tls: ServerTls) -> None:
-    """Take up new certificates soon after they are written."""
-    while True:
-        await asyncio.sleep(TLS_CHECK_S)
-        tls.reload_if_changed()
 
 
 async def print_kv(kv: KvConfig) -> None:

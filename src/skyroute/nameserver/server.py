@@ -1,10 +1,8 @@
 """A name server: its parts, its start and its stop."""
 
-import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
@@ -16,7 +14,7 @@ from skyroute.nameserver.handlers.brokers import BrokerHandlers
 from skyroute.nameserver.handlers.kv import KvHandlers
 from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.handlers.watch import WatchHandlers
-from skyroute.nameserver.housekeeping import LeaseScan, print_kv, watch_tls_files
+from skyroute.nameserver.housekeeping import LeaseScan, print_kv
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.memory import Memory
 from skyroute.nameserver.notify import Notifier
@@ -24,6 +22,7 @@ from skyroute.nameserver.route_history import RouteHistory, first_revision
 from skyroute.nameserver.touched import touched_topics
 from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
+from skyroute.remoting.background import Background
 from skyroute.remoting.connection import Traffic, join_address
 from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.pace import Pace
@@ -60,7 +59,7 @@ class NameServer:
         self._notifier: Notifier | None = None
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background = Background()
 
     def __repr__(self) -> str:
         return f"<NameServer {self.address if self._server else 'not started'} {self.table!r}>"
@@ -116,11 +115,11 @@ class NameServer:
             lambda: config.mass_expiry_share,
         )
         if self._memory is not None:
-            self._spawn(self._memory.keep(self.table))
+            self._background.spawn(self._memory.keep(self.table))
         if self._watches is not None:
-            self._spawn(self._watches.run(self.clock.monotonic))
-        for work in (self._lease_scan.run(), watch_tls_files(tls), print_kv(self.kv)):
-            self._spawn(work)
+            self._background.spawn(self._watches.run(self.clock.monotonic))
+        for work in (self._lease_scan.run(), tls.watch(), print_kv(self.kv)):
+            self._background.spawn(work)
 
     async def stop(self) -> None:
         """Serve what is under way, close every connection, and end within a bounded time."""
@@ -130,10 +129,7 @@ class NameServer:
         image = None if memory is None else memory.stop_recording(self.table)
         if self._server is not None:
             await self._server.stop(self.config.shutdown_wait_s if self.config.enable_shutdown_gracefully else 0.0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self._background.end()
         if memory is not None:
             await memory.close(image)
         if self._notifier is not None:
@@ -156,11 +152,6 @@ class NameServer:
         if memory is not None:
             memory.stop_recording(self.table)
             await memory.close()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(_complain)
-        self._tasks.append(task)
 
     def _handlers(self) -> dict[int, Handler]:
         """Every request we answer. Whatever is not here is answered "not supported"."""
@@ -242,8 +233,3 @@ class NameServer:
         self.table.forget_fingerprints()
         if self._watches is not None:
             self._watches.note_all()
-
-
-def _complain(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("background work ended task=%s", task.get_coro(), exc_info=error)

@@ -245,7 +245,8 @@ class Channel(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             self._hang_up(f"{self.address} asks and takes no answers")
         else:
-            self._write(response_head(response, request.request_id, request.form) + response.body)
+            head = response_head(response, request.request_id, request.form)
+            self._write(b"".join((head, response.body, *response.more)))
 
     def _write(self, frame: bytes) -> None:
         # What many tasks say in one turn of the loop goes out in one piece: writing to a socket is dear.

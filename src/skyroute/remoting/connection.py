@@ -530,7 +530,8 @@ class Connection(asyncio.Protocol):
         if self._is_over:
             return
         if not request.is_oneway:
-            self._write([response_head(response, request.request_id, request.form), response.body])
+            head = response_head(response, request.request_id, request.form)
+            self._write([head, response.body, *response.more])
         self._go_on()
 
     def _write(self, out: Sequence[Piece]) -> None:

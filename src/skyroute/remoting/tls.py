@@ -21,6 +21,10 @@ _TRY_AGAIN_S: Final = 60.0
 _READ_BYTES: Final = 256 * 1024
 
 
+CHECK_S: Final = 0.5
+"""How often the files are looked at."""
+
+
 class ServerTls:
     """The accepting side's mode and its current context."""
 
@@ -59,6 +63,12 @@ class ServerTls:
             self._making = asyncio.ensure_future(asyncio.to_thread(_throw_away_context))
             self._made_at = loop.time()
         self._context = await asyncio.shield(self._making)
+
+    async def watch(self) -> None:
+        """Take up new certificates soon after they are written."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self.reload_if_changed()
 
     def reload_if_changed(self) -> bool:
         """Take up new files. Key and certificate belong together: one changed alone is a change half written.

@@ -3,9 +3,11 @@
 import asyncio
 import json
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
+import trustme
 
 from skyroute.broker.broker import Broker
 from skyroute.broker.store.errors import StoreDamagedError, StoreError, StoreLockedError
@@ -14,8 +16,9 @@ from skyroute.remoting.errors import BindError
 from skyroute.remoting.tls_settings import TlsClientSettings, TlsMode, TlsSettings
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster
-from tests.support.disks import FullDisk, HastyDisk, StuckDisk
-from tests.support.lines import AsyncLine, eventually
+from tests.network.certificates import Files, client_of
+from tests.support.disks import FillingDisk, FullDisk, HastyDisk, StuckDisk
+from tests.support.lines import AsyncLine, eventually, line_to, until
 from tests.support.raw import ClosedError
 
 STOP_S = 4.0
@@ -171,6 +174,23 @@ async def test_certificates_that_are_missing_are_said_and_the_store_let_go(empty
     with pytest.raises(SkyrouteError, match=r"nowhere\.pem"):
         await empty_cluster.start(tls=tls)
     await empty_cluster.start()
+
+
+async def test_new_certificates_are_taken_up(empty_cluster: Cluster, tmp_path: Path) -> None:
+    first, second = trustme.CA(), trustme.CA()
+    files = Files(tmp_path / "tls", first)
+    await empty_cluster.start(tls=files.settings())
+
+    async def serves(authority: trustme.CA) -> bool:
+        try:
+            async with line_to(empty_cluster.broker.address, tls=client_of(authority)) as line:
+                return (await line.call(heartbeat())).code == 0
+        except ssl.SSLError:
+            return False
+
+    assert [await serves(first), await serves(second)] == [True, False]
+    files.renew(second)
+    await until(lambda: serves(second))
 
 
 # ------------------------------------------------------------------------------------------------------- a second port
@@ -346,14 +366,14 @@ async def test_one_table_that_cannot_be_saved_keeps_no_other_from_it(cluster: Cl
 
 @pytest.mark.usefixtures("expects_errors")
 async def test_a_full_disk_refuses_sends_and_serves_everything_else(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    empty_cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
+    cluster, disk = empty_cluster, FillingDisk()
+    await cluster.start(disk=disk)
     await cluster.add_topic("T")
     line = await cluster.line()
     await line.call(send(body=b"1"))
-    store = cluster.broker.parts.store
-    used: dict[str, float] = {"ratio": 0.95}
-    monkeypatch.setattr(store._disk, "used_ratio", lambda _folder: used["ratio"])
+    disk.used = 0.95
     cluster.broker.parts.retention.clean()
     for request in (send(), send(code=10), send(properties={"DELAY": "1"}), send("%RETRY%g")):
         answer = await line.call(request)
@@ -363,7 +383,7 @@ async def test_a_full_disk_refuses_sends_and_serves_everything_else(
     assert (await line.call(heartbeat())).code == 0
     answer = await line.call(pull())
     assert (found_bodies(answer), place(answer)) == ([b"1"], [1, 0, 1, 0])
-    used["ratio"] = 0.5
+    disk.used = 0.5
     cluster.broker.parts.retention.clean()
     assert (await line.call(send(body=b"2"))).code == 0
     assert "the disk is 95 % full: messages are refused until there is room" in caplog.text

@@ -24,7 +24,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 async def outcome_of_run(consumer: object) -> BaseException | None:
     """Return what `run` raises; in a task of the test's own, what it is would end the test's event loop."""
     try:
-        await consumer.run()  # type: ignore[attr-defined]
+        await consumer.run()  # type: ignore[attr-defined]  # consumers of both kinds have it
     except BaseException as error:  # noqa: BLE001 - that is what is asked for
         return error
     return None

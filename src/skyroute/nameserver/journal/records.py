@@ -108,8 +108,10 @@ def _route_content(event: RouteEvent) -> Mapping[str, Any]:
             return {
                 "kind": Kind.GROUP_CHANGED,
                 "cluster": event.cluster_after or event.cluster_before,
-                "before": _group_state(event.cluster_before, event.zone_before, event.acting_master_before),
-                "after": _group_state(event.cluster_after, event.zone_after, event.acting_master_after),
+                "before": _group_state(
+                    event.cluster_before, event.zone_before, acting_master=event.acting_master_before
+                ),
+                "after": _group_state(event.cluster_after, event.zone_after, acting_master=event.acting_master_after),
             }
         case FilterServersChanged():
             return {
@@ -198,5 +200,5 @@ def _broker_content(
             }
 
 
-def _group_state(cluster: str | None, zone: str | None, acting_master: bool) -> State | None:  # noqa: FBT001
+def _group_state(cluster: str | None, zone: str | None, *, acting_master: bool) -> State | None:
     return None if cluster is None else State(cluster=cluster, zone=zone, acting_master=acting_master)
