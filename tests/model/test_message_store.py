@@ -76,7 +76,7 @@ class StoreMachine(RuleBasedStateMachine):
         items = [BatchItem(body, encode_properties(each)) for body, each in zip(bodies, named, strict=True)]
         appended = self.store.append_batch(draft(topic, queue_id), items, self.now_ms)
         queue = self.queues.setdefault((topic, queue_id), [])
-        assert [each.queue_offset for each in appended] == list(range(len(queue), len(queue) + len(items)))
+        assert (appended.queue_offset, len(appended.log_positions)) == (len(queue), len(items))
         queue += [(body, tag, self.now_ms, each["UNIQ_KEY"]) for body, each in zip(bodies, named, strict=True)]
 
     @rule(queue_id=QUEUE_IDS, bodies=st.lists(st.binary(max_size=60), min_size=1, max_size=15), tag=TAGS)

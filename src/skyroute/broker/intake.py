@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from skyroute.broker.flushing import Flushed, Flushing
 from skyroute.broker.parked_pulls import ParkedPulls
 from skyroute.broker.stats import Stats
-from skyroute.broker.store.draft import Appended, Draft
+from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
 from skyroute.broker.store.errors import StoreWriteError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.batch import BatchItem
@@ -81,7 +81,7 @@ class Intake:
         self._parked.arrived(draft.topic, draft.queue_id)
         return appended
 
-    def put_batch(self, draft: Draft, items: Sequence[BatchItem]) -> list[Appended]:
+    def put_batch(self, draft: Draft, items: Sequence[BatchItem]) -> AppendedBatch:
         """Store messages that stay together; all but their own content is the draft's.
 
         Raises:
@@ -90,7 +90,7 @@ class Intake:
         appended = self._store.append_batch(draft, items, self.now_ms())
         if self._sync:
             self._flushing.hurry()
-        self._stats.stored(draft.topic, len(appended), sum([one.record_bytes for one in appended]))
+        self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
         self._parked.arrived(draft.topic, draft.queue_id)
         return appended
 
@@ -114,9 +114,9 @@ class Intake:
         """An answer may be given only once the disk has the message: see `when_safe`."""
         return self._sync
 
-    def when_safe(self, appended: Appended, then: Callable[[Flushed], None]) -> None:
-        """Have `then` called once a message is on the disk, or cannot be."""
-        self._flushing.wait_for(appended.log_end, then)
+    def when_safe(self, log_end: int, then: Callable[[Flushed], None]) -> None:
+        """Have `then` called once all that was appended before this position is on the disk, or cannot be."""
+        self._flushing.wait_for(log_end, then)
 
     def safe(self, appended: Appended) -> Awaitable[None] | None:
         """Return what to await until a message is as safe as the settings demand; None where it is already."""
@@ -129,7 +129,7 @@ class Intake:
             if not settled.done():
                 settled.set_result(outcome)
 
-        self.when_safe(appended, settle)
+        self.when_safe(appended.log_end, settle)
         outcome = await settled
         if outcome is not Flushed.DONE:
             raise StoreWriteError(

@@ -5,6 +5,7 @@ tells which of the two it is.
 """
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from skyroute.message.errors import MessageIdError
@@ -37,7 +38,12 @@ class UniqueId(NamedTuple):
 
 def encode_offset_id(raw_store_host: bytes, log_position: int) -> str:
     """Return the id of the record at a position of the log of the broker at these 8 or 20 bytes of address."""
-    return (raw_store_host + (log_position & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")).hex().upper()
+    return f"{_upper_hex(raw_store_host)}{log_position & 0xFFFFFFFFFFFFFFFF:016X}"
+
+
+@lru_cache(maxsize=64)
+def _upper_hex(raw: bytes) -> str:
+    return raw.hex().upper()
 
 
 def decode_offset_id(text: str) -> OffsetId:

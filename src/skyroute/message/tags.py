@@ -52,6 +52,7 @@ class TagExpression:
         return not self.tags or tag in self.tags
 
 
+@lru_cache(maxsize=4096)
 def parse_tag_expression(text: str | None) -> TagExpression:
     """Read `*`, nothing (which means `*`), or tags with `||` between them.
 

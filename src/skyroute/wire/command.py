@@ -62,6 +62,8 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     version: int = OUR_VERSION
     more: Sequence[memoryview] = ()
     """Further pieces of a long body, behind `body`; they are written without being copied together."""
+    header: bytes = b""
+    """Its header in JSON up to the number, where its giver has written it already, for whoever asks in that form."""
     lasting: bool = False
     """The same question has the same answer until its giver says otherwise: see `wire.repeats`."""
 

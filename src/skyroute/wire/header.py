@@ -174,7 +174,9 @@ def _take_text(header: bytes, at: int, length: int) -> tuple[str, int]:
 
 def response_head(response: Response, request_id: int, form: int) -> bytes:
     """Write all of a response's frame but the body. Only responses without one have headers of any length."""
-    if form == FORM_BINARY:
+    if response.header:
+        header = b'%b,"opaque":%d}' % (response.header, request_id)
+    elif form == FORM_BINARY:
         header = _encode_binary(
             response.code, response.version, request_id, FLAG_RESPONSE, response.remark, response.fields
         )

@@ -2,20 +2,23 @@ import json
 
 import pytest
 
+from skyroute.message.message_id import encode_offset_id
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.send import (
     SENT_CODES,
     PushedReply,
+    ReceiptForm,
     SendReceipt,
     decode_pushed_reply,
     decode_send_receipt,
     encode_send,
+    encode_send_receipt,
     write_send,
 )
 from skyroute.wire.calls.send_back import encode_recall, encode_send_back
-from skyroute.wire.command import Request, Response
+from skyroute.wire.command import FORM_JSON, Request, Response
 from skyroute.wire.errors import FieldError
-from skyroute.wire.header import decode_command, encode_request
+from skyroute.wire.header import decode_command, encode_request, response_head
 from tests.unit.wire.golden import golden_line
 
 HEADERS = json.loads(golden_line("client/sends.json"))
@@ -167,3 +170,12 @@ def test_a_pushed_reply_that_lacks_something_is_refused(field: str) -> None:
     del fields[field]
     with pytest.raises(FieldError, match=field):
         decode_pushed_reply(Request(326, fields))
+
+
+def test_a_receipt_that_is_written_at_once_says_what_any_other_says() -> None:
+    host = bytes([10, 0, 0, 1, 0, 0, 42, 159])
+    form = ReceiptForm(host, 'Région "100 %"', trace_on=False)
+    written = response_head(form.fill(4096, 3, 17, b"7F0001ABCD"), 99, FORM_JSON)
+    receipt = SendReceipt(encode_offset_id(host, 4096), 3, 17, "7F0001ABCD", 'Région "100 %"', trace_on=False)
+    usual = response_head(encode_send_receipt(receipt), 99, FORM_JSON)
+    assert decode_command(written) == decode_command(usual)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -15,7 +15,7 @@ from skyroute.broker.intake import Intake
 from skyroute.broker.queue_locks import QueueLocks
 from skyroute.broker.spreading import Spreading
 from skyroute.broker.store.derive import find_value
-from skyroute.broker.store.draft import Appended, Draft
+from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
 from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.timers import recall_handle
 from skyroute.broker.topics import Announce, Topics
@@ -44,10 +44,10 @@ from skyroute.message.reserved_topics import RETRY_PREFIX, TIMER_TOPIC, is_close
 from skyroute.remoting.dispatch import Answer, Later, Peer, settle
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.topology import Permission, TopicFlag
-from skyroute.wire.calls.send import Sending, SendReceipt, decode_send, encode_send_receipt
+from skyroute.wire.calls.send import ReceiptForm, Sending, SendReceipt, decode_send, encode_send_receipt
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.command import Request, Response
+from skyroute.wire.command import FORM_JSON, Request, Response
 
 _STAMPED: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)
 """Properties that are the broker's to give; a message that is sent on from elsewhere may have them."""
@@ -94,6 +94,7 @@ class SendHandlers:
         """Topics that were just made, and that not every name server knows yet."""
         self._region = config.region_id
         self._trace_on = config.trace_on
+        self._receipt_form = ReceiptForm(identity.raw_store_host, self._region, trace_on=self._trace_on)
         self._stamp = encode_properties(
             {REGION: self._region, TRACE_ON: "true" if self._trace_on else "false", CLUSTER: identity.cluster}
         )
@@ -159,7 +160,7 @@ class SendHandlers:
         self, sending: Sending, topic: TopicConfig, request: Request, peer: Peer
     ) -> Response | Later | Awaitable[Response]:
         queue_id = sending.queue_id
-        if queue_id >= max(topic.write_queues, topic.read_queues):
+        if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
                 f"request queueId[{queue_id}] is illegal, {topic.name} has {topic.write_queues} to write and "
@@ -169,6 +170,11 @@ class SendHandlers:
             queue_id = random.randrange(max(1, topic.write_queues))
         if sending.is_batch:
             return self._take_batch(sending, request.body, topic, queue_id, peer)
+        return self._take_one(sending, topic, queue_id, request, peer)
+
+    def _take_one(
+        self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
+    ) -> Response | Later | Awaitable[Response]:
         body = request.body
         raw, unique_id = self._stamped(sending.properties)
         if not body or len(body) > self._config.max_message_size or len(raw) > PROPERTIES_BYTES_MAX:
@@ -215,20 +221,31 @@ class SendHandlers:
             appended = intake.put_plain(parked)
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
+        if intake.waits_for_disk and _NO_WAIT_MARK not in raw:
+            say = partial(self._receipt, request, appended, queue_id, unique_id, handle)
+            answer: Response | Later = self._answer_when_safe(appended.log_end, say)
+        else:
+            answer = self._receipt(request, appended, queue_id, unique_id, handle)
+        return answer if made is None else self._answer_when_known(made, answer)
+
+    def _receipt(
+        self, request: Request, appended: Appended, queue_id: int, unique_id: bytes, handle: str | None, code: int = 0
+    ) -> Response:
+        """Say where a message was stored."""
+        if request.form == FORM_JSON and handle is None and not code and unique_id.isalnum():
+            return self._receipt_form.fill(appended.log_position, queue_id, appended.queue_offset, unique_id)
         receipt = SendReceipt(
             encode_offset_id(self._identity.raw_store_host, appended.log_position),
             queue_id,
             appended.queue_offset,
-            unique_id,
+            unique_id.decode("utf-8", "replace"),
             self._region,
             self._trace_on,
             handle,
         )
-        waits = intake.waits_for_disk and _NO_WAIT_MARK not in raw
-        answer = self._answer_when_safe(appended, receipt) if waits else encode_send_receipt(receipt)
-        return answer if made is None else self._answer_when_known(made, answer)
+        return encode_send_receipt(receipt, code)
 
-    def _stamped(self, text: str) -> tuple[bytes, str]:
+    def _stamped(self, text: str) -> tuple[bytes, bytes]:
         """Return a message's properties with what a broker adds, and its unique id."""
         try:
             raw = text.encode()
@@ -241,9 +258,9 @@ class SendHandlers:
             raw += b"\x02"
         found = find_value(raw, _UNIQUE_ID_START)
         if found is not None:
-            return raw + self._stamp, found.decode("utf-8", "replace")
-        unique_id = self._ids.next()
-        return b"%bUNIQ_KEY\x01%b\x02%b" % (raw, unique_id.encode(), self._stamp), unique_id
+            return raw + self._stamp, found
+        unique_id = self._ids.next().encode()
+        return b"%bUNIQ_KEY\x01%b\x02%b" % (raw, unique_id, self._stamp), unique_id
 
     def _check_attributes(self, topic: TopicConfig, raw: bytes) -> None:
         if topic.attributes.get("cleanup.policy") == "COMPACTION" and not (find_property(raw, KEYS) or "").strip():
@@ -293,37 +310,40 @@ class SendHandlers:
             sending.flag,
             sending.reconsume_times,
         )
+        host = self._identity.raw_store_host
         try:
             if is_whole:
-                appended = [self._intake.put_inner_batch(draft, len(items))]
+                whole = self._intake.put_inner_batch(draft, len(items))
+                appended = AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
             else:
                 appended = self._intake.put_batch(draft, items)
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
+        sender_id = unique_id.decode("utf-8", "replace")
         receipt = SendReceipt(
-            ",".join([encode_offset_id(self._identity.raw_store_host, one.log_position) for one in appended]),
+            ",".join([encode_offset_id(host, position) for position in appended.log_positions]),
             queue_id,
-            appended[0].queue_offset,
-            unique_id,
+            appended.queue_offset,
+            sender_id,
             self._region,
             self._trace_on,
-            batch_unique_id=unique_id if is_whole else None,
+            batch_unique_id=sender_id if is_whole else None,
         )
         if self._intake.waits_for_disk:
-            return self._answer_when_safe(appended[-1], receipt)
+            return self._answer_when_safe(appended.log_end, partial(encode_send_receipt, receipt))
         return encode_send_receipt(receipt)
 
-    def _answer_when_safe(self, appended: Appended, receipt: SendReceipt) -> Later:
+    def _answer_when_safe(self, log_end: int, say: Callable[[int], Response]) -> Later:
+        """Answer once the disk has the message; `say` is told the code that goes with what came of it."""
         answer = Later()
 
         def settle(outcome: Flushed) -> None:
             if outcome is Flushed.FAILED:
                 answer.give(self._not_available())
             else:
-                late = outcome is Flushed.LATE
-                answer.give(encode_send_receipt(receipt, ResponseCode.FLUSH_DISK_TIMEOUT if late else 0))
+                answer.give(say(ResponseCode.FLUSH_DISK_TIMEOUT if outcome is Flushed.LATE else 0))
 
-        self._intake.when_safe(appended, settle)
+        self._intake.when_safe(log_end, settle)
         return answer
 
     def _illegal(self) -> RefusedError:

@@ -49,9 +49,11 @@ class Derived:
         self._delays_ms = delays_ms
         self.noted: list[Noted] = []
         """Records that readers do not see yet."""
-        self._settled: list[Noted] = []
+        self._unwritten = 0
+        """How many are settled and not in files."""
         self._queues: dict[TopicQueue, None] = {}
         self._keys: list[Key] = []
+        """What the index keeps of those: their unique ids and their keys."""
         self._newest: Noted | None = None
         self.dirty: dict[Segment, None] = {}
         """Segments of queues that hold something which may not be on the disk."""
@@ -60,7 +62,7 @@ class Derived:
 
     def __len__(self) -> int:
         """Return how many records are noted, or settled and not yet written."""
-        return len(self.noted) + len(self._settled)
+        return len(self.noted) + self._unwritten
 
     def settle(self, up_to: int | None = None) -> None:
         """Show readers the records noted so far, or those before a position of the log."""
@@ -68,17 +70,29 @@ class Derived:
         if up_to is not None and ready and ready[-1][2] >= up_to:
             self.noted = [record for record in ready if record[2] >= up_to]
             del ready[len(ready) - len(self.noted) :]
+        if not ready:
+            return
+        queues, is_indexed, keep = self._queues, self._index is not None, self._keys.append
         for queue, queue_offset, position, size, raw_properties, sys_flag, stored_at_ms in ready:
+            topic = queue.topic
             if not sys_flag & WITHOUT_PLACE:
                 code = 0
-                if queue.topic == SCHEDULE_TOPIC:
+                if topic == SCHEDULE_TOPIC:
                     code = due_ms(raw_properties, stored_at_ms, self._delays_ms) or 0
                 if not code and (tag := find_value(raw_properties, _TAGS)):
                     code = code_of(tag)
                 messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
                 queue.add(queue_offset, position, size, code, stored_at_ms, messages)
-                self._queues[queue] = None
-        self._settled += ready
+                queues[queue] = None
+            if is_indexed and sys_flag & TRANSACTION_MASK != _ROLLED_BACK:
+                if unique_id := find_value(raw_properties, _UNIQUE_ID):
+                    keep((key_hash(topic, unique_id), position, stored_at_ms))
+                if keys := find_value(raw_properties, _KEYS):
+                    for key in keys.split(b" "):
+                        if key:
+                            keep((key_hash(topic, key), position, stored_at_ms))
+        self._unwritten += len(ready)
+        self._newest = ready[-1]
 
     def write(self, up_to: int | None = None) -> None:
         """Settle, and write what is settled to files.
@@ -90,16 +104,12 @@ class Derived:
         for queue in list(self._queues):
             self.dirty.update(dict.fromkeys(queue.write()))
             del self._queues[queue]
-        if self._settled:
-            if self._index is not None:
-                self._keys += keys_of(self._settled)
-            self._newest = self._settled[-1]
-            self._settled = []
         if self._newest is not None:
             if self._index is not None:
                 self._index.add(self._keys)
             _, _, position, size, _, _, self.written_ms = self._newest
             self._newest = None
+            self._unwritten = 0
             self._checkpoint.note_derived(position, size)
 
     def forget(self, queue: TopicQueue) -> None:
@@ -108,21 +118,6 @@ class Derived:
         self._queues.pop(queue, None)
         for segment in queue.segments:
             self.dirty.pop(segment, None)
-
-
-def keys_of(records: list[Noted]) -> list[Key]:
-    """Return what the index keeps of records: their unique ids and their keys."""
-    found: list[Key] = []
-    keep = found.append
-    for queue, _, position, _, raw_properties, sys_flag, stored_at_ms in records:
-        if sys_flag & TRANSACTION_MASK == _ROLLED_BACK:
-            continue
-        if unique_id := find_value(raw_properties, _UNIQUE_ID):
-            keep((key_hash(queue.topic, unique_id), position, stored_at_ms))
-        if keys := find_value(raw_properties, _KEYS):
-            for key in filter(None, keys.split(b" ")):
-                keep((key_hash(queue.topic, key), position, stored_at_ms))
-    return found
 
 
 def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:

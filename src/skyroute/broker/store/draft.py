@@ -39,5 +39,15 @@ class Appended(NamedTuple):
         return self.log_position + self.record_bytes
 
 
+class AppendedBatch(NamedTuple):
+    """Where messages were stored that stay together."""
+
+    log_positions: list[int]
+    queue_offset: int
+    """Of the first; the others follow."""
+    log_end: int
+    """As of one message."""
+
+
 appended_at: Callable[[int, int, int, int], Appended] = Appended  # type: ignore[assignment]  # naming numbers costs time
 """Makes one of plain numbers: position, offset, size, time."""

@@ -24,7 +24,7 @@ _HEADER: Final = Struct(">qqqqii")
 _ENTRY: Final = Struct(">iqii")
 _SLOT: Final = Struct(">i")
 _INT_MAX: Final = 0x7FFFFFFF
-_TAIL: Final = 8
+_WORD: Final = Struct(">Q")
 _BYTES_OF_2, _PAIRS_OF_2 = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF
 _ENTRIES_READ: Final = 50_000
 
@@ -43,21 +43,25 @@ class KeyMatches(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def _start_hash(topic: str, start: bytes) -> int:
-    return java_hash(f"{topic}#{start.decode()}") * 31**_TAIL
+    """Return the hash of a topic and the start of a key, for what follows to be added to it."""
+    if not start.isascii():
+        return java_hash(f"{topic}#{start.decode('utf-8', 'replace')}")
+    value = 0
+    for (word,) in _WORD.iter_unpack(start.rjust(len(start) + -len(start) % _WORD.size, b"\0")):
+        # Every second character with the one before it, then every second pair, then both halves.
+        word = (word & _BYTES_OF_2) + (word >> 8 & _BYTES_OF_2) * 31  # noqa: PLW2901 - it is folded
+        word = (word & _PAIRS_OF_2) + (word >> 16 & _PAIRS_OF_2) * 31**2  # noqa: PLW2901 - as above
+        value = (value * 31**8 + (word & 0xFFFFFFFF) + (word >> 32) * 31**4) & 0xFFFFFFFF
+    return java_hash(f"{topic}#") * pow(31, len(start), 1 << 32) + value
 
 
 def key_hash(topic: str, key: bytes) -> int:
     """Return the number by which the index knows a key of a topic: Java's hash of `topic#key`, without its sign."""
-    if len(key) >= _TAIL and key.isascii():
-        # Most of a unique id is its producer's own, and the same for a minute; only the rest is worth counting: every
-        # second character with the one before it, then every second pair, then both halves.
-        tail = int.from_bytes(key[-_TAIL:], "big")
-        tail = (tail & _BYTES_OF_2) + (tail >> 8 & _BYTES_OF_2) * 31
-        tail = (tail & _PAIRS_OF_2) + (tail >> 16 & _PAIRS_OF_2) * 31**2
-        tail = (tail & 0xFFFFFFFF) + (tail >> 32) * 31**4
-        value = (_start_hash(topic, key[:-_TAIL]) + tail) & 0xFFFFFFFF
+    if len(key) > 2 and key.isascii():
+        # Keys are often numbers that count up: all but the last two characters was there a moment ago.
+        value = (_start_hash(topic, key[:-2]) * 31**2 + key[-2] * 31 + key[-1]) & 0xFFFFFFFF
     else:
-        value = java_hash(f"{topic}#{key.decode('utf-8', 'replace')}") & 0xFFFFFFFF
+        value = _start_hash(topic, key) & 0xFFFFFFFF
     # Java has no positive number for the smallest of its integers, and Apache takes 0.
     return value if value < 0x80000000 else -value & 0x7FFFFFFF
 

@@ -7,6 +7,8 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from itertools import count
+from operator import sub
 from pathlib import Path
 from typing import Final, Self
 
@@ -18,7 +20,7 @@ from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
 from skyroute.broker.store.disk import Disk
-from skyroute.broker.store.draft import Appended, Draft, appended_at
+from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
 from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
@@ -253,39 +255,37 @@ class MessageStore:
         wrapped = msgspec.structs.replace(draft, raw_properties=raw_properties, sys_flag=draft.sys_flag | WRAPPED_BATCH)
         return self.append(wrapped, now_ms)
 
-    def append_batch(self, draft: Draft, items: Sequence[BatchItem], now_ms: int) -> list[Appended]:
+    def append_batch(self, draft: Draft, items: Sequence[BatchItem], now_ms: int) -> AppendedBatch:
         """Store messages that stay together, in one file and with consecutive offsets; all else is the draft's.
 
         Raises:
-            As `append`.
+            As `append`; also RecordError: they are parts of a transaction, which takes messages one by one.
         """
         if self._refusal is not None or self._disk_is_full:
             self._refuse()
+        if draft.sys_flag & WITHOUT_PLACE:
+            raise RecordError("no batch takes part in a transaction")
         queue = self._queues.get((draft.topic, draft.queue_id)) or self._find_or_create(draft.topic, draft.queue_id)
         if any(item[1][-1:] == b"\0" for item in items):  # see `append`
             items = [item._replace(raw_properties=item[1] + b"\x02") for item in items]
-        start = self._log.place(sum([queue.record_bytes(draft, len(item[0]), len(item[1])) for item in items]))
-        has_offset = not draft.sys_flag & WITHOUT_PLACE
-        offset = queue.next_offset if has_offset else 0
-        position = start
-        records: list[bytes] = []
-        appended: list[Appended] = []
-        for body, raw_properties, flag in items:
-            record = queue.encode(draft, body, raw_properties, flag, offset, position, now_ms)
-            records.append(record)
-            appended.append(appended_at(position, offset, len(record), now_ms))
-            position += len(record)
-            offset += has_offset
-        self._log.append(start, b"".join(records))
-        if has_offset:
-            queue.next_offset = offset
+        log, offset = self._log, queue.next_offset
+        pieces, positions = queue.encode_all(draft, items, offset, log.end, now_ms)
+        records = b"".join(pieces)
+        if log.end + len(records) > log.limit:
+            pieces, positions = queue.encode_all(draft, items, offset, log.place(len(records)), now_ms)
+            records = b"".join(pieces)
+        log.append(positions[0], records)
+        queue.next_offset = offset + len(items)
         self._last_stored_ms = now_ms
-        note, sys_flag = self._derived.noted.append, draft.sys_flag
-        for (position, offset, size, _), item in zip(appended, items, strict=True):
-            note((queue, offset, position, size, item[1], sys_flag, now_ms))
+        noted, sys_flag = self._derived.noted, draft.sys_flag
+        sizes = map(sub, [*positions[1:], log.end], positions)
+        noted += [
+            (queue, offset, position, size, item[1], sys_flag, now_ms)
+            for offset, position, size, item in zip(count(offset), positions, sizes, items, strict=False)
+        ]
         if len(self._derived) > BACKLOG_MAX:
             self._derive_quietly()
-        return appended
+        return AppendedBatch(positions, offset, log.end)
 
     def _refuse(self) -> None:
         """Raise why nothing can be stored, unless that has passed."""

@@ -49,14 +49,14 @@ def collect_all(
 
     Records that follow each other in the log too, as those of a batch do, are one chunk.
     """
-    positions = [unit[0] for unit in units]
-    sizes = [unit[1] for unit in units]
+    positions, sizes, _ = zip(*units, strict=True)
     total = sum(sizes)
     if total > bytes_max:
         return None
     stops = list(map(add, positions, sizes))
-    ends = [at for at, stop in enumerate(stops[:-1]) if stop != positions[at + 1]]
-    ends.append(len(units) - 1)
+    ends = [len(units) - 1]
+    if stops[-1] - positions[0] != total:
+        ends = [at for at, stop in enumerate(stops[:-1]) if stop != positions[at + 1]] + ends
     chunks: list[memoryview] = []
     view = memoryview(b"")
     start = limit = begin = 0  # of the segment at hand, and of the run

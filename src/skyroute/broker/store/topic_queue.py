@@ -5,7 +5,7 @@ What a unit holds beyond that, and which messages it stands for, differs: see `c
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
@@ -16,10 +16,11 @@ from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.segmented_log import SegmentedLog
+from skyroute.message.batch import BatchItem
 from skyroute.message.errors import RecordError
 from skyroute.message.flags import HOSTS_IPV6
 from skyroute.message.host import IPV4_HOST_BYTES
-from skyroute.message.layout import HEAD_BYTES, HEADS, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES_MAX
+from skyroute.message.layout import HEADS, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES_MAX
 from skyroute.message.properties import PROPERTIES_BYTES_MAX
 
 UNIT: Final = Struct(">qiq")
@@ -34,7 +35,9 @@ GAP_MAX: Final = 100_000
 Unit = tuple[int, int, int]
 """Position, size and tag code of a record."""
 
-_HEAD_WITHOUT_HOSTS: Final = HEAD_BYTES - 2 * IPV4_HOST_BYTES
+_HEAD_START: Final = Struct(">iIiiiqq")
+"""Of a record's head, what differs between the messages of a batch, but for the body's length, which ends the head."""
+_BODY_LENGTH_BYTES: Final = 4
 
 
 class TopicQueue(ABC):
@@ -82,11 +85,6 @@ class TopicQueue(ABC):
 
     # ------------------------------------------------------------------------------------------------ records of it
 
-    def record_bytes(self, draft: Draft, body_bytes: int, properties_bytes: int) -> int:
-        """Return how long a record of this queue is."""
-        hosts_bytes = len(draft.raw_born_host) + len(draft.raw_store_host)
-        return _HEAD_WITHOUT_HOSTS + hosts_bytes + body_bytes + len(self.topic_field) + 2 + properties_bytes
-
     def encode(
         self,
         draft: Draft,
@@ -130,6 +128,40 @@ class TopicQueue(ABC):
         except StructError as error:
             raise RecordError(f"a number does not fit its place in a record: {error}") from error
         return b"".join((start, body, topic_field, properties_bytes.to_bytes(2, "big"), raw_properties))
+
+    def encode_all(
+        self, draft: Draft, items: Sequence[BatchItem], queue_offset: int, position: int, stored_at_ms: int
+    ) -> tuple[list[bytes], list[int]]:
+        """Return the records of messages that lie one behind the other, in pieces, and their positions.
+
+        What the draft says is the same in all of them, and is written once.
+
+        Raises:
+            RecordError: something does not fit its place.
+        """
+        empty = self.encode(draft, b"", b"", 0, queue_offset, position, stored_at_ms)
+        same = empty[_HEAD_START.size : len(empty) - _BODY_LENGTH_BYTES - len(self.topic_field) - 2]
+        magic, queue_id, topic_field, head = self.magic, self.queue_id, self.topic_field, _HEAD_START.pack
+        pieces: list[bytes] = []
+        positions: list[int] = []
+        for body, raw_properties, flag in items:
+            body_bytes, properties_bytes = len(body), len(raw_properties)
+            if properties_bytes > PROPERTIES_BYTES_MAX:
+                raise RecordError(f"properties of {properties_bytes} bytes do not fit a record")
+            size = len(empty) + body_bytes + properties_bytes
+            pieces += (
+                head(size, magic, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, position),
+                same,
+                body_bytes.to_bytes(_BODY_LENGTH_BYTES, "big"),
+                body,
+                topic_field,
+                properties_bytes.to_bytes(2, "big"),
+                raw_properties,
+            )
+            positions.append(position)
+            position += size
+            queue_offset += 1
+        return pieces, positions
 
     @abstractmethod
     def messages_in(self, raw_properties: bytes) -> int:

@@ -8,7 +8,7 @@ import msgspec
 
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import DEFAULT_TOPIC
-from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.codes import OUR_VERSION, RequestCode, ResponseCode
 from skyroute.wire.command import Int32, Int64, Request, Response, WrittenRequest
 from skyroute.wire.errors import FieldError
 from skyroute.wire.fields import optional_int, required_int, required_text, truth
@@ -229,6 +229,27 @@ def encode_send_receipt(receipt: SendReceipt, code: int = ResponseCode.SUCCESS) 
     if receipt.batch_unique_id is not None:
         fields["batchUniqId"] = receipt.batch_unique_id
     return Response(code, fields=fields)
+
+
+class ReceiptForm:
+    """Says what `encode_send_receipt` says of a single message that was taken, at a third of the cost.
+
+    What is the same in all answers of a broker is written once. For requests in JSON only.
+    """
+
+    def __init__(self, raw_store_host: bytes, region: str, *, trace_on: bool) -> None:
+        fields = encode_send_receipt(SendReceipt("", 0, 0, None, region, trace_on)).fields or {}
+        same = {name: value for name, value in fields.items() if name in ("MSG_REGION", "TRACE_ON")}
+        members = {"code": 0, "flag": 1, "language": "JAVA", "serializeTypeCurrentRPC": "JSON", "version": OUR_VERSION}
+        start = _encode_json(members | {"extFields": same})[:-2].replace(b"%", b"%%")
+        self._form = b'%b,"msgId":"%b%%016X","queueId":"%%d","queueOffset":"%%d","transactionId":"%%b"}' % (
+            start,
+            raw_store_host.hex().upper().encode(),
+        )
+
+    def fill(self, log_position: int, queue_id: int, queue_offset: int, transaction_id: bytes) -> Response:
+        """Answer a send; the id, the sender's own, consists of ASCII letters and digits."""
+        return Response(header=self._form % (log_position, queue_id, queue_offset, transaction_id))
 
 
 def decode_send_receipt(response: Response) -> SendReceipt:

@@ -9,6 +9,7 @@ import pytest
 
 from skyroute.broker.store.derive import BACKLOG_MAX
 from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError
 from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
 from skyroute.broker.store.queue_read import ReadStatus
@@ -87,16 +88,32 @@ def test_a_batch_has_consecutive_offsets_and_stays_in_one_file(store: MessageSto
     store.append(draft(body=b"x" * 3000), NOW_MS)
     items = [BatchItem(f"{number}".encode() * 200, encode_properties({"KEYS": f"k{number}"})) for number in range(4)]
     appended = store.append_batch(draft(flag=5), items, NOW_MS)
-    assert [each.queue_offset for each in appended] == [1, 2, 3, 4]
-    assert appended[0].log_position == 4096
+    assert (appended.queue_offset, appended.log_positions[0]) == (1, 4096)
     messages = read_all(store)[1:]
     assert [message.body for message in messages] == [item.body for item in items]
-    assert [message.log_position for message in messages] == [each.log_position for each in appended]
-    assert store.find_by_key("T", "k2", 10, 0, NOW_MS * 2).positions == [appended[2].log_position]
+    assert [message.log_position for message in messages] == appended.log_positions
+    assert messages[-1].log_position + messages[-1].record_bytes == appended.log_end
+    assert store.find_by_key("T", "k2", 10, 0, NOW_MS * 2).positions == [appended.log_positions[2]]
     with pytest.raises(RecordTooLargeError):
         store.append_batch(draft(), items * 5, NOW_MS)
     assert store.append(draft(), NOW_MS).queue_offset == 5
-    assert store.append_batch(draft(), [], NOW_MS) == []
+    with pytest.raises(RecordError, match="no batch takes part in a transaction"):
+        store.append_batch(draft(sys_flag=int(TransactionState.PREPARED)), items, NOW_MS)
+
+
+@pytest.mark.parametrize("topic", ["T", "T" * 200])
+@pytest.mark.parametrize("host", ["10.0.0.1", "fe80::1"])
+def test_records_of_a_batch_are_those_of_single_messages(tmp_path: Path, topic: str, host: str) -> None:
+    born = encode_host(host, 7)
+    items = [BatchItem(b"body" * number, b"KEYS\x01k%d\x02" % number, number) for number in range(5)]
+    alone, together = small_store(tmp_path / "alone"), small_store(tmp_path / "together")
+
+    def told(body: bytes, raw: bytes, flag: int) -> Draft:
+        return Draft(topic, 2, body, raw, NOW_MS - 5, born, born, 1, flag, reconsume_times=3, prepared_position=9)
+
+    positions = [alone.append(told(*item), NOW_MS).log_position for item in items]
+    assert together.append_batch(told(b"", b"", 0), items, NOW_MS).log_positions == positions
+    assert [together.record_at(at) for at in positions] == [alone.record_at(at) for at in positions]
 
 
 def test_what_does_not_fit_a_record_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
