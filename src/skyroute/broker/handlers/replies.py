@@ -4,6 +4,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.broker.members import Members
@@ -53,7 +55,7 @@ class ReplyHandlers:
         if trouble is not None:
             return Response.error(trouble)
         if stored is not None:
-            return Response(fields=stored.fields)
+            return msgspec.structs.replace(stored, code=int(ResponseCode.SUCCESS))
         receipt = SendReceipt(
             "0", max(sending.queue_id, 0), 0, region=self.config.region_id, trace_on=self.config.trace_on
         )
