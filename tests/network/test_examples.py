@@ -20,6 +20,8 @@ from skyroute.testing import Cluster, cluster
 from tests.support.shown import PRINTED, ROOT, programs, programs_for, runs_for_ever
 
 TIMEOUT_S = 60
+DEMO_S = 180
+"""With Spark, which takes its time on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def environment(folder: Path) -> dict[str, str]:
     return {**os.environ, "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
 
 
-def run(folder: Path, *words: str | Path) -> list[str]:
+def run(folder: Path, *words: str | Path, timeout_s: float = TIMEOUT_S) -> list[str]:
     """The lines that a Python process prints, which must end well; a warning is allowed, for a machine may be busy."""
     done = subprocess.run(
         [sys.executable, *map(str, words)],
@@ -40,7 +42,7 @@ def run(folder: Path, *words: str | Path) -> list[str]:
         env=environment(folder),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,7 +51,7 @@ def run(folder: Path, *words: str | Path) -> list[str]:
 
 
 def test_the_demonstration_tells_a_clusters_life(tmp_path: Path) -> None:
-    told = [line.partition(" s  ")[2] for line in run(tmp_path, ROOT / "examples" / "demo.py")]
+    told = [line.partition(" s  ")[2] for line in run(tmp_path, ROOT / "examples" / "demo.py", timeout_s=DEMO_S)]
     story = [
         r"name-server-\d serves at 127\.0\.0\.1:\d+ \(process \d+\)",
         r"name-server-\d serves at 127\.0\.0\.1:\d+ \(process \d+\)",
@@ -74,7 +76,12 @@ def test_the_demonstration_tells_a_clusters_life(tmp_path: Path) -> None:
         r"broker-b serves at 127\.0\.0\.1:\d+ \(process \d+\)",
         r"… and takes orders again\. route of Orders: broker-a x4 \| broker-b x4",
         r"acknowledged (\d+) \(broker-a \d+, broker-b \d+\), consumed \1, lost 0; .*",
+        r"Spark starts, and reads Orders as a table …",
+        r"… SELECT tags, count\(\*\): counted \d+, open 5, paid 5",
         *[r"(broker-[ab]|name-server-[12]) stopped with exit code 0"] * 4,
+        r"broker +name server +up +down  outages, and why",
+        *[r"broker-a  \w+ +\d+\.\d s +0\.0 s  0: unregistered"] * 2,
+        *[r"broker-b  \w+ +\d+\.\d s +\d+\.\d s  2: connection_closed, lease_expired, unregistered"] * 2,
     ]
     for promised, line in zip(story, told, strict=False):
         assert re.fullmatch(promised, line), "\n".join(told)

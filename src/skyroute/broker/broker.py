@@ -10,6 +10,8 @@ from skyroute.broker.identity import Identity
 from skyroute.broker.parts import Parts
 from skyroute.broker.store.disk import Disk
 from skyroute.clock import Clock, SystemClock
+from skyroute.observing.pages import Pages, require_metrics_extra
+from skyroute.observing.requests import RequestTimes, make_dispatcher
 from skyroute.remoting.background import Background
 from skyroute.remoting.connection import join_address
 from skyroute.remoting.dispatch import Dispatcher, Handler
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 FAST_PORT_DISTANCE: Final = 2
 """So far below the port lies a second one, where nobody waits for messages: for sends that must not queue behind it."""
 HA_PORT_DISTANCE: Final = 1
+REQUEST_BOUNDS_S: Final = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0)
+"""Between which times requests are told apart, for those who watch: as Apache's brokers do."""
 _WAITING_CODES: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 
 
@@ -36,6 +40,9 @@ class Broker:
         self._servers: list[Server] = []
         self._background = Background()
         self._parts: Parts | None = None
+        self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
+        self._pages: Pages | None = None
+        self._is_serving = False
         self.address = ""
         """Where clients reach us, as `host:port`, once started."""
 
@@ -59,7 +66,7 @@ class Broker:
         config = self.config
         advertised = settle(config)
         tls = ServerTls(config.tls)
-        dispatcher = Dispatcher({})
+        dispatcher = make_dispatcher({}, self._times)
         server = self._server(tls, dispatcher)
         await server.bind(config.bind_address, config.listen_port)
         self._servers = [server]
@@ -75,6 +82,7 @@ class Broker:
                 ha_address=join_address(advertised.ha_host, config.ha_listen_port or port + HA_PORT_DISTANCE),
             )
             self.address = identity.address
+            await self._open_pages()
             self._parts = parts = Parts(config, identity, self.clock, self._close_connection, self._disk)
             parts.load()
             handlers = parts.handlers()
@@ -88,6 +96,7 @@ class Broker:
             raise
         for work in (*parts.background(), tls.watch()):
             self._background.spawn(work)
+        self._is_serving = True
         await parts.registrar.start()
         self._background.spawn(parts.registrar.run())
 
@@ -98,7 +107,7 @@ class Broker:
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:
         prompt = {code: handler for code, handler in handlers.items() if code not in _WAITING_CODES}
-        server = self._server(tls, Dispatcher(prompt))
+        server = self._server(tls, make_dispatcher(prompt, self._times))
         port = self.config.listen_port - FAST_PORT_DISTANCE
         try:
             await server.start(self.config.bind_address, port)
@@ -111,6 +120,7 @@ class Broker:
 
     async def stop(self) -> None:
         """Say goodbye, serve what is under way, put everything on the disk, and end as soon as the disk lets us."""
+        self._is_serving = False
         parts, self._parts = self._parts, None
         if parts is not None:
             await parts.registrar.stop()
@@ -120,6 +130,7 @@ class Broker:
         await self._background.end()
         if parts is not None:
             await parts.close()
+        await self._close_pages()
 
     async def kill(self) -> None:
         """End as a process does that dies: nobody is told, and nothing more is written. To try what happens then."""
@@ -129,6 +140,37 @@ class Broker:
         parts, self._parts = self._parts, None
         if parts is not None:
             await parts.kill()
+        await self._close_pages()
+
+    # For those who watch
+
+    async def _open_pages(self) -> None:
+        address = self.config.metrics_address
+        if self._times is None or address is None:
+            return
+        require_metrics_extra()
+        from skyroute.broker.metrics import BrokerMetrics  # noqa: PLC0415 - it needs that extra
+        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - so does this
+
+        metrics = BrokerMetrics(self.config, lambda: self._parts, self._servers, self._times)
+        self._pages = Pages(Exposition("broker", metrics.collect).render, self._why_not_ready)
+        await self._pages.start(*address)
+
+    async def _close_pages(self) -> None:
+        if self._pages is not None:
+            await self._pages.stop()
+
+    def _why_not_ready(self) -> str | None:
+        parts = self._parts
+        if parts is None or not self._is_serving:
+            return "the broker is starting or stopping"
+        if parts.flushing.is_over:
+            return "the disk refused what was stored: mend it, and restart the broker"
+        if not self.config.name_servers:
+            return "no name server is known, so clients cannot find this broker: set namesrvAddr or give -n"
+        if not parts.registrar.has_registered:
+            return f"no name server has taken our registration yet: {';'.join(self.config.name_servers)}"
+        return None
 
     # Connections
 

@@ -168,6 +168,15 @@ class BrokerConfig(ServerConfig):
     delete_file_batch_max: int = setting(Scope.STORE, default=10, at_least=1)
     clean_resource_interval: int = setting(Scope.STORE, default=10_000, at_least=1)
 
+    # For those who watch
+
+    metrics_exporter_type: str = setting(
+        Scope.BROKER, default="DISABLE", choices=("DISABLE", "OTLP_GRPC", "PROM", "LOG")
+    )
+    """Apache's way to ask for metrics; `metricsPort`, where it is set, counts more."""
+    metrics_prom_exporter_port: int = setting(Scope.BROKER, default=5557, at_least=1, at_most=65535)
+    metrics_prom_exporter_host: str = setting(Scope.BROKER, default="")
+
     # What only Apache's broker does
 
     broker_role: str = setting(Scope.STORE, default="ASYNC_MASTER", choices=("ASYNC_MASTER", "SYNC_MASTER", "SLAVE"))
@@ -183,6 +192,15 @@ class BrokerConfig(ServerConfig):
     fetch_namesrv_addr_by_address_server: bool = setting(Scope.BROKER, default=False)
 
     # For use
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where metrics are served, as `metricsPort` says it, or else as a file for Apache's broker does."""
+        if self.metrics_port:
+            return self.metrics_host, self.metrics_port
+        if self.metrics_exporter_type == "PROM":
+            return self.metrics_prom_exporter_host or self.bind_address, self.metrics_prom_exporter_port
+        return None
 
     @property
     def settings_path(self) -> Path:
@@ -258,6 +276,11 @@ class BrokerConfig(ServerConfig):
         for key, reason in _UNSERVED.items():
             if parsed.get(key):
                 raise ConfigError(f"{key}={_text(parsed[key])} from {origin} cannot be served: {reason}")
+        if (exporter := parsed.get("metricsExporterType")) in ("OTLP_GRPC", "LOG"):
+            raise ConfigError(
+                f"metricsExporterType={exporter} from {origin} cannot be served: "
+                "metrics are not sent anywhere, they are served for Prometheus to fetch: PROM"
+            )
         if parsed.get("brokerRole") == "SLAVE":
             raise ConfigError(f"brokerRole=SLAVE from {origin} cannot be served: {_NOT_REPLICATED}")
         if parsed.get("brokerId"):

@@ -61,6 +61,16 @@ class Flushing:
     def __repr__(self) -> str:
         return f"<Flushing waiting={len(self._waiting)} {'busy' if self._task else 'idle'}>"
 
+    @property
+    def waiting_count(self) -> int:
+        """How many wait for the disk."""
+        return len(self._waiting)
+
+    @property
+    def is_over(self) -> bool:
+        """No flush is begun any more: the end has come, or one has failed."""
+        return self._stopped
+
     def wait_for(self, log_end: int, then: Callable[[Flushed], None]) -> None:
         """Have `then` called once the log is on the disk up to a position, or cannot be put there."""
         if self._stopped:

@@ -42,10 +42,9 @@ _BROKER = """
     consumerOffsetUpdateVersionStep=500 delayOffsetUpdateVersionStep=200 controllerAddr=
     fetchControllerAddrByDnsLookup=false syncBrokerMetadataPeriod=5000 checkSyncStateSetPeriod=5000
     syncControllerMetadataPeriod=10000 controllerHeartBeatTimeoutMills=10000 brokerElectionPriority=2147483647
-    useStaticSubscription=false metricsExporterType=DISABLE metricsOtelCardinalityLimit=50000
-    metricsGrpcExporterTarget= metricsGrpcExporterHeader= metricGrpcExporterTimeOutInMills=3000
-    metricGrpcExporterIntervalInMills=60000 metricLoggingExporterIntervalInMills=10000 metricsPromExporterPort=5557
-    metricsPromExporterHost= metricsLabel= metricsInDelta=false enableRemotingMetrics=true
+    useStaticSubscription=false metricsOtelCardinalityLimit=50000 metricsGrpcExporterTarget=
+    metricsGrpcExporterHeader= metricGrpcExporterTimeOutInMills=3000 metricGrpcExporterIntervalInMills=60000
+    metricLoggingExporterIntervalInMills=10000 metricsLabel= metricsInDelta=false enableRemotingMetrics=true
     enableMessageStoreMetrics=true enablePopMetrics=true enableConnectionMetrics=true enableTransactionMetrics=true
     enableStatsMetrics=true enableRequestMetrics=true enableLagAndDlqMetrics=true estimateAccumulation=true
     coldCtrStrategyEnable=false usePIDColdCtrStrategy=true cgColdReadThreshold=3145728

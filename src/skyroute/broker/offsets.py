@@ -145,6 +145,10 @@ class Offsets:
         """Return the topics that a group has come anywhere with."""
         return {topic for name, topic in self._table if name == group}
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return every group and topic of which an offset is known."""
+        return list(self._table)
+
     def of(self, group: str, topic: str) -> Mapping[int, int]:
         """Return where a group says it goes on in each queue of a topic."""
         return dict(self._table.get((group, topic), {}))

@@ -111,10 +111,16 @@ class Registrar:
         self._writing = asyncio.Lock()
         self._beat_at = -math.inf
         self._stopped = False
+        self.has_registered = False
+        """A name server has taken us at least once."""
 
     def __repr__(self) -> str:
-        known = sum(link.knows_us for link in self._links)
-        return f"<Registrar {self._identity.name} known_to={known} of={len(self._links)}>"
+        return f"<Registrar {self._identity.name} known_to={self.known_to} of={len(self._links)}>"
+
+    @property
+    def known_to(self) -> int:
+        """How many name servers know us."""
+        return sum(link.knows_us for link in self._links)
 
     # What the broker calls
 
@@ -273,6 +279,7 @@ class Registrar:
         if not link.knows_us:
             log.info("registered name_server=%s broker=%s", link.address, self._identity.name)
         link.knows_us, link.is_late, link.failures = True, False, 0
+        self.has_registered = True
         link.due_at = self._clock.monotonic() + self._config.register_period_s
 
     def _note_failure(self, link: _Link, error: Exception) -> None:

@@ -7,7 +7,7 @@ can be told for the last minute, hour and day.
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from enum import IntEnum
@@ -185,6 +185,16 @@ class Stats:
                 del flows[key]
 
     # ------------------------------------------------------------------------------------------------------- asking
+
+    @property
+    def topics(self) -> Mapping[str, Flow]:
+        """What was stored of each topic."""
+        return self._topics
+
+    @property
+    def fetches(self) -> Mapping[tuple[str, str], Flow]:
+        """What each group was given of each topic."""
+        return self._fetches
 
     def totals(self) -> Totals:
         """Return what the broker has done since its start."""

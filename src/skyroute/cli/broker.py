@@ -7,7 +7,8 @@ import click
 
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
-from skyroute.cli.serve import CONTEXT, log_level_option, process, run, settings_option, tell
+from skyroute.cli.logs import LogSettings, log_options
+from skyroute.cli.serve import CONTEXT, metrics_option, process, run, settings_option, tell
 
 _IMPORTANT: Final = frozenset(
     {
@@ -53,13 +54,15 @@ def advertise_option_settings(advertise: str | None) -> dict[str, str]:
     help="The address that clients are told, where it is not the one we would find out: brokerIP1.",
 )
 @settings_option
-@log_level_option("info")
+@metrics_option
+@log_options("info")
 def broker(
     name_servers: str | None,
     config_file: str | None,
     advertise: str | None,
     options: dict[str, str],
-    log_level: str,
+    metrics_port: int | None,
+    log_settings: LogSettings,
     *,
     print_config: bool,
     print_important: bool,
@@ -68,10 +71,12 @@ def broker(
 
     It takes the flags and the properties file of mqbroker, and stops on SIGTERM and SIGINT.
     """
-    with process("broker", log_level):
+    with process("broker", log_settings):
         options |= advertise_option_settings(advertise)
         if name_servers:
             options["namesrvAddr"] = name_servers
+        if metrics_port is not None:
+            options["metricsPort"] = str(metrics_port)
         config = BrokerConfig.load(config_file, options=options, environment=os.environ)
         if config_file is not None:
             tell(f"load config properties file OK, {config_file}")

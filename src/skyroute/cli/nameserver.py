@@ -4,7 +4,8 @@ import os
 
 import click
 
-from skyroute.cli.serve import CONTEXT, log_level_option, process, run, settings_option, tell
+from skyroute.cli.logs import LogSettings, log_options
+from skyroute.cli.serve import CONTEXT, metrics_option, process, run, settings_option, tell
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
 
@@ -23,15 +24,24 @@ from skyroute.nameserver.server import NameServer
 @click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with settings.")
 @click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")
 @settings_option
-@log_level_option("info")
+@metrics_option
+@log_options("info")
 def nameserver(
-    upstream: str, config_file: str | None, options: dict[str, str], log_level: str, *, print_config: bool
+    upstream: str,
+    config_file: str | None,
+    options: dict[str, str],
+    metrics_port: int | None,
+    log_settings: LogSettings,
+    *,
+    print_config: bool,
 ) -> None:
     """Run a name server for brokers and clients of RocketMQ.
 
     It takes the flags and the properties file of mqnamesrv, and stops on SIGTERM and SIGINT.
     """
-    with process("nameserver", log_level):
+    with process("nameserver", log_settings):
+        if metrics_port is not None:
+            options["metricsPort"] = str(metrics_port)
         config = NameServerConfig.load(config_file, options=options, environment=os.environ)
         if config_file is not None:
             tell(f"load config properties file OK, {config_file}")

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import click
 
+from skyroute.cli.logs import LogSettings, start_logging
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.loops import loop_factory
 from skyroute.settings.config import SERVER_MAX_CONNECTIONS, ServerConfig
@@ -62,24 +63,21 @@ def settings_option(command: F) -> F:
     )(command)
 
 
-def log_level_option(default: str) -> Callable[[F], F]:
-    """Add `--log-level`."""
+def metrics_option(command: F) -> F:
+    """Add `--metrics-port`."""
     return click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-        default=default,
-        show_default=True,
-        help="The least serious log lines to write to stderr.",
-    )
+        "--metrics-port",
+        metavar="PORT",
+        type=click.IntRange(0, 65535),
+        help="Where to serve /metrics, /livez and /readyz: metricsPort. Needs the extra metrics; 0 turns it off.",
+    )(command)
 
 
 @contextmanager
-def process(command: str, log_level: str) -> Iterator[None]:
-    """Log to stderr, and end with one clear line and exit code 1 if something cannot be done."""
-    logging.basicConfig(
-        stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s - %(message)s"
-    )
+def process(command: str, log_settings: LogSettings) -> Iterator[None]:
+    """Log as it is wanted, and end with one clear line and exit code 1 if something cannot be done."""
     try:
+        start_logging(log_settings)
         yield
     except SkyrouteError as error:
         print(f"skyroute {command}: {error}", file=sys.stderr)

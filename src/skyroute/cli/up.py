@@ -11,9 +11,11 @@ from skyroute.broker.advertised import outward_ip
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.cli.broker import advertise_option_settings
-from skyroute.cli.serve import CONTEXT, log_level_option, process, run, settings_option, tell
+from skyroute.cli.logs import LogSettings, log_options
+from skyroute.cli.serve import CONTEXT, metrics_option, process, run, settings_option, tell
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
+from skyroute.remoting.connection import join_address
 from skyroute.remoting.errors import BindError
 
 DATA: Final = "skyroute-data"
@@ -75,24 +77,37 @@ def local_address(name_server: NameServer) -> str:
 )
 @click.option("--advertise", metavar="HOST[:PORT]", help="The address of the broker that clients are told.")
 @settings_option
-@log_level_option("warning")
+@metrics_option
+@log_options("warning")
 def up(
-    data: Path, port: int, ns_port: int, bind: str, advertise: str | None, options: dict[str, str], log_level: str
+    data: Path,
+    port: int,
+    ns_port: int,
+    bind: str,
+    advertise: str | None,
+    options: dict[str, str],
+    metrics_port: int | None,
+    log_settings: LogSettings,
 ) -> None:
     """Run a name server and a broker in one process.
 
-    Settings given with -D are the broker's. It stops on ctrl-C.
+    Settings given with -D are the broker's. It stops on ctrl-C. With --metrics-port PORT the name server's metrics are
+    there, and the broker's at the next port.
     """
-    with process("up", log_level):
+    with process("up", log_settings):
         folder = data.absolute()
         tell(f"Keeping everything in {folder}")
         given = {"brokerName": "broker-a"} | options | advertise_option_settings(advertise)
         if bind in _EVERYWHERE:
             given.setdefault("brokerIP1", outward_ip())
         given |= {"listenPort": str(port), "bindAddress": bind, "storePathRootDir": str(folder / "store")}
+        if metrics_port:
+            given["metricsPort"] = str(metrics_port + 1)
         config = BrokerConfig.load(options=given)
         ns_config = NameServerConfig.load(
             options={
+                "metricsPort": str(metrics_port or 0),
+                "metricsHost": config.metrics_host,
                 "listenPort": str(ns_port),
                 "bindAddress": bind,
                 "kvConfigPath": str(folder / "namesrv" / "kvConfig.json"),
@@ -110,7 +125,8 @@ def up(
         except BindError as error:
             print(
                 f"skyroute up: {error}\n"
-                "Perhaps it is up already. Or choose other ports with --ns-port and --port: 0 takes any that is free.",
+                "Perhaps it is up already. Or choose other ports with --ns-port and --port, where 0 takes any that is "
+                "free, and --metrics-port.",
                 file=sys.stderr,
             )
             sys.exit(1)
@@ -121,6 +137,9 @@ def _greet(name_server: NameServer, broker: Broker) -> None:
     flag = "" if os.environ.get("NAMESRV_ADDR") == address else f" -n {address}"
     tell(f"Name server  {address}")
     tell(f"Broker       {broker.address}  ({broker.config.broker_name})")
+    for config in (name_server.config, broker.config):
+        if config.metrics_address is not None:
+            tell(f"Metrics      http://{join_address(*config.metrics_address)}/metrics")
     tell("Ready; ctrl-C stops it. To try it, in another terminal:")
     tell(f'  skyroute admin sendMessage{flag} -t Hello -p "My first message"')
     tell(f"  skyroute admin printMsg{flag} -t Hello")

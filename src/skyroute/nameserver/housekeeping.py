@@ -34,6 +34,10 @@ class LeaseScan:
     clock: Clock
     held_share: Callable[[], float] = lambda: 0.0
     """The share of brokers beyond which leases that run out together are held once more; 0 for never."""
+    late_scans: int = field(default=0, init=False)
+    """How many scans came so late that they evicted nobody."""
+    mass_holds: int = field(default=0, init=False)
+    """How many scans found more leases run out than was credible."""
     _lateness: Lateness = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,6 +48,7 @@ class LeaseScan:
     def scan(self, now: float) -> None:
         """Evict what has expired; nobody, if this scan itself comes late: heartbeats may wait in their sockets."""
         if self._lateness.holds_back(now):
+            self.late_scans += 1
             log.warning("lease scan late seconds=%.1f: nobody is evicted before the next one", self._lateness.late_s)
             return
         if (share := self.held_share()) > 0:
@@ -55,6 +60,7 @@ class LeaseScan:
     def _hold(self, now: float, share: float) -> None:
         held = self.table.hold_expired(now, share_max=share)
         if held:
+            self.mass_holds += 1
             log.warning("mass expiry held brokers=%d share_max=%g: they are believed once more", len(held), share)
         self.publish(held)
 

@@ -73,6 +73,11 @@ class KvConfig:
         entries = self._table.get(namespace)
         return None if entries is None else dict(entries)
 
+    @property
+    def entry_count(self) -> int:
+        """How many entries there are in all namespaces."""
+        return sum(map(len, self._table.values()))
+
     def tables(self) -> Table:
         """A copy of everything."""
         return {namespace: dict(entries) for namespace, entries in self._table.items()}

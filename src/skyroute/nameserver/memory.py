@@ -64,6 +64,13 @@ class Memory:
         self.journal: Journal | None = None
         self._settings = settings
         self._clock = clock
+        self.snapshots = 0
+        """How many were written since the start."""
+        self.snapshot_failures = 0
+        self.snapshot_s = 0.0
+        """How long the last one took."""
+        self.kept_at: float | None = None
+        """When what is known was last on the disk; monotonic seconds."""
         self._changes = 0
         self._changes_kept = -1
         self._stopping = False
@@ -141,7 +148,8 @@ class Memory:
                 quiet_s += step_s
             began = self._clock.monotonic()
             await self._keep(table)
-            pause_s = min((self._clock.monotonic() - began) / SNAPSHOT_SHARE, warm.interval_s)
+            self.snapshot_s = self._clock.monotonic() - began
+            pause_s = min(self.snapshot_s / SNAPSHOT_SHARE, warm.interval_s)
 
     def _is_kept(self, table: RouteTable) -> bool:
         """Nothing differs from the last snapshot; how long unconfirmed brokers are believed does, with every second."""
@@ -154,6 +162,8 @@ class Memory:
         changes, image = self._changes, table.image(self._clock.monotonic())
         if await asyncio.to_thread(self._write, image, self._sequence, self._wall_ms):
             self._changes_kept = changes
+            self.snapshots += 1
+            self.kept_at = self._clock.monotonic()
 
     @property
     def _sequence(self) -> int:
@@ -167,6 +177,7 @@ class Memory:
         """Say that what is written is still what is known."""
         try:
             os.utime(self.folder.snapshot)
+            self.kept_at = self._clock.monotonic()
         except OSError as error:
             self._complain(error)
             self._changes_kept = -1
@@ -185,6 +196,7 @@ class Memory:
         return True
 
     def _complain(self, error: Exception) -> None:
+        self.snapshot_failures += 1
         if not self._complained:
             self._complained = True
             log.warning("snapshot cannot be written reason=%s", error)

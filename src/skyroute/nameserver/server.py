@@ -1,8 +1,10 @@
 """A name server: its parts, its start and its stop."""
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
@@ -22,13 +24,15 @@ from skyroute.nameserver.route_history import RouteHistory, first_revision
 from skyroute.nameserver.touched import touched_topics
 from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
+from skyroute.observing.pages import Pages, require_metrics_extra
+from skyroute.observing.requests import RequestTimes, make_dispatcher
 from skyroute.remoting.background import Background
 from skyroute.remoting.connection import Traffic, join_address
-from skyroute.remoting.dispatch import Dispatcher, Handler
+from skyroute.remoting.dispatch import Handler
 from skyroute.remoting.pace import Pace
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
-from skyroute.routing.events import BrokerConfirmed, RouteEvent
+from skyroute.routing.events import BrokerConfirmed, Cause, RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.settings.files import ensure_replaceable
 from skyroute.wire.calls.watch import TIMEOUT_MS_MAX
@@ -36,6 +40,9 @@ from skyroute.wire.codes import RequestCode
 from skyroute.wire.repeats import Repeats
 
 log = logging.getLogger(__name__)
+
+REQUEST_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
+"""Between which times requests are told apart, for those who watch."""
 
 
 class NameServer:
@@ -60,6 +67,10 @@ class NameServer:
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
         self._background = Background()
+        self._stopping = False
+        self._events: Counter[tuple[type[RouteEvent], Cause]] = Counter()
+        self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
+        self._pages: Pages | None = None
 
     def __repr__(self) -> str:
         return f"<NameServer {self.address if self._server else 'not started'} {self.table!r}>"
@@ -85,7 +96,7 @@ class NameServer:
         )
         self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
         server = Server(
-            Dispatcher(self._handlers(), self._repeats),
+            make_dispatcher(self._handlers(), self._times, self._repeats),
             tls=tls,
             clock=self.clock,
             on_disconnect=self._on_disconnect,
@@ -96,11 +107,13 @@ class NameServer:
         # journal with what each start restores.
         await server.bind(config.bind_address, config.listen_port)
         try:
+            await self._open_pages(server)
             self._remember(server.port)
             await server.serve()
         except BaseException:
             await server.stop()
             await self._forget()
+            await self._close_pages()
             raise
         self._server = server
         config.listen_port = server.port
@@ -123,6 +136,7 @@ class NameServer:
 
     async def stop(self) -> None:
         """Serve what is under way, close every connection, and end within a bounded time."""
+        self._stopping = True
         if self._watches is not None:
             self._watches.close()
         memory, self._memory = self._memory, None
@@ -136,6 +150,46 @@ class NameServer:
             await self._notifier.stop()
         if self._upstream is not None:
             self._upstream.close()
+        await self._close_pages()
+
+    # For those who watch
+
+    async def _open_pages(self, server: Server) -> None:
+        address = self.config.metrics_address
+        if self._times is None or address is None:
+            return
+        require_metrics_extra()
+        from skyroute.nameserver.metrics import NameServerMetrics  # noqa: PLC0415 - it needs that extra
+        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - so does this
+
+        metrics = NameServerMetrics(
+            table=self.table,
+            kv=self.kv,
+            routes=self._routes,
+            repeats=self._repeats,
+            watches=self._watches,
+            memory=lambda: self._memory,
+            server=server,
+            scan=lambda: self._lease_scan,
+            events=self._events,
+            times=self._times,
+            clock=self.clock,
+        )
+        self._pages = Pages(Exposition("nameserver", metrics.collect).render, self._why_not_ready)
+        await self._pages.start(*address)
+
+    async def _close_pages(self) -> None:
+        if self._pages is not None:
+            await self._pages.stop()
+
+    def _why_not_ready(self) -> str | None:
+        if self._stopping:
+            return "the name server is stopping"
+        if self._server is None:
+            return "the name server is starting"
+        if self.config.need_wait_for_service and self._routes.is_new:
+            return f"brokers have waitSecondsForService={self.config.wait_seconds_for_service} to register first"
+        return None
 
     def _remember(self, port: int) -> None:
         """Restore what was known before a restart, and begin to record."""
@@ -201,6 +255,7 @@ class NameServer:
             return
         self._record(events)
         log_events(events)
+        self._events.update((type(event), event.cause) for event in events)
         if self._is_settling:
             self._settle(events)
         if self.config.notify_min_broker_id_changed and self._notifier is not None:

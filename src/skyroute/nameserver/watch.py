@@ -54,6 +54,8 @@ class Watches:
         self._count = 0
         self._names = 0
         self._closed = False
+        self.woken = 0
+        """How many were answered because something they waited for changed."""
         # Dictionaries without values keep an order: whoever waits longest is answered first.
         self._by_topic: dict[str, dict[_Watch, None]] = {}
         self._any: dict[_Watch, None] = {}
@@ -117,6 +119,7 @@ class Watches:
         if not topics:
             return
         change = self.history.append(topics, wall_ms)
+        waited = self._count
         revision = self.history.revision
         found: dict[_Watch, list[str]] = {}
         for topic in sorted(self._by_topic.keys() & topics):
@@ -135,6 +138,7 @@ class Watches:
             answer = self._encode((), revision, compacted=True) if change is None else self._encode((change,), revision)
             for watch in list(self._any):
                 self._give(watch, answer)
+        self.woken += waited - self._count
 
     def note_all(self) -> None:
         """Take note that any route may have changed, and have everyone read everything again."""

@@ -59,7 +59,8 @@ class Server:
         )
         self._on_disconnect = on_disconnect
         self._connections: dict[int, Connection] = {}
-        self._turned_away = 0
+        self.turned_away = 0
+        """How many connections came when there were too many already."""
         self._listener: asyncio.Server | None = None
         self.port = 0
         """The port we listen on, once started."""
@@ -73,6 +74,21 @@ class Server:
         return (
             f"<Server connections={len(self._connections)} buffered={held.buffered.total} unsent={held.unsent.total}>"
         )
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What peers have begun to say and not finished, or what waits for its turn."""
+        return self._service.buffered.total
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Answers that peers were too slow to take, as of when each was last looked at."""
+        return self._service.unsent.total
 
     # Life
 
@@ -103,7 +119,7 @@ class Server:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
             self.port = self._listener.sockets[0].getsockname()[1]
         except (OSError, ValueError, OverflowError) as error:  # a name or a port that cannot be one
-            raise _bind_error(host, port, error) from None
+            raise bind_error(host, port, error) from None
 
     async def serve(self) -> None:
         """Serve whoever comes to the address that was taken.
@@ -114,10 +130,10 @@ class Server:
         assert self._listener is not None
         try:
             await self._listener.start_serving()
-            if not _listens(self._listener):
+            if not listens(self._listener):
                 raise OSError(EADDRINUSE, os.strerror(EADDRINUSE))  # noqa: TRY301 - as the other loop does
         except OSError as error:
-            raise _bind_error("the address", self.port, error) from None
+            raise bind_error("the address", self.port, error) from None
         self.spawn(self._sweep_for_ever())
 
     async def stop(self, drain_s: float = 0.0) -> None:
@@ -208,13 +224,13 @@ class Server:
         allowed = self._service.limits.connections_max
         if len(self._connections) <= allowed:
             return
-        self._turned_away += 1
-        if self._turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a flood must not flood the log
+        self.turned_away += 1
+        if self.turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a flood must not flood the log
             log.warning(
                 "connection turned away peer=%s reason=serverMaxConnections=%d are open turned_away=%d",
                 connection.peer.address,
                 allowed,
-                self._turned_away,
+                self.turned_away,
             )
         connection.abort()
 
@@ -229,7 +245,7 @@ class Server:
             self._on_disconnect(number)
 
 
-def _listens(listener: asyncio.Server) -> bool:
+def listens(listener: asyncio.Server) -> bool:
     """Return whether a server really listens: uvloop closes a socket that cannot, and says nothing."""
     try:
         return all(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in listener.sockets)
@@ -237,10 +253,13 @@ def _listens(listener: asyncio.Server) -> bool:
         return False
 
 
-def _bind_error(host: str, port: int, error: Exception) -> BindError:
+def bind_error(
+    host: str, port: int, error: Exception, host_key: str = "bindAddress", port_key: str = "listenPort"
+) -> BindError:
+    """Return what to raise where an address cannot be had; the keys are those of the settings that gave it."""
     errno = None if isinstance(error, socket.gaierror) else getattr(error, "errno", None)
     reason = os.strerror(errno) if errno else getattr(error, "strerror", None) or str(error)
-    hint = "bindAddress must be an address of this machine, and listenPort a port we may use."
+    hint = f"{host_key} must be an address of this machine, and {port_key} a port we may use."
     if errno == EADDRINUSE:
-        hint = "Is another server running there? Set listenPort or bindAddress to something free."
+        hint = f"Is another server running there? Set {port_key} or {host_key} to something free."
     return BindError(f"Failed to bind to {join_address(host, port)}: {reason}. {hint}")

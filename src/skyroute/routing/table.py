@@ -8,7 +8,7 @@ How the table is read for clients is in `discovery`.
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from sys import intern
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from skyroute.routing import reports
 from skyroute.routing.claims import Claim, find_claim
@@ -26,6 +26,24 @@ LEASE_S: Final = 120.0
 BROKERS_MAX: Final = 20_000
 TOPIC_ENTRIES_MAX: Final = 10_000_000
 """Bound on pairs of a broker group and a topic it serves."""
+
+
+class Census(NamedTuple):
+    """How much there is in a table."""
+
+    clusters: int
+    groups: int
+    brokers: int
+    unconfirmed: int
+    """Brokers that were restored after a restart and have not been heard from yet."""
+    held: int
+    """Brokers whose leases have run out and were lengthened."""
+    topics: int
+    topic_entries: int
+    age_s: float
+    """How long ago the lease was renewed that was not for the longest time."""
+    left_s: float
+    """How long the lease still runs that ends first."""
 
 
 class RouteTable:
@@ -113,6 +131,27 @@ class RouteTable:
     def unconfirmed_count(self) -> int:
         """How many brokers were restored after a restart and have not been heard from yet."""
         return self._leases.unconfirmed_count
+
+    def census(self, now: float) -> Census:
+        """Count what is there. Every lease is looked at: it is for those who watch, and not for every request."""
+        age_s = left_s = 0.0
+        held = 0
+        for at, member in enumerate(self._leases):
+            remaining_s = member.expires_at - now
+            age_s = max(age_s, member.lease_s - remaining_s)
+            left_s = min(left_s, remaining_s) if at else remaining_s
+            held += member.held
+        return Census(
+            clusters=len(self._clusters),
+            groups=len(self._groups),
+            brokers=len(self._leases),
+            unconfirmed=self.unconfirmed_count,
+            held=held,
+            topics=len(self._index),
+            topic_entries=self._topic_entries,
+            age_s=age_s,
+            left_s=left_s,
+        )
 
     def is_unconfirmed(self, broker_name: str) -> bool:
         """Whether a group has a broker that was restored and has not been heard from yet."""

@@ -99,6 +99,11 @@ class ServerConfig:
     prologue_timeout_seconds: int = setting(Scope.OWN, default=10, at_least=1)
     """How long a new connection may take to show what it speaks."""
 
+    metrics_port: int = setting(Scope.OWN, default=0, at_most=65535)
+    """Where `/metrics`, `/livez` and `/readyz` are served; 0: nowhere."""
+    metrics_host: str = setting(Scope.OWN, default="127.0.0.1", may_be_empty=False)
+    """Nobody is asked who they are there, whatever TLS demands of peers: so it is this machine's own at first."""
+
     connect_timeout_millis: int = setting(Scope.CLIENT, default=3000, at_least=1)
     use_tls: bool | None = setting(Scope.CLIENT, default=None, kind=bool)
 
@@ -179,6 +184,11 @@ class ServerConfig:
     def files_held(self) -> int:
         """How many files a server keeps open besides its connections."""
         return 0
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Where metrics are served; None for nowhere."""
+        return (self.metrics_host, self.metrics_port) if self.metrics_port else None
 
     @property
     def idle_timeout_s(self) -> float | None:

@@ -25,10 +25,12 @@ _NUMBER_KEY: Final = b'"opaque":'
 class Repeats:
     """Give it a frame; it gives back the pieces of the answer's frame, if the same was asked before."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_known", "found")
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], tuple[bytes, bytes, bytes]] = {}
+        self.found = 0
+        """How often the answer was there."""
 
     def find(self, frame: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
         """Return the answer in four pieces, the second of which is the number and the last the body."""
@@ -39,6 +41,7 @@ class Repeats:
         known = self._known.get((before, after))
         if known is None or not number.isdigit() or (number[0] == _ZERO and len(number) > 1):
             return None
+        self.found += 1
         # The frame's own length is part of `before`, so the number has as many digits as when this was remembered.
         return known[0], number, known[1], known[2]
 

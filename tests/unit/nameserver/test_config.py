@@ -39,7 +39,7 @@ OWN_KEYS = split("""
     brokersMax topicEntriesMax kvConfigMaxBytes
     memoryPath journalEnable journalSegmentBytes journalSegmentSeconds journalMaxBytes journalMaxAgeHours
     journalQueueMax warmRestartEnable warmRestartLeaseSeconds snapshotIntervalSeconds snapshotMaxAgeSeconds
-    massExpiryPercent watchEnable
+    massExpiryPercent watchEnable metricsPort metricsHost
 """)
 
 

@@ -77,6 +77,9 @@ class Transactions:
         self._done: list[int] = []
         """Halves that have ended, which no record says yet."""
         self._floors: tuple[int, int] | None = None
+        self.committed = 0
+        self.rolled_back = 0
+        """How many ended in which way since the start."""
 
     def __repr__(self) -> str:
         return f"<Transactions {self._book!r}>"
@@ -131,6 +134,9 @@ class Transactions:
             if draft is None:
                 raise RefusedError(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
             self._intake.put(draft)
+            self.committed += 1
+        else:
+            self.rolled_back += 1
         self._done += self._book.close(offset)
 
     def _check(self, end: TransactionEnd, half: StoredMessage, now_ms: int) -> None:

@@ -99,9 +99,12 @@ class RouteHandlers:
 
     def _is_waiting(self, topic: str) -> bool:
         """Return whether it is too soon to answer: after a warm restart only for topics that were not known before."""
-        if self._clock.monotonic() - self._started_at >= self._config.wait_for_service_s:
-            return False
-        return topic not in self.known_before or not self._table.serving(topic)
+        return self.is_new and (topic not in self.known_before or not self._table.serving(topic))
+
+    @property
+    def is_new(self) -> bool:
+        """Brokers may not have had the time to register yet."""
+        return self._clock.monotonic() - self._started_at < self._config.wait_for_service_s
 
     def _look_up(self, query: RouteQuery) -> Response:
         config = self._config

@@ -62,6 +62,8 @@ class Journal:
         self.lost = 0
         """How many changes were not written, and are covered by gaps."""
         self.written = 0
+        self.closed_bytes = sum(segment.size_bytes for segment in found.index.segments.values())
+        """How long all closed segments are together."""
         self.torn_bytes = found.torn_bytes
         self._folder = folder
         self._index = found.index
@@ -124,6 +126,17 @@ class Journal:
         """Everything that was appended is written."""
         return self._weight_in == self._weight_out and self._missing_from is None
 
+    @property
+    def waiting(self) -> int:
+        """How many changes wait to be written."""
+        return len(self._queue) + len(self._batch)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of it is on the disk."""
+        segment = self._segment
+        return self.closed_bytes + (0 if segment is None else segment.size_bytes)
+
     # The loop's side
 
     def append(self, changes: Iterable[Change]) -> None:
@@ -165,7 +178,7 @@ class Journal:
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_S)
-        unwritten = len(self._queue) + len(self._batch)
+        unwritten = self.waiting
         if unwritten or self._thread.is_alive():
             log.error("journal ends incomplete changes=%d", unwritten)
 
@@ -252,6 +265,7 @@ class Journal:
         segment, self._segment, self._synced_at = self._segment, None, None
         self._index.add(segment.finish())
         self._let_go()
+        self.closed_bytes = sum(segment.size_bytes for segment in self._index.segments.values())
         self._index.write()
 
     def _let_go(self) -> None:

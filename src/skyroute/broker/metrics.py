@@ -1,0 +1,336 @@
+"""A broker in numbers, under the names that Apache's brokers have for them. Needs the extra `metrics`.
+
+docs/metrics.md lists them. All are read when somebody asks; what is told apart by topic or group is bounded.
+"""
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Any, Final, NamedTuple, TypeVar, cast
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.parts import Parts
+from skyroute.broker.rosters import Member
+from skyroute.message.reserved_topics import (
+    TIMER_TOPIC,
+    group_of,
+    is_dead_letter_topic,
+    is_retry_topic,
+    is_system_group,
+)
+from skyroute.observing.exposition import add_times
+from skyroute.observing.requests import Answered, RequestTimes
+from skyroute.remoting.server import Server
+from skyroute.wire.calls.clients import ConsumeType
+from skyroute.wire.calls.groups import release_name
+from skyroute.wire.codes import LANGUAGES, RequestCode
+
+SERIES_MAX: Final = 1_000
+"""How many topics, groups, or pairs of both a metric tells apart: the largest. The rest is left out, and counted."""
+PAIRS_A_TURN: Final = 20
+"""So many groups and topics are looked at before others have their turn."""
+
+_OWN_LABELS: Final = ("cluster", "node_type", "node_id")
+_STORAGE_LABELS: Final = ("storage_type", "storage_medium")
+_STORAGE: Final = ("local", "disk")
+_GROUP_LABELS: Final = ("consumer_group", "topic", "is_retry", "is_system")
+_RPC_LABELS: Final = ("protocol_type", "request_code", "response_code", "is_long_polling", "result")
+_REMOTING: Final = "remoting"
+_MS: Final = 0.001
+_PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+_CONSUME_MODES: Final = {ConsumeType.PULL: "pull", ConsumeType.PUSH: "push", ConsumeType.POP: "pop"}
+
+K = TypeVar("K")
+ONE: Final[tuple[str, ...]] = ()
+"""What a metric is about that tells nothing apart."""
+
+
+def _as_they_are(values: Any) -> Sequence[str]:
+    return cast("Sequence[str]", values)
+
+
+class Lag(NamedTuple):
+    """How far a group is behind with a topic."""
+
+    group: str
+    topic: str
+    messages: int
+    """Those that it has not finished."""
+    inflight: int
+    """Those of them that it has been given."""
+
+
+@dataclass(slots=True)
+class BrokerMetrics:
+    """Reads the parts of a broker, while it has any."""
+
+    config: BrokerConfig
+    parts: Callable[[], Parts | None]
+    servers: Sequence[Server]
+    times: RequestTimes
+    _left_out: Counter[str] = field(default_factory=Counter, init=False)
+
+    async def collect(self) -> AsyncIterator[Metric]:
+        self._left_out.clear()
+        for family in (self._rpc(), *self._peers()):
+            yield family
+        parts = self.parts()
+        if parts is None:
+            return
+        for part in (self._flow, self._clients, self._tables, self._store, self._waiting):
+            for family in part(parts):
+                yield family
+                await asyncio.sleep(0)  # a thousand samples take a while, and others wait
+        async for family in self._lags(parts):
+            yield family
+        left_out = (((name,), count) for name, count in self._left_out.items())
+        yield self._gauge("skyroute_broker_series_left_out", "Series beyond SERIES_MAX", ("metric",), left_out)
+
+    # How families are made
+
+    def _gauge(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        numbers: Iterable[tuple[K, float]],
+        values: Callable[[K], Sequence[str]] = _as_they_are,
+    ) -> Metric:
+        """Return a gauge with a number for each key; `values` gives the values of a key's labels."""
+        return self._fill(GaugeMetricFamily(name, text, labels=(*_OWN_LABELS, *labels)), numbers, values)
+
+    def _counter(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        numbers: Iterable[tuple[K, float]],
+        values: Callable[[K], Sequence[str]] = _as_they_are,
+    ) -> Metric:
+        return self._fill(CounterMetricFamily(name, text, labels=(*_OWN_LABELS, *labels)), numbers, values)
+
+    def _fill(
+        self,
+        family: GaugeMetricFamily | CounterMetricFamily,
+        numbers: Iterable[tuple[K, float]],
+        values: Callable[[K], Sequence[str]],
+    ) -> Metric:
+        """Add the largest numbers; there may be more of them than somebody who watches wants to know."""
+        for key, number in self._largest(family.name, list(numbers), lambda pair: pair[1]):
+            family.add_metric((*self._own, *values(key)), number)
+        return family
+
+    def _largest(self, name: str, found: list[K], size: Callable[[K], float]) -> list[K]:
+        if len(found) <= SERIES_MAX:
+            return found
+        self._left_out[name] += len(found) - SERIES_MAX
+        return nlargest(SERIES_MAX, found, key=size)
+
+    @property
+    def _own(self) -> tuple[str, str, str]:
+        return self.config.broker_cluster_name, "broker", self.config.broker_name
+
+    # Requests and connections
+
+    def _rpc(self) -> Metric:
+        family = HistogramMetricFamily(
+            "rocketmq_rpc_latency_milliseconds", "Time to answer a request", labels=(*_OWN_LABELS, *_RPC_LABELS)
+        )
+        for labels, times in self.times.by(_rpc_labels).items():
+            add_times(family, (*self._own, *labels), self.times.bounds_s, times, unit_s=_MS)
+        return family
+
+    def _peers(self) -> Iterator[Metric]:
+        connections = sum(server.connection_count for server in self.servers)
+        turned_away = sum(server.turned_away for server in self.servers)
+        yield self._gauge("skyroute_broker_connections", "Open connections", (), [(ONE, connections)])
+        yield self._counter(
+            "skyroute_broker_connections_turned_away",
+            "Connections beyond serverMaxConnections",
+            (),
+            [(ONE, turned_away)],
+        )
+
+    def _clients(self, parts: Parts) -> Iterator[Metric]:
+        members = parts.members
+        producers = Counter(_client(member) for group in members.producer_groups.values() for member in group.members)
+        yield self._gauge(
+            "rocketmq_producer_connections",
+            "Producers that are there",
+            ("language", "version", "protocol_type"),
+            producers.items(),
+            lambda client: (*client, _REMOTING),
+        )
+        consumers = Counter(
+            (name, *_client(member), _CONSUME_MODES[group.type])
+            for name, group in members.consumer_groups.items()
+            for member in group.members
+        )
+        yield self._gauge(
+            "rocketmq_consumer_connections",
+            "Consumers that are there",
+            ("consumer_group", "language", "version", "consume_mode", "protocol_type", "is_system"),
+            consumers.items(),
+            lambda of: (*of, _REMOTING, _word(is_system_group(of[0]))),
+        )
+
+    # Messages
+
+    def _flow(self, parts: Parts) -> Iterator[Metric]:
+        stored, fetched = parts.stats.topics, parts.stats.fetches
+        is_system = parts.topics.is_system
+
+        def of_topic(topic: str) -> Sequence[str]:
+            return topic, _word(is_system(topic))
+
+        def of_pair(pair: tuple[str, str]) -> Sequence[str]:
+            return *pair, _word(is_system_group(pair[0]) or is_system(pair[1]))
+
+        labels: tuple[str, ...] = ("topic", "is_system")
+        messages = ((topic, flow.messages) for topic, flow in stored.items())
+        yield self._counter("rocketmq_messages_in", "Messages that were stored", labels, messages, of_topic)
+        sizes = ((topic, flow.bytes) for topic, flow in stored.items())
+        yield self._counter("rocketmq_throughput_in", "Bytes of their records", labels, sizes, of_topic)
+        labels = ("consumer_group", "topic", "is_system")
+        given = ((pair, flow.messages) for pair, flow in fetched.items())
+        yield self._counter("rocketmq_messages_out", "Messages that groups were given", labels, given, of_pair)
+        given = ((pair, flow.bytes) for pair, flow in fetched.items())
+        yield self._counter("rocketmq_throughput_out", "Bytes of their records", labels, given, of_pair)
+        yield self._counter(
+            "rocketmq_send_to_dlq_messages",
+            "Messages that a group failed too often",
+            ("consumer_group", "is_system"),
+            ((group_of(topic) or "", flow.messages) for topic, flow in stored.items() if is_dead_letter_topic(topic)),
+            lambda group: (group, _word(is_system_group(group))),
+        )
+
+    async def _lags(self, parts: Parts) -> AsyncIterator[Metric]:
+        found = [lag async for lag in _find_lags(parts)]
+        lags = self._largest("rocketmq_consumer_lag_messages", found, lambda lag: lag.messages)
+        ages_ms = [age_ms async for age_ms in _ages_ms(parts, lags)]
+        for name, text, numbers in (
+            ("lag_messages", "Messages that a group has not finished", [lag.messages for lag in lags]),
+            ("inflight_messages", "Those of them that it has been given", [lag.inflight for lag in lags]),
+            ("ready_messages", "Those of them that it can be given", [lag.messages - lag.inflight for lag in lags]),
+            ("lag_latency_milliseconds", "Age of the oldest of them", ages_ms),
+        ):
+            yield self._gauge(
+                f"rocketmq_consumer_{name}",
+                text,
+                _GROUP_LABELS,
+                zip(lags, numbers, strict=True),
+                lambda lag: _group_values(parts, lag),
+            )
+            await asyncio.sleep(0)
+
+    # What a broker keeps, and what waits
+
+    def _tables(self, parts: Parts) -> Iterator[Metric]:
+        for name, text, number in (
+            ("rocketmq_broker_permission", "2 for writing, 4 for reading, 6 for both", self.config.broker_permission),
+            ("rocketmq_topic_number", "Topics", len(parts.topics.all())),
+            ("rocketmq_consumer_group_number", "Groups of consumers", len(parts.groups.all())),
+            ("skyroute_broker_name_servers", "Name servers to register at", len(self.config.name_servers)),
+            ("skyroute_broker_name_servers_knowing", "Name servers that know us", parts.registrar.known_to),
+        ):
+            yield self._gauge(name, text, (), [(ONE, number)])
+
+    def _store(self, parts: Parts) -> Iterator[Metric]:
+        store = parts.store
+        disk = shutil.disk_usage(store.folder)
+        found = [
+            ("size_bytes", "Used space of the disk that messages are on", disk.total - disk.free),
+            ("flush_behind_bytes", "What is not on the disk yet", store.max_position - store.flushed_position),
+            ("dispatch_behind_bytes", "What queues do not show yet: nothing here", 0),
+        ]
+        if (oldest_ms := store.oldest_ms) is not None:
+            kept_ms = int(parts.clock.wall() * 1000) - oldest_ms
+            found.append(("message_reserve_time_milliseconds", "Age of the oldest message", kept_ms))
+        for name, text, number in found:
+            yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
+        yield self._gauge("skyroute_broker_disk_used_ratio", "Used share of that disk", (), [(ONE, store.disk_used())])
+
+    def _waiting(self, parts: Parts) -> Iterator[Metric]:
+        transactions, timers = parts.transactions, parts.timers
+        timers_behind = max(parts.store.max_offset(TIMER_TOPIC, 0) - timers.read_end, 0)
+        watermark = [(("send",), parts.flushing.waiting_count)]
+        yield self._gauge("rocketmq_processor_watermark", "Sends that wait for the disk", ("processor",), watermark)
+        yield self._gauge("skyroute_broker_parked_pulls", "Pulls that wait", (), [(ONE, len(parts.parked))])
+        yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(ONE, transactions.open_count)])
+        yield self._counter("rocketmq_commit_messages", "Commits", (), [(ONE, transactions.committed)])
+        yield self._counter("rocketmq_rollback_messages", "Rollbacks", (), [(ONE, transactions.rolled_back)])
+        for name, text, number in (
+            ("rocketmq_timing_messages", "Messages that wait for a time", len(timers)),
+            ("rocketmq_timer_enqueue_lag", "Messages that wait to be put in order of time", timers_behind),
+        ):
+            yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
+
+
+async def _find_lags(parts: Parts) -> AsyncIterator[Lag]:
+    """Give how far every group is behind with every topic that it has come anywhere with."""
+    for number, (group, topic) in enumerate(parts.offsets.pairs(), 1):
+        config = parts.topics.get(topic)
+        if config is not None and not is_system_group(group):
+            messages = inflight = 0
+            for queue_id in range(config.read_queues):
+                offset, behind = _behind(parts, group, topic, queue_id)
+                pulled = parts.offsets.pulled(group, topic, queue_id) or 0
+                messages += behind
+                inflight += min(max(pulled - offset, 0), behind)
+            yield Lag(group, topic, messages, inflight)
+        if number % PAIRS_A_TURN == 0:
+            await asyncio.sleep(0)
+
+
+def _behind(parts: Parts, group: str, topic: str, queue_id: int) -> tuple[int, int]:
+    """Return where a group goes on in a queue, and how many messages there are from there on."""
+    offset = max(parts.offsets.get(group, topic, queue_id) or 0, parts.store.min_offset(topic, queue_id))
+    return offset, max(parts.store.max_offset(topic, queue_id) - offset, 0)
+
+
+async def _ages_ms(parts: Parts, lags: Iterable[Lag]) -> AsyncIterator[int]:
+    """Give, for each, how long ago the oldest message was stored that the group has not finished."""
+    for number, lag in enumerate(lags, 1):
+        yield _age_ms(parts, lag) if lag.messages else 0
+        if number % PAIRS_A_TURN == 0:
+            await asyncio.sleep(0)
+
+
+def _age_ms(parts: Parts, lag: Lag) -> int:
+    config = parts.topics.get(lag.topic)
+    queues = range(0 if config is None else config.read_queues)
+    behind = ((queue_id, *_behind(parts, lag.group, lag.topic, queue_id)) for queue_id in queues)
+    times = (parts.store.stored_at_ms(lag.topic, queue_id, offset) for queue_id, offset, count in behind if count)
+    now_ms = int(parts.clock.wall() * 1000)
+    return max(now_ms - min((time for time in times if time is not None), default=now_ms), 0)
+
+
+def _group_values(parts: Parts, lag: Lag) -> Sequence[str]:
+    is_system = is_system_group(lag.group) or parts.topics.is_system(lag.topic)
+    return lag.group, lag.topic, _word(is_retry_topic(lag.topic)), _word(is_system)
+
+
+def _rpc_labels(answered: Answered) -> tuple[str, str, str, str, str]:
+    """Return what Apache's brokers say of a request."""
+    return (
+        _REMOTING,
+        answered.request_name.lower(),
+        answered.response_name.lower(),
+        _word(answered.was_later and answered.request_code in _PULLS),
+        "oneway" if answered.is_oneway else "success",
+    )
+
+
+def _client(member: Member) -> tuple[str, str]:
+    """Return language and version; a peer may say anything, so what is not known is not repeated."""
+    return (member.language if member.language in LANGUAGES else "OTHER").lower(), release_name(member.version).lower()
+
+
+def _word(truth: bool) -> str:  # noqa: FBT001 - it is what this is about
+    return "true" if truth else "false"
