@@ -142,7 +142,7 @@ class Service:
     on_made: "Callable[[Connection], None]"
     on_lost: "Callable[[Connection, Exception | None], None]"
     """Called exactly once for every connection that was made."""
-    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
     """Runs something in the background until it ends or the server stops."""
 
 
@@ -490,7 +490,10 @@ class Connection(asyncio.Protocol):
         if isinstance(answer, InTurn):
             self._turn_bytes = frame_bytes
             answer = answer.work
-        self._service.spawn(self._finish(request, cast("Awaitable[Response]", answer), in_turn=in_turn))
+        task = self._service.spawn(self._finish(request, cast("Awaitable[Response]", answer), in_turn=in_turn))
+        if isinstance(answer, Coroutine):
+            # A server that ends before this has begun would leave it behind, and Python would complain.
+            task.add_done_callback(partial(_close, answer))
 
     def _receive_late(self, request: Request, response: Response) -> None:
         self._later -= 1
@@ -578,3 +581,7 @@ class Connection(asyncio.Protocol):
         self._held = size
         if not self._service.buffered.put(self.peer.connection, size):
             self.abort("too many unfinished frames in all")
+
+
+def _close(work: Coroutine[Any, Any, Response], _: "asyncio.Task[None]") -> None:
+    work.close()

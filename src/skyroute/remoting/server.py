@@ -174,11 +174,12 @@ class Server:
                 async with asyncio.timeout(timeout_s):
                     await self._empty.wait()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something in the background until it ends or the server stops."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # Connections
 
