@@ -57,10 +57,10 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_package_and_its_licence_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"skyroute/py.typed", "skyroute/__main__.py", "skyroute/nameserver/server.py"} <= set(names)
+    assert {"skyroute/py.typed", "skyroute/__main__.py", "skyroute/pipeline/log4j2.properties"} <= set(names)
     information = f"skyroute-{__version__}.dist-info"
     assert {f"{information}/licenses/LICENSE", f"{information}/licenses/NOTICE"} <= set(names)
-    assert {name.partition("/")[0] for name in names} == {"skyroute", information}
+    assert {name.partition("/")[0] for name in names} == {"skyroute", "pyspark_rocketmq", information}
 
 
 def test_the_source_is_out_of_reach(installed: Path, tmp_path: Path) -> None:

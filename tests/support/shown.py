@@ -29,7 +29,16 @@ def programs(document: str) -> list[str]:
 def programs_for(name_servers: str) -> list[str]:
     """The programs in the documents that want a cluster, pointed at one."""
     shown = [*programs("README.md"), *programs("docs/client.md")]
-    return [program.replace(NAME_SERVER, name_servers) for program in shown if NAME_SERVER in program]
+    return [
+        program.replace(NAME_SERVER, name_servers)
+        for program in shown
+        if NAME_SERVER in program and not wants_spark(program)
+    ]
+
+
+def wants_spark(program: str) -> bool:
+    """Whether a program runs on Spark."""
+    return "spark = session()" in program
 
 
 def runs_for_ever(program: str) -> bool:

@@ -1,0 +1,6 @@
+"""Where Spark looks for the format `rocketmq` by itself: it imports every module whose name begins with `pyspark_`."""
+
+from skyroute.pipeline import register as register
+from skyroute.pipeline.data_source import RocketMQSource as DefaultSource
+
+__all__ = ["DefaultSource", "register"]

@@ -1,0 +1,114 @@
+"""Sends packed rows: several requests under way at once, and those for one queue one after another."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+
+from skyroute.client.delivery import Choose, Delivery
+from skyroute.client.in_flight import InFlight
+from skyroute.client.outbound import Outbound, write_properties
+from skyroute.client.session import Session
+from skyroute.errors import SkyrouteError
+from skyroute.message.batch import encode_batch
+from skyroute.message.property_names import UNIQUE_ID
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.reserved_topics import with_namespace
+from skyroute.pipeline.sink.options import WriteOptions
+from skyroute.pipeline.sink.rows import Part, RowPacker
+
+IN_FLIGHT_MAX: Final = 256
+IN_FLIGHT_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Requests of one task under way at once, and their bytes; rows are not taken from Spark meanwhile."""
+
+
+class Sending:
+    """Sends the rows of one partition."""
+
+    def __init__(self, session: Session, options: WriteOptions, key_start: str) -> None:
+        namespace = session.namespace
+        self._session = session
+        self._timeout_s = options.send_timeout_s
+        self._retries = options.connection.retries
+        self._retry_interval_s = options.connection.retry_interval_s
+        self._in_flight = InFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
+        self._delivery = Delivery(
+            session,
+            with_namespace(namespace, options.group),
+            InFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX),  # never full: whoever comes there has been let in here
+            attempts=1,  # those after the first are made here, each with all the time there is
+            retry_unsafe=False,
+            avoid_slow=True,
+            new_topic_queues=options.new_topic_queues,
+        )
+        self._packer = RowPacker(
+            key_start,
+            topic=options.topic,
+            namespace=namespace,
+            batch_bytes_max=options.batch_bytes_max,
+        )
+        self._queues: dict[str, list[QueueRef]] = {}
+        self._last: dict[QueueRef, asyncio.Task[None]] = {}
+        """The latest send to each queue for which order counts."""
+
+    async def send(self, batches: Iterator[pa.RecordBatch]) -> int:
+        """Send all rows, and return how many there were once brokers have every one of them.
+
+        Raises:
+            SkyrouteError: a row cannot be sent, or a broker did not take it; others may be stored.
+        """
+        try:
+            async with asyncio.TaskGroup() as sends:
+                # Rows are waited for in a thread, so that answers are not kept waiting.
+                while (rows := await asyncio.to_thread(next, batches, None)) is not None:
+                    topics = self._packer.topics(rows)
+                    for topic in set(topics) - self._queues.keys():
+                        self._queues[topic] = await self._find_queues(topic)
+                    for part in self._packer.pack(rows, topics, self._queues):
+                        await self._in_flight.enter(part.size)
+                        task = sends.create_task(
+                            self._deliver(part, self._last.get(part.queue) if part.queue else None)
+                        )
+                        task.add_done_callback(partial(self._leave, part.size))
+                        if part.queue is not None:
+                            self._last[part.queue] = task
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return self._packer.count
+
+    def _leave(self, size: int, _: "asyncio.Task[None]") -> None:
+        self._in_flight.leave(size)
+
+    async def _find_queues(self, topic: str) -> list[QueueRef]:
+        name = with_namespace(self._session.namespace, topic)
+        with suppress(SkyrouteError):
+            # A worker lives long, and nobody has kept its routes fresh since its last task.
+            await self._session.routes.refresh(name)
+        return list((await self._delivery.rotation(name, self._timeout_s)).queues)
+
+    async def _deliver(self, part: Part, before: "asyncio.Task[None] | None") -> None:
+        if before is not None:
+            await asyncio.wait([before])  # if it failed, we are cancelled
+        topic = with_namespace(self._session.namespace, part.topic)
+        if len(part.items) == 1:
+            (item,) = part.items
+            outbound = Outbound(topic, item.body, item.raw_properties.decode(), "")
+        else:
+            properties = write_properties({UNIQUE_ID: self._session.message_ids.next()})
+            outbound = Outbound(topic, encode_batch(part.items), properties, "", batch=True)
+        for attempt in range(1 + self._retries):
+            try:
+                await self._delivery.deliver(outbound, _always(part.queue), self._timeout_s)
+            except SkyrouteError as error:
+                if not error.retryable or attempt == self._retries:
+                    raise
+                await asyncio.sleep(self._retry_interval_s)
+            else:
+                return
+
+
+def _always(queue: QueueRef | None) -> Choose | None:
+    return None if queue is None else lambda _: queue

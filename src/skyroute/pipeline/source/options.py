@@ -1,0 +1,249 @@
+"""The options of a read, from Spark's texts to values."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from enum import Enum
+from typing import Final
+
+from skyroute.client.subscription import SQL92, TAG
+from skyroute.message.errors import InvalidNameError, TagExpressionError
+from skyroute.message.names import check_group, check_topic
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.tags import EVERY_TAG, parse_tag_expression
+from skyroute.pipeline.options import ConnectionOptions, OptionReader, read_connection
+from skyroute.pipeline.source.columns import COLUMNS
+from skyroute.pipeline.source.offsets import Offsets, parse_json, parse_offsets, parse_queue
+
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
+"""What stands for the two ends of a queue among offsets in JSON, as in Spark's source for Kafka."""
+
+READER_GROUP: Final = "TOOLS_CONSUMER"
+"""The group under which we read unless told otherwise: every broker knows it, and keeps no offsets for it."""
+
+PULL_MESSAGES_MAX: Final = 65_536
+_TIME_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Where(Enum):
+    """How a place in queues is told."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSETS = "offsets"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin with queues, or where to end."""
+
+    where: Where
+    queues: Offsets = field(default_factory=dict)
+    """Offsets, or milliseconds, of single queues."""
+    time_ms: int | None = None
+    """For all queues, if it is a time."""
+    fails_if_none: bool = False
+    """With a time: that no message is as young is an error, and not the end of the queue."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether it may be elsewhere when it is asked for again: wherever new messages go."""
+        return (
+            self.where is Where.LATEST
+            or (self.where is Where.OFFSETS and LATEST_OFFSET in self.queues.values())
+            or (self.where is Where.TIME and not self.fails_if_none)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read, from where to where, and how."""
+
+    connection: ConnectionOptions
+    topics: tuple[str, ...]
+    pattern: str | None
+    queues: tuple[QueueRef, ...]
+    """Of topics, pattern and queues one is given."""
+    start: Position | None
+    """None: a batch begins with the first message there is, a stream with the next to come."""
+    end: Position | None
+    """Of a batch; None: with the last message there is."""
+    fail_on_data_loss: bool
+    expression: str
+    expression_type: str
+    columns: tuple[str, ...]
+    legacy_columns: bool
+    set_rejects_aside: bool
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_s: float
+    group: str
+    report_group_offsets: bool
+    pull_messages: int
+    pull_bytes: int
+    pull_timeout_s: float
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Read and check the options of a read.
+
+    Raises:
+        OptionsError: some are wrong; the text names them all.
+    """
+    options = OptionReader(given)
+    connection = read_connection(options)
+    topics = options.parsed("topic", "topics", "subscribe", "path", parse=_topics, default=())
+    pattern = options.parsed("subscribePattern", "topicPattern", parse=_pattern, default=None)
+    queues = options.parsed("assign", parse=_queues, default=())
+    _only_one_of(options, ("topic", "subscribePattern", "assign"), "what to read", is_needed=True)
+    expression_type = options.choice("expressionType", choices=("tag", "sql92"), default="tag").upper()
+    legacy_columns = options.flag("legacyColumns")
+    rejects = options.choice("rejects", choices=("fail", "column"), default="fail")
+    group = options.parsed("groupId", "group", "consumerGroup", parse=_group, default=None)
+    report_group_offsets = options.flag("reportGroupOffsets")
+    if report_group_offsets and group is None:
+        options.refuse("reportGroupOffsets needs groupId: the group whose offsets are to follow")
+    max_offsets = options.count("maxOffsetsPerTrigger", default=None)
+    min_offsets = options.count("minOffsetsPerTrigger", default=None)
+    if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
+        options.refuse("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no batch could be both")
+    found = ReadOptions(
+        connection,
+        topics,
+        pattern,
+        queues,
+        _read_position(options, "starting"),
+        _read_position(options, "ending"),
+        options.flag("failOnDataLoss", default=True),
+        _read_expression(options, expression_type),
+        expression_type,
+        _read_columns(options, legacy=legacy_columns, with_rejects=rejects == "column"),
+        legacy_columns,
+        rejects == "column",
+        options.count("minPartitions", default=None),
+        options.count("maxRecordsPerPartition", default=None),
+        max_offsets,
+        min_offsets,
+        options.parsed("maxTriggerDelay", parse=_duration, default=900.0),
+        group or READER_GROUP,
+        report_group_offsets,
+        options.count("pullBatchSize", default=1024, most=PULL_MESSAGES_MAX),
+        options.count("pullBatchBytes", default=4 << 20, most=8 << 20),
+        options.milliseconds("pullTimeoutMs", "pullTimeout", "pollTimeoutMs", default_s=10.0),
+    )
+    options.finish()
+    return found
+
+
+def _only_one_of(options: OptionReader, names: tuple[str, ...], purpose: str, *, is_needed: bool = False) -> None:
+    given = [name for name in names if name in options]
+    if len(given) > 1:
+        options.refuse(f"{' and '.join(given)} all say {purpose}: keep one of them")
+    elif is_needed and not given:
+        options.refuse(f"{names[0]} is missing: give one of {', '.join(names)}")
+
+
+def _read_position(options: OptionReader, side: str) -> Position | None:
+    plain, by_time, at = f"{side}Offsets", f"{side}OffsetsByTimestamp", f"{side}Timestamp"
+    is_start = side == "starting"
+
+    def parse(text: str) -> Position:
+        if text.lower() in ("latest", "earliest") and (is_start or text.lower() == "latest"):
+            return Position(Where(text.lower()))
+        offsets = parse_offsets(text)
+        if any(offset < EARLIEST_OFFSET or (offset == EARLIEST_OFFSET and not is_start) for offset in offsets.values()):
+            raise ValueError("of offsets from 0 on, -1 for the latest" + (", -2 for the earliest" if is_start else ""))
+        return Position(Where.OFFSETS, offsets)
+
+    position = options.parsed(plain, parse=parse, default=None)
+    fails = is_start and (
+        options.choice("startingOffsetsByTimestampStrategy", choices=("error", "latest"), default="error") == "error"
+    )
+    time_ms = options.count(at, default=None, least=0)
+    times = options.parsed(by_time, parse=parse_offsets, default=None)
+    _only_one_of(options, (plain, by_time, at), f"where to {'begin' if is_start else 'end'}")
+    if time_ms is not None:
+        return Position(Where.TIME, time_ms=time_ms, fails_if_none=fails)
+    if times is not None:
+        return Position(Where.TIME, times, fails_if_none=fails)
+    return position
+
+
+def _read_expression(options: OptionReader, kind: str) -> str:
+    def parse(text: str) -> str:
+        if kind == SQL92:
+            return text
+        try:
+            return parse_tag_expression(text).text
+        except TagExpressionError as error:
+            raise ValueError(f"tags such as 'paid || sent' ({error})") from None
+
+    assert kind in (TAG, SQL92)
+    return options.parsed("subExpression", "tags", parse=parse, default=EVERY_TAG)
+
+
+def _read_columns(options: OptionReader, *, legacy: bool, with_rejects: bool) -> tuple[str, ...]:
+    by_name = {column.legacy_name if legacy else column.name: column.name for column in COLUMNS}
+    by_name.pop("reject")
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = _listed(text)
+        for name in names:
+            if name not in by_name:
+                near = get_close_matches(name, by_name, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_name)}"
+                raise ValueError(f"a list of columns, and {name} is none: {hint}")
+        return tuple(by_name[name] for name in names)
+
+    with_properties = options.flag("includeProperties")
+    default = tuple(name for name in by_name.values() if with_properties or name != "properties")
+    columns = options.parsed("columns", parse=parse, default=default)
+    return (*columns, "reject") if with_rejects else columns
+
+
+def _listed(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _named(check: Callable[[str], None], text: str, what: str) -> str:
+    try:
+        check(text)
+    except InvalidNameError as error:
+        raise ValueError(f"{what} ({error})") from None
+    return text
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    return tuple(_named(check_topic, name, "topics with commas between them") for name in _listed(text))
+
+
+def _group(text: str) -> str:
+    return _named(check_group, text, "the name of a group of consumers")
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"a regular expression ({error})") from None
+    return text
+
+
+def _queues(text: str) -> tuple[QueueRef, ...]:
+    example = 'JSON such as {"Orders": ["broker-a:0", "broker-a:1"]}'
+    said = parse_json(text, example)
+    if not isinstance(said, dict) or not all(isinstance(names, list) for names in said.values()) or not said:
+        raise ValueError(example)
+    return tuple(sorted({parse_queue(topic, str(name)) for topic, names in said.items() for name in names}))
+
+
+def _duration(text: str) -> float:
+    match = re.fullmatch(r"([0-9]+)\s*(ms|s|m|min|h|d)", text.lower())
+    if match is None:
+        raise ValueError("a time with its unit, such as 30s, 15m or 1h")
+    return int(match[1]) * _TIME_UNITS_S[match[2]]

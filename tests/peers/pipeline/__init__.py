@@ -1,0 +1,1 @@
+"""Our pipeline against real Apache RocketMQ. A package, so that its processes end with its last test."""

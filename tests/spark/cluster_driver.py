@@ -1,0 +1,90 @@
+"""What a user runs on a cluster: a batch read, a job, and a stream that loses a worker. Started by `test_cluster.py`.
+
+One line of JSON for each step on standard output; before the worker is lost, it asks for that and waits for a line.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from skyroute.pipeline.jobs.traffic import traffic
+from skyroute.pipeline.session import session
+
+WAIT_S = 60
+
+
+def say(**told: object) -> None:
+    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.flush()
+
+
+def where_skyroute_is(_: int) -> str:
+    import skyroute  # noqa: PLC0415 - as the worker finds it
+
+    return skyroute.__file__
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("master", "name-server", "topic", "folder"):
+        parser.add_argument(f"--{name}", required=True)
+    words = parser.parse_args()
+    folder = Path(words.folder)
+    small = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    with session(
+        words.master,
+        "cluster test",
+        **{
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.extraJavaOptions": small,
+            "spark.executor.extraJavaOptions": small,
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.cores.max": "2",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.adaptive.enabled": "false",
+        },
+    ) as spark:
+        options = {"nameServer": words.name_server, "topic": words.topic, "startingOffsets": "earliest"}
+        files = spark.sparkContext.parallelize(range(2), 2).map(where_skyroute_is).collect()
+        say(shipped=sorted(set(files)))
+
+        read = spark.read.format("rocketmq").options(**options).load()
+        row = read.selectExpr("count(*) AS messages", "sum(CAST(CAST(body AS STRING) AS INT)) AS total").first()
+        assert row is not None
+        say(messages=row.messages, total=row.total)
+
+        said = traffic(read).selectExpr("sum(messages) AS messages").first()
+        assert said is not None
+        say(job=int(said.messages))
+
+        query = (
+            spark.readStream.format("rocketmq")
+            .options(**options)
+            .option("maxOffsetsPerTrigger", "100")
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(folder / "out"))
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        while query.lastProgress is None and query.isActive:
+            query.awaitTermination(1)
+        progress = query.lastProgress
+        say(ask="kill a worker", before=progress.batchId if progress is not None else -1)
+        sys.stdin.readline()
+        assert query.awaitTermination(WAIT_S), "the stream does not end"
+        assert query.exception() is None
+        written: DataFrame = spark.read.parquet(str(folder / "out"))
+        last = query.lastProgress
+        assert last is not None
+        rows = written.select("broker_name", "queue_id", "queue_offset").collect()
+        say(stream=sorted(map(list, rows)), batches=last.batchId + 1)
+
+
+if __name__ == "__main__":
+    main()

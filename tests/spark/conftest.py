@@ -1,0 +1,69 @@
+"""One Spark session and one cluster for all of these tests: each test has topics of its own."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from skyroute import Message
+from skyroute.blocking import Admin, Producer
+from skyroute.pipeline.session import session
+from skyroute.testing import Cluster
+from skyroute.testing import cluster as started_cluster
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark on two cores, where a failed task is tried once more."""
+    folder = tmp_path_factory.mktemp("spark")
+    started = session(
+        "local[2,2]",
+        "tests",
+        **{
+            "spark.sql.shuffle.partitions": "2",
+            "spark.default.parallelism": "2",
+            "spark.sql.adaptive.enabled": "false",
+            "spark.sql.codegen.wholeStage": "false",  # for so few rows, compiling costs more than it saves
+            "spark.sql.streaming.stopTimeout": "10s",
+            "spark.python.worker.faulthandler.enabled": "true",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "local"),
+            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Duser.timezone=UTC",
+        },
+    )
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Two brokers in threads of this process. A test that harms brokers takes `rocketmq` instead, which is its own."""
+    with started_cluster(brokers=2, in_memory=True) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def new_topic(cluster: Cluster) -> Iterator[Callable[..., str]]:
+    """Makes a topic that no other test has: with so many queues on each broker."""
+    numbers = itertools.count(1)
+    with Admin(cluster.name_server_address) as admin:
+
+        def make(queues: int = 2) -> str:
+            topic = f"Topic{next(numbers)}"
+            admin.create_topic(topic, read_queues=queues, write_queues=queues)
+            return topic
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def orders(cluster: Cluster) -> str:
+    """The address of the cluster, with the topic that documents speak of: ten messages."""
+    with Admin(cluster.name_server_address) as admin:
+        admin.create_topic("Orders", read_queues=2, write_queues=2)
+    with Producer("shop", cluster.name_server_address) as producer:
+        for number in range(10):
+            tag, key = "paid" if number % 2 else "sent", f"cup-{number % 3}"
+            producer.send(Message("Orders", b"%d" % number, tag=tag, keys=key))
+    return cluster.name_server_address

@@ -1,0 +1,20 @@
+"""A driver to be killed: it copies a topic to Parquet until then. Started by `test_stream.py`."""
+
+import sys
+
+from skyroute.pipeline.session import session
+
+
+def main() -> None:
+    name_server, topic, folder = sys.argv[1:]
+    quick = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+    spark = session("local[2]", "to be killed", **quick)
+    rows = spark.readStream.format("rocketmq").options(
+        nameServer=name_server, topic=topic, startingOffsets="latest", maxOffsetsPerTrigger="40"
+    )
+    stream = rows.load().writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
+    stream.start(f"{folder}/rows").awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

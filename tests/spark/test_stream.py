@@ -1,0 +1,143 @@
+"""A topic is a stream: every message once, whatever is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from skyroute.blocking import Producer
+from skyroute.message.message import Message
+from skyroute.pipeline.source.progress import Lag, LagListener
+from skyroute.testing import Cluster
+from tests.support.process import eventually
+from tests.support.shown import ROOT
+from tests.unit.pipeline.reading import make_topic, send
+
+NewTopic = Callable[..., str]
+STREAM_TIMEOUT_S = 90
+
+
+def stream(spark: SparkSession, cluster: Cluster, topic: str, **options: str | int) -> DataFrame:
+    chosen: dict[str, str | int] = {"startingOffsets": "earliest", "topic": topic, **options}
+    return spark.readStream.format("rocketmq").options(nameServer=cluster.name_server_address, **chosen).load()
+
+
+def run_to_the_end(rows: DataFrame, folder: Path) -> StreamingQuery:
+    """Copy what is there now to Parquet."""
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    query = writer.trigger(availableNow=True).start(str(folder / "rows"))
+    assert query.awaitTermination(STREAM_TIMEOUT_S)
+    assert query.exception() is None
+    return query
+
+
+def offsets_read(spark: SparkSession, folder: Path) -> dict[tuple[str, int], list[int]]:
+    """Every offset that was written, by queue: one that came twice is there twice."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for row in spark.read.parquet(str(folder / "rows")).select("broker_name", "queue_id", "queue_offset").collect():
+        found.setdefault((row.broker_name, row.queue_id), []).append(row.queue_offset)
+    return {queue: sorted(offsets) for queue, offsets in found.items()}
+
+
+def test_a_stream_goes_on_where_its_checkpoint_says(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic = new_topic()
+    send(cluster, topic, 50)
+    send(cluster, topic, 30, broker=1, queue_id=1)
+    query = run_to_the_end(stream(spark, cluster, topic, maxOffsetsPerTrigger=40), tmp_path)
+    taken = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert sum(taken) == 80
+    assert max(taken) <= 40
+    assert offsets_read(spark, tmp_path) == {("broker-0", 0): list(range(50)), ("broker-1", 1): list(range(30))}
+    send(cluster, topic, 5)
+    run_to_the_end(stream(spark, cluster, topic), tmp_path)
+    assert offsets_read(spark, tmp_path) == {("broker-0", 0): list(range(55)), ("broker-1", 1): list(range(30))}
+
+
+def test_new_queues_are_found_and_lag_is_told_while_it_runs(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    topic = new_topic(1)
+    heard: list[Lag] = []
+    listener = LagListener(heard.append)
+    spark.streams.addListener(listener)
+    writer = stream(spark, cluster, topic).writeStream.format("memory").queryName("growing")
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+
+    def count() -> int:
+        assert query.exception() is None
+        return spark.table("growing").count()
+
+    try:
+        send(cluster, topic, 3)
+        eventually(lambda: count() == 3, "the first messages", timeout_s=STREAM_TIMEOUT_S)
+        make_topic(cluster, topic, queues=3)
+        send(cluster, topic, 4, queue_id=2)
+        eventually(lambda: count() == 7, "those of a new queue", timeout_s=STREAM_TIMEOUT_S)
+        eventually(lambda: any(len(lag.queues) == 6 for lag in heard), "the lag of all queues")
+        assert heard[-1].query_name == "growing"
+    finally:
+        query.stop()
+        spark.streams.removeListener(listener)
+
+
+@contextmanager
+def sending(cluster: Cluster, topic: str) -> Iterator[None]:
+    """Send to all queues of a topic without pause."""
+    stop = threading.Event()
+
+    def work() -> None:
+        with Producer("senders", cluster.name_server_address) as producer:
+            while not stop.wait(0.02):
+                producer.send(Message(topic, b"x"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def kill_driver_once(cluster: Cluster, topic: str, folder: Path, until: Callable[[], Any]) -> None:
+    """Start a driver, and kill it, its Java and its workers with it, as soon as something is so."""
+    command = [sys.executable, "-m", "tests.spark.stream_driver", cluster.name_server_address, topic, str(folder)]
+    with (folder / "driver.log").open("ab") as log:
+        driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+    try:
+        eventually(lambda: until() or driver.poll() is not None, "a batch", timeout_s=STREAM_TIMEOUT_S)
+        assert driver.poll() is None, (folder / "driver.log").read_text()
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+
+
+def test_no_queue_repeats_or_skips_an_offset_when_the_driver_is_killed(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    """It begins at the end of a topic that grows all the time, which is where a start is most easily lost."""
+    topic = new_topic()
+    send(cluster, topic, 20)
+    log = tmp_path / "checkpoint" / "offsets"
+    with sending(cluster, topic):
+        # Killed when its very first batch is planned and nothing is done yet, then in the middle of a later one.
+        kill_driver_once(cluster, topic, tmp_path, (log / "0").exists)
+        kill_driver_once(cluster, topic, tmp_path, (log / "4").exists)
+    run_to_the_end(stream(spark, cluster, topic, startingOffsets="latest"), tmp_path)
+    begin = json.loads((log / "0").read_text().splitlines()[2])[topic]
+    end = json.loads(max(log.glob("[0-9]*"), key=lambda path: int(path.name)).read_text().splitlines()[2])[topic]
+    found = offsets_read(spark, tmp_path)
+    expected = {name: list(range(begin[name], end[name])) for name in end}
+    assert {f"{broker}:{number}": offsets for (broker, number), offsets in found.items()} == expected
+    assert all(expected.values()), "every queue had messages"

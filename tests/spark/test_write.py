@@ -1,0 +1,241 @@
+"""Rows become messages: what columns say arrives, in batches, in order where asked for, and at least once."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from skyroute import Message, StoredMessage
+from skyroute.blocking import Admin, Producer
+from skyroute.pipeline.sink.rows import IDEMPOTENCY_KEY
+from skyroute.testing import Cluster
+from tests.support.process import eventually
+
+NewTopic = Callable[..., str]
+FORMAT = "rocketmq"
+STREAM_TIMEOUT_S = 60
+
+
+def write(rows: DataFrame, cluster: Cluster, topic: str | None = None, **options: str | int) -> None:
+    into = rows.write.format(FORMAT).option("nameServer", cluster.name_server_address).mode("append")
+    if topic is not None:
+        into = into.option("topic", topic)
+    into.options(**options).save()
+
+
+def stored(cluster: Cluster, topic: str) -> list[StoredMessage]:
+    """All messages of a topic, those of a queue in their order."""
+    with Admin(cluster.name_server_address) as admin:
+        spans = admin.topic_status(topic).queues
+        return [
+            message
+            for queue, span in sorted(spans.items())
+            for messages in admin.read(queue, span.min_offset, span.max_offset)
+            for message in messages
+        ]
+
+
+def key_of(message: StoredMessage) -> str:
+    key = message.find_property(IDEMPOTENCY_KEY)
+    assert key is not None
+    return key
+
+
+def test_what_the_columns_say_arrives(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+    one, other = new_topic(), new_topic()
+    rows = spark.sql(
+        f"""SELECT * FROM VALUES
+        ('{one}', 'first', 'paid', array('k1', 'k2'), map('shop', 'north'), CAST(NULL AS INT), NULL),
+        ('{other}', 'second', NULL, NULL, NULL, 1, 'broker-1')
+        AS (topic, body, tags, keys, properties, queue_id, broker_name)"""
+    )
+    write(rows, cluster)
+    (first,), (second,) = stored(cluster, one), stored(cluster, other)
+    assert (first.body, first.tag, first.keys, first.user_properties["shop"]) == (
+        b"first",
+        "paid",
+        ("k1", "k2"),
+        "north",
+    )
+    assert (second.body, second.tag, second.broker_name, second.queue_id) == (b"second", None, "broker-1", 1)
+    assert key_of(first) != key_of(second)
+
+
+def test_the_rows_of_a_partition_travel_together(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    write(spark.range(0, 1_000, 1, 1).selectExpr("CAST(id AS STRING) AS body"), cluster, topic)
+    messages = stored(cluster, topic)
+    assert len({message.queue_id for message in messages}) == 1, "a batch goes to one queue"
+    assert len({message.born_at_ms for message in messages}) == 1, "and was sent once"
+    assert [message.body for message in messages] == [b"%d" % number for number in range(1_000)]
+    assert len({key_of(message) for message in messages}) == 1_000
+
+
+def test_rows_with_the_same_sharding_key_keep_their_order(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic(queues=4)
+    rows = spark.range(0, 2_000, 1, 1).selectExpr(
+        "CAST(id AS STRING) AS body", "CONCAT('customer-', id % 7) AS sharding_key"
+    )
+    write(rows, cluster, topic, batchBytes=1_000)
+    messages = stored(cluster, topic)
+    assert len(messages) == 2_000
+    for customer in range(7):
+        mine = [message for message in messages if int(message.body) % 7 == customer]
+        assert len({(message.broker_name, message.queue_id) for message in mine}) == 1
+        assert [int(message.body) for message in mine] == list(range(customer, 2_000, 7))
+
+
+def test_a_delayed_row_arrives_later_than_the_others(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    rows = spark.range(0, 4, 1, 1).selectExpr("CAST(id AS STRING) AS body", "IF(id = 0, 1, 0) AS delay_level")
+    write(rows, cluster, topic)
+    assert {message.body for message in stored(cluster, topic)} >= {b"1", b"2", b"3"}
+    messages = eventually(lambda: len(found := stored(cluster, topic)) == 4 and found, "the delay is over")
+    at = {message.body: message.stored_at_ms for message in messages or []}
+    assert at[b"0"] - at[b"1"] >= 900
+
+
+def test_what_cannot_be_written_is_said_before_any_row_is_sent(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    numbers = spark.range(3)
+    with pytest.raises(AnalysisException, match="body is bigint and must be string or binary"):
+        write(numbers.selectExpr("id AS body"), cluster, topic)
+    with pytest.raises(AnalysisException, match="did you mean batchBytes"):
+        write(numbers.selectExpr("'x' AS body"), cluster, topic, batchByte=1)
+    with pytest.raises(AnalysisException, match="only added to: use mode"):
+        numbers.selectExpr("'x' AS body").write.format(FORMAT).mode("overwrite").save()
+    assert stored(cluster, topic) == []
+
+
+def test_a_row_that_cannot_be_sent_is_named(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    rows = spark.range(0, 3, 1, 1).selectExpr("IF(id = 2, NULL, 'x') AS body")
+    with pytest.raises(Exception, match="row 2 of this partition cannot be sent: body is empty"):
+        write(rows, cluster, topic)
+    assert stored(cluster, topic) == []
+
+
+def test_a_cluster_that_is_gone_is_named(spark: SparkSession, rocketmq: Cluster) -> None:
+    rocketmq.kill_broker()
+    rows = spark.range(1).selectExpr("'x' AS body")
+    with pytest.raises(Exception, match=r"(?i)NoRouteError|ConnectError|NoBrokerError"):
+        write(rows, rocketmq, "Orders", numRetries=0, sendTimeoutMs=1000, retryIntervalMs=10)
+
+
+def test_a_task_that_is_tried_again_sends_rows_again_and_their_keys_tell(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
+) -> None:
+    """The recipe: read with the properties, and drop what has the same key."""
+    topic = new_topic()
+
+    name_server = cluster.name_server_address
+
+    def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        is_first = task.partitionId() == 0 and task.attemptNumber() == 0
+        for at, batch in enumerate(batches):
+            if is_first and at == 4:
+                with Admin(name_server) as admin:
+                    eventually(lambda: any(span.max_offset for span in admin.topic_status(topic).queues.values()), "")
+                raise RuntimeError("the first attempt ends here")
+            yield batch
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "20")
+    try:
+        # Large rows, which no buffer on the way keeps back.
+        rows = spark.range(0, 400, 1, 2).selectExpr("RPAD(CAST(id AS STRING), 10000, ' ') AS body")
+        write(rows.mapInArrow(fail_once, "body string"), cluster, topic)
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    bodies = [int(message.body) for message in stored(cluster, topic)]
+    assert set(bodies) == set(range(400))
+    assert len(bodies) > 400, "nothing was sent twice, so this test shows nothing"
+    with Producer("others", cluster.name_server_address) as producer:
+        for number in (1_000, 1_001):
+            producer.send(Message(topic, b"%d" % number))
+    read = read_topic(spark, cluster, topic)
+    once = read.dropDuplicates(["row"])
+    assert sorted(int(row.text) for row in once.collect()) == [*range(400), 1_000, 1_001]
+
+
+def read_topic(spark: SparkSession, cluster: Cluster, topic: str) -> DataFrame:
+    source = spark.read.format(FORMAT).option("nameServer", cluster.name_server_address).option("topic", topic)
+    return _with_key(source.option("includeProperties", "true").load())
+
+
+def _with_key(messages: DataFrame) -> DataFrame:
+    return messages.select(
+        "store_timestamp",
+        f.col("body").cast("string").alias("text"),
+        f.coalesce(f.col("properties")[IDEMPOTENCY_KEY], "message_id").alias("row"),
+    )
+
+
+def test_a_stream_that_was_cut_off_sends_a_batch_again_and_its_keys_tell(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
+) -> None:
+    """The recipe for a stream: drop duplicates within a watermark that is longer than an outage."""
+    topic = new_topic()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.txt").write_text("\n".join(map(str, range(100))))
+
+    def run() -> None:
+        lines = spark.readStream.text(str(tmp_path / "in")).selectExpr("value AS body")
+        query = (
+            lines.writeStream.format(FORMAT)
+            .option("nameServer", cluster.name_server_address)
+            .option("topic", topic)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(STREAM_TIMEOUT_S)
+        assert query.exception() is None
+
+    run()
+    # All was sent, and then the driver died before it could write down that the batch was done.
+    for committed in (tmp_path / "checkpoint" / "commits").iterdir():
+        committed.unlink()
+    run()
+    keys = [key_of(message) for message in stored(cluster, topic)]
+    assert len(keys) == 200
+    assert len(set(keys)) == 100
+    assert len({key.split("/")[0] for key in keys}) == 1, "one query, also after a restart"
+
+    source = spark.readStream.format(FORMAT).option("nameServer", cluster.name_server_address).option("topic", topic)
+    messages = _with_key(source.option("includeProperties", "true").option("startingOffsets", "earliest").load())
+    once = messages.withWatermark("store_timestamp", "1 hour").dropDuplicatesWithinWatermark(["row"])
+    query = (
+        once.writeStream.format("memory")
+        .queryName("once")
+        .option("checkpointLocation", str(tmp_path / "downstream"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(STREAM_TIMEOUT_S)
+    assert query.exception() is None
+    assert sorted(int(row.text) for row in spark.table("once").collect()) == list(range(100))
+
+
+def test_a_job_that_is_run_again_under_the_same_id_gives_the_same_keys(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
+) -> None:
+    topic = new_topic()
+    rows = spark.range(0, 10, 1, 2).selectExpr("CAST(id AS STRING) AS body")
+    for _ in range(2):
+        write(rows, cluster, topic, writeId="orders-2026-11-15")
+    keys = [key_of(message) for message in stored(cluster, topic)]
+    assert len(keys) == 20
+    assert set(keys) == {f"orders-2026-11-15/{part}/{row}" for part in range(2) for row in range(5)}

@@ -1,0 +1,262 @@
+"""What Spark hears of a stream on the driver: how far it goes, what is to be read, and what to keep."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from skyroute.blocking import Admin
+from skyroute.message.queue_ref import QueueRef
+from skyroute.pipeline.connections import close_all
+from skyroute.pipeline.source import stream
+from skyroute.pipeline.source.errors import DataLossError
+from skyroute.pipeline.source.progress import Lag, LagListener
+from skyroute.pipeline.source.stream import StreamReader
+from skyroute.testing import Cluster
+from skyroute.testing import cluster as started_cluster
+from tests.support.process import eventually
+from tests.unit.pipeline.reading import Row, bodies, make_topic, rows_of, send, source
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with started_cluster(brokers=2, in_memory=True) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is believed for a while in production is asked for every time here."""
+    monkeypatch.setattr(stream, "ENDS_S", 0.0)
+    monkeypatch.setattr(stream, "QUEUES_S", 0.0)
+    yield
+    close_all()
+
+
+def open_stream(cluster: Cluster, **given: str) -> StreamReader:
+    chosen = source(cluster, **{"startingOffsets": "earliest", **given})
+    reader = chosen.streamReader(chosen.schema())
+    assert isinstance(reader, StreamReader)
+    return reader
+
+
+def through_json(offset: Any) -> Any:
+    """Offsets reach us as Spark keeps them: as text."""
+    return json.loads(json.dumps(offset))
+
+
+def step(reader: StreamReader, start: Any, limit: Any = ALL) -> tuple[Any, list[bytes]]:
+    """Return where a batch ends, and what is in it."""
+    end = through_json(reader.latestOffset(through_json(start), limit))
+    return end, bodies(read_between(reader, start, end))
+
+
+def read_between(reader: StreamReader, start: Any, end: Any) -> list[Row]:
+    return rows_of(reader, reader.partitions(through_json(start), end))
+
+
+def test_a_stream_goes_from_the_start_to_the_end_and_on(cluster: Cluster) -> None:
+    make_topic(cluster, "On", queues=1)
+    send(cluster, "On", 3)
+    reader = open_stream(cluster, topic="On")
+    start = reader.initialOffset()
+    assert start == {"On": {"broker-0:0": 0, "broker-1:0": 0}}
+    end, found = step(reader, start)
+    assert found == [b"0", b"1", b"2"]
+    assert step(reader, end) == (end, [])
+    send(cluster, "On", 2, first=3)
+    assert step(reader, end) == ({"On": {"broker-0:0": 5, "broker-1:0": 0}}, [b"3", b"4"])
+
+
+def test_the_start_is_asked_for_once(cluster: Cluster) -> None:
+    make_topic(cluster, "Once", queues=1)
+    reader = open_stream(cluster, topic="Once", startingOffsets="latest")
+    first = reader.initialOffset()
+    send(cluster, "Once", 3)
+    assert reader.initialOffset() == first
+
+
+def test_a_start_that_moves_is_kept_by_an_empty_first_batch(cluster: Cluster) -> None:
+    """Else a stream that is killed in its first batch would begin at a later end, and skip what came between."""
+    make_topic(cluster, "Moving", queues=1)
+    send(cluster, "Moving", 3)
+    reader = open_stream(cluster, topic="Moving", startingOffsets="latest")
+    start = reader.initialOffset()
+    send(cluster, "Moving", 2, first=3)
+    kept, found = step(reader, start)
+    assert (kept, found) == (start, [])
+    # Killed: the next one finds the first batch in the checkpoint, and asks for its start anew.
+    second = open_stream(cluster, topic="Moving", startingOffsets="latest")
+    later = second.initialOffset()
+    assert later != start
+    assert second.partitions(later, kept) == []
+    assert step(second, kept)[1] == [b"3", b"4"]
+
+
+def test_no_first_batch_is_empty_where_the_start_stays(cluster: Cluster) -> None:
+    make_topic(cluster, "Staying", queues=1)
+    send(cluster, "Staying", 3)
+    reader = open_stream(cluster, topic="Staying")
+    assert len(step(reader, reader.initialOffset())[1]) == 3
+
+
+def test_a_limit_is_shared_out_in_proportion(cluster: Cluster) -> None:
+    make_topic(cluster, "Limited", queues=1)
+    send(cluster, "Limited", 90)
+    send(cluster, "Limited", 10, broker=1)
+    reader = open_stream(cluster, topic="Limited", maxOffsetsPerTrigger="20")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(20)
+    end, found = step(reader, reader.initialOffset(), limit)
+    assert end == {"Limited": {"broker-0:0": 18, "broker-1:0": 2}}
+    assert len(found) == 20
+
+
+def test_too_few_messages_are_waited_for_and_not_for_ever(cluster: Cluster) -> None:
+    make_topic(cluster, "Patient", queues=1)
+    send(cluster, "Patient", 3)
+    reader = open_stream(cluster, topic="Patient", minOffsetsPerTrigger="5", maxTriggerDelay="300ms")
+    start = reader.initialOffset()
+    assert step(reader, start) == (start, [])
+    eventually(lambda: reader.latestOffset(start, ALL) != start, "a batch of too few")
+    reader = open_stream(cluster, topic="Patient", minOffsetsPerTrigger="5", maxTriggerDelay="1h")
+    assert step(reader, start) == (start, [])
+    send(cluster, "Patient", 2)
+    assert len(step(reader, start)[1]) == 5
+
+
+def test_available_now_stops_at_what_was_there(cluster: Cluster) -> None:
+    make_topic(cluster, "Now", queues=1)
+    send(cluster, "Now", 10)
+    reader = open_stream(cluster, topic="Now", minOffsetsPerTrigger="100")
+    reader.prepareForTriggerAvailableNow()
+    send(cluster, "Now", 10)
+    end, found = step(reader, reader.initialOffset(), ReadMaxRows(6))
+    assert len(found) == 6
+    end, found = step(reader, end, ReadMaxRows(6))
+    assert len(found) == 4
+    assert step(reader, end, ReadMaxRows(6)) == (end, [])
+
+
+def test_new_queues_and_new_brokers_are_read_from_their_first_message(cluster: Cluster) -> None:
+    make_topic(cluster, "Growing", queues=1, broker=0)
+    send(cluster, "Growing", 1)
+    reader = open_stream(cluster, topic="Growing")
+    end, _ = step(reader, reader.initialOffset())
+    assert end == {"Growing": {"broker-0:0": 1}}
+    make_topic(cluster, "Growing", queues=2, broker=0)
+    make_topic(cluster, "Growing", queues=1, broker=1)
+    send(cluster, "Growing", 2, queue_id=1, first=10)
+    send(cluster, "Growing", 2, broker=1, first=20)
+    end, found = step(reader, end)
+    assert end == {"Growing": {"broker-0:0": 1, "broker-0:1": 2, "broker-1:0": 2}}
+    assert sorted(found) == [b"10", b"11", b"20", b"21"]
+
+
+def test_new_topics_of_a_pattern_are_found(cluster: Cluster) -> None:
+    make_topic(cluster, "Kind1", queues=1)
+    reader = open_stream(cluster, subscribePattern="Kind.")
+    start = reader.initialOffset()
+    make_topic(cluster, "Kind2", queues=1)
+    send(cluster, "Kind2", 2)
+    assert step(reader, start)[1] == [b"0", b"1"]
+
+
+def test_a_broker_that_is_away_holds_nobody_up_and_keeps_its_place() -> None:
+    with started_cluster(brokers=2, in_memory=True) as own:
+        make_topic(own, "Away", queues=1)
+        reader = open_stream(own, topic="Away", requestTimeoutMs="300")
+        start = reader.initialOffset()
+        send(own, "Away", 3)
+        send(own, "Away", 3, broker=1, first=10)
+        assert reader.reportLatestOffset() == {"Away": {"broker-0:0": 3, "broker-1:0": 3}}
+        own.kill_broker(1)
+        end, found = step(reader, start)
+        assert (end, found) == ({"Away": {"broker-0:0": 3, "broker-1:0": 0}}, [b"0", b"1", b"2"])
+        assert reader.reportLatestOffset() == {"Away": {"broker-0:0": 3, "broker-1:0": 3}}, "it is still behind"
+        own.restart_broker(1)
+        assert step(reader, end)[1] == [b"10", b"11", b"12"]
+
+
+def test_a_topic_that_was_made_anew_is_data_loss(rocketmq: Cluster) -> None:
+    make_topic(rocketmq, "Anew", queues=1)
+    send(rocketmq, "Anew", 5)
+    strict, lenient = (open_stream(rocketmq, topic="Anew", failOnDataLoss=word) for word in ("true", "false"))
+    end, _ = step(strict, strict.initialOffset())
+    with Admin(rocketmq.name_server_address) as admin:
+        admin.delete_topic("Anew", "DefaultCluster")
+    make_topic(rocketmq, "Anew", queues=1)
+    send(rocketmq, "Anew", 2)
+    with pytest.raises(DataLossError, match=r"Anew@broker-0:0 ends at 2, and was read up to 5"):
+        strict.latestOffset(end, ALL)
+    end, found = step(lenient, end)
+    assert (end, found) == ({"Anew": {"broker-0:0": 0}}, [])
+    assert step(lenient, end)[1] == [b"0", b"1"]
+
+
+def test_messages_that_were_deleted_before_they_were_read_are_data_loss() -> None:
+    with started_cluster(in_memory=True, mapped_file_size_commit_log=16_384) as own:
+        make_topic(own, "Gone", queues=1)
+        for first in range(0, 300, 50):
+            send(own, "Gone", 50, first=first)
+        strict, lenient = (open_stream(own, topic="Gone", failOnDataLoss=word) for word in ("true", "false"))
+        start = strict.initialOffset()
+        own.stop_broker()
+        sorted((own.folder / "broker-0" / "commitlog").iterdir())[0].unlink()
+        own.restart_broker()
+        end = strict.latestOffset(start, ALL)
+        with pytest.raises(DataLossError, match=r"Gone@broker-0:0 has no messages from 0 to \d+ any more"):
+            strict.partitions(start, end)
+        found = read_between(lenient, start, end)
+        assert [row["queue_offset"] for row in found] == list(range(found[0]["queue_offset"], 300))
+
+
+def test_a_group_follows_if_it_is_to(cluster: Cluster) -> None:
+    make_topic(cluster, "Followed", queues=1)
+    send(cluster, "Followed", 4)
+    reader = open_stream(cluster, topic="Followed", groupId="watchers", reportGroupOffsets="true")
+    end, _ = step(reader, reader.initialOffset())
+    reader.commit(end)
+    with Admin(cluster.name_server_address) as admin:
+        progress = admin.progress("watchers", topic="Followed")
+    assert {queue: place.consumer_offset for queue, place in progress.queues.items()} == {
+        QueueRef("Followed", "broker-0", 0): 4,
+        QueueRef("Followed", "broker-1", 0): 0,
+    }
+
+
+def test_an_idle_stream_asks_brokers_now_and_then_only(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_topic(cluster, "Idle", queues=1)
+    monkeypatch.setattr(stream, "ENDS_S", 60.0)
+    reader = open_stream(cluster, topic="Idle")
+    end, _ = step(reader, reader.initialOffset())
+    send(cluster, "Idle", 1)
+    began = time.perf_counter()
+    for _ in range(100):
+        assert reader.latestOffset(end, ALL) == end
+        assert reader.reportLatestOffset() == end
+    assert time.perf_counter() - began < 1.0
+
+
+class Progress:
+    """What Spark tells listeners, as far as ours looks at it."""
+
+    def __init__(self, **sources: tuple[str | None, str | None]) -> None:
+        self.id, self.name, self.batchId = "1-2", "orders", 7
+        self.sources = [type("Source", (), {"endOffset": e, "latestOffset": n})() for e, n in sources.values()]
+
+
+def test_a_listener_tells_the_lag_of_each_queue() -> None:
+    heard: list[Lag] = []
+    progress = Progress(
+        ours=('{"A": {"a:0": 3, "a:1": 5}}', '{"A": {"a:0": 10, "a:1": 5, "b:0": 2}}'), files=(None, '"3"')
+    )
+    LagListener(heard.append).onQueryProgress(type("Event", (), {"progress": progress})())
+    (lag,) = heard
+    assert lag.queues == {QueueRef("A", "a", 0): 7, QueueRef("A", "a", 1): 0, QueueRef("A", "b", 0): 2}
+    assert (lag.total, lag.query_name, lag.batch_id) == (9, "orders", 7)
