@@ -21,6 +21,11 @@ _COMMANDS = {
         "journal",
         "Read what a name server has recorded: every change of a route.",
     ),
+    "pipeline": Later(
+        "skyroute.cli.pipeline.commands",
+        "pipeline",
+        "Ask the cluster's history and its topics, with Spark.",
+    ),
 }
 
 

@@ -1,0 +1,1 @@
+"""`skyroute pipeline`: questions to the cluster's history and to topics, answered by Spark."""

@@ -1,0 +1,1 @@
+"""Questions to the cluster's history, each a function from DataFrame to DataFrame."""

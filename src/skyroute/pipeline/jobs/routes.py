@@ -1,0 +1,146 @@
+"""Time travel: the route table as each name server had it at any instant, and what changed between two."""
+
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as fn
+
+from skyroute.nameserver.journal.schema import Kind
+from skyroute.pipeline.journal.facts import ASPECTS, epochs, facts, in_epochs
+from skyroute.routing.topology import MASTER_ID, Permission
+
+_KEY: Final = ("server", "part", "broker", "name")
+
+
+def routes_at(events: DataFrame, instant: datetime) -> DataFrame:
+    """Return every group, broker and topic that each server knew at an instant, one row each.
+
+    The instant is after the last record that the server's clock dates up to then. `part` says what a row is about:
+    members of other parts are null. `acts_as_master` is shown of the smallest slave where the group lost its master and
+    allows that; `permission` is what clients have, `given_permission` what the broker gave. A server of which numbers
+    are missing since its last start, or of which no start is left, is not `certain`.
+    """
+    scope = _scope(events, int(instant.timestamp() * 1000))
+    within = fn.col("seq").between(fn.col("start"), fn.col("cut"))
+    said = facts(events.join(fn.broadcast(scope.select("server", "start", "cut")), "server").filter(within))
+    latest = said.groupBy(*_KEY).agg(*map(_last_word, ASPECTS))
+    known = latest.filter(_is_there())
+    return _as_routes(known).join(fn.broadcast(scope.select("server", "certain")), "server").select(*_COLUMNS)
+
+
+def route_history(events: DataFrame) -> DataFrame:
+    """Return every state of every group, broker and topic that each server knew, and `since` and `until` when.
+
+    `until` is null where it still holds. The aspects are columns of their own, as `facts` has them; what follows from a
+    whole group, such as who acts as master, `routes_at` knows.
+    """
+    placed = in_epochs(events)
+    in_order = Window.partitionBy("epoch", *_KEY).orderBy("seq")
+    so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
+    said = facts(placed).withColumn("next_ms", fn.lead("at_ms").over(in_order))
+    known = said.withColumns({aspect: fn.last(aspect, ignorenulls=True).over(so_far) for aspect in ASPECTS})
+    states = known.filter(_is_there()).join(fn.broadcast(epochs(placed)), ["server", "epoch"])
+    return states.select(
+        *_KEY,
+        fn.timestamp_millis("at_ms").alias("since"),
+        fn.timestamp_millis(fn.coalesce("next_ms", "ended_ms")).alias("until"),
+        *ASPECTS,
+        "cause",
+        "certain",
+    )
+
+
+def routes_between(events: DataFrame, earlier: datetime, later: datetime) -> DataFrame:
+    """Return what each server knew otherwise at a later instant: `change` is added, removed or changed.
+
+    `before` and `after` hold what is in a row of `routes_at`; the edition of a topic table alone is no change.
+    """
+    state = [name for name in _COLUMNS if name not in {*_NAMING, "certain", "version"}]
+
+    def table_at(instant: datetime, side: str) -> DataFrame:
+        return routes_at(events, instant).select(*_NAMING, fn.struct(*state).alias(side))
+
+    joined = (
+        table_at(earlier, "before")
+        .alias("b")
+        .join(
+            table_at(later, "after").alias("a"),
+            [fn.col(f"b.{name}").eqNullSafe(fn.col(f"a.{name}")) for name in _NAMING],
+            "full_outer",
+        )
+    )
+    change = fn.when(fn.col("before").isNull(), "added").when(fn.col("after").isNull(), "removed").otherwise("changed")
+    naming = [fn.coalesce(f"a.{name}", f"b.{name}").alias(name) for name in _NAMING]
+    differs = ~fn.to_json("before").eqNullSafe(fn.to_json("after"))
+    return joined.filter(differs).select(*naming, change.alias("change"), "before", "after")
+
+
+def _scope(events: DataFrame, instant_ms: int) -> DataFrame:
+    """Per server: the numbers between which records make its table at an instant, and whether none is missing."""
+    cut = events.filter(fn.col("wall_ms") <= instant_ms).groupBy("server").agg(fn.max("seq").alias("cut"))
+    started = fn.max(fn.when(fn.col("kind") == Kind.SERVER_STARTED, fn.col("seq")))
+    before = events.join(fn.broadcast(cut), "server").filter("seq <= cut")
+    starts = before.groupBy("server", "cut").agg(started.alias("started"), fn.min("seq").alias("first"))
+    starts = starts.select("server", "cut", "started", fn.coalesce("started", "first").alias("start"))
+    since = (
+        events.select("server", "seq", "kind").join(fn.broadcast(starts), "server").filter("seq between start and cut")
+    )
+    whole = (fn.count("*") == fn.col("cut") - fn.col("start") + 1) & (fn.count_if(fn.col("kind") == Kind.GAP) == 0)
+    certain = fn.col("started").isNotNull() & whole
+    return since.groupBy("server", "cut", "started", "start").agg(certain.alias("certain")).drop("started")
+
+
+def _is_there() -> Column:
+    return fn.coalesce("group.there", "member.there", "queues.there")
+
+
+def _last_word(aspect: str) -> Column:
+    said = fn.col(aspect)
+    return fn.max_by(said, fn.when(said.isNotNull(), fn.col("seq"))).alias(aspect)
+
+
+_NAMING: Final = ("server", "part", "broker", "address", "topic")
+_COLUMNS: Final = (
+    *("server", "certain", "part", "cluster", "broker", "zone", "acting_master"),
+    *("broker_id", "address", "ha_address", "version", "acts_as_master", "confirmed", "filter_servers"),
+    *("topic", "read_queues", "write_queues", "permission", "given_permission", "flags", "forbidden", "mapping"),
+)
+
+
+def _as_routes(known: DataFrame) -> DataFrame:
+    """Give each row what follows from its group: the cluster, who acts as master, what may be written."""
+    members = known.filter("part != 'topic'").groupBy("server", "broker")
+    groups = members.agg(
+        fn.max("group.cluster").alias("cluster"),
+        fn.max("group.acting_master").alias("may_act"),
+        fn.min("member.broker_id").alias("smallest"),
+    )
+    is_headless = fn.coalesce(fn.col("may_act") & (fn.col("smallest") != MASTER_ID), fn.expr("false"))
+    part, given = fn.col("part"), fn.col("queues.permission")
+    is_topic, is_broker = part == "topic", part == "broker"
+    forbidden = fn.coalesce("forbidden", fn.expr("false"))
+    readable = given.bitwiseAND(~int(Permission.WRITE))
+    return known.join(groups, ["server", "broker"], "left").select(
+        "server",
+        "part",
+        "broker",
+        "cluster",
+        "group.zone",
+        "group.acting_master",
+        "member.broker_id",
+        fn.when(is_broker, fn.col("name")).alias("address"),
+        "member.ha_address",
+        "member.version",
+        fn.when(is_broker, is_headless & (fn.col("member.broker_id") == fn.col("smallest"))).alias("acts_as_master"),
+        fn.when(is_broker, fn.col("confirmed")).alias("confirmed"),
+        fn.when(is_broker, fn.col("filter_servers")).alias("filter_servers"),
+        fn.when(is_topic, fn.col("name")).alias("topic"),
+        "queues.read_queues",
+        "queues.write_queues",
+        fn.when(forbidden | is_headless, readable).otherwise(given).alias("permission"),
+        given.alias("given_permission"),
+        "queues.flags",
+        fn.when(is_topic, forbidden).alias("forbidden"),
+        fn.when(fn.col("mapping.there"), fn.col("mapping.part")).alias("mapping"),
+    )

@@ -1,0 +1,196 @@
+"""Random lives of name servers: real route tables and real journals, and what was so after every step.
+
+Spark is slow to start on anything and quick to do much of it: many lives are gathered first, and asked about at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from skyroute.nameserver.changes import Change, KvChanged, ServerStarted, ServerStopped
+from skyroute.nameserver.journal.reader import read_records
+from skyroute.nameserver.journal.recorder import Journal, JournalLimits
+from skyroute.nameserver.journal.schema import Record
+from skyroute.routing.errors import RegistrationRefusedError
+from skyroute.routing.registration import Registration
+from skyroute.routing.table import RouteTable
+from skyroute.routing.topology import MASTER_ID, QueueSettings
+from tests.model.test_route_table import addresses, clusters, holders, ids, names, queue_settings, registrations, topics
+from tests.support.clock import ManualClock
+
+BEGIN_S = 1_758_275_140.0
+RESTORED_LEASE_S = 45.0
+
+_pauses = st.sampled_from((0.0, 0.001, 0.5, 1.0, 7.25, 60.0, 3_600.0))
+_acts = st.one_of(
+    st.tuples(st.just("register"), registrations, holders),
+    st.tuples(st.just("register"), registrations, holders),
+    st.tuples(st.just("hear_again"), addresses, holders),
+    st.tuples(st.just("drop"), holders),
+    st.tuples(st.just("evict")),
+    st.tuples(st.just("unregister"), clusters, addresses, names, ids),
+    st.tuples(st.just("delete_topic"), topics),
+    st.tuples(st.just("register_topic"), topics, st.dictionaries(names, queue_settings, max_size=2)),
+    st.tuples(st.just("forbid"), names),
+    st.tuples(st.just("permit"), names),
+    st.tuples(st.just("set_entry"), topics),
+    st.tuples(st.just("set_clock_back"), st.sampled_from((0.5, 30.0))),
+    st.tuples(st.just("restart"), st.booleans(), st.booleans()),
+)
+steps = st.lists(st.tuples(_pauses, _acts), min_size=8, max_size=30)
+Steps = Sequence[tuple[float, tuple[Any, ...]]]
+
+
+@dataclass
+class Life:
+    """One name server, its journal, and its table after each number that was given."""
+
+    folder: Path
+    server: str
+    clock: ManualClock
+    prefix: str = ""
+    """Before the names of broker groups, where lives must not meet."""
+    tables: dict[int, set[tuple[Any, ...]]] = field(default_factory=dict)
+    _table: RouteTable = field(default_factory=RouteTable)
+    _said: dict[str, Registration] = field(default_factory=dict)
+    _journal: Journal | None = None
+    _after: int = 0
+    """The last number of an earlier life with the same journal."""
+
+    def start(self, *, warm: bool = False) -> None:
+        limits = JournalLimits(segment_bytes=2_000, age_s=1e9)
+        self._journal = Journal.open(self.folder / "journal", server_id=self.server, limits=limits, clock=self.clock)
+        if not self.tables:
+            self._after = self._journal.sequence
+        image = self._table.image(self.clock.monotonic())
+        self._table = RouteTable()
+        restored = self._table.restore(image, lease_s=RESTORED_LEASE_S, now=self.clock.monotonic()) if warm else ()
+        self._record(ServerStarted("127.0.0.1:9876", len(restored), 0), *restored)
+
+    def stop(self, *, in_order: bool = True) -> None:
+        assert self._journal is not None
+        if in_order:
+            self._record(ServerStopped())
+        self._journal.close()
+
+    def step(self, pause_s: float, act: tuple[Any, ...]) -> None:
+        self.clock.advance(pause_s)
+        name, *words = act
+        getattr(self, f"_{name}")(*words)
+
+    @cached_property
+    def records(self) -> list[Record]:
+        """All that was recorded; asked for when the life is over."""
+        return list(read_records(self.folder / "journal", after=self._after))
+
+    def _record(self, *changes: Change) -> None:
+        assert self._journal is not None
+        self._journal.append(changes)
+        self.tables[self._journal.sequence] = rows_of(self._table, self.clock.monotonic())
+
+    def _register(self, said: Registration, holder: int) -> None:
+        assert said.table is not None
+        table = replace(said.table, topics={topic: _small(given) for topic, given in said.table.topics.items()})
+        said = replace(said, broker_name=self.prefix + said.broker_name, table=table)
+        self._said[said.address] = said
+        try:
+            outcome = self._table.register(said, holder=holder, now=self.clock.monotonic())
+        except RegistrationRefusedError:
+            return
+        self._record(*outcome.events)
+
+    def _hear_again(self, address: str, holder: int) -> None:
+        said = self._said.get(address)
+        if said is not None:
+            self._record(*(self._table.renew(said.key, holder=holder, now=self.clock.monotonic()) or ()))
+
+    def _drop(self, holder: int) -> None:
+        self._record(*self._table.drop_holder(holder))
+
+    def _evict(self) -> None:
+        self._record(*self._table.evict_expired(self.clock.monotonic()))
+
+    def _unregister(self, cluster: str, address: str, name: str, broker_id: int) -> None:
+        self._record(*self._table.unregister(cluster, address, self.prefix + name, broker_id))
+
+    def _delete_topic(self, topic: str) -> None:
+        self._record(*self._table.delete_topic(topic))
+
+    def _register_topic(self, topic: str, given: dict[str, Any]) -> None:
+        self._record(
+            *self._table.register_topic(topic, {self.prefix + name: _small(one) for name, one in given.items()})
+        )
+
+    def _forbid(self, name: str) -> None:
+        self._record(*self._table.forbid_writes(self.prefix + name)[1])
+
+    def _permit(self, name: str) -> None:
+        self._record(*self._table.restore_writes(self.prefix + name)[1])
+
+    def _set_entry(self, key: str) -> None:
+        self._record(KvChanged("n", key, None, '}{"v', "127.0.0.1:1"))
+
+    def _set_clock_back(self, seconds: float) -> None:
+        self.clock.set_back(seconds)
+
+    def _restart(self, in_order: bool, warm: bool) -> None:
+        self.stop(in_order=in_order)
+        self.clock.advance(2.0)
+        self.start(warm=warm)
+
+
+def _small(given: QueueSettings) -> QueueSettings:
+    """Flags as brokers have them: larger numbers than Spark's are no concern of a job."""
+    return given._replace(sys_flag=given.sys_flag % 4)
+
+
+def rows_of(table: RouteTable, now: float) -> set[tuple[Any, ...]]:
+    """A route table as rows, with what clients are told of it."""
+    rows: set[tuple[Any, ...]] = set()
+    for group in table.image(now).groups:
+        by_id = {member.broker_id: member for member in group.members}
+        acting = min(by_id) if group.acting_master and MASTER_ID not in by_id else None
+        rows.add(("group", group.cluster, group.name, group.zone, group.acting_master))
+        for broker_id, member in by_id.items():
+            about = (broker_id, member.address, member.ha_address, tuple(member.version))
+            heard = member.left_s is None
+            rows.add(("broker", group.cluster, group.name, *about, broker_id == acting, heard, member.filter_servers))
+        for topic, own in group.queues.items():
+            told = table.settings(group.name, topic)
+            assert told is not None
+            mapping = group.mappings.get(topic)
+            rows.add(
+                (
+                    *("topic", group.cluster, group.name, topic, own.read_queues, own.write_queues),
+                    *(told.permission, own.permission, own.sys_flag, topic in group.forbidden),
+                    None if mapping is None else (mapping.topic, mapping.broker_name, mapping.epoch),
+                )
+            )
+    return rows
+
+
+def live_many(count: int, strategy: st.SearchStrategy[Any], live: Callable[[int, Any], None]) -> None:
+    """Have hypothesis make up so many lives, and live each."""
+    number = 0
+
+    @settings(
+        max_examples=count,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def each(drawn: Any) -> None:
+        nonlocal number
+        number += 1
+        live(number, drawn)
+
+    each()
