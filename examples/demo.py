@@ -2,10 +2,12 @@
 
 The servers are processes of the `skyroute` command on free ports of loopback, with their files in a temporary folder.
 One broker stands still for a while, and is later killed while messages go on. What was sent is counted, and so is what
-was consumed: if anything is lost, the exit code is 1. Run it with `make demo`.
+was consumed: if anything is lost, the exit code is 1. In the end Spark, where it is installed, reads what was sent as a
+table, and how long the brokers were there from what the name servers have recorded. Run it with `make demo`.
 """
 
 import asyncio
+import importlib.util
 import logging
 import signal
 import sys
@@ -115,6 +117,7 @@ def name_server(name: str, folder: Path) -> Server:
         {
             "kvConfigPath": str(folder / name / "kvConfig.json"),
             "configStorePath": str(folder / name / "namesrv.properties"),
+            "memoryPath": str(folder / name / "memory"),
             "scanNotActiveBrokerInterval": "250",
         },
     )
@@ -337,8 +340,8 @@ async def stand_still(admins: Sequence[Admin], victim: Server) -> None:
     tell(f"{victim.name} goes on, and registers again. {await show_route(admins[1], 'Orders')}")
 
 
-async def kill_and_return(shop: Shop, producer: Producer, admins: Sequence[Admin], victim: Server) -> None:
-    """Send all the time, while a broker is killed and comes back. What was acknowledged must be consumed."""
+async def kill_and_return(shop: Shop, producer: Producer, admins: Sequence[Admin], victim: Server) -> int:
+    """Send all the time, while a broker is killed and comes back; return how much was acknowledged, and consumed."""
     taken_by: dict[str, str] = {}
     refused = 0
     progress = asyncio.Condition()
@@ -391,9 +394,10 @@ async def kill_and_return(shop: Shop, producer: Producer, admins: Sequence[Admin
         f"consumed {len(consumed)}, lost {lost}; {refused} sends failed, {twice} cups came twice"
     )
     check("nothing that was acknowledged is lost", kept=lost == 0)
+    return len(taken_by)
 
 
-async def story(name_servers: str, folder: Path, victim: Server) -> None:
+async def story(name_servers: str, folder: Path, victim: Server) -> int:
     def became_of(_: StoredMessage) -> TransactionOutcome:
         return TransactionOutcome.COMMIT
 
@@ -414,7 +418,34 @@ async def story(name_servers: str, folder: Path, victim: Server) -> None:
         await shop.ask()
         await shop.broadcast()
         await shop.filter_by_properties()
-        await kill_and_return(shop, producer, admins, victim)
+        return await kill_and_return(shop, producer, admins, victim)
+
+
+def read_topic(name_servers: str, acknowledged: int) -> None:
+    """Read what was sent as a table."""
+    from skyroute.pipeline.session import session  # noqa: PLC0415 - Spark may not be here
+
+    tell("Spark starts, and reads Orders as a table …")
+    options = {"nameServer": name_servers, "topic": "Orders", "columns": "broker_name,tags,body"}
+    orders = session().read.format("rocketmq").options(**options).load()
+    rows = orders.groupBy("tags").count().orderBy("tags").collect()
+    by_tag = {row["tags"]: row["count"] for row in rows}
+    tell(f"… SELECT tags, count(*): {', '.join(f'{tag} {count}' for tag, count in by_tag.items())}")
+    check("the table has every order", kept=by_tag["counted"] >= acknowledged and by_tag["open"] == by_tag["paid"] == 5)
+
+
+def show_availability(folder: Path) -> None:
+    """Tell how long brokers were there, as the name servers saw it."""
+    from skyroute.pipeline.jobs.availability import availability  # noqa: PLC0415
+    from skyroute.pipeline.journal.reading import read_journal  # noqa: PLC0415
+    from skyroute.pipeline.session import session  # noqa: PLC0415
+
+    events = read_journal(session(), folder.glob("*/memory")).events
+    tell(f"{'broker':<10}{'name server':<14}{'up':>9}{'down':>9}  outages, and why")
+    for row in availability(events).filter("what = 'broker'").orderBy("broker", "server").collect():
+        why = ", ".join(row.causes)
+        tell(f"{row.broker:<10}{row.server[:12]:<14}{row.up_s:7.1f} s{row.down_s:7.1f} s  {row.outages}: {why}")
+        check("outages are recorded", kept=row.outages == (2 if row.broker == "broker-b" else 0))
 
 
 async def main() -> None:
@@ -427,9 +458,14 @@ async def main() -> None:
             name_servers = ";".join(server.address for server in finders)
             brokers = [broker("broker-a", folder, name_servers), broker("broker-b", folder, name_servers)]
             await asyncio.gather(*(server.start() for server in brokers))
-            await story(name_servers, folder, brokers[1])
+            acknowledged = await story(name_servers, folder, brokers[1])
+            has_spark = importlib.util.find_spec("pyspark") is not None
+            if has_spark:
+                await asyncio.to_thread(read_topic, name_servers, acknowledged)
             for server in (*brokers, *finders):
                 await server.stop()
+            if has_spark:
+                await asyncio.to_thread(show_availability, folder)
         finally:
             for server in (*brokers, *finders):
                 await server.abandon()
