@@ -6,6 +6,7 @@ on loopback, writes to one log file, and is stopped by its own process id.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -89,30 +90,52 @@ def fetch_jars(version: str = APACHE) -> Path:
     Raises:
         PeerUnavailableError: Java or Maven is missing, or Maven failed.
     """
+    what = f"Apache RocketMQ {version} ({', '.join(ARTIFACTS[version])})"
+    return fetch_dependencies(f"apache-{version}", _pom(version), what)
+
+
+def caches() -> Path:
+    """Where fetched and built programs are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyroute"
+
+
+def made_once(name: str, make: Callable[[Path], None], is_whole: Callable[[Path], bool] = Path.is_dir) -> Path:
+    """The folder of the cache that `make` fills where it is missing.
+
+    Runs that want it at the same time wait for one of them, since Maven's own cache bears no two; and whatever happens,
+    they see the folder whole or not at all.
+    """
+    final = caches() / name
+    caches().mkdir(parents=True, exist_ok=True)
+    with (caches() / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_whole(final):
+            fresh = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=caches()))
+            try:
+                make(fresh)
+                shutil.rmtree(final, ignore_errors=True)
+                fresh.rename(final)
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
+    return final
+
+
+def fetch_dependencies(name: str, pom: str, what: str) -> Path:
+    """The folder with the jars that a POM asks for, fetched by Maven when it is first asked for them.
+
+    Raises:
+        PeerUnavailableError: Java or Maven is missing, or Maven failed.
+    """
     if missing := missing_tools():
         raise PeerUnavailableError(f"not installed: {', '.join(missing)}")
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyroute"
-    final = caches / f"apache-{version}"
-    pom = _pom(version)
-    if _is_complete(final, pom):
-        return final / "lib"
-    caches.mkdir(parents=True, exist_ok=True)
-    sys.stderr.write(f"fetching Apache RocketMQ {version} ({', '.join(ARTIFACTS[version])}) by Maven ...\n")
-    fresh = Path(tempfile.mkdtemp(prefix=f".apache-{version}-", dir=caches))
-    try:
-        _copy_dependencies(fresh, pom)
-        (fresh / "stamp").write_text(pom)  # last: a folder with a stamp is whole
-        if final.exists() and not _is_complete(final, pom):
-            shutil.rmtree(final)
-        try:
-            fresh.rename(final)
-        except OSError:
-            if not _is_complete(final, pom):  # else another run was faster, and its jars are as good
-                raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    sys.stderr.write(f"fetched {len(list((final / 'lib').iterdir()))} jars into {final / 'lib'}\n")
-    return final / "lib"
+
+    def fetch(folder: Path) -> None:
+        sys.stderr.write(f"fetching {what} by Maven ...\n")
+        _copy_dependencies(folder, pom)
+        (folder / "stamp").write_text(pom)  # last: a folder with a stamp is whole
+        sys.stderr.write(f"fetched {len(list((folder / 'lib').iterdir()))} jars\n")
+
+    return made_once(name, fetch, lambda folder: _is_complete(folder, pom)) / "lib"
 
 
 def _is_complete(folder: Path, pom: str) -> bool:

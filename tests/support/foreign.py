@@ -10,11 +10,10 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.apache import PeerUnavailableError
+from tests.support.apache import PeerUnavailableError, made_once
 
 _SPENT_ON_TOOLS_S = 600.0
 
@@ -54,25 +53,14 @@ def install_node(package: Path) -> Path:
 
 
 def _made(kind: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
-    """The folder that `make` fills from these sources; other runs see it whole or not at all."""
+    """The folder that `make` fills from these sources."""
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyroute"
-    final = caches / f"{kind}-{digest}"
-    if final.is_dir():
-        return final
-    caches.mkdir(parents=True, exist_ok=True)
-    sys.stderr.write(f"making the peer clients of {kind} ...\n")
-    fresh = Path(tempfile.mkdtemp(prefix=f".{kind}-", dir=caches))
-    try:
-        make(fresh)
-        try:
-            fresh.rename(final)
-        except OSError:
-            if not final.is_dir():  # else another run was faster, and its folder is as good
-                raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    return final
+
+    def tell_and_make(folder: Path) -> None:
+        sys.stderr.write(f"making the peer clients of {kind} ...\n")
+        make(folder)
+
+    return made_once(f"{kind}-{digest}", tell_and_make)
 
 
 def _run(tool: str, words: Sequence[str], *, cwd: Path, environment: Mapping[str, str] | None = None) -> None:
