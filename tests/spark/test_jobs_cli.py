@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from skyroute.cli.pipeline.commands import pipeline
 from skyroute.pipeline.jobs.churn import permission_changes
 from skyroute.pipeline.journal.reading import read_journal
+from skyroute.testing import Cluster
 from tests.spark.lives import BEGIN_S, Life
 from tests.support.clock import ManualClock
 from tests.support.shown import NAME_SERVER, ROOT, programs
@@ -103,3 +104,12 @@ def test_rows_beyond_the_limit_and_lines_that_are_no_records_are_told(folder: Pa
     assert last == "... and more: --limit shows them, --output writes them all"
     assert "starting Spark" in done.stderr
     assert done.stderr.splitlines()[-1] == "1 lines are no records: skyroute pipeline rejects shows them"
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_our_source_refuses_is_said_in_a_line(cluster: Cluster) -> None:
+    done = run("traffic", "-n", cluster.name_server_address, "-t", "NoSuchTopic")
+    assert done.exit_code == 1
+    assert done.stderr.splitlines()[-1].startswith("Error: ")
+    assert "NoSuchTopic" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -27,6 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CELL_CHARS_MAX: Final = 60
 _SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_OURS: Final = re.compile(r"^skyroute(?:\.\w+)+Error: (.+?)\s*$", re.MULTILINE)
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
 
 
@@ -186,6 +187,7 @@ def working(doing: str, master: str | None) -> "Iterator[SparkSession]":
     """A Spark session, with progress on standard error and errors in one line."""
     _check_spark()
     with said_in_a_line(), Progress("starting Spark") as progress:
+        from pyspark.errors import PySparkException  # noqa: PLC0415
         from pyspark.sql import SparkSession  # noqa: PLC0415
 
         from skyroute.pipeline.session import session  # noqa: PLC0415
@@ -195,6 +197,12 @@ def working(doing: str, master: str | None) -> "Iterator[SparkSession]":
         progress.spark, progress.doing = spark, doing
         try:
             yield spark
+        except PySparkException as error:
+            # What our source raises in a worker comes up with the tale of its way here.
+            ours = _OURS.findall(str(error))
+            if not ours:
+                raise
+            raise click.ClickException(ours[-1]) from error
         finally:
             progress.spark = None
             if is_ours:
