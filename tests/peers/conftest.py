@@ -39,8 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.peers)
-            # Each folder has a cluster of its own, and so may have a worker of its own.
-            item.add_marker(pytest.mark.xdist_group(item.path.parent.name))
     items.sort(key=lambda item: LATE.index(item.path.name) if item.path.name in LATE else -1)
 
 
