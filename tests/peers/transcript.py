@@ -41,6 +41,8 @@ OUR_KEYS = frozenset(
         "kvConfigMaxBytes",
         "massExpiryPercent",
         "memoryPath",
+        "metricsHost",
+        "metricsPort",
         "prologueTimeoutSeconds",
         "registrationMaxLength",
         "serverBufferedBytesMax",
