@@ -436,9 +436,9 @@ def read_topic(name_servers: str, acknowledged: int) -> None:
 
 def show_availability(folder: Path) -> None:
     """Tell how long brokers were there, as the name servers saw it."""
-    from skyroute.pipeline.jobs.availability import availability  # noqa: PLC0415
-    from skyroute.pipeline.journal.reading import read_journal  # noqa: PLC0415
-    from skyroute.pipeline.session import session  # noqa: PLC0415
+    from skyroute.pipeline.jobs.availability import availability  # noqa: PLC0415 - as above
+    from skyroute.pipeline.journal.reading import read_journal  # noqa: PLC0415 - as above
+    from skyroute.pipeline.session import session  # noqa: PLC0415 - as above
 
     events = read_journal(session(), folder.glob("*/memory")).events
     tell(f"{'broker':<10}{'name server':<14}{'up':>9}{'down':>9}  outages, and why")

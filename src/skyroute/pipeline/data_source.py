@@ -25,28 +25,28 @@ class RocketMQSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> "StructType":
-        from skyroute.pipeline.source.columns import spark_schema  # noqa: PLC0415 - see above
-        from skyroute.pipeline.source.options import read_options  # noqa: PLC0415 - see above
+        from skyroute.pipeline.source.columns import spark_schema
+        from skyroute.pipeline.source.options import read_options
 
         options = read_options(self.options)
         return spark_schema(options.columns, legacy=options.legacy_columns)
 
     def reader(self, schema: "StructType") -> DataSourceReader:
-        from skyroute.pipeline.source.batch import BatchReader  # noqa: PLC0415 - see above
+        from skyroute.pipeline.source.batch import BatchReader
 
         return BatchReader(self.options, schema)
 
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:
-        from skyroute.pipeline.source.stream import StreamReader  # noqa: PLC0415 - see above
+        from skyroute.pipeline.source.stream import StreamReader
 
         return StreamReader(self.options, schema)
 
     def writer(self, schema: "StructType", overwrite: bool) -> DataSourceArrowWriter:  # noqa: FBT001 - Spark's
-        from skyroute.pipeline.sink import writer  # noqa: PLC0415 - see above
+        from skyroute.pipeline.sink import writer
 
         return writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
-        from skyroute.pipeline.sink import stream_writer  # noqa: PLC0415 - see above
+        from skyroute.pipeline.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)

@@ -72,9 +72,9 @@ def routes(
     """
 
     def ask(spark: "SparkSession") -> "DataFrame":
-        from pyspark.sql import functions as fn  # noqa: PLC0415
+        from pyspark.sql import functions as fn
 
-        from skyroute.pipeline.jobs.routes import routes_at, routes_between  # noqa: PLC0415
+        from skyroute.pipeline.jobs.routes import routes_at, routes_between
 
         events, instant = history.read(spark).events, as_datetime(at_ms)
         found = (
@@ -111,9 +111,9 @@ def availability(
     """
 
     def ask(spark: "SparkSession") -> "DataFrame":
-        from pyspark.sql import functions as fn  # noqa: PLC0415
+        from pyspark.sql import functions as fn
 
-        from skyroute.pipeline.jobs import availability as job  # noqa: PLC0415
+        from skyroute.pipeline.jobs import availability as job
 
         events, until = history.read(spark).events, as_datetime(until_ms)
         found = job.outages(events, until) if as_list else job.availability(events, window_s, until)
@@ -136,7 +136,7 @@ def divergence(history: History, longer_than_s: float, until_ms: int | None, **h
     """Show when and on what name servers disagreed. Name the journals of two or more."""
 
     def ask(spark: "SparkSession") -> "DataFrame":
-        from skyroute.pipeline.jobs import divergence as job  # noqa: PLC0415
+        from skyroute.pipeline.jobs import divergence as job
 
         found = job.divergence(history.read(spark).events, longer_than_s, as_datetime(until_ms))
         return found.orderBy("since", "what", "broker", "name")
@@ -160,7 +160,7 @@ def churn(history: History, window_s: float, *, as_list: bool, **how: Any) -> No
     """Show how much came, went and changed. And how many brokers, topics and queues there were then."""
 
     def ask(spark: "SparkSession") -> "DataFrame":
-        from skyroute.pipeline.jobs import churn as job  # noqa: PLC0415
+        from skyroute.pipeline.jobs import churn as job
 
         events = history.read(spark).events
         if as_list:
@@ -179,7 +179,7 @@ def capacity(history: History, at_ms: int | None, *, single: bool, **how: Any) -
     """Show how broker groups share the queues of topics. And which topics hang on one group."""
 
     def ask(spark: "SparkSession") -> "DataFrame":
-        from skyroute.pipeline.jobs import churn as job  # noqa: PLC0415
+        from skyroute.pipeline.jobs import churn as job
 
         found = job.capacity(history.read(spark).events, as_datetime(at_ms))
         return (found.filter("single_broker") if single else found).orderBy("server", "topic")
@@ -229,7 +229,7 @@ def traffic(name_servers: str, topics: tuple[str, ...], window_s: float, *, by_k
     """
 
     def ask(spark: "SparkSession") -> "DataFrame":
-        from skyroute.pipeline.jobs import traffic as job  # noqa: PLC0415
+        from skyroute.pipeline.jobs import traffic as job
 
         messages = spark.read.format("rocketmq").options(**_source(name_servers, topics)).load()
         if by_key:
@@ -267,7 +267,7 @@ def lag(
     """Watch for a while how far consumer groups are behind."""
 
     def ask(spark: "SparkSession") -> "DataFrame":
-        from skyroute.pipeline.jobs import lag as job  # noqa: PLC0415
+        from skyroute.pipeline.jobs import lag as job
 
         query = job.start_sampling(spark, name_servers, samples, every_s=every_s, groups=groups)
         query.awaitTermination(for_s)  # type: ignore[arg-type] # fractions are welcome there
@@ -325,8 +325,8 @@ def archive(
     if topics and not name_servers:
         raise click.UsageError("where are the topics? say -n HOST:PORT, or set NAMESRV_ADDR")
     with working("archiving", master) as spark:
-        from skyroute.pipeline.jobs import archive as job  # noqa: PLC0415
-        from skyroute.pipeline.journal.reading import stream_journal  # noqa: PLC0415
+        from skyroute.pipeline.jobs import archive as job
+        from skyroute.pipeline.journal.reading import stream_journal
 
         if journals:
             query = job.archive_journal(stream_journal(spark, journals), root)
@@ -369,7 +369,7 @@ def report(history: History, path: Path, window_s: float, *, overwrite: bool, ma
     if not path.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {path.absolute().parent}", param_hint="--to")
     with working("gathering the report", master) as spark:
-        from skyroute.pipeline.jobs.report import report as make  # noqa: PLC0415
+        from skyroute.pipeline.jobs.report import report as make
 
         journal = history.read(spark)
         page = make(journal, as_datetime(None), window_s)

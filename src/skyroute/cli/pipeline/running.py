@@ -54,8 +54,8 @@ class History:
         Raises:
             NoJournalError, NoArchiveError: one of them is not there.
         """
-        from skyroute.pipeline.jobs.archive import read_archived_journal  # noqa: PLC0415
-        from skyroute.pipeline.journal.reading import Journal, read_journal  # noqa: PLC0415
+        from skyroute.pipeline.jobs.archive import read_archived_journal
+        from skyroute.pipeline.journal.reading import Journal, read_journal
 
         if self.archive is None:
             journal = read_journal(spark, self.journals)
@@ -98,12 +98,12 @@ def history_options(command: F) -> F:
 
 
 def _find(journal: Sequence[Path], archive: Path | None, config_file: str | None) -> History:
-    from skyroute.pipeline.journal.reading import journal_folder  # noqa: PLC0415 - it imports Spark
+    from skyroute.pipeline.journal.reading import journal_folder
 
     with said_in_a_line():
         journals = list(journal)
         if config_file is not None or not (journal or archive):
-            from skyroute.nameserver.config import NameServerConfig  # noqa: PLC0415
+            from skyroute.nameserver.config import NameServerConfig
 
             memory = NameServerConfig.load(config_file).memory
             if memory is None:
@@ -187,10 +187,10 @@ def working(doing: str, master: str | None) -> "Iterator[SparkSession]":
     """A Spark session, with progress on standard error and errors in one line."""
     _check_spark()
     with said_in_a_line(), Progress("starting Spark") as progress:
-        from pyspark.errors import PySparkException  # noqa: PLC0415
-        from pyspark.sql import SparkSession  # noqa: PLC0415
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
 
-        from skyroute.pipeline.session import session  # noqa: PLC0415
+        from skyroute.pipeline.session import session
 
         is_ours = SparkSession.getActiveSession() is None
         spark = session(master, "skyroute pipeline")
@@ -226,7 +226,7 @@ def _check_spark() -> None:
 
 
 def _write(found: "DataFrame", output: Path, output_format: str) -> None:
-    from pyspark.sql import functions as fn  # noqa: PLC0415
+    from pyspark.sql import functions as fn
 
     if output.is_dir():
         shutil.rmtree(output)
