@@ -441,7 +441,7 @@ def show_availability(folder: Path) -> None:
     from skyroute.pipeline.session import session  # noqa: PLC0415 - as above
 
     events = read_journal(session(), folder.glob("*/memory")).events
-    tell(f"{'broker':<10}{'name server':<14}{'up':>9}{'down':>9}  outages, and why")
+    tell(f"{'broker':<10}{'name server':<14}{'up':>9}{'down':>9}  outages; why it left")
     for row in availability(events).filter("what = 'broker'").orderBy("broker", "server").collect():
         why = ", ".join(row.causes)
         tell(f"{row.broker:<10}{row.server[:12]:<14}{row.up_s:7.1f} s{row.down_s:7.1f} s  {row.outages}: {why}")

@@ -79,7 +79,7 @@ def test_the_demonstration_tells_a_clusters_life(tmp_path: Path) -> None:
         r"Spark starts, and reads Orders as a table …",
         r"… SELECT tags, count\(\*\): counted \d+, open 5, paid 5",
         *[r"(broker-[ab]|name-server-[12]) stopped with exit code 0"] * 4,
-        r"broker +name server +up +down  outages, and why",
+        r"broker +name server +up +down  outages; why it left",
         *[r"broker-a  \w+ +\d+\.\d s +0\.0 s  0: unregistered"] * 2,
         *[r"broker-b  \w+ +\d+\.\d s +\d+\.\d s  2: connection_closed, lease_expired, unregistered"] * 2,
     ]

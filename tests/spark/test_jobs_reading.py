@@ -116,6 +116,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     lives = [Life(tmp_path_factory.mktemp(name), name, clock) for name in ("left", "right")]
     for life in lives:
         life.start()
+    # Whatever chance does later, there are routes at first, and one server knows of them alone.
+    lives[0]._record(*EVERY_KIND[1:6])
+    clock.advance(1_800.0)
 
     def live(number: int, drawn: Any) -> None:
         for step in drawn:
@@ -130,6 +133,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_a_stream_gives_what_a_batch_gives(spark: SparkSession, folders: list[Path], tmp_path: Path) -> None:
     jobs: dict[str, Callable[[DataFrame], DataFrame]] = {
+        "first routes": partial(routes_at, instant=datetime.fromtimestamp(BEGIN_S + 900, UTC)),
         "routes": partial(routes_at, instant=datetime.fromtimestamp(BEGIN_S + 400_000, UTC)),
         "availability": partial(availability, window_s=86_400.0),
         "divergence": divergence,
@@ -162,8 +166,7 @@ def test_a_stream_gives_what_a_batch_gives(spark: SparkSession, folders: list[Pa
     events = read_journal(spark, folders).events.cache()
     for name, job in jobs.items():
         assert answers[name] == rows(job(events)), name
-    assert answers["availability"]
-    assert answers["churn"]
+    assert [name for name in jobs if not answers[name] and name != "routes"] == []
 
 
 def test_an_archive_has_everything_once(spark: SparkSession, folders: list[Path], tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class RocketMQSource(DataSource):
 
         return writer(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: "StructType", overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001 - Spark's
         from skyroute.pipeline.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite=overwrite)
