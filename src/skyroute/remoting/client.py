@@ -22,9 +22,7 @@ log = logging.getLogger(__name__)
 monotonic = SystemClock.monotonic
 
 OUTBOX_BYTES_MAX: Final = 64 * 1024
-OUTBOX_FRAMES_MAX: Final = 8
-"""What is held back to be written in one piece: whoever never lets the loop turn must not fill the memory, and the peer
-can begin with the first while we write the others."""
+"""What is held back to be written in one piece: whoever never lets the loop turn must not fill the memory."""
 
 UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that a peer may ask for without taking them; then it is hung up on."""
@@ -254,7 +252,7 @@ class Channel(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._outbox.append(frame)
         self._outbox_bytes += len(frame)
-        if self._outbox_bytes >= OUTBOX_BYTES_MAX or len(self._outbox) >= OUTBOX_FRAMES_MAX:
+        if self._outbox_bytes >= OUTBOX_BYTES_MAX:
             self._flush()
 
     def _flush(self) -> None:
