@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from skyroute.message.flags import COMPRESSED, WRAPPED_BATCH
@@ -31,6 +32,8 @@ _RUN_MAX: Final = 4096
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_402_300_799_999
 """From the year 1 to the year 9999: what calendars have, Python's and Spark's."""
+_HEX: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), "V2")
+"""How each byte is written."""
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 
@@ -182,15 +185,20 @@ class Records:
     def message_ids(self) -> pa.Array:
         """Return the ids to show people: the producer's, or else the record's."""
         ids = self._pairs.find(UNIQUE_ID)
-        if not ids.null_count:
-            return ids
-        hosts, positions = self._places("raw_store_host"), self.numbers("log_position")
-        sizes = np.full(len(self), 8) if self._ipv6 is None else np.where(self._ipv6 & 2, 20, 8)
-        texts = ids.to_pylist()
-        for at in np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False)):
-            raw_host = bytes(self.wire[hosts[at] : hosts[at] + sizes[at]])
-            texts[at] = encode_offset_id(raw_host, int(positions[at]))
-        return pa.array(texts, pa.string())
+        return pc.coalesce(ids, self._record_ids()) if ids.null_count else ids
+
+    def _record_ids(self) -> pa.Array:
+        """Return the ids that brokers give: address and place of the record, in hexadecimal digits."""
+        hosts, positions = self._places("raw_store_host"), self._places("log_position")
+        if self._ipv6 is not None:
+            sizes, numbers = np.where(self._ipv6 & 2, 20, 8), self.numbers("log_position").tolist()
+            raw_hosts = (bytes(self.wire[at : at + size]) for at, size in zip(hosts, sizes, strict=True))
+            return pa.array(list(map(encode_offset_id, raw_hosts, numbers)), pa.string())
+        raw = np.empty((len(self), 2), "V8")
+        raw[:, 0], raw[:, 1] = self._gather(hosts, "V8"), self._gather(positions, "V8")
+        digits = _HEX[raw.view(np.uint8)]
+        offsets = 32 * np.arange(len(self) + 1, dtype=np.int32)
+        return pa.StringArray.from_buffers(len(self), pa.py_buffer(offsets), pa.py_buffer(digits))
 
     @cached_property
     def _pairs(self) -> "Properties":
