@@ -97,10 +97,11 @@ class CountingDispatcher(Dispatcher):
         self._shortest_s = times.bounds_s[0]
 
     def answer(self, request: Request, peer: Peer) -> Answer:
-        began = self._monotonic()
+        began = self.free_since
         answer = Dispatcher.answer(self, request, peer)
         if type(answer) is Response:
-            took_s = self._monotonic() - began
+            self.free_since = now = self._monotonic()
+            took_s = now - began
             times = None if answer.code or request.flag & FLAG_ONEWAY else self._served.get(request.code)
             if times is None or took_s > self._shortest_s:
                 self._times.note(request, answer, took_s)

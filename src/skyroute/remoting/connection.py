@@ -440,6 +440,7 @@ class Connection(asyncio.Protocol):
     def _answer(self, frames: list[bytes]) -> None:
         """Answer frames in order, and write the answers together."""
         dispatcher, peer = self._service.dispatcher, self.peer
+        dispatcher.free_since = self.active_at
         find_repeat, answer = dispatcher.repeats.find, dispatcher.answer
         out: list[Piece] = []
         size = 0
@@ -555,6 +556,7 @@ class Connection(asyncio.Protocol):
         if self._backlog:
             frames = list(self._backlog)
             self._backlog.clear()
+            self.active_at = self._service.clock.monotonic()
             self._answer(frames)
         self._read_on()
 

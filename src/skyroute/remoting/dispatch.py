@@ -110,11 +110,13 @@ Handler = Callable[[Request, Peer], Answer]
 class Dispatcher:
     """Answers requests by their code; turns whatever a handler raises into an answer."""
 
-    __slots__ = ("_draining", "_handlers", "repeats")
+    __slots__ = ("_draining", "_handlers", "free_since", "repeats")
 
     def __init__(self, handlers: Mapping[int, Handler], repeats: Repeats | None = None) -> None:
         self._handlers = dict(handlers)
         self._draining = False
+        self.free_since = 0.0
+        """When the requests that are about to be answered were read: asking the clock for each would be dear."""
         self.repeats = repeats or Repeats()
         """Answers that handlers marked as lasting; whoever changes what they say makes this forget."""
 
