@@ -129,6 +129,21 @@ async def test_a_message_can_be_consumed_directly(cluster: FakeCluster, says: ob
     assert cluster.seen(36) == []
 
 
+async def test_a_dead_letter_is_handled_as_of_its_first_topic(cluster: FakeCluster) -> None:
+    cluster.topics |= {"U": 1, "%DLQ%g": 1}
+    dead = cluster.queue("%DLQ%g")
+    cluster.put(dead, b"body", properties={"RETRY_TOPIC": "U"})
+    (record,) = cluster.stored(dead)
+    inbox = Inbox()
+    consumer = consumer_of(cluster)
+    consumer.subscribe("U", handler=inbox)
+    async with consumer:
+        fields = {"consumerGroup": "g", "clientId": consumer.session.client_id}
+        answer = await cluster.ask_client(consumer.session.client_id, 309, fields, record.data)
+    assert answer.value["consumeResult"] == "CR_SUCCESS"
+    assert [(message.topic, message.body) for message in inbox.messages] == [("U", b"body")]
+
+
 async def test_a_message_of_a_topic_nobody_handles_cannot_be_consumed(cluster: FakeCluster, consumer: Consumer) -> None:
     cluster.topics["U"] = 1
     cluster.put(cluster.queue("U"), b"body")

@@ -30,6 +30,7 @@ from skyroute.wire.calls.consumers import (
     encode_running_query,
 )
 from skyroute.wire.command import Request
+from skyroute.wire.errors import BodyError
 from tests.unit.wire.golden import golden_line
 
 HEADERS = json.loads(golden_line("client/headers.json"))
@@ -174,3 +175,15 @@ def test_asking_how_far_a_consumer_is_has_javas_fields() -> None:
 def test_how_far_a_consumer_is_is_read_from_java_and_from_ourselves() -> None:
     assert decode_consumer_offsets(golden_line("client/consumer-offsets.txt")) == {QUEUE: 12}
     assert decode_consumer_offsets(encode_consumer_offsets({QUEUE: 12})) == {QUEUE: 12}
+
+
+def test_line_breaks_that_go_leaves_as_they_are() -> None:
+    """Go's client 2.1.2 writes its stacks into JSON by hand."""
+    running = decode_running_consumer(b'{"jstack":"goroutine 1\n\tmain.go:3\n","properties":{"a":"b"}}')
+    assert running.stacks == "goroutine 1\n\tmain.go:3\n"
+    assert running.properties == {"a": "b"}
+
+
+def test_a_consumer_that_tells_nothing() -> None:
+    with pytest.raises(BodyError, match="told nothing of itself"):
+        decode_running_consumer(b"")

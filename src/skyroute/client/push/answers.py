@@ -13,9 +13,11 @@ from skyroute.client.push.settings import ConsumerSettings
 from skyroute.client.push.subscriptions import Subscriptions
 from skyroute.client.push.threads import ExitError
 from skyroute.client.session import Session
+from skyroute.message import property_names as names
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.record import decode_record
+from skyroute.message.reserved_topics import is_dead_letter_topic, without_namespace
 from skyroute.wire.calls import consumers
 from skyroute.wire.calls.clients import ConsumeType
 from skyroute.wire.codes import RequestCode
@@ -101,6 +103,10 @@ class ConsumerAnswers(GroupAnswers):
         stored = decode_record(wanted.record).replace(broker_name=wanted.broker_name or "")
         (message,) = self._fetching.as_seen([stored], stored.topic)
         handler = self._subscriptions.find_handler(message.topic)
+        if handler is None and is_dead_letter_topic(stored.topic):  # for those who have mended what it died of
+            first_topic = stored.find_property(names.RETRY_TOPIC) or stored.topic
+            message = stored.replace(topic=without_namespace(self._session.namespace, first_topic))
+            handler = self._subscriptions.find_handler(message.topic)
         if handler is None:
             return Response.error(f"nobody here handles messages of {message.topic}")
         started = self._session.clock.monotonic()

@@ -15,8 +15,9 @@ from skyroute.message.message import StoredMessage
 class ConsumeResult(Enum):
     """What a handler may return; nothing at all is success too.
 
-    >>> async def handle(message: StoredMessage) -> ConsumeResult:
-    ...     return ConsumeResult.SUCCESS if await book(message.body) else ConsumeResult.RETRY
+    Examples:
+        >>> async def handle(message: StoredMessage) -> ConsumeResult:
+        ...     return ConsumeResult.SUCCESS if await book(message.body) else ConsumeResult.RETRY
     """
 
     SUCCESS = "success"
@@ -30,9 +31,10 @@ class RetryLater(Exception):  # noqa: N818 - a handler's wish, not an error of a
     `delay_level` is one of the broker's delay steps, from 1; 0 lets the broker choose, later and later with each try;
     -1 makes it a dead letter at once. Of a batch, the messages before `from_index` are consumed.
 
-    >>> async def handle(message: StoredMessage) -> None:
-    ...     if not await accounts.is_open():
-    ...         raise RetryLater(delay_level=5)
+    Examples:
+        >>> async def handle(message: StoredMessage) -> None:
+        ...     if not await accounts.is_open():
+        ...         raise RetryLater(delay_level=5)
 
     An ordered consumer gives a message again after `suspend_s` whatever the level, unless that is -1.
 

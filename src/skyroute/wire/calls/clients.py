@@ -41,7 +41,8 @@ class ConsumeType(StrEnum):
 class MessageModel(StrEnum):
     """Whether every member of a group gets every message, or they share them out.
 
-    >>> consumer = Consumer("screens", model=MessageModel.BROADCASTING)
+    Examples:
+        >>> consumer = Consumer("screens", model=MessageModel.BROADCASTING)
     """
 
     BROADCASTING = "BROADCASTING"

@@ -1,5 +1,6 @@
 """What brokers and administrators ask of a running consumer: what it does, to try a message, to move, how far it is."""
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final
@@ -11,6 +12,7 @@ from skyroute.wire.calls.clients import Subscription, SubscriptionBody, read_wor
 from skyroute.wire.calls.topics import read_body
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int64, Request
+from skyroute.wire.errors import BodyError
 from skyroute.wire.fields import optional_int, optional_name, required_name, truth
 from skyroute.wire.queue_maps import (
     QueueBody,
@@ -110,6 +112,9 @@ PROPERTY_CLIENT_VERSION: Final = "PROP_CLIENT_VERSION"
 PROPERTY_STARTED_MS: Final = "PROP_CONSUMER_START_TIMESTAMP"
 
 
+_BREAKS: Final = re.compile(rb"[\x00-\x1f]")
+
+
 class _RunningBody(msgspec.Struct):
     # Java's properties may hold other things than text.
     properties: dict[str, Any] | None = None
@@ -176,7 +181,13 @@ def decode_running_consumer(body: bytes) -> RunningConsumer:
     Raises:
         BodyError: it cannot be read.
     """
-    decoded = decode_with_queue_keys(body, _RunningBody)
+    if not body:
+        raise BodyError("the consumer told nothing of itself; Go's do so while one of their rates is no number")
+    try:
+        decoded = decode_with_queue_keys(body, _RunningBody)
+    except BodyError:
+        # Go's clients put the line breaks of a stack into JSON as they are, and have no others.
+        decoded = decode_with_queue_keys(_BREAKS.sub(_escaped, body), _RunningBody)
     return RunningConsumer(
         properties={name: _property_text(value) for name, value in (decoded.properties or {}).items()},
         subscriptions=tuple(subscription.value() for subscription in decoded.subscriptionSet or ()),
@@ -185,6 +196,10 @@ def decode_running_consumer(body: bytes) -> RunningConsumer:
         notes=decoded.userConsumerInfo or {},
         stacks=decoded.jstack,
     )
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % found[0][0]
 
 
 def _property_text(value: object) -> str:

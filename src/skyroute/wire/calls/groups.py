@@ -362,7 +362,7 @@ class QueueProgress(
     @property
     def inflight(self) -> int:
         """How many messages its members hold, but have not finished."""
-        return self.pull_offset - self.consumer_offset
+        return max(0, self.pull_offset - self.consumer_offset)  # brokers before 5.0 do not tell the first
 
 
 class ConsumeStats(msgspec.Struct, frozen=True):

@@ -13,8 +13,9 @@ from skyroute.wire.fields import required_int, required_name, truth
 class TransactionOutcome(IntEnum):
     """What became of a transaction, numbered as the flags of a stored message are.
 
-    >>> async def check(message: StoredMessage) -> TransactionOutcome:
-    ...     return TransactionOutcome.COMMIT if message.message_id in ledger else TransactionOutcome.ROLLBACK
+    Examples:
+        >>> async def check(message: StoredMessage) -> TransactionOutcome:
+        ...     return TransactionOutcome.COMMIT if message.message_id in ledger else TransactionOutcome.ROLLBACK
     """
 
     UNKNOWN = 0
