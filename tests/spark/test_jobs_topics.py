@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,12 +20,15 @@ from skyroute.pipeline.jobs.archive import archive_messages, read_archive
 from skyroute.pipeline.jobs.lag import SAMPLES, Sample, lag, read_samples, sample_lag, start_sampling
 from skyroute.pipeline.jobs.traffic import hot_keys, traffic
 from skyroute.testing import Cluster
+from tests.spark.killing import kill_driver_once
 from tests.spark.truths import as_ms
 
 BEGIN = datetime(2026, 11, 15, 11, 0, tzinfo=UTC)
 MESSAGES = """topic string, born_timestamp timestamp, store_timestamp timestamp, born_host string, tags string,
     keys string, body binary"""
 WAIT_S = 60
+DRIVER_S = 180.0
+"""A driver of its own is a new JVM."""
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +160,34 @@ def test_messages_are_archived_once(
         kept = archive_now().filter(fn.col("topic") == topic)
         assert sorted(bytes(row.body) for row in kept.collect()) == sorted(sent)
     assert archive_now().count() == len(sent)
+
+
+def test_an_archive_whose_driver_is_killed_in_a_batch_has_everything_once(
+    spark: SparkSession, cluster: Cluster, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, root = new_topic(), tmp_path / "archive"
+    with Producer("makers", cluster.name_server_address) as producer:
+        for number in range(200):
+            producer.send(Message(topic, b"%d" % number))
+    checkpoint = root / "_checkpoint"
+
+    def is_in(batch: str) -> bool:
+        """Whether a batch is begun, some of it is written, and it is not done."""
+        begun, ended = (checkpoint / part / batch for part in ("offsets", "commits"))
+        written = any((root / "messages").glob("_temporary/**/*.parquet"))
+        return begun.exists() and (written or ended.exists())
+
+    for batch in ("0", "3"):
+        kill_driver_once(
+            "archive_driver",
+            *(cluster.name_server_address, topic, str(root)),
+            log=tmp_path / "driver.log",
+            until=partial(is_in, batch),
+            timeout_s=DRIVER_S,
+        )
+    rows = spark.readStream.format("rocketmq").options(
+        nameServer=cluster.name_server_address, topic=topic, startingOffsets="earliest"
+    )
+    assert archive_messages(rows.load(), root).awaitTermination(WAIT_S)
+    found = sorted(int(bytes(row.body)) for row in read_archive(spark, root, "messages").collect())
+    assert found == list(range(200))

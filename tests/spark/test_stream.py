@@ -1,15 +1,10 @@
 """A topic is a stream: every message once, whatever is killed."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -18,8 +13,8 @@ from skyroute.blocking import Producer
 from skyroute.message.message import Message
 from skyroute.pipeline.source.progress import Lag, LagListener
 from skyroute.testing import Cluster
+from tests.spark.killing import kill_driver_once
 from tests.support.process import eventually
-from tests.support.shown import ROOT
 from tests.unit.pipeline.reading import make_topic, send
 
 NewTopic = Callable[..., str]
@@ -110,19 +105,6 @@ def sending(cluster: Cluster, topic: str) -> Iterator[None]:
         thread.join()
 
 
-def kill_driver_once(cluster: Cluster, topic: str, folder: Path, until: Callable[[], Any]) -> None:
-    """Start a driver, and kill it, its Java and its workers with it, as soon as something is so."""
-    command = [sys.executable, "-m", "tests.spark.stream_driver", cluster.name_server_address, topic, str(folder)]
-    with (folder / "driver.log").open("ab") as log:
-        driver = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
-    try:
-        eventually(lambda: until() or driver.poll() is not None, "a batch", timeout_s=STREAM_TIMEOUT_S)
-        assert driver.poll() is None, (folder / "driver.log").read_text()
-    finally:
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-
-
 def test_no_queue_repeats_or_skips_an_offset_when_the_driver_is_killed(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
 ) -> None:
@@ -132,8 +114,14 @@ def test_no_queue_repeats_or_skips_an_offset_when_the_driver_is_killed(
     log = tmp_path / "checkpoint" / "offsets"
     with sending(cluster, topic):
         # Killed when its very first batch is planned and nothing is done yet, then in the middle of a later one.
-        kill_driver_once(cluster, topic, tmp_path, (log / "0").exists)
-        kill_driver_once(cluster, topic, tmp_path, (log / "4").exists)
+        for batch in ("0", "4"):
+            kill_driver_once(
+                "stream_driver",
+                *(cluster.name_server_address, topic, str(tmp_path)),
+                log=tmp_path / "driver.log",
+                until=(log / batch).exists,
+                timeout_s=STREAM_TIMEOUT_S,
+            )
     run_to_the_end(stream(spark, cluster, topic, startingOffsets="latest"), tmp_path)
     begin = json.loads((log / "0").read_text().splitlines()[2])[topic]
     end = json.loads(max(log.glob("[0-9]*"), key=lambda path: int(path.name)).read_text().splitlines()[2])[topic]

@@ -53,6 +53,8 @@ class Certificates:
         for blob in issued.cert_chain_pems:
             blob.write_to_path(self.certificate, append=True)
         issued.private_key_pem.write_to_path(self.key)
+        self.authority = folder / "authority.pem"
+        self._authority.cert_pem.write_to_path(self.authority)
 
     def server_options(self, mode: str) -> tuple[str, ...]:
         """What makes a JVM serve with it."""

@@ -1,0 +1,21 @@
+"""A driver to be killed: it archives a topic, a few messages at a time. Started by `test_jobs_topics.py`."""
+
+import sys
+from pathlib import Path
+
+from skyroute.pipeline.jobs.archive import archive_messages
+from skyroute.pipeline.session import session
+
+
+def main() -> None:
+    name_server, topic, root = sys.argv[1:]
+    quick = {"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+    spark = session("local[2]", "to be killed", **quick)
+    rows = spark.readStream.format("rocketmq").options(
+        nameServer=name_server, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger="20"
+    )
+    archive_messages(rows.load(), Path(root)).awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Drivers that are killed in the middle of their work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.support.process import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+def kill_driver_once(module: str, *words: str, log: Path, until: Callable[[], Any], timeout_s: float) -> None:
+    """Start a driver, and kill it, its Java and its workers with it, as soon as something is so."""
+    with log.open("ab") as output:
+        command = [sys.executable, "-m", f"tests.spark.{module}", *words]
+        driver = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+    try:
+        eventually(lambda: until() or driver.poll() is not None, "a batch", timeout_s=timeout_s)
+        assert driver.poll() is None, log.read_text()
+    finally:
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
