@@ -6,7 +6,8 @@ The model keeps flat tables, works on a copy, and looks at everything on every c
 2. The table's own books agree: a broker is one address in a cluster, one id in a group, and one of its holder's; there
    is no empty group, cluster, holder or topic; a topic is listed under exactly the groups that have queues of it; bans
    lie only on topics that could be written, mappings only on topics that are served.
-3. A mirror that saw nothing but the events holds the same groups, brokers, topics, bans, mappings and filter servers.
+3. A mirror that saw nothing but the events holds the same groups, brokers, topics, bans, mappings and filter servers,
+   and so does a replay of what the journal has of them.
 4. Every event tells of a change, and no step that changed the mirror's part of the table was silent.
 5. The smallest id is reported if and only if a group had brokers before and after, the smallest id is another one, and,
    where it was a registration, there is another broker to tell.
@@ -18,7 +19,7 @@ The model keeps flat tables, works on a copy, and looks at everything on every c
    of their own if they are not; a single topic of a newer edition does not make that edition known.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +28,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from skyroute.nameserver.changes import ServerStarted
+from skyroute.nameserver.journal.records import Numbered, encode
+from skyroute.nameserver.journal.replay import Replay
+from skyroute.nameserver.journal.schema import record_decoder
 from skyroute.nameserver.snapshot import decode_snapshot, encode_snapshot
 from skyroute.routing import discovery
 from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError
@@ -45,6 +50,8 @@ from skyroute.routing.events import (
     TopicsChanged,
     WritesChanged,
 )
+from skyroute.routing.groups import Group
+from skyroute.routing.image import GroupImage, image_of
 from skyroute.routing.leases import NOBODY
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.table import RouteTable
@@ -336,12 +343,27 @@ def mirror_of(model: Model) -> Mirror:
     )
 
 
+def told(groups: Iterable[Group]) -> dict[str, GroupImage]:
+    """All that a journal tells of groups: leases, and who knows of acting masters, it does not."""
+    return {
+        group.name: replace(
+            group,
+            members=tuple(
+                replace(member, lease_s=0.0, knows_acting=False, left_s=None if member.left_s is None else 0.0)
+                for member in group.members
+            ),
+        )
+        for group in image_of(groups, 0.0).groups
+    }
+
+
 class RouteTableMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = RouteTable()
         self.model = Model()
         self.mirror = Mirror()
+        self.replay = Replay()
         self.now = 0.0
         self.delete_missing = False
         self.bodies: dict[bytes, TopicTable] = {}
@@ -449,6 +471,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         self.table, self.mirror = RouteTable(), Mirror()
         events = self.table.restore(decode_snapshot(content)[1], lease_s=RESTORED_LEASE_S, now=self.now)
         assert {event.cause for event in events} <= {Cause.RESTORED}
+        self.replay.apply(record_decoder.decode(encode(Numbered(0, 0, 0, ServerStarted("", 0, 0)), "model")))
         for broker in self.model.brokers:
             left_s = RESTORED_LEASE_S if broker.confirmed else broker.expires_at - self.now
             broker.expires_at = self.now + min(RESTORED_LEASE_S, broker.lease_s, left_s)
@@ -542,6 +565,7 @@ class RouteTableMachine(RuleBasedStateMachine):
     def see(self, events: tuple[RouteEvent, ...], before: dict[str, int], registrant: str | None = None) -> None:
         for event in events:
             self.mirror.apply(event)
+            self.replay.apply(record_decoder.decode(encode(Numbered(0, 0, 0, event), "model")))
         left = [event for event in events if isinstance(event, BrokerLeft)]
         for holder in {event.holder for event in left}:
             *earlier, last = (event.holder_is_idle for event in left if event.holder == holder)
@@ -560,6 +584,10 @@ class RouteTableMachine(RuleBasedStateMachine):
     @invariant()
     def the_mirror_is_the_table(self) -> None:
         assert self.mirror == mirror_of(self.model)
+
+    @invariant()
+    def a_replay_is_the_table(self) -> None:
+        assert told(self.replay.groups.values()) == told(self.table._groups.values())
 
     @invariant()
     def remembered_bodies_are_no_news(self) -> None:

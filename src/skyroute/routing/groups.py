@@ -1,7 +1,8 @@
 """What the table keeps of one broker group, and what a broker's word would change in it.
 
-Records for `RouteTable` alone: it writes them, and everyone else is given values made from them. The methods of a group
-answer and compare; they never write, so that a registration can be weighed before anything is touched.
+Records for whoever keeps a table, `RouteTable` or a replay of the journal: they write them, and everyone else is given
+values made from them. The methods of a group answer and compare; they never write, so that a registration can be
+weighed before anything is touched.
 """
 
 from collections.abc import Iterator, Mapping

@@ -11,15 +11,17 @@ import click
 import msgspec
 
 from skyroute.cli.admin.output import pairs, print_json
-from skyroute.cli.journal.lines import HEADING, show_record
-from skyroute.cli.journal.selection import Selection
+from skyroute.cli.help import examples
 from skyroute.cli.journal.times import as_moment
+from skyroute.cli.progress import Progress
 from skyroute.errors import SkyrouteError
 from skyroute.nameserver.config import NameServerConfig
-from skyroute.nameserver.journal.reader import Follower, is_journal, last_records, read_records
+from skyroute.nameserver.journal.lines import HEADING, show_record
+from skyroute.nameserver.journal.reader import Follower, find_journal, last_records, read_records
 from skyroute.nameserver.journal.schema import Record
+from skyroute.nameserver.journal.selection import Selection
+from skyroute.nameserver.journal.verify import Report
 from skyroute.nameserver.journal.verify import verify as verify_journal
-from skyroute.nameserver.memory_folder import JOURNAL_NAME
 
 FOLLOW_S: Final = 0.2
 """How often a journal that is followed is looked at."""
@@ -28,7 +30,14 @@ PROBLEMS_SHOWN: Final = 100
 _Command = Callable[..., Any]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog=examples(
+        "skyroute journal tail -f",
+        "skyroute journal show -c namesrv.properties --broker broker-a --since 1h",
+        "skyroute journal verify --path /var/lib/skyroute/memory-9876",
+    ),
+)
 def journal() -> None:
     """Read what a name server has recorded: every change of a route.
 
@@ -56,13 +65,12 @@ def _folder(path: Path | None, config_file: str | None) -> Path:
         if memory is None:
             raise click.ClickException("these settings keep no journal")
         path = memory.path
-    folder = path / JOURNAL_NAME if (path / JOURNAL_NAME).is_dir() else path
     try:
-        found = is_journal(folder)
+        folder = find_journal(path)
     except OSError as error:
-        raise click.ClickException(f"cannot read {folder}: {error.strerror}") from error
-    if not found:
-        raise click.ClickException(f"there is no journal in {folder}: say where it is with --path, or -c")
+        raise click.ClickException(f"cannot read {path}: {error.strerror}") from error
+    if folder is None:
+        raise click.ClickException(f"there is no journal in {path}: say where it is with --path, or -c")
     return folder
 
 
@@ -107,7 +115,7 @@ def show(
 ) -> None:
     """Show records of a topic, a broker, a time."""
     folder = _folder(path, config_file)
-    selection = Selection(topic, broker, since_ms, until_ms)
+    selection = Selection(topic, broker, since_ms=since_ms, until_ms=until_ms)
     # Who serves a topic is told by what came before.
     records = _read(folder, since_ms=None if topic else since_ms)
     _print((record for record in records if selection.wants(record)), as_json=as_json)
@@ -117,10 +125,15 @@ def show(
 @_finding
 @click.option("--json", "as_json", is_flag=True, help="The findings for a program.")
 def verify(path: Path | None, config_file: str | None, *, as_json: bool) -> None:
-    """Read everything and say whether it is whole; exit code 1 if it is not."""
+    """Read all of it and say whether it is whole.
+
+    Exit code 1 if it is not.
+    """
     folder = _folder(path, config_file)
+    report = Report()
     try:
-        report = verify_journal(folder)
+        with Progress("reading the journal", lambda: f": {report.records} records", lines=False):
+            verify_journal(folder, report)
     except OSError as error:
         raise click.ClickException(f"cannot read {folder}: {error.strerror}") from error
     if as_json:

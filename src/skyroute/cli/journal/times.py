@@ -1,43 +1,10 @@
-"""Moments as people write them."""
+"""Moments as options of a command."""
 
-import re
-from datetime import UTC, datetime, time, timedelta
-from typing import Final
+from datetime import UTC, datetime
 
 import click
 
-_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def parse_moment(text: str, now: datetime) -> int:
-    """Milliseconds since the epoch.
-
-    People write `2026-11-15 11:00`, `11:00` for today, `90s`, `10m`, `2h`, `1d` for ago, or such a number. Times
-    without a zone are those of `now`.
-
-    Raises:
-        ValueError: It is none of these.
-    """
-    text = text.strip()
-    if ago := _AGO.fullmatch(text):
-        return _to_ms(now - timedelta(seconds=float(ago[1]) * _UNITS[ago[2]]))
-    if text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.combine(now.date(), time.fromisoformat(text))
-    except ValueError:
-        moment = datetime.fromisoformat(text)
-    return _to_ms(moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo))
-
-
-def _to_ms(moment: datetime) -> int:
-    return round(moment.timestamp() * 1000)
-
-
-def show_moment(milliseconds: int) -> str:
-    """As people here read it, to the millisecond."""
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+from skyroute.nameserver.journal.times import parse_moment
 
 
 def as_moment(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:

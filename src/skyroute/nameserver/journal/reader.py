@@ -10,17 +10,32 @@ from skyroute.nameserver.errors import DamagedJournalError
 from skyroute.nameserver.journal.index import INDEX_NAME, read_index
 from skyroute.nameserver.journal.schema import Record, record_decoder
 from skyroute.nameserver.journal.segments import closed_segments, open_segments, read_content, whole_lines
+from skyroute.nameserver.memory_folder import JOURNAL_NAME
 
 
-def is_journal(folder: Path) -> bool:
-    """Whether a name server keeps a journal there, or kept one: an index, or a segment.
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A line that is no record."""
+
+    path: Path
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, line {self.number}: {self.reason}"
+
+
+def find_journal(path: Path) -> Path | None:
+    """The folder of a journal that is there or was, given it or `memoryPath`: it has an index, or a segment.
 
     Raises:
         OSError: The folder cannot be read.
     """
+    folder = path / JOURNAL_NAME if (path / JOURNAL_NAME).is_dir() else path
     if not folder.is_dir():
-        return False
-    return (folder / INDEX_NAME).exists() or bool(closed_segments(folder) or open_segments(folder))
+        return None
+    is_one = (folder / INDEX_NAME).exists() or bool(closed_segments(folder) or open_segments(folder))
+    return folder if is_one else None
 
 
 def read_records(folder: Path, *, after: int = 0, since_ms: int | None = None) -> Iterator[Record]:
@@ -115,9 +130,17 @@ def read_segment(path: Path) -> Iterator[Record]:
     return _decode(whole_lines(read_content(path) or b""), path)
 
 
-def _decode(content: bytes, path: Path) -> Iterator[Record]:
+def decode_lines(content: bytes, path: Path) -> Iterator[Record | Damage]:
+    """Every line of a segment's content, also those that are no records."""
     for number, line in enumerate(content.splitlines(), 1):
         try:
             yield record_decoder.decode(line)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise DamagedJournalError(f"{path}, line {number}: {error}: {line[:80]!r}") from error
+            yield Damage(path, number, f"{error}: {line[:80]!r}")
+
+
+def _decode(content: bytes, path: Path) -> Iterator[Record]:
+    for found in decode_lines(content, path):
+        if isinstance(found, Damage):
+            raise DamagedJournalError(str(found))
+        yield found

@@ -42,13 +42,13 @@ class Report:
         return not self.problems
 
 
-def verify(folder: Path) -> Report:
-    """Read everything and compare.
+def verify(folder: Path, report: Report | None = None) -> Report:
+    """Read everything and compare; a report that is passed is filled while we read.
 
     Raises:
         OSError: The folder cannot be read.
     """
-    report = Report()
+    report = report or Report()
     index = read_index(folder)
     unfinished = open_segments(folder)
     closed = closed_segments(folder)

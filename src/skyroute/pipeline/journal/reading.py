@@ -13,9 +13,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 from skyroute.errors import SkyrouteError
-from skyroute.nameserver.journal.reader import is_journal
+from skyroute.nameserver.journal.reader import find_journal
 from skyroute.nameserver.journal.schema import SCHEMA_VERSION
-from skyroute.nameserver.memory_folder import JOURNAL_NAME
 from skyroute.pipeline.journal.schema import RECORD, REQUIRED
 
 _UNREADABLE: Final = "_unreadable"
@@ -51,13 +50,12 @@ def journal_folder(path: Path) -> Path:
     Raises:
         NoJournalError: There are none, or they cannot be read.
     """
-    folder = path / JOURNAL_NAME if (path / JOURNAL_NAME).is_dir() else path
     try:
-        found = is_journal(folder)
+        folder = find_journal(path)
     except OSError as error:
-        raise NoJournalError(f"cannot read {folder}: {error.strerror}") from error
-    if not found:
-        raise NoJournalError(f"there is no journal in {folder}: name the memory folder of a name server")
+        raise NoJournalError(f"cannot read {path}: {error.strerror}") from error
+    if folder is None:
+        raise NoJournalError(f"there is no journal in {path}: name the memory folder of a name server")
     return folder.resolve()
 
 

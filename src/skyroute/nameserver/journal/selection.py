@@ -10,23 +10,26 @@ _OF_ALL: Final = frozenset({Kind.SERVER_STARTED, Kind.SERVER_STOPPED, Kind.GAP})
 
 @dataclass(slots=True)
 class Selection:
-    """Records of a topic, of a broker, of a time. Show it every record in order: it learns who serves the topic.
+    """Records of a topic, a broker, a kind, a time. Show it every record in order: it learns who serves the topic.
 
     A topic's story is not only where it is named: the brokers that serve it come and go, too.
     """
 
     topic: str | None = None
     broker: str | None = None
+    kind: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None
     _serving: set[str] = field(default_factory=set)
 
     def wants(self, record: Record) -> bool:
-        """Whether this record is among them. Starts, stops and gaps of that time always are."""
+        """Whether this record is among them. Starts, stops and gaps of that time are, unless a kind is asked for."""
         concerns_topic = self.topic is None or self._concerns_topic(record, self.topic)
         if self.since_ms is not None and record.wall_ms < self.since_ms:
             return False
         if self.until_ms is not None and record.wall_ms > self.until_ms:
+            return False
+        if self.kind is not None and record.kind != self.kind:
             return False
         if record.kind in _OF_ALL:
             return True

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Final
 
-from skyroute.cli.journal.times import show_moment
 from skyroute.nameserver.journal.schema import Kind, Record, State
+from skyroute.nameserver.journal.times import show_moment
 
 NAMES_SHOWN: Final = 5
 VALUE_CHARS_SHOWN: Final = 80
@@ -18,12 +18,13 @@ def show_record(record: Record) -> str:
     if record.broker_id is not None:
         broker += f"[{record.broker_id}]"
     columns = f"{show_moment(record.wall_ms):<23}  {record.seq:>10}  {record.kind:<22}  {broker:<20}  "
-    line = f"{columns}{record.cause or '':<18}  {' '.join(_details(record))}".rstrip()
+    line = f"{columns}{record.cause or '':<18}  {' '.join(details(record))}".rstrip()
     # A value may hold anything, and must not steer the terminal.
     return line if line.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
 
 
-def _details(record: Record) -> Iterator[str]:
+def details(record: Record) -> Iterator[str]:
+    """What else a record says, as `name=value`; names of topics only as many as a person reads."""
     for name in ("cluster", "address", "namespace", "key", "restored_brokers", "torn_bytes", "reason"):
         value = getattr(record, name)
         is_told_below = name == "cluster" and record.kind == Kind.GROUP_CHANGED
