@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+
+import click
+
+from skyroute.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,3 +51,37 @@ def wants_spark(program: str) -> bool:
 def runs_for_ever(program: str) -> bool:
     """Whether a program serves until somebody stops it."""
     return "consumer.run()" in program
+
+
+def command_lines(document: Path) -> list[str]:
+    """The lines in a document that call `skyroute`, as a reader would type them."""
+    text = document.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    found = [re.fullmatch(r"(?:docker run .* )?(skyroute (?:(?!  #).)+).*", line) for line in lines]
+    return [match[1].strip() for match in found if match and "[-" not in match[1]]
+
+
+def understand(words: Sequence[str], folder: Path) -> None:
+    """Have the command take words apart that follow `skyroute`, and do nothing; folders that must be there are made.
+
+    Raises:
+        click.ClickException: there is no such command or option, or a value is none of its values.
+    """
+    rest = [re.sub("^/(var|data)/", f"{folder}/", word) for word in words]
+    for option, value in pairwise(rest):
+        if option in ("--journal", "--archive", "--path"):
+            (folder / value).mkdir(parents=True, exist_ok=True)
+    command: click.Command = main
+    context = click.Context(main, info_name="skyroute")
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        _, found, rest = command.resolve_command(context, rest)
+        assert found is not None
+        command, context = found, click.Context(found, parent=context, info_name=found.name)
+    if not {"-h", "--help"} & set(rest):
+        command.make_context(command.name, rest, parent=context.parent)
+
+
+def words_of(line: str) -> list[str]:
+    """The words of a line in a shell, without the program."""
+    return shlex.split(line.partition(" > ")[0])[1:]

@@ -1,0 +1,156 @@
+"""`skyroute console`: the cluster in a web browser."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from skyroute.cli.flags import CONTEXT
+from skyroute.cli.help import examples
+from skyroute.cli.logs import LogSettings, log_options
+from skyroute.cli.serve import process, run, tell
+from skyroute.client.session import ClientArguments
+from skyroute.client.signing import Credentials
+from skyroute.remoting.errors import BindError
+
+
+def missing_extra() -> str | None:
+    """Return what to do before a console can be had, or None."""
+    if all(find_spec(name) for name in ("starlette", "jinja2", "uvicorn", "python_multipart")):
+        return None
+    return "the console needs packages that are not installed: pip install 'skyroute[console]'"
+
+
+@click.group(
+    context_settings=CONTEXT,
+    invoke_without_command=True,
+    epilog=examples(
+        "skyroute console -n 127.0.0.1:9876",
+        "skyroute console user alice --role operator",
+        'skyroute console -n "10.0.0.1:9876;10.0.0.2:9876" --host 0.0.0.0',
+    ),
+)
+@click.option(
+    "-n",
+    "--namesrvAddr",
+    "name_servers",
+    metavar="HOST:PORT[;HOST:PORT]",
+    envvar="NAMESRV_ADDR",
+    show_envvar=True,
+    default="127.0.0.1:9876",
+    show_default=True,
+    help="The name servers of the cluster, Apache's or ours.",
+)
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=8088, show_default=True, help="0: any.")
+@click.option(
+    "--data",
+    metavar="FOLDER",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Holds the users and the audit log; ~/skyroute/console unless given.",
+)
+@click.option("--sign-in/--no-sign-in", default=None, help="Have people sign in: if others than this machine can come.")
+@click.option("--name", "names", metavar="HOST", multiple=True, help="Another name under which browsers come here.")
+@click.option(
+    "--journal",
+    "journals",
+    metavar="[NAME=]FOLDER",
+    multiple=True,
+    help="The journal of a name server on this machine (its memoryPath), for the page of route history.",
+)
+@click.option("--certificate", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="For https.")
+@click.option("--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Its private key.")
+@click.option("--access-key", metavar="KEY", envvar="ROCKETMQ_ACCESS_KEY", show_envvar=True, help="Who we are.")
+@click.option("--secret-key", metavar="KEY", envvar="ROCKETMQ_SECRET_KEY", show_envvar=True, help="What proves it.")
+@click.option("--tls", is_flag=True, help="Speak TLS with the cluster, and check nobody's certificate.")
+@log_options("warning")
+@click.pass_context
+def console(
+    context: click.Context,
+    name_servers: str,
+    host: str,
+    port: int,
+    data: Path | None,
+    sign_in: bool | None,  # noqa: FBT001 - click passes options by name
+    names: tuple[str, ...],
+    journals: tuple[str, ...],
+    certificate: Path | None,
+    key: Path | None,
+    access_key: str | None,
+    secret_key: str | None,
+    log_settings: LogSettings,
+    *,
+    tls: bool,
+) -> None:
+    """Serve a web page about a cluster, Apache's or ours.
+
+    It stops on SIGTERM and SIGINT. Whoever is to sign in is made with `skyroute console user`.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    missing = missing_extra()
+    if missing:
+        raise click.ClickException(missing)
+    from skyroute.console.config import ConsoleConfig, default_folder  # noqa: PLC0415 - an extra
+    from skyroute.console.server import Console  # noqa: PLC0415 - an extra
+
+    client: ClientArguments = {"tls": tls}
+    if access_key:
+        client["credentials"] = Credentials(access_key, secret_key or "")
+    with process("console", log_settings):
+        served = Console(
+            ConsoleConfig(
+                name_servers=name_servers,
+                host=host,
+                port=port,
+                folder=data or default_folder(),
+                sign_in=sign_in,
+                names=names,
+                journals=dict(map(_journal, journals)),
+                certificate=certificate,
+                key=key,
+                client=client,
+            )
+        )
+        try:
+            run("console", [], [served], lambda: tell(f"Console      {served.url}\nReady; ctrl-C stops it."))
+        except BindError as error:
+            print(f"skyroute console: {error}", file=sys.stderr)
+            sys.exit(1)
+
+
+def _journal(text: str) -> tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    return (name, Path(folder)) if equals else (Path(text).name, Path(text))
+
+
+@console.command()
+@click.argument("name")
+@click.option("--role", type=click.Choice(["viewer", "operator"]), default="viewer", show_default=True)
+@click.option("--remove", is_flag=True, help="Take this user away.")
+@click.option("--data", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="As for the console.")
+@click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
+def user(name: str, role: str, data: Path | None, *, remove: bool, password_stdin: bool) -> None:
+    """Add somebody who may sign in, change their password and role, or take them away."""
+    from skyroute.console.config import USERS_NAME, default_folder  # noqa: PLC0415 - an extra
+    from skyroute.console.errors import UsersError  # noqa: PLC0415 - an extra
+    from skyroute.console.users import Role, make_user, read_users, write_users  # noqa: PLC0415 - an extra
+
+    path = (data or default_folder()) / USERS_NAME
+    try:
+        users = read_users(path)
+        if remove:
+            if users.pop(name, None) is None:
+                raise click.ClickException(f"there is no user {name} in {path}")
+        else:
+            password = (
+                sys.stdin.readline().rstrip("\n")
+                if password_stdin
+                else click.prompt(f"Password for {name}", hide_input=True, confirmation_prompt=True)
+            )
+            users[name] = make_user(name, Role(role), password)
+        write_users(path, users)
+    except UsersError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{name} {'removed' if remove else f'may sign in as {role}'}: {path}")

@@ -1,0 +1,133 @@
+"""A running console: its admin, its watcher and its web server, started and stopped together."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import uvicorn
+
+from skyroute.client.admin import Admin
+from skyroute.clock import Clock, SystemClock
+from skyroute.console.app import make_app
+from skyroute.console.config import ConsoleConfig
+from skyroute.console.desk import Desk
+from skyroute.console.errors import ConsoleError
+from skyroute.console.users import read_users
+from skyroute.console.watcher import LOOK_S, Watcher
+from skyroute.remoting.connection import join_address
+from skyroute.remoting.server import bind_error
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 1_000
+STOP_S: Final = 2
+"""How long answers under way may take when we stop."""
+
+
+class _WebServer(uvicorn.Server):
+    """Leaves signals to whoever runs us."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Console:
+    """A web page over a cluster.
+
+    Examples:
+        >>> console = Console(ConsoleConfig(name_servers="127.0.0.1:9876"))
+        >>> await console.start()
+        >>> print(console.url)
+    """
+
+    def __init__(self, config: ConsoleConfig, *, clock: Clock | None = None, look_s: float = LOOK_S) -> None:
+        self.config = config
+        self._clock = clock or SystemClock()
+        self._admin = Admin(config.name_servers, **config.client)
+        self._watcher = Watcher(self._admin, clock=self._clock, look_s=look_s)
+        self._web: _WebServer | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.url = ""
+        """Where the first page is, once started."""
+
+    def __repr__(self) -> str:
+        return f"<Console {self.url or 'not started'}>"
+
+    async def start(self) -> None:
+        """Begin to answer; the cluster need not be there yet.
+
+        Raises:
+            BindError: the address cannot be had.
+            ConsoleError: people would have to sign in, and nobody could.
+        """
+        config = self.config
+        if config.must_sign_in and not read_users(config.users_path):
+            raise ConsoleError(
+                f"the console at {config.host} asks people to sign in, and nobody can: add somebody with `skyroute "
+                f"console user NAME --role operator --data {config.folder}`, or bind it to 127.0.0.1"
+            )
+        if config.key is not None and config.certificate is None:
+            raise ConsoleError("a key without its certificate is no use: give --certificate as well")
+        listener = _listen(config)
+        try:
+            await self._admin.start()
+            await self._watcher.start()
+            desk = Desk(config, self._admin, self._watcher, self._clock)
+            settings = uvicorn.Config(
+                make_app(desk),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_graceful_shutdown=STOP_S,
+                ssl_certfile=config.certificate,
+                ssl_keyfile=config.key,
+            )
+            _load(settings)
+        except BaseException:
+            listener.close()
+            await self._watcher.stop()
+            await self._admin.stop()
+            raise
+        self._web = _WebServer(settings)
+        self._task = asyncio.create_task(self._web.serve(sockets=[listener]))
+        scheme = "https" if config.certificate else "http"
+        self.url = f"{scheme}://{join_address(_reachable(config.host), listener.getsockname()[1])}/"
+        log.info("console served at=%s", self.url)
+
+    async def stop(self) -> None:
+        """End; pages that are open are told no more."""
+        await self._watcher.stop()
+        if self._web is not None and self._task is not None:
+            self._web.should_exit = True
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._admin.stop()
+
+
+def _load(settings: uvicorn.Config) -> None:
+    try:
+        settings.load()
+    except OSError as error:  # which a broken certificate or key is, too
+        files = f"{settings.ssl_certfile} with the key {settings.ssl_keyfile or 'in it'}"
+        raise ConsoleError(f"cannot use the certificate {files}: {error}") from error
+
+
+def _reachable(host: str) -> str:
+    """Return where this machine reaches a server that listens at a host."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), host)
+
+
+def _listen(config: ConsoleConfig) -> socket.socket:
+    host = config.host.strip("[]")
+    try:
+        return socket.create_server(
+            (host, config.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+        )
+    except (OSError, OverflowError) as error:
+        raise bind_error(host, config.port, error, "--host", "--port") from None

@@ -1,0 +1,113 @@
+"""Brokers and name servers: looking at one, changing its settings, keeping producers away."""
+
+from playwright.sync_api import Page, expect
+
+from skyroute.blocking import Admin
+from skyroute.console.server import Console
+from skyroute.routing.topology import Permission
+from skyroute.testing import Cluster
+from tests.support.browsing import check_accessible
+
+
+def test_finds_a_broker_and_shows_all_it_says_of_itself(page: Page, real_cluster: Cluster, console: Console) -> None:
+    """From the list, by a few letters, to the broker, and there to one line of its state."""
+    page.goto(f"{console.url}cluster")
+    rows = page.get_by_role("region", name="Brokers of DefaultCluster").locator("tbody tr")
+    expect(rows).to_have_count(2)
+    check_accessible(page)
+    page.get_by_label("Broker or address").press_sequentially("ER-1")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("master")
+    expect(rows).to_contain_text(real_cluster.broker_addresses[1])
+    page.get_by_role("link", name="broker-1").click()
+    expect(page.locator("dl.facts")).to_contain_text("DefaultCluster")
+    page.get_by_label("Name or value").press_sequentially("boottime")
+    state = page.get_by_role("region", name="State").locator("tbody tr")
+    expect(state).to_have_count(1)
+    expect(state).to_contain_text("bootTimestamp")
+    check_accessible(page)
+    answer = page.goto(f"{console.url}cluster/nobody/7")
+    assert answer is not None
+    assert answer.status == 404
+    expect(page.get_by_role("alert")).to_have_text("The name servers know no broker nobody with number 7")
+
+
+def test_changes_a_setting_of_one_broker(page: Page, real_cluster: Cluster, console: Console) -> None:
+    """It is asked first; then that broker has it, and no other."""
+    page.goto(f"{console.url}cluster/broker-0/0?tab=settings&q=flushDiskType")
+    page.get_by_role("link", name="Change flushDiskType").click()
+    page.get_by_role("textbox", name="flushDiskType").fill("SYNC_FLUSH")
+    check_accessible(page)
+    page.get_by_role("button", name="Change").click()
+    expect(page.get_by_text("Set flushDiskType of the broker broker-0 to “SYNC_FLUSH”?")).to_be_visible()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.get_by_role("status")).to_have_text("flushDiskType of broker-0 is “SYNC_FLUSH” now")
+    expect(page.get_by_role("region", name="Settings").get_by_role("row", name="flushDiskType")).to_contain_text(
+        "SYNC_FLUSH"
+    )
+    with Admin(real_cluster.name_server_address) as admin:
+        settings = admin.broker_settings(cluster="DefaultCluster").by_address
+    assert [settings[address]["flushDiskType"] for address in real_cluster.broker_addresses] == [
+        "SYNC_FLUSH",
+        "ASYNC_FLUSH",
+    ]
+
+
+def test_says_so_when_a_broker_passes_over_a_change(page: Page, console: Console) -> None:
+    """Brokers say yes to values that they cannot use: a visitor must not be told that it was done."""
+    page.goto(f"{console.url}cluster/broker-0/0?tab=settings&q=listenPort&change=listenPort")
+    page.get_by_role("textbox", name="listenPort").fill("no number")
+    page.get_by_role("button", name="Change").click()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.get_by_role("alert")).to_contain_text("listenPort")
+
+
+def test_keeps_producers_away_from_a_broker_and_lets_them_back(
+    page: Page, real_cluster: Cluster, console: Console
+) -> None:
+    """Saying no to the question changes nothing; saying yes changes the routes of all name servers."""
+
+    def writable() -> bool:
+        with Admin(real_cluster.name_server_address) as admin:
+            (queues,) = admin.route("broker-1").queues
+        return bool(queues.settings.permission & Permission.WRITE)
+
+    page.goto(f"{console.url}cluster/broker-1/0")
+    page.get_by_role("button", name="Forbid writes").click()
+    page.get_by_role("link", name="No, go back").click()
+    assert writable()
+    page.get_by_role("button", name="Forbid writes").click()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.get_by_role("status")).to_contain_text("topics of broker-1 are not writable now")
+    expect(page.locator("dl.facts")).to_contain_text("no: its topics are not writable")
+    assert not writable()
+    page.get_by_role("button", name="Allow writes").click()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.get_by_role("button", name="Forbid writes")).to_be_visible()
+    assert writable()
+    for name in ("Clean expired queues", "Clean unused topics"):
+        page.get_by_role("button", name=name).click()
+        page.get_by_role("button", name="Yes, do it").click()
+        expect(page.get_by_role("status")).to_have_text("broker-1 has cleaned up")
+
+
+def test_changes_a_setting_of_all_name_servers(page: Page, real_cluster: Cluster, console: Console) -> None:
+    """One form for all of them."""
+    page.goto(f"{console.url}cluster/name-servers?tab=settings")
+    page.get_by_role("link", name="Change returnOrderTopicConfigToBroker").click()
+    page.get_by_role("textbox", name="returnOrderTopicConfigToBroker").fill("false")
+    check_accessible(page)
+    page.get_by_role("button", name="Change").click()
+    page.get_by_role("button", name="Yes, do it").click()
+    expect(page.get_by_role("status")).to_contain_text("of all name servers is “false” now")
+    with Admin(real_cluster.name_server_address) as admin:
+        settings = admin.name_server_settings().by_address.values()
+    assert [each["returnOrderTopicConfigToBroker"] for each in settings] == ["false", "false"]
+
+
+def test_name_servers_that_agree_differ_in_nothing(page: Page, console: Console) -> None:
+    """A comparison without findings says what was compared."""
+    page.goto(f"{console.url}cluster/name-servers")
+    page.get_by_role("button", name="Compare now").click()
+    expect(page.get_by_role("status")).to_contain_text("0 differences")
+    expect(page.get_by_role("status")).to_contain_text("of 2 name servers")

@@ -1,0 +1,301 @@
+"""Who is let in, what they may do, and what a page of somebody else's cannot have done in their name."""
+
+import re
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+from playwright.sync_api import Page, expect
+from starlette.routing import Route
+
+from skyroute.console.actions import FORM_BYTES_MAX
+from skyroute.console.doorkeeper import HEADERS, OPEN_FORM_BYTES_MAX
+from skyroute.console.errors import ConsoleError
+from skyroute.console.server import Console
+from skyroute.console.users import Role, make_user, read_users, write_users
+from skyroute.testing import Cluster
+from tests.support.browsing import Serve, app_of, check_accessible
+
+PASSWORDS = {"olga": "operators secret", "vera": "viewers secret"}
+CHANGING_NOTHING = {"/sign-in", "/sign-out", "/preferences", "/cluster/name-servers/compare"}
+"""Forms that are for viewers as well."""
+ACTION, ACTION_FIELDS = "/topics/create", {"topic": "Unwritten", "cluster": "DefaultCluster"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guarded")
+    roles = {"olga": Role.OPERATOR, "vera": Role.VIEWER}
+    write_users(folder / "users", {name: make_user(name, role, PASSWORDS[name]) for name, role in roles.items()})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guarded(real_cluster: Cluster, serve: Serve, folder: Path) -> Console:
+    """A console that asks people to sign in."""
+    return serve(real_cluster.name_server_address, sign_in=True, folder=folder)
+
+
+@pytest.fixture
+def client(guarded: Console) -> Iterator[httpx.Client]:
+    """Somebody with a browser of their own, at an address from which nobody has guessed yet."""
+    with httpx.Client(base_url=guarded.url, follow_redirects=False, timeout=20) as opened:
+        yield opened
+
+
+def token_of(client: httpx.Client) -> str:
+    found = re.search(r'name="token" value="([^"]+)"', client.get("/sign-in", follow_redirects=True).text)
+    assert found is not None
+    return found[1]
+
+
+def sign_in(client: httpx.Client, name: str, password: str | None = None, address: str = "10.1.1.1") -> httpx.Response:
+    """Sign in by the form; the console believes a proxy on its own machine who it is that comes."""
+    form = {"token": token_of(client), "name": name, "password": password or PASSWORDS.get(name, "")}
+    return client.post("/sign-in", data=form, headers={"X-Forwarded-For": address})
+
+
+def routes(console: Console, method: str) -> list[str]:
+    """Every address of the console, with something in the place of what varies."""
+    found = [route for route in app_of(console).routes if isinstance(route, Route) and method in (route.methods or ())]
+    return [re.sub(r"\{[^}]+\}", "0", route.path) for route in found]
+
+
+# Coming in
+
+
+def test_the_whole_way_in_and_out(page: Page, guarded: Console) -> None:
+    page.goto(f"{guarded.url}topics?q=Orders")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    expect(page.get_by_role("navigation", name="Main")).to_have_count(0)
+    check_accessible(page)
+    page.get_by_label("User").fill("olga")
+    page.get_by_label("Password").fill("a wrong one")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("do not fit each other")
+    page.get_by_label("Password").fill(PASSWORDS["olga"])
+    page.get_by_label("Password").press("Enter")
+    expect(page.get_by_text("olga (operator)")).to_be_visible()
+    assert page.url == f"{guarded.url}topics?q=Orders"
+    page.goto(f"{guarded.url}audit")
+    expect(page.locator("tbody tr").first).to_contain_text("sign-in")
+    expect(page.locator("tbody tr").nth(1)).to_contain_text("wrong name or password")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    page.goto(f"{guarded.url}audit")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_the_outside_sees_nothing(client: httpx.Client, guarded: Console) -> None:
+    for path in routes(guarded, "GET"):
+        answer = client.get(path)
+        if path not in ("/sign-in", "/livez"):
+            assert answer.status_code in (303, 401), path
+            assert answer.headers.get("location", "/sign-in") == "/sign-in"
+    for path in set(routes(guarded, "POST")) - {"/sign-in", "/preferences"}:
+        assert client.post(path, data={"token": token_of(client)}).status_code == 401, path
+    part = client.get("/topics", headers={"HX-Request": "true"})
+    assert (part.status_code, part.headers["hx-redirect"], part.text) == (401, "/sign-in", "")
+
+
+def test_a_session_ends_with_its_sign_out_and_with_a_new_password(
+    client: httpx.Client, guarded: Console, folder: Path
+) -> None:
+    users = read_users(folder / "users")
+    write_users(folder / "users", users | {"gone": make_user("gone", Role.OPERATOR, "for a while")})
+    sign_in(client, "gone", "for a while")
+    assert client.get("/audit").status_code == 200
+    kept = dict(client.cookies)
+    assert client.post("/sign-out", data={"token": "x" * 43}).status_code == 403
+    assert client.get("/audit").status_code == 200
+    client.post("/sign-out", data={"token": kept["skyroute_token"]})
+    with httpx.Client(base_url=guarded.url, cookies=kept) as thief:
+        assert thief.get("/audit").status_code == 303
+    sign_in(client, "gone", "for a while")
+    assert client.get("/audit").status_code == 200
+    write_users(folder / "users", users | {"gone": make_user("gone", Role.OPERATOR, "another one")})
+    assert client.get("/audit").status_code == 303
+    write_users(folder / "users", users)
+    assert sign_in(client, "gone", "another one").status_code == 403
+
+
+def test_guesses_are_few_even_if_they_come_together(guarded: Console, folder: Path) -> None:
+    def guess(_: int) -> int:
+        with httpx.Client(base_url=guarded.url, timeout=60) as client:
+            return sign_in(client, "olga", "a guess", address="10.9.9.9").status_code
+
+    before = (folder / "audit.jsonl").read_text().count("10.9.9.9")
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(guess, range(24)))
+    tried = (folder / "audit.jsonl").read_text().count("10.9.9.9") - before
+    assert tried == answers.count(403) <= 6
+    assert answers.count(429) == 24 - tried
+    with httpx.Client(base_url=guarded.url) as client:
+        assert sign_in(client, "olga", address="10.9.9.9").status_code == 429  # even the right one
+        assert sign_in(client, "olga", address="10.9.9.8").status_code == 303  # others are not bothered
+
+
+@pytest.mark.parametrize("wanted", ["https://evil.example/", "//evil.example", "/\\evil.example", "/\t/evil.example"])
+def test_nobody_is_led_elsewhere(client: httpx.Client, wanted: str) -> None:
+    escaped = wanted.replace("\\", "\\\\")
+    client.cookies.set("skyroute_wanted", f'"{escaped}"')
+    assert sign_in(client, "vera").headers["location"] == "/"
+    form = {"token": client.cookies["skyroute_token"], "language": "en", "back": wanted}
+    assert client.post("/preferences", data=form).headers["location"] == "/"
+
+
+def test_a_users_file_that_cannot_be_read_lets_nobody_in_and_says_so(
+    real_cluster: Cluster, serve: Serve, tmp_path: Path
+) -> None:
+    write_users(tmp_path / "users", {"olga": make_user("olga", Role.OPERATOR, PASSWORDS["olga"])})
+    console = serve(real_cluster.name_server_address, sign_in=True, folder=tmp_path)
+    with httpx.Client(base_url=console.url) as client:
+        sign_in(client, "olga")
+        assert client.get("/audit").status_code == 200
+        (tmp_path / "users").write_text("olga:operator:secret\n")
+        assert client.get("/audit").status_code == 303
+        answer = sign_in(client, "olga")
+        assert answer.status_code == 403
+        assert "line 1 of" in answer.text
+        assert "skyroute console user NAME" in answer.text
+
+
+def test_where_nobody_could_sign_in_nothing_is_served(real_cluster: Cluster, serve: Serve, tmp_path: Path) -> None:
+    with pytest.raises(ConsoleError, match=f"skyroute console user NAME --role operator --data {tmp_path}"):
+        serve(real_cluster.name_server_address, host="0.0.0.0", folder=tmp_path)
+    write_users(tmp_path / "users", {"olga": make_user("olga", Role.OPERATOR, PASSWORDS["olga"])})
+    console = serve(real_cluster.name_server_address, host="0.0.0.0", folder=tmp_path)
+    assert httpx.get(console.url).headers["location"] == "/sign-in"
+
+
+# What one may do
+
+
+def test_a_viewer_sees_no_forms_and_a_forged_one_is_refused(client: httpx.Client, guarded: Console) -> None:
+    sign_in(client, "vera")
+    for path in routes(guarded, "GET"):
+        if path == "/live":
+            continue
+        answer = client.get(path, follow_redirects=True)
+        forms = set(re.findall(r'<form[^>]*method="post"[^>]*action="([^"]*)"', answer.text))
+        assert forms <= CHANGING_NOTHING, path
+    for path in set(routes(guarded, "POST")) - CHANGING_NOTHING:
+        answer = client.post(path, data={"token": client.cookies["skyroute_token"], "confirmed": "yes"})
+        assert answer.status_code == 403, path
+        assert "Only operators may change things" in answer.text
+
+
+@pytest.mark.parametrize("token", [None, "", "A" * 43])
+def test_a_form_that_is_not_ours_is_refused(client: httpx.Client, guarded: Console, token: str | None) -> None:
+    sign_in(client, "olga")
+    for path in set(routes(guarded, "POST")) - {"/sign-in"}:
+        form = {"confirmed": "yes", "topic": "Forged"} | ({} if token is None else {"token": token})
+        assert client.post(path, data=form).status_code == 403, path
+    with httpx.Client(base_url=guarded.url) as stranger:
+        form = {"name": "olga", "password": PASSWORDS["olga"]} | ({} if token is None else {"token": token})
+        assert stranger.post("/sign-in", data=form).status_code == 403
+
+
+def test_what_cannot_be_written_down_is_not_done(real_cluster: Cluster, serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").mkdir()
+    console = serve(real_cluster.name_server_address, folder=tmp_path)
+    with httpx.Client(base_url=console.url, timeout=20) as client:
+        client.get("/livez")
+        token = client.cookies["skyroute_token"]
+        done = client.post(ACTION, data={"token": token, **ACTION_FIELDS})
+    assert done.status_code == 500
+    assert "Nothing was done, because it could not be written to the audit log" in done.text
+
+
+# What browsers are told
+
+
+def test_every_answer_tells_browsers_what_to_trust(client: httpx.Client, guarded: Console) -> None:
+    sign_in(client, "olga")
+    asked = [path for path in routes(guarded, "GET") if path != "/live"]
+    for path in (*asked, "/static/style.css", "/nowhere", "/static/nowhere"):
+        answer = client.get(path)
+        assert (
+            HEADERS.items() <= dict(answer.headers.items()).items()
+            or {name.lower(): value for name, value in HEADERS.items()}.items() <= answer.headers.items()
+        ), path
+        assert ("no-store" in answer.headers.get("cache-control", "")) != path.startswith("/static/"), path
+        assert not re.search(r"\sstyle=|\son\w+=|<script>|javascript:", answer.text), path
+    wrong = client.get("/", headers={"Host": "evil.example"})
+    assert wrong.headers["x-frame-options"] == "DENY"
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost:80", "LOCALHOST", "[::1]:8088", "console.example"])
+def test_it_answers_to_its_names(real_cluster: Cluster, serve: Serve, tmp_path: Path, name: str) -> None:
+    console = serve(real_cluster.name_server_address, folder=tmp_path, names=("console.example",))
+    assert httpx.get(f"{console.url}livez", headers={"Host": name}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil.example:8088"])
+def test_it_does_not_answer_to_other_names(guarded: Console, name: str) -> None:
+    answer = httpx.get(guarded.url, headers={"Host": name})
+    assert answer.status_code == 421
+    assert "does not answer to the name" in answer.text
+
+
+def test_cookies_are_for_this_site_and_no_script(client: httpx.Client) -> None:
+    answers = [client.get("/"), sign_in(client, "olga")]
+    form = {"token": client.cookies["skyroute_token"], "language": "zh", "theme": "dark"}
+    answers.append(client.post("/preferences", data=form))
+    cookies = [
+        cookie for answer in answers for cookie in answer.headers.get_list("set-cookie") if "Max-Age=0" not in cookie
+    ]
+    names = {cookie.partition("=")[0] for cookie in cookies}
+    assert names == {f"skyroute_{name}" for name in ("token", "wanted", "session", "language", "theme")}
+    for cookie in cookies:
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+
+
+@pytest.mark.parametrize(("path", "bytes_max"), [("/sign-in", OPEN_FORM_BYTES_MAX), (ACTION, FORM_BYTES_MAX)])
+def test_a_form_has_a_bound(client: httpx.Client, path: str, bytes_max: int) -> None:
+    if path != "/sign-in":
+        sign_in(client, "olga")
+    answer = client.post(path, data={"filler": "x" * bytes_max})
+    assert answer.status_code == 413
+    assert str(bytes_max) in answer.text
+
+
+def test_a_page_that_fails_says_so_and_tells_no_more(real_cluster: Cluster, serve: Serve, tmp_path: Path) -> None:
+    async def broken(_request: object) -> None:
+        raise RuntimeError("the secret reason")
+
+    console = serve(real_cluster.name_server_address, folder=tmp_path)
+    app_of(console).router.routes.append(Route("/broken", broken))
+    answer = httpx.get(f"{console.url}broken")
+    assert answer.status_code == 500
+    assert "the log says what" in answer.text
+    assert "secret reason" not in answer.text
+    assert answer.headers["x-frame-options"] == "DENY"
+
+
+def test_https_with_a_certificate(real_cluster: Cluster, serve: Serve, folder: Path, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+    files = {"certificate": tmp_path / "certificate.pem", "key": tmp_path / "key.pem"}
+    console = serve(real_cluster.name_server_address, sign_in=True, folder=folder, **files)
+    assert console.url.startswith("https://127.0.0.1:")
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    with httpx.Client(base_url=console.url, verify=trust) as client:
+        answer = sign_in(client, "olga")
+        assert answer.status_code == 303
+        assert all(
+            "; Secure" in cookie for cookie in answer.headers.get_list("set-cookie") if "Max-Age=0" not in cookie
+        )
+        assert client.get("/audit").status_code == 200
+    with pytest.raises(ConsoleError, match="cannot use the certificate"):
+        serve(real_cluster.name_server_address, sign_in=True, folder=folder, certificate=tmp_path / "key.pem")
+    with pytest.raises(ConsoleError, match="--certificate"):
+        serve(real_cluster.name_server_address, sign_in=True, folder=folder, key=tmp_path / "key.pem")

@@ -1,0 +1,77 @@
+"""`skyroute console` as a process, and the users it lets in."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+CONSOLE = [sys.executable, "-m", "skyroute", "console"]
+TIMEOUT_S = 30
+
+
+def run(*words: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*CONSOLE, *map(str, words)]
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_serves_before_there_is_a_cluster_and_stops_when_asked(tmp_path: Path, number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"127.0.0.1:{taken.getsockname()[1]}"
+    command = [*CONSOLE, "-n", nobody, "--port", "0", "--data", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+            page = httpx.get(url, timeout=TIMEOUT_S).text
+            assert "The cluster does not answer" in page
+            assert nobody in page
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=TIMEOUT_S)
+            assert (process.returncode, errors) == (0, "")
+        finally:
+            process.kill()
+
+
+def test_what_cannot_be_done_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--port", str(port), "--data", tmp_path)
+    assert result.returncode == 1
+    assert re.fullmatch(rf"skyroute console: Failed to bind to 127\.0\.0\.1:{port}: .+ --port .+\n", result.stderr)
+    result = run("--port", "0", "--data", tmp_path, "--host", "0.0.0.0")
+    assert result.returncode == 1
+    assert f"add somebody with `skyroute console user NAME --role operator --data {tmp_path}`" in result.stderr
+    result = run("--port", "0", "--data", tmp_path, "--certificate", tmp_path / "none.pem")
+    assert result.returncode == 1
+    assert f"skyroute console: cannot use the certificate {tmp_path}/none.pem" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_users_come_change_and_go(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    added = run("user", "alice", "--role", "operator", "--data", tmp_path, "--password-stdin", given="long enough\n")
+    assert (added.returncode, added.stdout) == (0, f"alice may sign in as operator: {path}\n")
+    assert path.read_text().startswith("alice:operator:scrypt$")
+    changed = run("user", "alice", "--data", tmp_path, "--password-stdin", given="another one\n")
+    assert changed.returncode == 0
+    assert path.read_text().startswith("alice:viewer:scrypt$")
+    assert run("user", "alice", "--data", tmp_path, "--remove").returncode == 0
+    assert path.read_text() == ""
+    gone = run("user", "alice", "--data", tmp_path, "--remove")
+    assert (gone.returncode, gone.stderr) == (1, f"Error: there is no user alice in {path}\n")
+    short = run("user", "bob", "--data", tmp_path, "--password-stdin", given="short\n")
+    assert (short.returncode, short.stderr) == (1, "Error: a password has 8 to 1024 characters\n")
+
+
+def test_a_users_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "users").mkdir()
+    result = run("user", "alice", "--data", tmp_path, "--password-stdin", given="long enough\n")
+    assert result.returncode == 1
+    assert f"cannot read the users in {tmp_path}/users" in result.stderr
