@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
+import httpx
 import pytest
 
 from skyroute.cli.broker import advertise_option_settings
@@ -150,7 +151,7 @@ def test_a_broker_boots_and_stops(environment: dict[str, str], tmp_path: Path, n
 
 
 def test_up_is_ready_at_once_says_what_to_try_and_that_works(environment: dict[str, str], tmp_path: Path) -> None:
-    command = [*UP, "--port", "0", "--ns-port", "0"]
+    command = [*UP, "--port", "0", "--ns-port", "0", "--no-console"]
     with running(command, environment, tmp_path, "printMsg") as (process, lines):
         assert lines[0] == f"Keeping everything in {tmp_path}/skyroute-data"
         address = lines[1].split()[-1]
@@ -190,6 +191,48 @@ def test_up_says_what_to_do_if_it_is_up_already(environment: dict[str, str], tmp
         assert result.returncode == 1
         assert "Perhaps it is up already" in result.stderr
         stop(process)
+
+
+def test_up_has_a_console_that_shows_its_cluster_and_its_journal(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [*UP, "--port", "0", "--ns-port", "0", "--console-port", "0", "--data", str(tmp_path / "data")]
+    with running(command, environment, tmp_path, "Console") as (process, lines):
+        url = lines[-1].split()[-1]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+        assert "broker-a" in httpx.get(f"{url}cluster", timeout=TIMEOUT_S).text
+        history = httpx.get(f"{url}history?kind=broker_joined", timeout=TIMEOUT_S).text
+        assert "Broker joined" in history
+        assert "broker-a[0]" in history
+        assert stop(process) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--console-port", "{taken}"], "127.0.0.1:{taken} is not to be had: choose another port with --console-port"),
+        (
+            ["--console-port", "0", "--bind", "0.0.0.0"],
+            "nobody can: add somebody with `skyroute console user NAME --role operator --data {folder}/data/console`",
+        ),
+    ],
+)
+def test_up_goes_on_without_a_console_and_says_why(
+    environment: dict[str, str], tmp_path: Path, words: list[str], complaint: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = [word.format(taken=port) for word in words]
+        command = [*UP, "--port", "0", "--ns-port", "0", "--data", str(tmp_path / "data"), *given]
+        with running(command, environment, tmp_path, "No console") as (process, lines):
+            assert complaint.format(taken=port, folder=tmp_path) in lines[-1]
+            sent = run(ADMIN, environment, "sendMessage", "-n", lines[1].split()[-1], "-t", "Hello", "-p", "still here")
+            assert (sent.returncode, sent.stderr) == (0, "")
+            assert stop(process) == ""
+
+
+def test_up_ends_at_once_while_its_console_still_starts(environment: dict[str, str], tmp_path: Path) -> None:
+    command = [*UP, "--port", "0", "--ns-port", "0", "--console-port", "0", "--data", str(tmp_path / "data")]
+    with running(command, environment, tmp_path, "printMsg") as (process, _):
+        assert stop(process) == ""
 
 
 def test_up_takes_settings_of_the_broker(environment: dict[str, str], tmp_path: Path) -> None:
