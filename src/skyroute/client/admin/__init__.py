@@ -14,9 +14,10 @@ __all__ = ["Admin"]
 class Admin(MessageAdmin):
     """Looks at topics, groups, brokers, messages and offsets, and changes them.
 
-    >>> async with Admin(name_servers="127.0.0.1:9876") as admin:
-    ...     print(await admin.topics())
-    ...     await admin.create_topic("Orders", cluster="DefaultCluster")
+    Examples:
+        >>> async with Admin(name_servers="127.0.0.1:9876") as admin:
+        ...     print(await admin.topics())
+        ...     await admin.create_topic("Orders", cluster="DefaultCluster")
 
     With `namespace="tenant"`, topics and groups are called what the tenant's applications call them, and lists have
     only what is the tenant's own. Brokers, clusters and settings are everybody's.

@@ -1,11 +1,12 @@
 """Administration of brokers and name servers: their state, their settings, and the key-value config."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from skyroute.client.admin.calls import AdminCalls, Failures, SomeFailedError, ask_all, ask_each
 from skyroute.client.errors import NotFoundError
 from skyroute.errors import SkyrouteError
+from skyroute.routing.topology import BrokerGroup
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.settings import (
     decode_broker_state,
@@ -55,24 +56,7 @@ class ClusterAdmin(AdminCalls):
         Raises:
             UnknownClusterError: there is no such cluster.
         """
-        groups = await self.groups_of(cluster)
-        states: dict[str, dict[str, str]] = {}
-        failures: Failures = {}
-        try:
-            states, failures = await ask_each(
-                (address for group in groups for address in group.addresses.values()), self.broker_state
-            )
-        except SomeFailedError as error:
-            failures = error.failures
-        except SkyrouteError as error:
-            failures = {address: error for group in groups for address in group.addresses.values()}
-        return [
-            BrokerInfo(
-                group.cluster, group.name, broker_id, address, states.get(address, {}), failures.get(address)
-            )
-            for group in sorted(groups, key=lambda group: (group.cluster, group.name))
-            for broker_id, address in group.addresses.items()
-        ]  # fmt: skip
+        return await ask_states(self, await self.groups_of(cluster))
 
     async def broker_state(self, address: str) -> dict[str, str]:
         """Return what a broker says of its state: counters, rates, disk, by the names it gives them.
@@ -256,3 +240,24 @@ class ClusterAdmin(AdminCalls):
             SomeFailedError, BrokerRefusedError, RemotingError: not all name servers did.
         """
         return await self.delete_kv(ORDER_TOPICS, topic)
+
+
+async def ask_states(admin: ClusterAdmin, groups: Iterable[BrokerGroup]) -> list[BrokerInfo]:
+    """Return every broker of these groups with its state. A group may be given more than once, by several servers."""
+    known = {
+        (group.cluster, group.name, broker_id): address
+        for group in groups
+        for broker_id, address in group.addresses.items()
+    }
+    states: dict[str, dict[str, str]] = {}
+    failures: Failures = {}
+    try:
+        states, failures = await ask_each(known.values(), admin.broker_state)
+    except SomeFailedError as error:
+        failures = error.failures
+    except SkyrouteError as error:
+        failures = dict.fromkeys(known.values(), error)
+    return [
+        BrokerInfo(*key, address, states.get(address, {}), failures.get(address))
+        for key, address in sorted(known.items())
+    ]

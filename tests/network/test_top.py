@@ -1,0 +1,154 @@
+"""`skyroute top` over real clusters: what it prints once, and what it does on a terminal."""
+
+import json
+import os
+import pty
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from skyroute import Message, StartPosition, StoredMessage
+from skyroute.blocking import Consumer, Producer
+from skyroute.cli.main import main
+from skyroute.cli.top import Topic, Turns
+from skyroute.client.errors import NoRouteError
+from skyroute.testing import Cluster, cluster
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[Cluster]:
+    """Two brokers, where a group has read 3 messages of a topic, and 30 more came after it had gone."""
+    with cluster(brokers=2) as started:
+        address, read = started.name_server_address, threading.Semaphore(0)
+
+        def handle(_message: StoredMessage) -> None:
+            read.release()
+
+        with Producer("top", address) as producer:
+            for _ in range(3):
+                producer.send(Message("Orders", b"old"))
+            with Consumer("billing", address, start=StartPosition.FIRST) as consumer:
+                consumer.subscribe("Orders", handler=handle)
+                assert all(read.acquire(timeout=20) for _ in range(3))
+            for _ in range(30):
+                producer.send(Message("Orders", b"new"))
+            producer.send(Message("Bills", b"one"))
+        yield started
+
+
+def look(address: str) -> dict[str, Any]:
+    result = CliRunner().invoke(main, ["top", "-n", address, "--once", "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_tells_programs_of_brokers_topics_and_groups(busy: Cluster) -> None:
+    found = look(busy.name_server_address)
+    assert [(each["broker"], each["broker_id"], each["failure"]) for each in found["brokers"]] == [
+        ("broker-0", 0, None),
+        ("broker-1", 0, None),
+    ]
+    assert sum(each["in_today"] for each in found["brokers"]) == 34
+    busiest = [each["name"] for each in found["topics"]][:2]
+    assert busiest == ["Orders", "Bills"]
+    assert found["topics"][0]["in_day"] == 33
+    assert found["topics_asked"] == found["topics_total"]
+    (group,) = found["groups"]
+    assert (group["name"], group["lag"], group["worst_topic"]) == ("billing", 30, "Orders")
+
+
+def test_prints_one_screen_where_there_is_no_terminal(busy: Cluster) -> None:
+    result = CliRunner().invoke(main, ["top", "-n", busy.name_server_address, "--once"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert any(line[:3] == ["billing", "Orders", "30"] for line in lines)
+    assert any(line[:2] == ["broker-1/0", busy.broker_addresses[1]] for line in lines)
+
+
+def test_a_silent_broker_is_named_and_the_others_still_count() -> None:
+    with cluster(brokers=2) as own, Producer("top", own.name_server_address) as producer:
+        for _ in range(16):
+            producer.send(Message("Orders", b"one"))
+        own.pause_broker(1)
+        found = look(own.name_server_address)
+    assert [each["failure"] is None for each in found["brokers"]] == [True, False]
+    (orders,) = (each for each in found["topics"] if each["name"] == "Orders")
+    assert orders["in_day"] == found["brokers"][0]["in_today"] > 0
+
+
+def read_until(terminal: int, words: bytes) -> bytes:
+    """Return what a terminal shows, up to some words, which must come within a few screens."""
+    seen = b""
+    for _ in range(200):
+        seen += os.read(terminal, 65536)
+        if words in seen:
+            return seen
+    raise AssertionError(f"{words!r} never came: {seen[-2000:]!r}")
+
+
+def test_a_terminal_shows_it_until_q_is_pressed(busy: Cluster) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "skyroute", "top", "-n", busy.name_server_address, "-i", "0.5"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, env=os.environ | {"TERM": "xterm"}) as started:
+        os.close(theirs)
+        seen = read_until(ours, b"billing")
+        os.write(ours, b"s")
+        read_until(ours, b"s sorts by load")
+        os.write(ours, b"q")
+        with pytest.raises(OSError, match="Input/output error"):  # nobody is at the other end any more
+            read_until(ours, b"what is never said")
+        assert started.wait(10) == 0
+    os.close(ours)
+    assert b"Brokers: 2, 0 silent" in seen
+
+
+def test_refuses_what_cannot_be_meant(busy: Cluster) -> None:
+    runner, there = CliRunner(), ["top", "-n", busy.name_server_address]
+    assert "give --once as well" in runner.invoke(main, [*there, "--json"]).stderr
+    assert "This is no terminal" in runner.invoke(main, there).stderr
+    nobody = runner.invoke(main, ["top", "-n", "127.0.0.1:1", "--once"])
+    assert (nobody.exit_code, nobody.stderr.startswith("Error: no name server answers")) == (1, True)
+
+
+def test_says_what_to_install(busy: Cluster) -> None:
+    script = "import sys; sys.modules['rich'] = None; from skyroute.cli.main import main; main()"
+    command = [sys.executable, "-c", script, "top", "-n", busy.name_server_address, "--once"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr.strip()) == (
+        1,
+        "Error: top needs a package that is not installed: pip install 'skyroute[top]'",
+    )
+    assert subprocess.run([*command, "--json"], capture_output=True, check=False).returncode == 0
+
+
+async def test_everybody_has_a_turn_and_the_largest_have_many() -> None:
+    """With 100 topics and 10 asked in a round, all are known after 20 rounds, and the 5 busiest are asked in each."""
+    rates = {f"topic-{number:03}": random.Random(number).random() for number in range(100)}
+    rates |= {f"topic-{number:03}": 1_000.0 + number for number in (7, 42, 55, 71, 99)}
+    asked: list[str] = []
+
+    async def ask(name: str) -> Topic:
+        asked.append(name)
+        if name == "topic-003":
+            raise NoRouteError("it has just been deleted")
+        return Topic(name, rates[name], 0)
+
+    turns = Turns(ask, 10)
+    turns.meet(sorted(rates))
+    for _ in range(20):
+        await turns.round()
+    assert turns.is_complete
+    assert [row.name for row in turns.rows()[:5]] == ["topic-099", "topic-071", "topic-055", "topic-042", "topic-007"]
+    asked.clear()
+    await turns.round()
+    assert len(asked) == 10
+    assert {"topic-007", "topic-042", "topic-055", "topic-071", "topic-099"} < set(asked)
+    turns.meet(["topic-000", "topic-001"])
+    assert [row.name for row in turns.rows(by_name=True)] == ["topic-000", "topic-001"]
