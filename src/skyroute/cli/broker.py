@@ -1,14 +1,16 @@
 """`skyroute broker`: the flags of Java's mqbroker."""
 
 import os
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from skyroute.broker.broker import Broker
-from skyroute.broker.config import BrokerConfig
+from skyroute.cli.flags import CONTEXT, metrics_option, settings_option
+from skyroute.cli.help import examples
 from skyroute.cli.logs import LogSettings, log_options
-from skyroute.cli.serve import CONTEXT, metrics_option, process, run, settings_option, tell
+
+if TYPE_CHECKING:
+    from skyroute.broker.broker import Broker
 
 _IMPORTANT: Final = frozenset(
     {
@@ -37,7 +39,14 @@ def advertise_option_settings(advertise: str | None) -> dict[str, str]:
     return {"brokerIP1": host.strip("[]"), "advertisedPort": port}
 
 
-@click.command(context_settings=CONTEXT)
+@click.command(
+    context_settings=CONTEXT,
+    epilog=examples(
+        "skyroute broker -n 127.0.0.1:9876 -D storePathRootDir=/var/lib/skyroute/broker",
+        'skyroute broker -c broker.conf -n "10.0.0.1:9876;10.0.0.2:9876" --advertise 10.0.0.5',
+        "skyroute broker -c broker.conf -m",
+    ),
+)
 @click.option(
     "-n",
     "--namesrvAddr",
@@ -71,6 +80,10 @@ def broker(
 
     It takes the flags and the properties file of mqbroker, and stops on SIGTERM and SIGINT.
     """
+    from skyroute.broker.broker import Broker  # noqa: PLC0415 - help and completion need no server
+    from skyroute.broker.config import BrokerConfig  # noqa: PLC0415 - as above
+    from skyroute.cli.serve import process, run, tell  # noqa: PLC0415 - as above
+
     with process("broker", log_settings):
         options |= advertise_option_settings(advertise)
         if name_servers:
@@ -88,7 +101,7 @@ def broker(
         run("broker", [config], [server], lambda: tell(_boot_line(server)))
 
 
-def _boot_line(server: Broker) -> str:
+def _boot_line(server: "Broker") -> str:
     config = server.config
     found_at = f" and name server is {';'.join(config.name_servers)}" if config.name_servers else ""
     return (

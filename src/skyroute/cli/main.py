@@ -3,14 +3,17 @@
 import click
 
 from skyroute import __version__
+from skyroute.cli.help import examples
 from skyroute.cli.lazy import Later, LazyGroup
 
 _COMMANDS = {
-    "up": Later("skyroute.cli.up", "up", "Run a name server and a broker in one process."),
+    "up": Later("skyroute.cli.up", "up", "Run a name server, a broker and a web console in one process."),
     "nameserver": Later(
         "skyroute.cli.nameserver", "nameserver", "Run a name server for brokers and clients of RocketMQ."
     ),
     "broker": Later("skyroute.cli.broker", "broker", "Run a broker, which keeps messages, for clients of RocketMQ."),
+    "console": Later("skyroute.cli.console", "console", "Serve a web page about a cluster, Apache's or ours."),
+    "top": Later("skyroute.cli.top", "top", "Watch brokers, topics and groups on the terminal."),
     "admin": Later(
         "skyroute.cli.admin.commands",
         "admin",
@@ -26,10 +29,25 @@ _COMMANDS = {
         "pipeline",
         "Ask the cluster's history and its topics, with Spark.",
     ),
+    "completion": Later(
+        "skyroute.cli.completion", "completion", "Print what makes a shell complete commands and options."
+    ),
 }
 
 
-@click.group(cls=LazyGroup, later=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    later=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "skyroute up                                         # a cluster to try things on; ctrl-C stops it",
+        'skyroute admin sendMessage -n 127.0.0.1:9876 -t Hello -p "My first message"',
+        "skyroute admin printMsg -n 127.0.0.1:9876 -t Hello",
+        "skyroute console -n 127.0.0.1:9876                  # the cluster in a web browser",
+        "skyroute nameserver -c namesrv.properties           # as mqnamesrv, and skyroute broker as mqbroker",
+        "skyroute COMMAND -h                                 # more about each",
+    ),
+)
 @click.version_option(__version__, prog_name="skyroute", message="%(prog)s %(version)s")
 def main() -> None:
-    """RocketMQ's system in Python."""
+    """RocketMQ's system in Python: name server, broker, console, and tools for clusters of Apache's or ours."""

@@ -4,13 +4,19 @@ import os
 
 import click
 
+from skyroute.cli.flags import CONTEXT, metrics_option, settings_option
+from skyroute.cli.help import examples
 from skyroute.cli.logs import LogSettings, log_options
-from skyroute.cli.serve import CONTEXT, metrics_option, process, run, settings_option, tell
-from skyroute.nameserver.config import NameServerConfig
-from skyroute.nameserver.server import NameServer
 
 
-@click.command(context_settings=CONTEXT)
+@click.command(
+    context_settings=CONTEXT,
+    epilog=examples(
+        "skyroute nameserver -c namesrv.properties",
+        "skyroute nameserver -D listenPort=9877 -D needWaitForService=true --metrics-port 9878",
+        "skyroute nameserver -c namesrv.properties -p",
+    ),
+)
 @click.option(
     "-n",
     "--namesrvAddr",
@@ -39,6 +45,10 @@ def nameserver(
 
     It takes the flags and the properties file of mqnamesrv, and stops on SIGTERM and SIGINT.
     """
+    from skyroute.cli.serve import process, run, tell  # noqa: PLC0415 - help and completion need no server
+    from skyroute.nameserver.config import NameServerConfig  # noqa: PLC0415 - as above
+    from skyroute.nameserver.server import NameServer  # noqa: PLC0415 - as above
+
     with process("nameserver", log_settings):
         if metrics_port is not None:
             options["metricsPort"] = str(metrics_port)

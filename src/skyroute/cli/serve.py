@@ -1,4 +1,4 @@
-"""The life of a process around the servers it runs, and the flags that all such commands have."""
+"""The life of a process around the servers it runs."""
 
 import asyncio
 import gc
@@ -9,9 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol, TypeVar
-
-import click
+from typing import Any, Protocol
 
 from skyroute.cli.logs import LogSettings, start_logging
 from skyroute.errors import SkyrouteError
@@ -22,9 +20,6 @@ from skyroute.settings.files import ensure_replaceable
 
 log = logging.getLogger(__name__)
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OTHER_FILES = 64
 """Open files that are no connections of peers: log, sockets we open ourselves, files being replaced."""
@@ -38,41 +33,6 @@ class Service(Protocol):
     async def stop(self) -> None: ...
 
 
-# Flags
-
-
-def _as_pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for value in values:
-        key, equals, text = value.partition("=")
-        if not key.strip() or not equals:
-            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE")
-        pairs[key.strip()] = text
-    return pairs
-
-
-def settings_option(command: F) -> F:
-    """Add `-D KEY=VALUE`."""
-    return click.option(
-        "-D",
-        "options",
-        metavar="KEY=VALUE",
-        multiple=True,
-        callback=_as_pairs,
-        help="One setting; it wins over the file. May be given many times.",
-    )(command)
-
-
-def metrics_option(command: F) -> F:
-    """Add `--metrics-port`."""
-    return click.option(
-        "--metrics-port",
-        metavar="PORT",
-        type=click.IntRange(0, 65535),
-        help="Where to serve /metrics, /livez and /readyz: metricsPort. Needs the extra metrics; 0 turns it off.",
-    )(command)
-
-
 @contextmanager
 def process(command: str, log_settings: LogSettings) -> Iterator[None]:
     """Log as it is wanted, and end with one clear line and exit code 1 if something cannot be done."""
@@ -82,9 +42,6 @@ def process(command: str, log_settings: LogSettings) -> Iterator[None]:
     except SkyrouteError as error:
         print(f"skyroute {command}: {error}", file=sys.stderr)
         sys.exit(1)
-
-
-# Running
 
 
 def run(what: str, configs: Sequence[ServerConfig], services: Sequence[Service], on_ready: Callable[[], None]) -> None:
@@ -157,7 +114,7 @@ def _fit_open_files(configs: Sequence[ServerConfig]) -> None:
     with suppress(ValueError, OSError):  # the usual soft limit of 1024 is far below what a server holds
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
+    if soft == resource.RLIM_INFINITY or not configs:
         return
     room = max(1, (soft - _OTHER_FILES - sum(config.files_held for config in configs)) // len(configs))
     for config in configs:

@@ -55,6 +55,7 @@ class BrokerRefusedError(ClientError):
     """
 
     by_code: ClassVar[dict[int, type["BrokerRefusedError"]]] = {}
+    advice: ClassVar[str] = ""
 
     def __init_subclass__(cls, *, code: ResponseCode) -> None:
         if code in cls.by_code:
@@ -63,7 +64,7 @@ class BrokerRefusedError(ClientError):
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
         name = ResponseCode(code).name if code in ResponseCode._value2member_map_ else "a code nobody knows"
-        super().__init__(f"{address} refused with {code} ({name}): {remark or 'it did not say why'}")
+        super().__init__(f"{address} refused with {code} ({name}): {remark or 'it did not say why'}{self.advice}")
         self.code = code
         self.remark = remark
         self.address = address
@@ -91,6 +92,8 @@ class SystemBusyError(BrokerRefusedError, code=ResponseCode.SYSTEM_BUSY):
 
 class UnsupportedError(BrokerRefusedError, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
     """The other side does not know this request: it is older, newer, or not what you think it is."""
+
+    advice = "; is this the address of a broker where a name server's is wanted, or a server of another release?"
 
 
 class MessageRefusedError(BrokerRefusedError, code=ResponseCode.MESSAGE_ILLEGAL):

@@ -1,11 +1,14 @@
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 from skyroute import __version__
 from skyroute.cli.main import main
+from tests.support.shown import understand, words_of
 
 
 def skyroute(*words: str) -> subprocess.CompletedProcess[str]:
@@ -24,12 +27,13 @@ def test_help_lists_the_commands(flag: str) -> None:
     assert "nameserver  Run a name server" in run.stdout
 
 
-def test_help_imports_no_command() -> None:
-    check = "import sys; from skyroute.cli.main import main; main(['-h'], standalone_mode=False); print(*sys.modules)"
+@pytest.mark.parametrize("words", [["-h"], ["nameserver", "-h"], ["broker", "-h"]])
+def test_help_imports_no_server(words: list[str]) -> None:
+    check = f"import sys; from skyroute.cli.main import main; main({words}, standalone_mode=False); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     modules = run.stdout.split("\n")[-2].split()
     assert "skyroute.cli.main" in modules
-    assert not {"asyncio", "msgspec", "skyroute.cli.serve", "skyroute.nameserver"} & set(modules)
+    assert not {"asyncio", "msgspec", "skyroute.cli.serve", "skyroute.nameserver", "skyroute.broker"} & set(modules)
 
 
 def test_the_summaries_are_those_of_the_commands() -> None:
@@ -49,3 +53,41 @@ def test_an_unknown_word_is_refused(words: list[str]) -> None:
     assert run.returncode == 2
     assert "frobnicate" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_mistyped_command_is_told_what_was_meant() -> None:
+    run = skyroute("admin", "clusterlist")
+    assert (run.returncode, "Did you mean clusterList?" in run.stderr) == (2, True), run
+
+
+def commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command there is, by what one types."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield " ".join((*names, name)), command
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+
+
+ALL = {"": main, **dict(commands(main))}
+EXAMPLES = [
+    line.partition("  #")[0].strip()
+    for command in ALL.values()
+    for line in (command.epilog or "").splitlines()
+    if line.startswith("  skyroute ") and "COMMAND" not in line
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_in_the_help_is_understood(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its words are commands and options that there are, with values that they take; nothing is done."""
+    monkeypatch.chdir(tmp_path)
+    understand(words_of(example), tmp_path)
+
+
+def test_every_command_shows_an_example() -> None:
+    assert len(EXAMPLES) > 60
+    without = {name for name, command in ALL.items() if "Examples:" not in (command.epilog or command.help or "")}
+    assert without <= {"console user", "journal tail", "journal show", "journal verify"}

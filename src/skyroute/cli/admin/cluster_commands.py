@@ -10,6 +10,7 @@ import click
 from skyroute.cli.admin.command import Answer, admin_command, broker_or_cluster
 from skyroute.cli.admin.output import pairs, table
 from skyroute.client.admin import Admin
+from skyroute.client.admin.broker_load import read_load
 from skyroute.client.admin.cluster import BrokerInfo, ServerTexts
 from skyroute.errors import SkyrouteError
 
@@ -33,7 +34,7 @@ broker_name = click.option(
 # ---------------------------------------------------------------------------------------------------------- clusters
 
 
-@admin_command("clusterList")
+@admin_command("clusterList", "-m")
 @click.option("-m", "--moreStats", "more", is_flag=True, help="Messages in and out, yesterday and today.")
 @interval
 @click.option("-c", "--clusterName", "cluster", metavar="NAME", help="This cluster only.")
@@ -66,7 +67,7 @@ def _load(broker: BrokerInfo, now_s: float) -> dict[str, Any]:
         "in_tps": _number(state, "putTps"),
         "send_queue": _number(state, "sendThreadPoolQueueSize"),
         "send_wait_ms": _number(state, "sendThreadPoolQueueHeadWaitTimeMills"),
-        "out_tps": _number(state, "getTransferredTps"),
+        "out_tps": read_load(broker).out,
         "pull_queue": _number(state, "pullThreadPoolQueueSize"),
         "pull_wait_ms": _number(state, "pullThreadPoolQueueHeadWaitTimeMills"),
         "ack_queue": _number(state, "ackThreadPoolQueueSize"),
@@ -153,7 +154,7 @@ def _number(state: Mapping[str, str], key: str) -> float | None:
         return None
 
 
-@admin_command("clusterRT")
+@admin_command("clusterRT", "-c DefaultCluster -a 50")
 @click.option("-a", "--amount", type=click.IntRange(min=2), default=100, show_default=True, help="Messages per broker.")
 @click.option("-s", "--size", type=click.IntRange(min=1), default=128, show_default=True, help="Bytes per message.")
 @click.option("-c", "--cluster", metavar="NAME", help="This cluster only.")
@@ -219,7 +220,7 @@ def _rt_text(values: Iterable[Mapping[str, Any]], log_room: str | None) -> str:
 # ----------------------------------------------------------------------------------------------------------- brokers
 
 
-@admin_command("brokerStatus")
+@admin_command("brokerStatus", "-b 10.0.0.5:10911")
 @broker_or_cluster()
 async def broker_status(admin: Admin, broker: str | None, cluster: str | None) -> Answer:
     """Print what brokers say of their state."""
@@ -234,7 +235,7 @@ async def broker_status(admin: Admin, broker: str | None, cluster: str | None) -
     return "\n".join(lines), states.by_address, states.failures
 
 
-@admin_command("getBrokerConfig")
+@admin_command("getBrokerConfig", "-c DefaultCluster")
 @broker_or_cluster()
 async def get_broker_config(admin: Admin, broker: str | None, cluster: str | None) -> Answer:
     """Print the settings of brokers."""
@@ -246,7 +247,7 @@ def _settings(settings: ServerTexts) -> Answer:
     return "\n\n".join(parts), settings.by_address, settings.failures
 
 
-@admin_command("updateBrokerConfig")
+@admin_command("updateBrokerConfig", "-c DefaultCluster -k fileReservedTime -v 72")
 @broker_or_cluster()
 @click.option("-a", "--updateAllBroker", "with_slaves", type=bool, default=False, help="Slaves too, not only masters.")
 @setting_key
@@ -259,14 +260,14 @@ async def update_broker_config(
     return "\n".join(f"update broker config success, {address}" for address in done), {"brokers": done}
 
 
-@admin_command("cleanExpiredCQ")
+@admin_command("cleanExpiredCQ", "-c DefaultCluster")
 @broker_or_cluster("--cluster", needed=False)
 async def clean_expired_cq(admin: Admin, broker: str | None, cluster: str | None) -> Answer:
     """Have brokers, by default all, drop the files of queues whose messages are gone."""
     return _cleaned(await admin.clean_expired_queues(broker=broker, cluster=cluster))
 
 
-@admin_command("cleanUnusedTopic")
+@admin_command("cleanUnusedTopic", "-b 10.0.0.5:10911")
 @broker_or_cluster("--cluster", needed=False)
 async def clean_unused_topic(admin: Admin, broker: str | None, cluster: str | None) -> Answer:
     """Have brokers, by default all, drop the queues of topics that they no longer have."""
@@ -286,7 +287,7 @@ async def get_namesrv_config(admin: Admin) -> Answer:
     return _settings(await admin.name_server_settings())
 
 
-@admin_command("updateNamesrvConfig")
+@admin_command("updateNamesrvConfig", "-k needWaitForService -v true")
 @setting_key
 @setting_value
 async def update_namesrv_config(admin: Admin, key: str, value: str) -> Answer:
@@ -295,14 +296,14 @@ async def update_namesrv_config(admin: Admin, key: str, value: str) -> Answer:
     return f"update name server config success, {', '.join(done)}\n{key} = {value}", {"name_servers": done}
 
 
-@admin_command("wipeWritePerm")
+@admin_command("wipeWritePerm", "-b broker-a")
 @broker_name
 async def wipe_write_perm(admin: Admin, broker_name: str) -> Answer:
     """Have all name servers show a broker's topics as not writable."""
     return _touched("wipe", broker_name, await admin.forbid_writes(broker_name))
 
 
-@admin_command("addWritePerm")
+@admin_command("addWritePerm", "-b broker-a")
 @broker_name
 async def add_write_perm(admin: Admin, broker_name: str) -> Answer:
     """Have all name servers show a broker's topics as writable again."""
@@ -320,7 +321,7 @@ def _touched(verb: str, broker: str, topics: Mapping[str, int]) -> Answer:
 # -------------------------------------------------------------------------------------------------- key-value config
 
 
-@admin_command("updateKvConfig")
+@admin_command("updateKvConfig", "-s settings -k colour -v blue")
 @kv_namespace
 @kv_key
 @click.option("-v", "--value", required=True, help="What to keep under the key.")
@@ -330,7 +331,7 @@ async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -
     return f"update kv config success, {', '.join(done)}", {"name_servers": done}
 
 
-@admin_command("deleteKvConfig")
+@admin_command("deleteKvConfig", "-s settings -k colour")
 @kv_namespace
 @kv_key
 async def delete_kv_config(admin: Admin, namespace: str, key: str) -> Answer:

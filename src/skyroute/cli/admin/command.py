@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -9,6 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from skyroute.cli.admin.output import print_json
+from skyroute.cli.help import examples
+from skyroute.cli.progress import Progress
 from skyroute.client.admin import Admin
 from skyroute.client.admin.calls import Failures
 from skyroute.client.session import ClientArguments
@@ -21,11 +24,15 @@ if that does not follow."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+logging.getLogger("skyroute").addHandler(logging.NullHandler())  # a command says itself, in one line, what failed
+
 Work = Callable[..., Awaitable[Answer]] | Callable[..., AsyncIterator[Answer]]
 
 
-def admin_command(name: str, *, failed: int = 1) -> Callable[[Work], click.Command]:
+def admin_command(name: str, shown: str = "", *, failed: int = 1) -> Callable[[Work], click.Command]:
     """Make a command of an async function `(admin, **options) -> (text, value)`, with the options that all share.
+
+    `shown` are the words of the example below its help.
 
     A third member of the answer names servers that failed: one line each on standard error, and exit code `failed`. So
     is a SkyrouteError it raises. An async generator's answers are printed as they come, in JSON one to a line. Help is
@@ -51,10 +58,12 @@ def admin_command(name: str, *, failed: int = 1) -> Callable[[Work], click.Comma
                 async with Admin(name_servers, **client) as admin:
                     outcome = function(admin, **options)
                     if not isinstance(outcome, AsyncIterator):
-                        return _show(name, await outcome, failed, as_json=as_json)
+                        with Progress("waiting for the cluster", lines=False):
+                            answer = await outcome
+                        return _show(name, answer, failed, as_json=as_json)
                     code = 0
-                    async for answer in outcome:
-                        code = max(code, _show(name, answer, failed, as_json=as_json, in_a_line=True))
+                    async for each in outcome:
+                        code = max(code, _show(name, each, failed, as_json=as_json, in_a_line=True))
                     return code
 
             try:
@@ -68,7 +77,8 @@ def admin_command(name: str, *, failed: int = 1) -> Callable[[Work], click.Comma
         command: Callable[..., None] = run
         for option in reversed(_SHARED):
             command = option(command)
-        return click.command(name)(command)
+        where = "" if shown.startswith("-n") else " -n 127.0.0.1:9876"
+        return click.command(name, epilog=examples(f"skyroute admin {name}{where} {shown}".rstrip()))(command)
 
     return decorate
 

@@ -2,6 +2,7 @@
 
 import click
 
+from skyroute.cli.help import examples
 from skyroute.cli.lazy import Later, LazyGroup
 
 _CLUSTER = "skyroute.cli.admin.cluster_commands"
@@ -69,7 +70,17 @@ _COMMANDS = {
 }
 
 
-@click.group(cls=LazyGroup, later=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    later=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "export NAMESRV_ADDR=127.0.0.1:9876",
+        "skyroute admin clusterList",
+        "skyroute admin updateTopic -c DefaultCluster -t Orders",
+        "skyroute admin consumerProgress -g billing --json",
+    ),
+)
 def admin() -> None:
     """Look at a cluster and change it, as mqadmin does.
 

@@ -14,7 +14,7 @@ from skyroute.client.admin.route_facts import Difference
 SAME, DIFFERENT, NOT_ASKED = 0, 1, 2
 
 
-@admin_command("diffRoutes", failed=NOT_ASKED)
+@admin_command("diffRoutes", "-n '10.0.0.1:9876;10.0.0.2:9876' --json", failed=NOT_ASKED)
 @click.option(
     "--settle",
     "settle_s",

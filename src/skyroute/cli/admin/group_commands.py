@@ -32,7 +32,7 @@ def _group(long: str) -> Callable[[Function], Function]:
 # --------------------------------------------------------------------------------------------------------- settings
 
 
-@admin_command("updateSubGroup")
+@admin_command("updateSubGroup", "-c DefaultCluster -g billing -r 5")
 @broker_or_cluster()
 @_group("--groupName")
 @click.option("-s", "--consumeEnable", "enabled", type=bool, default=True, help="It may consume.")
@@ -78,7 +78,7 @@ async def update_sub_group(
     return "\n".join([*lines, pairs(values)]), {"brokers": done, "group": values}
 
 
-@admin_command("deleteSubGroup")
+@admin_command("deleteSubGroup", "-c DefaultCluster -g billing")
 @broker_or_cluster()
 @_group("--groupName")
 @click.option("-r", "--removeOffset", "with_offsets", type=bool, default=False, help="Forget its offsets as well.")
@@ -95,7 +95,7 @@ async def delete_sub_group(
 # ------------------------------------------------------------------------------------------------------ connections
 
 
-@admin_command("consumerConnection")
+@admin_command("consumerConnection", "-g billing")
 @_group("--consumerGroup")
 @click.option("-b", "--brokerAddr", "broker", metavar="HOST:PORT", help="As the broker at this address sees it.")
 async def consumer_connection(admin: Admin, group: str, broker: str | None) -> Answer:
@@ -127,7 +127,7 @@ async def consumer_connection(admin: Admin, group: str, broker: str | None) -> A
     return text, values
 
 
-@admin_command("producerConnection")
+@admin_command("producerConnection", "-g shop -t Orders")
 @click.option("-g", "--producerGroup", "group", required=True, metavar="NAME", help="The producer group.")
 @click.option("-t", "--topic", required=True, metavar="NAME", help="A topic it sends to.")
 async def producer_connection(admin: Admin, group: str, topic: str) -> Answer:
@@ -150,7 +150,7 @@ def _connection_values(connections: Iterable[Connection]) -> list[dict[str, str]
 # --------------------------------------------------------------------------------------------------------- progress
 
 
-@admin_command("consumerProgress")
+@admin_command("consumerProgress", "-g billing")
 @click.option("-g", "--groupName", "group", metavar="NAME", help="The consumer group; without it, all groups.")
 @click.option("-t", "--topicName", "topic", metavar="NAME", help="This topic only.")
 @click.option("-s", "--showClientIP", "with_owners", type=bool, default=False, help="Who has which queue.")
@@ -222,7 +222,7 @@ def _summary(summary: GroupSummary) -> dict[str, object]:
 # ----------------------------------------------------------------------------------------------- running consumers
 
 
-@admin_command("consumerStatus")
+@admin_command("consumerStatus", "-g billing")
 @_group("--consumerGroup")
 @click.option("-i", "--clientId", "client_id", metavar="ID", help="This member; without it, all in short.")
 @click.option("-b", "--brokerAddr", "broker", metavar="HOST:PORT", help="Ask this broker who the members are.")
@@ -319,7 +319,7 @@ def _running_text(running: RunningConsumer) -> str:
 # --------------------------------------------------------------------------------------------------- moving groups
 
 
-@admin_command("resetOffsetByTime")
+@admin_command("resetOffsetByTime", "-g billing -t Orders -s now")
 @_group("--group")
 @click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")
 @click.option(
@@ -366,7 +366,7 @@ async def reset_offset_by_time(
     return _offsets(moved)
 
 
-@admin_command("cloneGroupOffset")
+@admin_command("cloneGroupOffset", "-s billing -d audit -t Orders")
 @click.option("-s", "--srcGroup", "source", required=True, metavar="NAME", help="The group whose offsets to take.")
 @click.option("-d", "--destGroup", "destination", required=True, metavar="NAME", help="The group that gets them.")
 @click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")

@@ -37,7 +37,7 @@ consumer_id = click.option("-d", "--clientId", "client_id", metavar="ID", help="
 # --------------------------------------------------------------------------------------------------------- finding
 
 
-@admin_command("queryMsgById")
+@admin_command("queryMsgById", "-t Orders -i 7F0000010001136E2F3C5D9A0B1C0000")
 @topic_option
 @click.option("-i", "--msgId", "message_ids", required=True, metavar="ID[,ID]", help="Either id of a message.")
 @consumer_group
@@ -73,7 +73,7 @@ async def query_msg_by_id(
             yield await _message_and_tracks(admin, message, encoding)
 
 
-@admin_command("queryMsgByKey")
+@admin_command("queryMsgByKey", "-t Orders -k order-17")
 @topic_option
 @click.option("-k", "--msgKey", "key", required=True, help="The key.")
 @click.option("-b", "--beginTimestamp", "begin_ms", type=int, default=0, help="Stored from then on, in milliseconds.")
@@ -96,7 +96,7 @@ async def query_msg_by_key(admin: Admin, topic: str, key: str, key_type: str, **
     return table(("Message ID", "QID", "Offset", "IndexKey"), rows), values
 
 
-@admin_command("queryMsgByUniqueKey")
+@admin_command("queryMsgByUniqueKey", "-t Orders -i 7F0000010001136E2F3C5D9A0B1C0000")
 @click.option("-i", "--msgId", "message_id", required=True, metavar="ID", help="The id its sender gave it.")
 @topic_option
 @consumer_group
@@ -127,7 +127,7 @@ async def query_msg_by_unique_key(
             yield await _message_and_tracks(admin, message, "utf-8")
 
 
-@admin_command("queryMsgByOffset")
+@admin_command("queryMsgByOffset", "-t Orders -b broker-a -i 0 -o 17")
 @topic_option
 @click.option("-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="The broker's name.")
 @click.option("-i", "--queueId", "queue_id", required=True, type=click.IntRange(min=0), help="The queue's number.")
@@ -234,7 +234,7 @@ def _printable(text: str) -> str:
 # --------------------------------------------------------------------------------------------------------- reading
 
 
-@admin_command("printMsg")
+@admin_command("printMsg", "-t Orders -s 'paid || refunded'")
 @topic_option
 @click.option(
     "-c", "--charsetName", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="How to read bodies."
@@ -264,7 +264,7 @@ async def print_msg(
                     yield _line(message, encoding, with_body=with_body)
 
 
-@admin_command("consumeMessage")
+@admin_command("consumeMessage", "-t Orders -c 10")
 @topic_option
 @click.option("-b", "--brokerName", "broker_name", metavar="NAME", help="Of this broker only.")
 @click.option("-i", "--queueId", "queue_id", type=click.IntRange(min=0), help="With -b: of this queue only.")
@@ -338,7 +338,7 @@ def _line(message: StoredMessage, encoding: str, *, with_body: bool = True) -> A
 # --------------------------------------------------------------------------------------------------------- sending
 
 
-@admin_command("sendMessage")
+@admin_command("sendMessage", "-t Orders -p 'one coffee' -c paid -k order-17")
 @topic_option
 @click.option("-p", "--body", required=True, metavar="TEXT", help="The body.")
 @click.option("-k", "--key", "keys", default="", metavar="KEYS", help="Its keys, with blanks between them.")
@@ -371,7 +371,7 @@ async def send_message(
         return _sent(await producer.send(message, queue=queue))
 
 
-@admin_command("checkMsgSendRT")
+@admin_command("checkMsgSendRT", "-t Orders -a 50")
 @topic_option
 @click.option("-a", "--amount", type=click.IntRange(min=2), default=100, show_default=True, help="How many messages.")
 @click.option(

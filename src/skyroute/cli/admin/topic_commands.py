@@ -18,7 +18,7 @@ queue_count = click.IntRange(min=0)
 # ----------------------------------------------------------------------------------------------------------- looking
 
 
-@admin_command("topicList")
+@admin_command("topicList", "-c")
 @click.option("-c", "--clusterModel", "with_use", is_flag=True, help="Also which clusters have it and who consumes it.")
 async def topic_list(admin: Admin, *, with_use: bool) -> Answer:
     """List every topic."""
@@ -31,7 +31,7 @@ async def topic_list(admin: Admin, *, with_use: bool) -> Answer:
     return table(("Cluster Name", "Topic", "Consumer Group"), rows), values, failures
 
 
-@admin_command("topicRoute")
+@admin_command("topicRoute", "-t Orders")
 @topic_name
 @click.option("-l", "--list", "_as_list", is_flag=True, expose_value=False, help="Print a table, as is done anyway.")
 async def topic_route(admin: Admin, topic: str) -> Answer:
@@ -67,7 +67,7 @@ async def topic_route(admin: Admin, topic: str) -> Answer:
     return text, {"brokers": values, "order_config": route.order_config}
 
 
-@admin_command("topicStatus")
+@admin_command("topicStatus", "-t Orders")
 @topic_name
 @click.option("-c", "--cluster", metavar="NAME", help="Where to look: a cluster, or the parent topic of a light queue.")
 async def topic_status(admin: Admin, topic: str, cluster: str | None) -> Answer:
@@ -92,7 +92,7 @@ async def topic_status(admin: Admin, topic: str, cluster: str | None) -> Answer:
     return f"{text}\n\nTopic Put TPS: {status.put_tps:.2f}", value, status.failures
 
 
-@admin_command("topicClusterList")
+@admin_command("topicClusterList", "-t Orders")
 @topic_name
 async def topic_cluster_list(admin: Admin, topic: str) -> Answer:
     """List the clusters that have a topic."""
@@ -100,7 +100,7 @@ async def topic_cluster_list(admin: Admin, topic: str) -> Answer:
     return "\n".join(clusters), clusters
 
 
-@admin_command("allocateMQ")
+@admin_command("allocateMQ", "-t Orders -i 10.0.0.7,10.0.0.8")
 @topic_name
 @click.option("-i", "--ipList", "clients", required=True, metavar="ID,ID", help="The ids, or addresses, of consumers.")
 async def allocate_mq(admin: Admin, topic: str, clients: str) -> Answer:
@@ -118,7 +118,7 @@ async def allocate_mq(admin: Admin, topic: str, clients: str) -> Answer:
     return table(("Client", "Broker Name", "QID"), rows), value
 
 
-@admin_command("statsAll")
+@admin_command("statsAll", "-a -t Orders")
 @click.option("-a", "--activeTopic", "only_active", is_flag=True, help="Only where messages came or went.")
 @click.option("-t", "--topic", metavar="TOPIC", help="This topic only.")
 async def stats_all(admin: Admin, topic: str | None, *, only_active: bool) -> Answer:
@@ -158,7 +158,7 @@ def _attributes(_: click.Context, __: click.Parameter, text: str) -> dict[str, s
         raise click.BadParameter(str(error)) from None
 
 
-@admin_command("updateTopic")
+@admin_command("updateTopic", "-c DefaultCluster -t Orders -r 8 -w 8")
 @broker_or_cluster()
 @topic_name
 @click.option("-r", "--readQueueNums", "read_queues", type=queue_count, default=QUEUES_OF_NEW_TOPIC, show_default=True)
@@ -207,7 +207,7 @@ async def update_topic(
     return "\n".join(lines), value
 
 
-@admin_command("updateTopicPerm")
+@admin_command("updateTopicPerm", "-c DefaultCluster -t Orders -p 4")
 @broker_or_cluster()
 @topic_name
 @click.option("-p", "--perm", type=permission_type, required=True, help="2: write, 4: read, 6: both.")
@@ -219,7 +219,7 @@ async def update_topic_perm(admin: Admin, broker: str | None, cluster: str | Non
     return "\n".join(lines), values
 
 
-@admin_command("deleteTopic")
+@admin_command("deleteTopic", "-c DefaultCluster -t Orders")
 @topic_name
 @click.option("-c", "--clusterName", "cluster", required=True, metavar="NAME", help="The cluster to delete it from.")
 async def delete_topic(admin: Admin, topic: str, cluster: str) -> Answer:
@@ -228,7 +228,7 @@ async def delete_topic(admin: Admin, topic: str, cluster: str) -> Answer:
     return f"delete topic [{topic}] from cluster [{cluster}] success.", {"topic": topic, "brokers": done}
 
 
-@admin_command("updateOrderConf")
+@admin_command("updateOrderConf", "-t Orders -m put -v 'broker-a:4;broker-b:4'")
 @topic_name
 @click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True, help="What to do.")
 @click.option("-v", "--orderConf", "config", metavar="BROKER:QUEUES;BROKER:QUEUES", help="Where it lives, for put.")

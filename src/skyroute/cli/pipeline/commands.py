@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from skyroute.cli.help import examples
 from skyroute.cli.pipeline.running import (
     History,
     answer,
@@ -20,14 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def _examples(*lines: str) -> str:
-    """What stands below a command's help, as it is written here."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    epilog=_examples(
+    epilog=examples(
         "skyroute pipeline availability --journal /var/ns-1/memory --window 1d",
         "skyroute pipeline routes --at 11:00 --since 10:00 --topic Orders",
         "skyroute pipeline traffic -n 127.0.0.1:9876 -t Orders --hot-keys",
@@ -45,7 +41,7 @@ def pipeline() -> None:
 
 
 @pipeline.command(
-    epilog=_examples(
+    epilog=examples(
         "skyroute pipeline routes --journal memory-9876 --at 2026-11-15T11:00 --part broker",
         "skyroute pipeline routes --journal memory-9876 --since 1h",
     )
@@ -88,7 +84,7 @@ def routes(
 
 
 @pipeline.command(
-    epilog=_examples(
+    epilog=examples(
         "skyroute pipeline availability --journal memory-9876 --what broker --window 1d",
         "skyroute pipeline availability --journal memory-9876 --outages",
     )
@@ -124,7 +120,7 @@ def availability(
 
 
 @pipeline.command(
-    epilog=_examples("skyroute pipeline divergence --journal ns-1/memory --journal ns-2/memory --longer-than 30s")
+    epilog=examples("skyroute pipeline divergence --journal ns-1/memory --journal ns-2/memory --longer-than 30s")
 )
 @history_options
 @click.option(
@@ -145,7 +141,7 @@ def divergence(history: History, longer_than_s: float, until_ms: int | None, **h
 
 
 @pipeline.command(
-    epilog=_examples(
+    epilog=examples(
         "skyroute pipeline churn --journal memory-9876 --window 1h",
         "skyroute pipeline churn --journal memory-9876 --permissions",
     )
@@ -170,7 +166,7 @@ def churn(history: History, window_s: float, *, as_list: bool, **how: Any) -> No
     answer(ask, "counting changes", history=history, **how)
 
 
-@pipeline.command(epilog=_examples("skyroute pipeline capacity --journal memory-9876 --single"))
+@pipeline.command(epilog=examples("skyroute pipeline capacity --journal memory-9876 --single"))
 @history_options
 @moment_option("--at", "The instant. Default: now.")
 @click.option("--single", is_flag=True, help="Only topics that hang on one broker group.")
@@ -187,7 +183,7 @@ def capacity(history: History, at_ms: int | None, *, single: bool, **how: Any) -
     answer(ask, "counting queues", history=history, **how)
 
 
-@pipeline.command(epilog=_examples("skyroute pipeline rejects --journal memory-9876"))
+@pipeline.command(epilog=examples("skyroute pipeline rejects --journal memory-9876"))
 @history_options
 @spark_options
 def rejects(history: History, **how: Any) -> None:
@@ -210,7 +206,7 @@ _topic_option = click.option(
 
 
 @pipeline.command(
-    epilog=_examples(
+    epilog=examples(
         "skyroute pipeline traffic -n 127.0.0.1:9876 -t Orders -t Payments --window 1h",
         "skyroute pipeline traffic -n 127.0.0.1:9876 -t Orders --hot-keys --limit 10",
     )
@@ -240,7 +236,7 @@ def traffic(name_servers: str, topics: tuple[str, ...], window_s: float, *, by_k
 
 
 @pipeline.command(
-    epilog=_examples("skyroute pipeline lag -n 127.0.0.1:9876 -g billing --every 5s --for 10m --samples /data/lag")
+    epilog=examples("skyroute pipeline lag -n 127.0.0.1:9876 -g billing --every 5s --for 10m --samples /data/lag")
 )
 @_name_server_option
 @click.option(
@@ -278,7 +274,7 @@ def lag(
 
 
 @pipeline.command(
-    epilog=_examples(
+    epilog=examples(
         "skyroute pipeline archive --journal ns-1/memory --journal ns-2/memory --to /data/journal",
         "skyroute pipeline archive -n 127.0.0.1:9876 -t Orders --to /data/orders",
     )
@@ -340,7 +336,7 @@ def archive(
 
 
 @pipeline.command(
-    epilog=_examples("skyroute pipeline report --journal ns-1/memory --journal ns-2/memory --to report.html")
+    epilog=examples("skyroute pipeline report --journal ns-1/memory --journal ns-2/memory --to report.html")
 )
 @history_options
 @click.option(

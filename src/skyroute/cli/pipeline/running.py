@@ -2,21 +2,24 @@
 
 import functools
 import importlib.util
+import logging
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
 from skyroute.cli.admin.output import table
-from skyroute.cli.journal.times import as_moment, show_moment
-from skyroute.cli.pipeline.progress import Progress
+from skyroute.cli.journal.times import as_moment
+from skyroute.cli.progress import Progress
 from skyroute.errors import SkyrouteError
+from skyroute.nameserver.journal.times import show_moment
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -187,16 +190,29 @@ def working(doing: str, master: str | None) -> "Iterator[SparkSession]":
     """A Spark session, with progress on standard error and errors in one line."""
     _check_spark()
     with said_in_a_line(), Progress("starting Spark") as progress:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped] # it has no types
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
 
         from skyroute.pipeline.session import session
 
         is_ours = SparkSession.getActiveSession() is None
+        pressed: list[int] = []
+        if is_ours:
+            # Whoever ends us while Java starts leaves it behind: ctrl-C waits until Spark can be stopped.
+            signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
         spark = session(master, "skyroute pipeline")
-        progress.spark, progress.doing = spark, doing
+        progress.how_far, progress.doing = functools.partial(_tasks, spark), doing
         try:
+            if is_ours:
+                signal.signal(signal.SIGINT, lambda number, _: _end(pressed, number))
+            if pressed:
+                raise KeyboardInterrupt
             yield spark
+        except Py4JError:
+            if not pressed:
+                raise
+            raise KeyboardInterrupt from None  # what was cut off complains on its way out
         except PySparkException as error:
             # What our source raises in a worker comes up with the tale of its way here.
             ours = _OURS.findall(str(error))
@@ -204,9 +220,24 @@ def working(doing: str, master: str | None) -> "Iterator[SparkSession]":
                 raise
             raise click.ClickException(ours[-1]) from error
         finally:
-            progress.spark = None
+            progress.how_far = str
             if is_ours:
-                spark.stop()
+                with suppress(Py4JError):  # Java may have gone first
+                    spark.stop()
+
+
+def _end(pressed: list[int], number: int) -> NoReturn:
+    """End on ctrl-C without a word; Spark's own way prints what failed in the line that it cuts."""
+    pressed.append(number)
+    logging.disable()
+    raise KeyboardInterrupt
+
+
+def _tasks(spark: "SparkSession") -> str:
+    tracker = spark.sparkContext.statusTracker()
+    stages = [info for stage in tracker.getActiveStageIds() if (info := tracker.getStageInfo(stage)) is not None]
+    total, done = sum(stage.numTasks for stage in stages), sum(stage.numCompletedTasks for stage in stages)
+    return f": {done} of {total} tasks done" if total else ""
 
 
 @contextmanager
