@@ -3,7 +3,8 @@
 The servers are processes of the `skyroute` command on free ports of loopback, with their files in a temporary folder.
 One broker stands still for a while, and is later killed while messages go on. What was sent is counted, and so is what
 was consumed: if anything is lost, the exit code is 1. In the end Spark, where it is installed, reads what was sent as a
-table, and how long the brokers were there from what the name servers have recorded. Run it with `make demo`.
+table, and how long the brokers were there from what the name servers have recorded. Before that, whoever sits at a
+terminal is given a console in the browser, until ctrl-C. Run it with `make demo`.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ LEASE_S = 4.0
 """So long a name server believes a broker of which it hears nothing. In earnest it is two minutes."""
 ROUTES_S = 0.5
 """How often clients ask for routes. In earnest it is half a minute."""
+ORDER_S = 0.2
+"""How often something is ordered while somebody looks at the console."""
 WAIT_S = 30.0
 """Nothing here takes nearly as long, unless something is wrong."""
 STARTED_AT = time.monotonic()
@@ -77,7 +80,9 @@ class Server:
     async def start(self) -> None:
         words = [word for key, value in self._settings.items() for word in ("-D", f"{key}={value}")]
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "skyroute", self._kind, "--log-level", "error", *words), stdout=PIPE
+            *(sys.executable, "-m", "skyroute", self._kind, "--log-level", "error", *words),
+            stdout=PIPE,
+            start_new_session=True,  # ctrl-C is for us
         )
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()
@@ -434,18 +439,52 @@ def read_topic(name_servers: str, acknowledged: int) -> None:
     check("the table has every order", kept=by_tag["counted"] >= acknowledged and by_tag["open"] == by_tag["paid"] == 5)
 
 
+async def show_console(name_servers: str, folder: Path, journals: dict[str, Path]) -> None:
+    """Let the cluster be looked at in a browser until ctrl-C, while orders go on."""
+    if importlib.util.find_spec("starlette") is None:
+        tell("pip install 'skyroute[console]', and next time the cluster can be looked at in a browser")
+        return
+    from skyroute.console.config import ConsoleConfig  # noqa: PLC0415 - an extra
+    from skyroute.console.server import Console  # noqa: PLC0415 - as above
+
+    console = Console(ConsoleConfig(name_servers=name_servers, port=0, folder=folder / "console", journals=journals))
+    enough = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, enough.set)
+    async with Producer("shop", name_servers) as producer:
+        await console.start()
+        tell(f"the cluster in a browser: {console.url} (ctrl-C ends this)")
+        while not enough.is_set():
+            await producer.send(Message("Orders", b"one more cup", tag="watched"))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ORDER_S):
+                    await enough.wait()
+        await console.stop()
+    loop.remove_signal_handler(signal.SIGINT)
+
+
 def show_availability(folder: Path) -> None:
     """Tell how long brokers were there, as the name servers saw it."""
     from skyroute.pipeline.jobs.availability import availability  # noqa: PLC0415 - as above
     from skyroute.pipeline.journal.reading import read_journal  # noqa: PLC0415 - as above
     from skyroute.pipeline.session import session  # noqa: PLC0415 - as above
 
+    tell("Spark reads what the name servers have recorded: how long was each broker there? …")
     events = read_journal(session(), folder.glob("*/memory")).events
+    rows = availability(events).filter("what = 'broker'").orderBy("broker", "server").collect()
     tell(f"{'broker':<10}{'name server':<14}{'up':>9}{'down':>9}  outages; why it left")
-    for row in availability(events).filter("what = 'broker'").orderBy("broker", "server").collect():
+    for row in rows:
         why = ", ".join(row.causes)
         tell(f"{row.broker:<10}{row.server[:12]:<14}{row.up_s:7.1f} s{row.down_s:7.1f} s  {row.outages}: {why}")
         check("outages are recorded", kept=row.outages == (2 if row.broker == "broker-b" else 0))
+
+
+def end_on_signals() -> None:
+    """Have a closed terminal end the demonstration as ctrl-C does: servers are ended, too."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
 
 
 async def main() -> None:
@@ -453,6 +492,7 @@ async def main() -> None:
         folder = Path(temporary)
         finders = [name_server("name-server-1", folder), name_server("name-server-2", folder)]
         brokers: list[Server] = []
+        end_on_signals()
         try:
             await asyncio.gather(*(server.start() for server in finders))
             name_servers = ";".join(server.address for server in finders)
@@ -462,6 +502,8 @@ async def main() -> None:
             has_spark = importlib.util.find_spec("pyspark") is not None
             if has_spark:
                 await asyncio.to_thread(read_topic, name_servers, acknowledged)
+            if sys.stdin.isatty() and sys.stdout.isatty():
+                await show_console(name_servers, folder, {each.name: folder / each.name / "memory" for each in finders})
             for server in (*brokers, *finders):
                 await server.stop()
             if has_spark:
@@ -478,3 +520,5 @@ if __name__ == "__main__":
         asyncio.run(main())
     except BrokenPromiseError as error:
         sys.exit(f"not as promised: {error}")
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        sys.exit("ended before its end")

@@ -2,7 +2,8 @@
 
 What applications use can be had from here, and is imported when it is first asked for:
 
->>> from skyroute import Consumer, Message, Producer
+Examples:
+    >>> from skyroute import Consumer, Message, Producer
 """
 
 from importlib import import_module

@@ -1,9 +1,10 @@
 """The client for scripts: the same names and arguments as in `skyroute`, without `await`.
 
->>> from skyroute import Message
->>> from skyroute.blocking import Producer
->>> with Producer("orders", name_servers="127.0.0.1:9876") as producer:
-...     producer.send(Message("Orders", b"one coffee"))
+Examples:
+    >>> from skyroute import Message
+    >>> from skyroute.blocking import Producer
+    >>> with Producer("orders", name_servers="127.0.0.1:9876") as producer:
+    ...     producer.send(Message("Orders", b"one coffee"))
 
 One event loop runs for all of it, in a thread of its own that starts with the first use and ends with the program.
 Every call waits for its turn there, and may be made from any thread but that one.
@@ -240,11 +241,12 @@ class Producer(_Face[AsyncProducer]):
 class Consumer(_Face[AsyncConsumer]):
     """Gives messages to handlers, each in a thread: `skyroute.Consumer` without `await`.
 
-    >>> consumer = Consumer("billing", name_servers="127.0.0.1:9876")
-    >>> @consumer.on("Orders", "paid")
-    ... def handle(message: StoredMessage) -> None:
-    ...     book(message.body)
-    >>> consumer.run()
+    Examples:
+        >>> consumer = Consumer("billing", name_servers="127.0.0.1:9876")
+        >>> @consumer.on("Orders", "paid")
+        ... def handle(message: StoredMessage) -> None:
+        ...     book(message.body)
+        >>> consumer.run()
     """
 
     _make = AsyncConsumer

@@ -6,11 +6,12 @@ from typing import ClassVar
 class SkyrouteError(Exception):
     """Something we foresaw went wrong; the text says what, and what to do about it.
 
-    >>> try:
-    ...     await producer.send(message)
-    ... except SkyrouteError as error:
-    ...     if not error.retryable:
-    ...         raise
+    Examples:
+        >>> try:
+        ...     await producer.send(message)
+        ... except SkyrouteError as error:
+        ...     if not error.retryable:
+        ...         raise
     """
 
     retryable: ClassVar[bool] = False

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import skyroute
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.settings.keys import key_of_field
-from tests.support.shown import ROOT
+from tests.support.shown import ROOT, command_lines, understand, words_of
 
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+COMMANDS = [(document.name, line) for document in DOCUMENTS for line in command_lines(document)]
 
 
 def text_of(name: str) -> str:
@@ -44,6 +46,26 @@ def test_links_lead_somewhere(document: Path) -> None:
         there = document if not name else (document.parent / name)
         assert there.exists(), target
         assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize(("document", "line"), COMMANDS)
+def test_a_command_has_only_options_that_there_are(
+    document: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever document shows it."""
+    monkeypatch.chdir(tmp_path)
+    understand(words_of(line), tmp_path)
+
+
+def test_commands_are_found_in_documents() -> None:
+    assert {"README.md", "from-apache.md", "operating.md", "cli.md", "spark.md", "metrics.md"} <= {
+        document for document, _ in COMMANDS
+    }
+
+
+def test_the_reference_has_every_public_name() -> None:
+    listed = re.findall(r"(?m)^::: skyroute\.(\w+)$", text_of("docs/api/skyroute.md") + text_of("docs/api/admin.md"))
+    assert sorted(listed) == sorted(set(skyroute.__all__) - {"__version__"})
 
 
 async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -58,6 +59,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_its_licence_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"skyroute/py.typed", "skyroute/__main__.py", "skyroute/pipeline/log4j2.properties"} <= set(names)
+    console = ("templates/base.html", "static/style.css", "static/console.js", "static/htmx/htmx.min.js")
+    assert {f"skyroute/console/{name}" for name in console} <= set(names)
     information = f"skyroute-{__version__}.dist-info"
     assert {f"{information}/licenses/LICENSE", f"{information}/licenses/NOTICE"} <= set(names)
     assert {name.partition("/")[0] for name in names} == {"skyroute", "pyspark_rocketmq", information}
@@ -84,3 +87,27 @@ def test_it_serves(installed: Path, tmp_path: Path) -> None:
             reply = line.call(GET_ROUTE, {"topic": "TopicTest"})
         assert reply.code == TOPIC_NOT_EXIST
         assert server.stop()[0] == 0
+
+
+def test_the_console_says_which_extra_it_needs_and_serves_once_it_is_there(
+    installed: Path, wheel: Path, tmp_path: Path
+) -> None:
+    command = [str(installed / "skyroute"), "console", "--port", "0", "--data", str(tmp_path)]
+    lacking = subprocess.run(
+        command, env=environment(tmp_path), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert lacking.returncode == 1
+    assert "pip install 'skyroute[console]'" in lacking.stderr
+    pip = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    run(installed / "python", *pip, f"{wheel}[console]", cwd=tmp_path)
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            with urlopen(url) as page, urlopen(f"{url}static/style.css") as style:
+                assert b"<title>Overview" in page.read()
+                assert style.status == 200
+        finally:
+            process.terminate()

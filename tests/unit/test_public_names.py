@@ -1,6 +1,7 @@
 """What `from skyroute import …` gives: everything is there, documented, and shown in use."""
 
 import doctest
+import inspect
 import subprocess
 import sys
 from typing import Any
@@ -17,6 +18,7 @@ def test_a_public_name_is_shown_in_use(name: str) -> None:
     thing: Any = getattr(skyroute, name)
     examples = doctest.DocTestParser().get_examples(thing.__doc__)
     assert examples, f"{name} has no example of its use"
+    assert "\nExamples:\n    >>> " in inspect.cleandoc(thing.__doc__), "where the reference looks for one"
     for example in examples:
         # Those that await can only be compiled here; whole programs are in examples/, and run.
         compile(f"async def shown():\n{_indented(example.source)}", name, "exec")

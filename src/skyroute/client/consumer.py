@@ -62,11 +62,12 @@ H = TypeVar("H", bound=Callable[..., Any])
 class Consumer:
     """Gives the messages of topics to handlers, and shares the work with the other members of its group.
 
-    >>> consumer = Consumer("billing", name_servers="127.0.0.1:9876")
-    >>> @consumer.on("Orders", "paid || refunded")
-    ... async def handle(message: StoredMessage) -> None:
-    ...     await book(message.body)
-    >>> asyncio.run(consumer.run())
+    Examples:
+        >>> consumer = Consumer("billing", name_servers="127.0.0.1:9876")
+        >>> @consumer.on("Orders", "paid || refunded")
+        ... async def handle(message: StoredMessage) -> None:
+        ...     await book(message.body)
+        >>> asyncio.run(consumer.run())
 
     A message is consumed when its handler returns. If the handler raises, or returns `ConsumeResult.RETRY`, the broker
     delivers the message again later, to any member; after `max_reconsume_times` it goes to the group's dead letters.
@@ -75,9 +76,10 @@ class Consumer:
 
     Without handlers, messages come in a loop. A message counts as consumed when the next one is asked for:
 
-    >>> async with consumer:
-    ...     async for message in consumer:
-    ...         await book(message.body)
+    Examples:
+        >>> async with consumer:
+        ...     async for message in consumer:
+        ...         await book(message.body)
 
     Leaving the loop and then the `async with` by an exception has the message delivered again; leaving both quietly,
     with `break`, counts as consumed. So does nothing else: a message is delivered again if the loop is entered anew

@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 class Acceptance:
     """What subscribing gives back. Awaiting it tells whether brokers take the subscription; nobody has to.
 
-    >>> await consumer.subscribe("Orders", sql("amount > 100"))
+    Examples:
+        >>> await consumer.subscribe("Orders", sql("amount > 100"))
 
     Raises:
         BrokerRefusedError: when awaited, if a broker cannot evaluate an SQL expression; the remark says why.

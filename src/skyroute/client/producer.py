@@ -80,9 +80,10 @@ Select = Callable[[Sequence[QueueRef], Message], QueueRef]
 class Producer:
     """Sends messages of one group of producers.
 
-    >>> async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
-    ...     result = await producer.send(Message("Orders", b"one coffee", tag="drinks", keys="order-17"))
-    ...     print(result.message_id)
+    Examples:
+        >>> async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
+        ...     result = await producer.send(Message("Orders", b"one coffee", tag="drinks", keys="order-17"))
+        ...     print(result.message_id)
 
     All methods may be called from many tasks at once. A send that cannot be done raises; one that returns is stored.
     """

@@ -74,18 +74,20 @@ class PullConsumer:
 
     Either the group shares the queues out among its members:
 
-    >>> async with PullConsumer("billing", name_servers="127.0.0.1:9876") as consumer:
-    ...     consumer.subscribe("Orders", "paid || cancelled")
-    ...     async for message in consumer:
-    ...         print(message.body)
+    Examples:
+        >>> async with PullConsumer("billing", name_servers="127.0.0.1:9876") as consumer:
+        ...     consumer.subscribe("Orders", "paid || cancelled")
+        ...     async for message in consumer:
+        ...         print(message.body)
 
     or the application chooses them itself:
 
-    >>> async with PullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
-    ...     consumer.assign(await consumer.queues("Orders"))
-    ...     for queue in consumer.assignment:
-    ...         await consumer.seek_to_begin(queue)
-    ...     messages = await consumer.poll(timeout_s=5.0)
+    Examples:
+        >>> async with PullConsumer("audit", name_servers="127.0.0.1:9876") as consumer:
+        ...     consumer.assign(await consumer.queues("Orders"))
+        ...     for queue in consumer.assignment:
+        ...         await consumer.seek_to_begin(queue)
+        ...     messages = await consumer.poll(timeout_s=5.0)
 
     With `auto_commit`, offsets are committed every few seconds, when a queue is handed over to another member, and at
     the end. What a poll hands out counts as processed when the next poll begins, and not before: a message is

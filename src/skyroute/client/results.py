@@ -12,8 +12,9 @@ from skyroute.wire.codes import ResponseCode
 class SendStatus(Enum):
     """How safe a stored message is. In every case the broker has it, and will deliver it.
 
-    >>> if result.status is SendStatus.SLAVE_NOT_AVAILABLE:
-    ...     log.warning("stored once only: %s", result.message_id)
+    Examples:
+        >>> if result.status is SendStatus.SLAVE_NOT_AVAILABLE:
+        ...     log.warning("stored once only: %s", result.message_id)
     """
 
     OK = int(ResponseCode.SUCCESS)
@@ -28,8 +29,9 @@ class SendStatus(Enum):
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message is now.
 
-    >>> result = await producer.send(message)
-    >>> print(result.message_id, result.queue, result.queue_offset)
+    Examples:
+        >>> result = await producer.send(message)
+        >>> print(result.message_id, result.queue, result.queue_offset)
     """
 
     status: SendStatus
@@ -54,8 +56,9 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 class TransactionResult(msgspec.Struct, frozen=True, gc=False):
     """Where a transactional message is, and what we told the broker to do with it.
 
-    >>> result = await producer.send_in_transaction(message, pay)
-    >>> print(result.sent.message_id, result.outcome.name)
+    Examples:
+        >>> result = await producer.send_in_transaction(message, pay)
+        >>> print(result.sent.message_id, result.outcome.name)
     """
 
     sent: SendResult

@@ -100,8 +100,9 @@ class ClientArguments(TypedDict, total=False):
 class Session:
     """Connections to name servers and brokers, kept for as long as they are needed.
 
-    >>> async with Session("127.0.0.1:9876") as session:
-    ...     producer = Producer("orders", session=session)
+    Examples:
+        >>> async with Session("127.0.0.1:9876") as session:
+        ...     producer = Producer("orders", session=session)
     """
 
     def __init__(

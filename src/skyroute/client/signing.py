@@ -15,8 +15,9 @@ SIGNATURE: Final = "Signature"
 class Credentials:
     """Who we are, as the broker's administrator wrote it down.
 
-    >>> Credentials("rocketmq2", "12345678")
-    Credentials(access_key='rocketmq2')
+    Examples:
+        >>> Credentials("rocketmq2", "12345678")
+        Credentials(access_key='rocketmq2')
 
     Raises:
         ArgumentError: one of them is no text, or empty.

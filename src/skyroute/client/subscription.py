@@ -36,7 +36,8 @@ def sql(text: str) -> Expression:
 
     The broker evaluates it, if its operator has allowed that (`enablePropertyFilter=true`).
 
-    >>> consumer.subscribe("Orders", sql("amount > 100 AND region IN ('north', 'south')"))
+    Examples:
+        >>> consumer.subscribe("Orders", sql("amount > 100 AND region IN ('north', 'south')"))
 
     Raises:
         ArgumentError: there is no condition.
@@ -98,7 +99,8 @@ class StartPosition:
     `StartPosition.FIRST` is the oldest message there is, `StartPosition.LAST` what comes from now on. While Apache's
     brokers have the first message of a queue in memory, they have every new group begin there, whatever it asks for.
 
-    >>> consumer = Consumer("audit", start=StartPosition.at(datetime(2026, 1, 1, tzinfo=UTC)))
+    Examples:
+        >>> consumer = Consumer("audit", start=StartPosition.at(datetime(2026, 1, 1, tzinfo=UTC)))
     """
 
     FIRST: ClassVar["StartPosition"]

@@ -36,7 +36,8 @@ class Compression(IntEnum):
 
     LZ4 and Zstandard need the extras `skyroute[lz4]` and `skyroute[zstd]`.
 
-    >>> producer = Producer("orders", compression=Compression.ZSTD)
+    Examples:
+        >>> producer = Producer("orders", compression=Compression.ZSTD)
     """
 
     LZ4 = 1

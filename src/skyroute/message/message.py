@@ -28,9 +28,10 @@ _INT32_MAX: Final = (1 << 31) - 1
 class Message:
     """What an application sends.
 
-    >>> message = Message("Orders", b"one coffee", tag="paid", keys="order-17", properties={"shop": "north"})
-    >>> message.keys
-    ('order-17',)
+    Examples:
+        >>> message = Message("Orders", b"one coffee", tag="paid", keys="order-17", properties={"shop": "north"})
+        >>> message.keys
+        ('order-17',)
 
     `tag` is what consumers subscribe to; `keys` are what people look the message up by. Messages with the same
     `sharding_key` keep their order. A message is held back by one of `delay_level` (one of the broker's steps, from 1),
@@ -190,8 +191,9 @@ def _checked_properties(properties: Mapping[str, str]) -> dict[str, str]:
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     """What a broker gives back: a whole record.
 
-    >>> async def handle(message: StoredMessage) -> None:
-    ...     print(message.topic, message.tag, message.keys, message.user_properties, message.body)
+    Examples:
+        >>> async def handle(message: StoredMessage) -> None:
+        ...     print(message.topic, message.tag, message.keys, message.user_properties, message.body)
 
     The fields are the record's, in its own terms. What takes work is a property, done when asked for; `body` and
     `properties` are then kept. It is a struct outside the garbage collector's care, because consumers read hundreds of

@@ -9,8 +9,9 @@ from functools import total_ordering
 class QueueRef:
     """One queue of a topic on one broker group.
 
-    >>> str(QueueRef("Orders", "broker-a", 3))
-    'Orders@broker-a:3'
+    Examples:
+        >>> str(QueueRef("Orders", "broker-a", 3))
+        'Orders@broker-a:3'
 
     Queues sort as Apache's clients sort them: all members of a consumer group share queues out by their rank, so every
     member has to see the same order.

@@ -1,8 +1,9 @@
 """The data pipeline on Spark: a topic is a table, and the name server's history is a data set.
 
->>> from skyroute.pipeline import register
->>> register(spark)
->>> spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "Orders").load()
+Examples:
+    >>> from skyroute.pipeline import register
+    >>> register(spark)
+    >>> spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("topic", "Orders").load()
 """
 
 from typing import TYPE_CHECKING

@@ -204,7 +204,7 @@ def cluster(*, brokers: int = 1, name_servers: int = 1, in_memory: bool = False,
         in_memory: keep files where they never reach a disk, if the system has such a place.
         settings: fields of `BrokerConfig`, such as `auto_create_topic_enable=False`, for all brokers.
 
-    Example:
+    Examples:
         >>> from skyroute import Message
         >>> from skyroute.blocking import Producer
         >>> from skyroute.testing import cluster

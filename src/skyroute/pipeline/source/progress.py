@@ -36,7 +36,8 @@ class Lag:
 class LagListener(StreamingQueryListener):
     """Tells after every batch how far a stream is behind: to a function, or else to the log.
 
-    >>> spark.streams.addListener(LagListener(lambda lag: print(lag.query_name, lag.total)))
+    Examples:
+        >>> spark.streams.addListener(LagListener(lambda lag: print(lag.query_name, lag.total)))
     """
 
     def __init__(self, on_lag: Callable[[Lag], None] | None = None) -> None:
