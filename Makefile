@@ -13,7 +13,7 @@ SPARK_TESTS ?= tests/spark
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-peers test-floors test-spark format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console test-peers test-floors test-spark format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,7 @@ setup: $(READY) ## create .venv with any python3 from 3.11 on, and install the p
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo 'Spark, a Java for it and the tools take 1.4 GB of disk, and a few minutes the first time'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
@@ -31,7 +32,15 @@ demo: $(READY) ## a small cluster's life, told as it happens
 
 test: lint types imports ## style, types, imports, and every test that needs nothing but Python
 	$(BIN)/python -m pytest --quiet -n auto --dist loadfile $(TESTS)
-	@echo "Spark and peers tests are separate: make test-spark test-peers"
+	@echo "Tests of the console, of Spark and with peers are separate: make test-console test-spark test-peers"
+
+docs: $(READY) ## these pages and the reference of our names as a web site in .cache/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@! grep -rlE '(src|srcset)="(https?:)?//|<link [^>]*href="(https?:)?//' .cache/site --include='*.html' || { echo 'pages load things from elsewhere'; exit 1; }
+	@echo 'Open .cache/site/index.html; with a search: python3 -m http.server --directory .cache/site'
+
+test-console: $(READY) ## the web pages, in a real Chromium; what they looked like at the end is in artifacts/console
+	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile tests/console
 
 test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages, tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers
@@ -82,6 +91,9 @@ bench-memory: $(READY) ## what a name server's journal and warm restarts cost an
 
 bench-metrics: $(READY) ## what metrics cost a name server
 	$(BIN)/python -m benchmarks.metrics
+
+bench-console: $(READY) ## how long one waits for the console, over 100 brokers with 10,000 topics each
+	$(BIN)/python -m benchmarks.console
 
 bench-pipeline: $(READY) ## how our Spark source and sink compare with Spark's own for Kafka, and what history jobs cost
 	$(BIN)/python -m benchmarks.pipeline
