@@ -61,6 +61,12 @@ async def test_the_environment_says_where_the_name_servers_are(monkeypatch: pyte
     assert result.stdout == "%RETRY%g\nOrders\n"
 
 
+async def test_a_tenant_sees_its_own_topics_by_its_own_names() -> None:
+    async with admin_cluster(topic="tenant%Orders") as cluster:
+        result = await run(cluster, "topicList", "--tenant", "tenant")
+    assert (result.exit_code, result.stdout) == (0, "Orders\n")
+
+
 async def test_a_refusal_is_one_line_whatever_the_server_remarks() -> None:
     async with admin_cluster() as cluster:
         cluster.refuse(206, 1, "it\n\tat java.lang.Thread\n\tat other", broker=NAME_SERVER)

@@ -45,12 +45,13 @@ def admin_command(name: str, shown: str = "", *, failed: int = 1) -> Callable[[W
             name_servers: str | None,
             access_key: str | None,
             secret_key: str | None,
+            tenant: str | None,
             *,
             tls: bool,
             as_json: bool,
             **options: Any,
         ) -> None:
-            client: ClientArguments = {"tls": tls}
+            client: ClientArguments = {"tls": tls, "namespace": tenant}
             if access_key:
                 client["credentials"] = Credentials(access_key, secret_key or "")
 
@@ -143,4 +144,5 @@ _SHARED = (
     click.option("--access-key", metavar="KEY", envvar="ROCKETMQ_ACCESS_KEY", show_envvar=True, help="Who we are."),
     click.option("--secret-key", metavar="KEY", envvar="ROCKETMQ_SECRET_KEY", show_envvar=True, help="What proves it."),
     click.option("--tls", is_flag=True, help="Speak TLS, and check nobody's certificate."),
+    click.option("--tenant", metavar="NAMESPACE", help="Call topics and groups what the tenant's applications do."),
 )
