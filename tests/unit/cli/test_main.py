@@ -27,7 +27,7 @@ def test_help_lists_the_commands(flag: str) -> None:
     assert "nameserver  Run a name server" in run.stdout
 
 
-@pytest.mark.parametrize("words", [["-h"], ["nameserver", "-h"], ["broker", "-h"]])
+@pytest.mark.parametrize("words", [["-h"], ["nameserver", "-h"], ["broker", "-h"], ["up", "-h"]])
 def test_help_imports_no_server(words: list[str]) -> None:
     check = f"import sys; from skyroute.cli.main import main; main({words}, standalone_mode=False); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
