@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from skyroute.cli.admin.output import print_json
+from skyroute.cli.flags import CONTEXT
 from skyroute.cli.help import examples
 from skyroute.cli.progress import Progress
 from skyroute.client.admin import Admin
@@ -79,7 +80,8 @@ def admin_command(name: str, shown: str = "", *, failed: int = 1) -> Callable[[W
         for option in reversed(_SHARED):
             command = option(command)
         where = "" if shown.startswith("-n") else " -n 127.0.0.1:9876"
-        return click.command(name, epilog=examples(f"skyroute admin {name}{where} {shown}".rstrip()))(command)
+        epilog = examples(f"skyroute admin {name}{where} {shown}".rstrip())
+        return click.command(name, context_settings=CONTEXT, epilog=epilog)(command)
 
     return decorate
 

@@ -357,7 +357,7 @@ class GroupAdmin(TopicAdmin):
         """
         progress = await self.progress(source, topic)
         offsets = {q: p.consumer_offset for q, p in progress.queues.items() if q.topic == topic}
-        if not any(offset > 0 for offset in offsets.values()):  # brokers say 0 of groups that they do not know
+        if not offsets:
             raise ClientError(f"the group {source} has consumed nothing of {topic}, so there is nothing to clone")
         for queue, offset in offsets.items():
             await queues.commit_offset(self.session, destination, queue, offset, wait=True)
