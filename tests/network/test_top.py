@@ -14,11 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from skyroute import Message, StartPosition, StoredMessage
-from skyroute.blocking import Consumer, Producer
+from skyroute.blocking import Admin, Consumer, Producer
 from skyroute.cli.main import main
 from skyroute.cli.top import Topic, Turns
 from skyroute.client.errors import NoRouteError
 from skyroute.testing import Cluster, cluster
+from tests.support.process import eventually
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,10 @@ def busy() -> Iterator[Cluster]:
         def handle(_message: StoredMessage) -> None:
             read.release()
 
+        # One queue on each broker, both of which the group has read before it goes: of others it has no offset.
+        with Admin(address) as admin:
+            admin.create_topic("Orders", cluster="DefaultCluster", read_queues=1, write_queues=1)
+            eventually(lambda: len(admin.route("Orders").groups) == 2, "both brokers have told of the topic")
         with Producer("top", address) as producer:
             for _ in range(3):
                 producer.send(Message("Orders", b"old"))
