@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from skyroute.cli.flags import CONTEXT
+from skyroute.cli.flags import CONTEXT, name_servers_option
 from skyroute.cli.help import examples
 from skyroute.cli.logs import LogSettings, log_options
 from skyroute.cli.serve import process, run, tell
@@ -31,17 +31,7 @@ def missing_extra() -> str | None:
         'skyroute console -n "10.0.0.1:9876;10.0.0.2:9876" --host 0.0.0.0',
     ),
 )
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "name_servers",
-    metavar="HOST:PORT[;HOST:PORT]",
-    envvar="NAMESRV_ADDR",
-    show_envvar=True,
-    default="127.0.0.1:9876",
-    show_default=True,
-    help="The name servers of the cluster, Apache's or ours.",
-)
+@name_servers_option
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=8088, show_default=True, help="0: any.")
 @click.option(

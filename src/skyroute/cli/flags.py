@@ -40,3 +40,18 @@ def metrics_option(command: F) -> F:
         type=click.IntRange(0, 65535),
         help="Where to serve /metrics, /livez and /readyz: metricsPort. Needs the extra metrics; 0 turns it off.",
     )(command)
+
+
+def name_servers_option(command: F) -> F:
+    """Add `-n`, for commands that look at a cluster, and by default at the one on this machine."""
+    return click.option(
+        "-n",
+        "--namesrvAddr",
+        "name_servers",
+        metavar="HOST:PORT[;HOST:PORT]",
+        envvar="NAMESRV_ADDR",
+        show_envvar=True,
+        default="127.0.0.1:9876",
+        show_default=True,
+        help="The name servers of the cluster, Apache's or ours.",
+    )(command)

@@ -13,7 +13,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import click
 
 from skyroute.cli.admin.output import print_json
-from skyroute.cli.flags import CONTEXT
+from skyroute.cli.flags import CONTEXT, name_servers_option
 from skyroute.cli.help import examples
 from skyroute.client.admin import Admin
 from skyroute.client.admin.broker_load import BrokerLoad, read_load
@@ -227,17 +227,7 @@ def _as_values(survey: Survey) -> dict[str, object]:
         "skyroute top -n 127.0.0.1:9876 --once --json        # for programs",
     ),
 )
-@click.option(
-    "-n",
-    "--namesrvAddr",
-    "name_servers",
-    metavar="HOST:PORT[;HOST:PORT]",
-    envvar="NAMESRV_ADDR",
-    show_envvar=True,
-    default="127.0.0.1:9876",
-    show_default=True,
-    help="The name servers of the cluster, Apache's or ours.",
-)
+@name_servers_option
 @click.option(
     "-i",
     "--interval",
