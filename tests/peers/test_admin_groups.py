@@ -25,8 +25,7 @@ from skyroute.wire.calls.groups import GroupConfig
 from tests.peers.client.java_client import JavaClients, JavaConsumer, Place, until
 from tests.peers.client.python_client import Inbox, consuming
 from tests.peers.test_mqadmin import MqAdmin
-from tests.support.apache import ApacheBroker, NameServerProcess, eventually
-from tests.support.raw import Line
+from tests.support.apache import ApacheBroker, NameServerProcess
 
 TOPIC = "AdminGroupTopic"
 GROUP = "admin-group"
@@ -72,8 +71,6 @@ def tools(
     broker: ApacheBroker,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Tools]:
-    with Line(apache.address) as line:
-        eventually(lambda: broker.address in line.call(106).text, timeout_s=40, what="the broker is registered")
     mqadmin = MqAdmin(lib, java_classes, tmp_path_factory.mktemp("mqadmin"))
     try:
         mqadmin.run("clusterList", "-n", apache.address)  # the first command also prints how logging was set up

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.peers.transcript import run_time_settings
-from tests.support.apache import APACHE, APACHE_4, ApacheBroker, NameServerProcess, eventually
+from tests.support.apache import APACHE, APACHE_4, REGISTERED_S, ApacheBroker, NameServerProcess, eventually
 from tests.support.raw import Line, Request, canonical
 
 AT_ONCE_S = 2.0  # far below the two minutes of a lease
-REGISTERED_S = 40.0  # a broker repeats itself every thirty seconds
 
 
 def members(server: NameServerProcess, broker: str) -> dict[str, str]:
@@ -51,8 +50,6 @@ def is_writable(server: NameServerProcess, topic: str, broker: str) -> bool:
 def test_one_broker_at_two_name_servers_has_the_same_routes_at_both(
     apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker
 ) -> None:
-    eventually(lambda: members(apache, broker.broker_name), timeout_s=REGISTERED_S)
-    eventually(lambda: members(ours, broker.broker_name), timeout_s=REGISTERED_S)
     with Line(apache.address) as theirs, Line(ours.address) as mine:
         assert canonical(mine.call(106).text) == canonical(theirs.call(106).text)
         topics = sorted(theirs.call(206).value["topicList"])

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, eventually, run_java
+from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, run_java
 from tests.support.raw import Line, split_address
 
 COUNT = 200
@@ -19,7 +19,6 @@ TLS_CLIENT_HELLO = 0x16
 def test_java_clients_exchange_messages_through_our_name_server(
     ours: NameServerProcess, broker: ApacheBroker, lib: Path, java_classes: Path, tmp_path: Path
 ) -> None:
-    _wait_for_broker(ours, broker)
     said = run_java(lib, tmp_path, "Exchange", ours.address, "PlainTopic", str(COUNT), classes=java_classes)
     assert f"sent={COUNT} received={COUNT}" in said
     with Line(ours.address) as line:
@@ -29,7 +28,6 @@ def test_java_clients_exchange_messages_through_our_name_server(
 def test_java_clients_in_tls_test_mode_use_our_permissive_port(
     ours: NameServerProcess, broker: ApacheBroker, lib: Path, java_classes: Path, tmp_path: Path
 ) -> None:
-    _wait_for_broker(ours, broker)
     with tapped(ours.address) as tap:
         options = (*SMALL_HEAP, "-Dtls.enable=true", "-Dtls.test.mode.enable=true")
         arguments = ("Exchange", tap.address, "TlsTopic", str(COUNT))
@@ -37,11 +35,6 @@ def test_java_clients_in_tls_test_mode_use_our_permissive_port(
     assert f"sent={COUNT} received={COUNT}" in said
     assert tap.first_bytes
     assert set(tap.first_bytes) == {TLS_CLIENT_HELLO}
-
-
-def _wait_for_broker(server: NameServerProcess, broker: ApacheBroker) -> None:
-    with Line(server.address) as line:
-        eventually(lambda: broker.address in line.call(106).text, timeout_s=40, what="the broker is registered")
 
 
 class Tap:

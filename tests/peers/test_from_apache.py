@@ -14,14 +14,10 @@ from click.testing import CliRunner, Result
 from skyroute import Message
 from skyroute.blocking import Producer
 from skyroute.cli.main import main
-from tests.support.apache import ApacheBroker, ApacheNameServer, SkyrouteNameServer, eventually
+from tests.support.apache import REGISTERED_S, ApacheBroker, ApacheNameServer, SkyrouteNameServer, eventually
 from tests.support.our_broker import SkyrouteBroker
-from tests.support.raw import Line
 from tests.support.shown import ROOT
 
-REGISTERED_S = 45.0
-"""A broker repeats itself every thirty seconds."""
-ROUTE = 105
 FIRST, SECOND = "10.0.0.1:9876", "10.0.0.2:9876"
 
 
@@ -32,20 +28,11 @@ def printed(title: str) -> list[list[str]]:
     return [[line.partition("  #")[0].strip() for line in block.splitlines()] for block in blocks]
 
 
-def knows_broker(name_server: Line) -> bool:
-    """Whether a name server has heard of a broker, by the topic that every broker has."""
-    return name_server.call(ROUTE, {"topic": "TBW102"}).code == 0
-
-
 @pytest.fixture
 def cluster(lib: Path, tmp_path: Path) -> Iterator[tuple[ApacheNameServer, ApacheNameServer, ApacheBroker]]:
     first, second = ApacheNameServer("first", tmp_path / "1"), ApacheNameServer("second", tmp_path / "2")
     broker = ApacheBroker("broker-a", tmp_path / "broker", [first.address, second.address])
     with first, second, broker:
-        for server in (first, second):
-            with Line(server.address) as line:
-                # A broker listens before it has told anybody.
-                eventually(partial(knows_broker, line), timeout_s=REGISTERED_S, what="the broker is registered")
         yield first, second, broker
 
 

@@ -13,7 +13,6 @@ from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.schema import Kind, Record
 from tests.peers.client.java_client import JavaClients, Place
 from tests.support.apache import ApacheBroker, NameServerProcess, SkyrouteNameServer, eventually
-from tests.support.raw import Line
 
 TOPICS = [f"WarmTopic{number}" for number in range(8)]
 SENDS = 5
@@ -27,7 +26,6 @@ async def test_clients_that_start_in_the_first_second_find_every_route_and_lose_
     name_server = SkyrouteNameServer("the only name server", tmp_path / "ns")
     broker = ApacheBroker("warm-broker", tmp_path / "broker", [name_server.address])
     with name_server, broker, JavaClients("Java's clients", tmp_path / "java", lib, java_classes) as java:
-        await_broker(name_server, broker)
         place = Place.at(name_server.address, broker.address)
         for topic in TOPICS:
             await java.create_topic(place, topic)
@@ -52,11 +50,6 @@ async def test_clients_that_start_in_the_first_second_find_every_route_and_lose_
         eventually(lambda: is_confirmed(name_server), timeout_s=60, what="the broker is confirmed")
         assert name_server.stop() == 0
     assert not [record for record in journal(name_server) if record.cause == "not_confirmed"]
-
-
-def await_broker(server: NameServerProcess, broker: ApacheBroker) -> None:
-    with Line(server.address) as line:
-        eventually(lambda: broker.address in line.call(106).text, timeout_s=40, what="the broker is registered")
 
 
 def await_snapshot(server: NameServerProcess) -> None:

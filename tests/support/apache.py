@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
+from tests.support.raw import Line
+
 T = TypeVar("T")
 
 APACHE = "5.5.0"
@@ -33,6 +35,10 @@ ARTIFACTS = {
 
 SMALL_HEAP = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 LARGE_HEAP = ("-Xms2g", "-Xmx2g")
+
+CLUSTERS = 106
+REGISTERED_S = 45.0
+"""A broker repeats itself every thirty seconds."""
 
 # What 4.9 reaches into, and JDK 17 keeps shut.
 OPENED_FOR_4 = (
@@ -395,6 +401,7 @@ class ApacheBroker(PeerProcess):
         self.broker_name = name
         self.cluster = cluster
         self.broker_id = broker_id
+        self.name_servers = tuple(name_servers)
         self.version = version
         self.config_file = home / "broker.properties"
         self._java_options = (*java_options, "-XX:MaxDirectMemorySize=512m")
@@ -423,6 +430,21 @@ class ApacheBroker(PeerProcess):
     def configure(self, **values: str) -> None:
         """Settings for its next start."""
         self._config |= values
+
+    def start(self) -> None:
+        """Start it and wait until every name server knows it: a broker listens before it has told them.
+
+        Raises:
+            PeerFailedError: It ended, or stayed silent for too long.
+        """
+        super().start()
+        for server in self.name_servers:
+            with Line(server) as line:
+                try:
+                    eventually(lambda: self.address in line.call(CLUSTERS).text, timeout_s=REGISTERED_S)
+                except TimeoutError as error:
+                    self.kill()
+                    raise self._failure(f"did not register at {server}") from error
 
     def prepare(self) -> None:
         self.config_file.write_text(properties(self._config))

@@ -20,23 +20,15 @@ from tests.support.apache import (
     NameServerProcess,
     PeerUnavailableError,
     SkyrouteNameServer,
-    eventually,
 )
 from tests.support.foreign import build_go, install_node
 from tests.support.our_broker import SkyrouteBroker
-from tests.support.raw import Line
 
 HERE: Final = Path(__file__).parent
 SOURCES: Final = HERE.parent
 
 TARGETS: Final[dict[str, type[ApacheBroker]]] = {"skyroute": SkyrouteBroker, "apache": ApacheBroker}
 TARGET: Final = TARGETS[os.environ.get("SKYROUTE_PEERS_BROKER", "skyroute")]
-
-
-def await_route(name_server: NameServerProcess, broker: ApacheBroker) -> None:
-    """Wait until a broker is registered."""
-    with Line(name_server.address) as line:
-        eventually(lambda: broker.address in line.call(106).text, timeout_s=40, what="the broker is registered")
 
 
 @pytest.fixture(scope="package")
@@ -52,7 +44,6 @@ def first_broker(name_server: NameServerProcess, tmp_path_factory: pytest.TempPa
     settings = SETTINGS | {"traceTopicEnable": "true"}
     home = tmp_path_factory.mktemp("first")
     with TARGET("first", home, [name_server.address], cluster=CLUSTER, config=settings) as broker:
-        await_route(name_server, broker)
         yield broker
 
 
@@ -64,7 +55,6 @@ def second_broker(
     settings = SETTINGS | {"autoCreateTopicEnable": "false"}
     home = tmp_path_factory.mktemp("second")
     with TARGET("second", home, [name_server.address], cluster=CLUSTER, config=settings) as broker:
-        await_route(name_server, broker)
         yield broker
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from skyroute import Message, Producer, SkyrouteError
-from tests.peers.broker.conftest import TARGET, await_route
+from tests.peers.broker.conftest import TARGET
 from tests.peers.client.conftest import SETTINGS
 from tests.peers.client.java_client import JavaClients, Place, message, until
 from tests.peers.client.python_client import consuming
@@ -29,7 +29,6 @@ async def test_nothing_acknowledged_is_lost_and_consumers_go_on(
     settings = SETTINGS | {"flushDiskType": flush, "autoCreateTopicEnable": "false"}
     broker = TARGET(f"killed-{name}", tmp_path, [name_server.address], cluster=f"Killed-{name}", config=settings)
     with broker:
-        await_route(name_server, broker)
         place = Place.at(name_server.address, broker.address)
         topic = await java.create_topic(place, f"Survives-{name}")
         acknowledged: set[bytes] = set()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.broker.conftest import TARGET, await_route
+from tests.peers.broker.conftest import TARGET
 from tests.peers.client.conftest import SETTINGS
 from tests.peers.client.java_client import JavaClients, PeerClients, Place
 from tests.peers.client.python_client import consuming
@@ -46,8 +46,6 @@ def first_broker(
     """Ours."""
     home, servers = tmp_path_factory.mktemp("ours"), [name_server.address, other_name_server.address]
     with TARGET("ours", home, servers, cluster="Mixed", config=SETTINGS) as broker:
-        for server in (name_server, other_name_server):
-            await_route(server, broker)
         yield broker
 
 
@@ -58,8 +56,6 @@ def second_broker(
     """Apache's."""
     home, servers = tmp_path_factory.mktemp("apache"), [name_server.address, other_name_server.address]
     with ApacheBroker("apache", home, servers, cluster="Mixed", config=SETTINGS) as broker:
-        for server in (name_server, other_name_server):
-            await_route(server, broker)
         yield broker
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers.broker.conftest import TARGET, await_route
+from tests.peers.broker.conftest import TARGET
 from tests.peers.client.conftest import SETTINGS
 from tests.peers.client.java_client import JavaClients, JavaConsumer, Place, until
 from tests.peers.test_mqadmin import MqAdmin, in_order, messages_only
@@ -99,7 +99,6 @@ def sides(lib: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
             server = stack.enter_context(name_server(f"{name} ns", home / "ns"))
             process = broker(BROKER, home / "broker", [server.address], cluster=CLUSTER, config=SETTINGS)
             stack.enter_context(process)
-            await_route(server, process)
             made.append(Side(name, server, process))
         yield made[0], made[1]
 

@@ -18,9 +18,7 @@ from tests.support.apache import (
     ApacheBroker,
     ApacheNameServer,
     NameServerProcess,
-    eventually,
 )
-from tests.support.raw import Line
 
 CLUSTER: Final = "ClientCluster"
 DELAY_LEVEL: Final = 2
@@ -89,7 +87,6 @@ def first_broker(name_server: NameServerProcess, tmp_path_factory: pytest.TempPa
     settings = SETTINGS | {"traceTopicEnable": "true"}
     home = tmp_path_factory.mktemp("first")
     with ApacheBroker("first", home, [name_server.address], cluster=CLUSTER, config=settings) as broker:
-        _await_route(name_server, broker)
         yield broker
 
 
@@ -101,7 +98,6 @@ def second_broker(
     settings = SETTINGS | {"autoCreateTopicEnable": "false"}
     home = tmp_path_factory.mktemp("second")
     with ApacheBroker("second", home, [name_server.address], cluster=CLUSTER, config=settings) as broker:
-        _await_route(name_server, broker)
         yield broker
 
 
@@ -139,7 +135,6 @@ def guarded(
     options = (*SMALL_HEAP, *certificates.server_options("enforcing"))
     servers = [name_server.address]
     with ApacheBroker("guarded", home, servers, cluster="Guarded", config=settings, java_options=options) as broker:
-        _await_route(name_server, broker)
         yield Place.at(name_server.address, broker.address).as_user(*OPERATOR).in_tls(certificates.trusting())
 
 
@@ -156,13 +151,7 @@ def older(name_server: NameServerProcess, lib_4: Path, tmp_path_factory: pytest.
     settings["messageDelayLevel"] = SETTINGS["messageDelayLevel"]
     servers = [name_server.address]
     with ApacheBroker("older", home, servers, version=APACHE_4, cluster="Older", config=settings) as broker:
-        _await_route(name_server, broker)
         yield Place.at(name_server.address, broker.address).as_user(*OPERATOR)
-
-
-def _await_route(name_server: NameServerProcess, broker: ApacheBroker) -> None:
-    with Line(name_server.address) as line:
-        eventually(lambda: broker.address in line.call(106).text, timeout_s=40, what="the broker is registered")
 
 
 @pytest.fixture(scope="package")
