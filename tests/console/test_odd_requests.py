@@ -48,7 +48,11 @@ def test_an_address_that_makes_no_sense(client: httpx.Client, address: str, stat
     [
         ("/cluster/clean-queues", {"name": "broker-0", "id": DIGITS}, "reload the list of brokers"),
         ("/topics/create", {"topic": "Nowhere", "kind": "NORMAL"}, "choose a cluster or a broker"),
-        ("/groups/clone", {"group": "a", "source": "misspelt", "topic": "TBW102"}, "there is no group misspelt"),
+        (
+            "/groups/clone",
+            {"group": "a", "source": "misspelt", "topic": "TBW102"},
+            "no broker knows",
+        ),
         ("/groups/reset-to-time", {"group": "a", "topic": "b", "time": "1e99"}, "10m for ten minutes ago"),
     ],
     ids=["long-number", "no-place", "no-source", "no-time"],

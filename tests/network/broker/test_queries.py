@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from skyroute.client.admin import Admin
+from skyroute.client.admin.calls import SomeFailedError
 from skyroute.client.consumer import Consumer
-from skyroute.client.errors import BrokerRefusedError
+from skyroute.client.errors import BrokerRefusedError, NoRouteError
 from skyroute.client.producer import Producer
 from skyroute.client.results import SendResult
 from skyroute.message.message import Message, StoredMessage
@@ -19,6 +20,9 @@ from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request
 from tests.network.broker.one_broker import OneBroker, one_broker
 from tests.network.client.consumers import Inbox
+from tests.network.cluster import register
+from tests.support.lines import line_to
+from tests.support.raw import Registration, Topic
 
 
 @pytest.fixture
@@ -56,6 +60,31 @@ async def test_messages_are_found_by_key_id_and_place(place: OneBroker, admin: A
     assert [message.body for message in await admin.messages_by_unique_id("Orders", second.message_id)] == [b"two"]
     assert (await admin.find_message("Orders", first.offset_id)).body == b"one"
     assert (await admin.message_at(first.queue, 1)).body == b"two"
+
+
+async def test_a_silent_broker_hides_nothing_that_others_have(
+    place: OneBroker, admin: Admin, caplog: pytest.LogCaptureFixture
+) -> None:
+    (sent,) = await send(place, Message("Orders", b"one", keys="red"))
+    silent = Registration("DefaultCluster", "broker-b", "127.0.0.1:1", [Topic("Orders", 1, 1), Topic("broker-b")])
+    async with line_to(place.name_server.address) as line:
+        await register(line, silent)
+        for found in (
+            await admin.messages_by_key("Orders", "red"),
+            await admin.messages_by_unique_id("Orders", sent.message_id),
+        ):
+            assert [message.body for message in found] == [b"one"]
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len([line for line in said if "broker=127.0.0.1:1" in line]) == 2
+        # It may have what was asked for.
+        with pytest.raises(SomeFailedError, match="1 of 2 failed"):
+            await admin.messages_by_key("Orders", "blue")
+
+
+async def test_no_group_goes_on_where_one_is_that_nobody_knows(place: OneBroker, admin: Admin) -> None:
+    await send(place, Message("Orders", b"one"))
+    with pytest.raises(NoRouteError, match="no broker knows the consumer group misspelt"):
+        await admin.clone_offsets("misspelt", "g", "Orders")
 
 
 async def test_a_queues_own_view_of_its_messages_is_shown(place: OneBroker, admin: Admin) -> None:

@@ -26,6 +26,7 @@ if that does not follow."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 logging.getLogger("skyroute").addHandler(logging.NullHandler())  # a command says itself, in one line, what failed
+logging.getLogger("skyroute.client.admin").addHandler(logging.lastResort or logging.NullHandler())  # and what it lacks
 
 Work = Callable[..., Awaitable[Answer]] | Callable[..., AsyncIterator[Answer]]
 

@@ -355,7 +355,7 @@ class GroupAdmin(TopicAdmin):
             NoRouteError: no broker knows the source.
             SomeFailedError, BrokerRefusedError, RemotingError: not all brokers did.
         """
-        progress = await self.progress(source, topic)
+        progress = await self.progress(source)  # asked about the topic alone, a broker has every group at its beginning
         offsets = {q: p.consumer_offset for q, p in progress.queues.items() if q.topic == topic}
         if not offsets:
             raise ClientError(f"the group {source} has consumed nothing of {topic}, so there is nothing to clone")

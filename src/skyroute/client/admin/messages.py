@@ -1,12 +1,13 @@
 """Administration of messages: finding single ones, reading queues without consuming them, and who has had which."""
 
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from skyroute.client import queues
-from skyroute.client.admin.calls import ask_all, preferred_address
+from skyroute.client.admin.calls import SomeFailedError, ask_each, preferred_address
 from skyroute.client.admin.groups import GroupAdmin
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoRouteError, NotFoundError, ServerFailedError
 from skyroute.client.selection import subscribe_queues
@@ -28,6 +29,8 @@ from skyroute.wire.calls.consumers import (
 from skyroute.wire.calls.groups import ConsumerConnections
 from skyroute.wire.calls.pull import PullQuestion, PullStatus
 from skyroute.wire.calls.query import FOREVER_MS, UNIQUE_QUERY_MAX, encode_key_query, encode_view
+
+log = logging.getLogger(__name__)
 
 READER_GROUP: Final = "TOOLS_CONSUMER"
 """The group under which tools read; every broker knows it, and keeps no offsets for it."""
@@ -108,21 +111,18 @@ class MessageAdmin(GroupAdmin):
     ) -> list[StoredMessage]:
         """Return the messages with the id that their sender gave them, oldest first; after a retry there are several.
 
+        What the brokers that answer have is enough: of those that do not, a line in the log tells.
+
         Raises:
             MessageNotFoundError: there is none.
             NoRouteError: no broker has the topic.
-            SomeFailedError, BrokerRefusedError, RemotingError: not all brokers answer.
+            SomeFailedError, BrokerRefusedError, RemotingError: none was found, and not all brokers answer.
         """
-        found = [
-            message
-            for message in await self._query(
-                topic, message_id, cluster, UNIQUE_QUERY_MAX, begin_ms, end_ms, unique=True
-            )
-            if message.message_id == message_id
-        ]
-        if not found:
-            raise MessageNotFoundError(f"no message of {topic} has the id {message_id}")
-        return found
+        return await self._query(
+            *(topic, message_id, cluster, UNIQUE_QUERY_MAX, begin_ms, end_ms),
+            is_wanted=lambda message: message.message_id == message_id,
+            unique=True,
+        )
 
     async def messages_by_key(
         self,
@@ -139,26 +139,25 @@ class MessageAdmin(GroupAdmin):
         """Return messages with a key, oldest first, of each broker up to a number.
 
         Brokers that keep their index in RocksDB also find messages `by_tag`, and go on behind an `index_key`.
+        What the brokers that answer have is enough: of those that do not, a line in the log tells.
 
         Raises:
             MessageNotFoundError: there is none.
             NoRouteError: no broker has the topic.
-            SomeFailedError, BrokerRefusedError, RemotingError: not all brokers answer.
+            SomeFailedError, BrokerRefusedError, RemotingError: none was found, and not all brokers answer.
         """
         is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
-        index_type = _BY_TAG if by_tag else None
-        candidates = await self._query(
-            topic, key, cluster, count_max, begin_ms, end_ms, index_type=index_type, last_key=last_key
+
+        def is_wanted(message: StoredMessage) -> bool:
+            has_key = message.tag == key if by_tag else key in message.keys
+            return has_key and (is_light or message.topic == topic)
+
+        return await self._query(
+            *(topic, key, cluster, count_max, begin_ms, end_ms),
+            is_wanted=is_wanted,
+            index_type=_BY_TAG if by_tag else None,
+            last_key=last_key,
         )
-        # An index knows hashes of keys only, so that others may be among what it finds.
-        found = [
-            message
-            for message in candidates
-            if (message.tag == key if by_tag else key in message.keys) and (is_light or message.topic == topic)
-        ]
-        if not found:
-            raise MessageNotFoundError(f"no message of {topic} has the key {key}")
-        return found
 
     async def _query(
         self,
@@ -166,9 +165,10 @@ class MessageAdmin(GroupAdmin):
         key: str,
         cluster: str | None,
         count_max: int,
-        begin_ms: int = 0,
-        end_ms: int = FOREVER_MS,
+        begin_ms: int,
+        end_ms: int,
         *,
+        is_wanted: Callable[[StoredMessage], bool],
         unique: bool = False,
         index_type: str | None = None,
         last_key: str | None = None,
@@ -201,8 +201,16 @@ class MessageAdmin(GroupAdmin):
                 return []
             return _with_broker(decode_records(answer.body), names[address])
 
-        answers = await ask_all(names, ask)
-        return sorted((message for messages in answers.values() for message in messages), key=lambda m: m.stored_at_ms)
+        answers, failures = await ask_each(names, ask)
+        # An index knows hashes of keys only, so that others may be among what it finds.
+        found = [message for messages in answers.values() for message in messages if is_wanted(message)]
+        if not found and failures:
+            raise SomeFailedError(answers, failures)
+        if not found:
+            raise MessageNotFoundError(f"no message of {topic} has the {'id' if unique else 'key'} {key}")
+        for address, error in failures.items():
+            log.warning("not all that may be found topic=%s broker=%s reason=%s", topic, address, error)
+        return sorted(found, key=lambda message: message.stored_at_ms)
 
     async def message_at(self, queue: QueueRef, offset: int) -> StoredMessage:
         """Return the message at an offset of a queue.

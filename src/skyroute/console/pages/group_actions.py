@@ -206,8 +206,6 @@ async def reset_queue(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
 async def clone(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     """Have a group go on where another one is."""
     group, source, topic = (_read_text(fields, name) for name in ("group", "source", "topic"))
-    if source not in desk.watcher.inventory.groups:  # brokers would say that it is at the beginning of every queue
-        raise ConsoleError(f"there is no group {source} to go on from: look at its spelling")
     moved = await desk.admin.clone_offsets(source, group, topic)
     return done(
         "The group {group} goes on elsewhere in {count} queues of {topic}",
