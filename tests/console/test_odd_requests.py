@@ -51,7 +51,7 @@ def test_an_address_that_makes_no_sense(client: httpx.Client, address: str, stat
         (
             "/groups/clone",
             {"group": "a", "source": "misspelt", "topic": "TBW102"},
-            "no broker knows",
+            "has consumed nothing",
         ),
         ("/groups/reset-to-time", {"group": "a", "topic": "b", "time": "1e99"}, "10m for ten minutes ago"),
     ],

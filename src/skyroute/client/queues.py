@@ -95,15 +95,20 @@ async def earliest_time_ms(session: Session, queue: QueueRef) -> int:
     return decode_timestamp(await _ask_master(session, queue, encode_earliest_time_query(queue)))
 
 
-async def committed_offset(session: Session, group: str, queue: QueueRef) -> int | None:
+async def committed_offset(
+    session: Session, group: str, queue: QueueRef, *, zero_if_not_found: bool | None = None
+) -> int | None:
     """Return the offset from which a group goes on, or None if the broker knows of none.
+
+    Without a word on `zero_if_not_found`, it may say 0 of a group that never read a young queue.
 
     Raises:
         ClientError, RemotingError: it cannot be known now.
     """
     address = await _find_address(session, queue.topic, queue.broker_name, master_only=False)
     try:
-        response = await session.ask(address, encode_offset_query(group, queue), OFFSET_TIMEOUT_S)
+        request = encode_offset_query(group, queue, zero_if_not_found=zero_if_not_found)
+        response = await session.ask(address, request, OFFSET_TIMEOUT_S)
     except NotFoundError:
         return None
     offset = decode_offset(response)

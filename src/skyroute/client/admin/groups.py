@@ -352,11 +352,15 @@ class GroupAdmin(TopicAdmin):
 
         Raises:
             ClientError: the source has consumed nothing of the topic.
-            NoRouteError: no broker knows the source.
-            SomeFailedError, BrokerRefusedError, RemotingError: not all brokers did.
+            NoRouteError: no broker has the topic.
+            BrokerRefusedError, RemotingError: not all brokers did.
         """
-        progress = await self.progress(source)  # asked about the topic alone, a broker has every group at its beginning
-        offsets = {q: p.consumer_offset for q, p in progress.queues.items() if q.topic == topic}
+        offsets: dict[QueueRef, int] = {}
+        for queue in subscribe_queues(topic, await self.route(topic)):
+            # A group's progress would do as well, but for a group that nobody knows it says 0.
+            offset = await queues.committed_offset(self.session, source, queue, zero_if_not_found=False)
+            if offset is not None:
+                offsets[queue] = offset
         if not offsets:
             raise ClientError(f"the group {source} has consumed nothing of {topic}, so there is nothing to clone")
         for queue, offset in offsets.items():
