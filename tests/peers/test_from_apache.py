@@ -99,7 +99,7 @@ def test_a_broker_is_switched_and_back(cluster: tuple[ApacheNameServer, ApacheNa
     assert stop == "sh bin/mqshutdown broker"
     broker.stop()
     assert f"listenPort={broker.port}\n" in run(settings)
-    ours = SkyrouteBroker(broker.broker_name, broker.home, servers, config={"listenPort": str(broker.port)})
+    ours = SkyrouteBroker(broker.broker_name, broker.home, servers, port=broker.port)
     assert shlex.split(start)[:3] == ["skyroute", *ours.command()[3:5]]
     with ours:
         run(reopen)

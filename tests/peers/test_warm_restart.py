@@ -24,7 +24,8 @@ async def test_clients_that_start_in_the_first_second_find_every_route_and_lose_
     if ours_is_apache:
         pytest.skip("a second Apache stands in our place, and it forgets")
     name_server = SkyrouteNameServer("the only name server", tmp_path / "ns")
-    broker = ApacheBroker("warm-broker", tmp_path / "broker", [name_server.address])
+    rare = {"registerNameServerPeriod": "30000"}  # as it is where nobody sets it
+    broker = ApacheBroker("warm-broker", tmp_path / "broker", [name_server.address], config=rare)
     with name_server, broker, JavaClients("Java's clients", tmp_path / "java", lib, java_classes) as java:
         place = Place.at(name_server.address, broker.address)
         for topic in TOPICS:
