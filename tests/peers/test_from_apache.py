@@ -28,10 +28,14 @@ def printed(title: str) -> list[list[str]]:
     return [[line.partition("  #")[0].strip() for line in block.splitlines()] for block in blocks]
 
 
-@pytest.fixture
-def cluster(lib: Path, tmp_path: Path) -> Iterator[tuple[ApacheNameServer, ApacheNameServer, ApacheBroker]]:
-    first, second = ApacheNameServer("first", tmp_path / "1"), ApacheNameServer("second", tmp_path / "2")
-    broker = ApacheBroker("broker-a", tmp_path / "broker", [first.address, second.address])
+@pytest.fixture(scope="module")
+def cluster(
+    lib: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[ApacheNameServer, ApacheNameServer, ApacheBroker]]:
+    """Apache's own, to which each test comes back."""
+    home = tmp_path_factory.mktemp("cluster")
+    first, second = ApacheNameServer("first", home / "1"), ApacheNameServer("second", home / "2")
+    broker = ApacheBroker("broker-a", home / "broker", [first.address, second.address])
     with first, second, broker:
         yield first, second, broker
 
