@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Final
 
@@ -130,13 +131,15 @@ class Flushing:
         self._late = loop.call_at(waiting[0][1], self._give_up_late) if waiting else None
 
     async def run(self) -> None:
-        """Flush now and then whatever was appended."""
+        """Flush now and then whatever was appended, and have what follows from it in files for others to read."""
         since_thorough_s = 0.0
         flushed = -1
         while True:
             await asyncio.sleep(self._interval_s)
             if self._stopped:
                 return
+            with suppress(StoreError):  # it is kept in mind, and told to the next one who stores something
+                self._store.derive()
             since_thorough_s += self._interval_s
             thorough = since_thorough_s >= THOROUGH_S
             if self._task is not None or not (thorough or self._store.max_position != flushed):
