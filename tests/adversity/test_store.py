@@ -17,8 +17,9 @@ from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError, St
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queue_read import ReadStatus
 from skyroute.message.batch import BatchItem, encode_batch
+from skyroute.message.positions import QueueOffset
 from skyroute.message.properties import encode_properties
-from skyroute.message.record import decode_record
+from skyroute.message.record import decode_record, encode_record
 from tests.support.disks import (
     NOW_MS,
     SMALL,
@@ -374,6 +375,23 @@ def test_a_bad_spot_in_what_was_on_the_disk_does_not_cost_what_comes_after_it(tm
         for queue_id in (0, 2):
             assert bodies(store, "T", queue_id) == stored[queue_id] + later[queue_id]
         assert store.max_offset("T", 1) == len(stored[1]) + 1
+
+
+@pytest.mark.parametrize("offset", [5, 42, 100_000])
+def test_a_log_from_elsewhere_may_begin_in_the_middle_of_a_queue(tmp_path: Path, offset: int) -> None:
+    store = small_store(tmp_path)
+    for _ in range(3):
+        store.append(draft(), NOW_MS)
+    first, *others = read_all(store)
+    store.close()
+    log = tmp_path / "commitlog" / f"{0:020d}"
+    records = [message.replace(queue_offset=QueueOffset(offset + message.queue_offset)) for message in (first, *others)]
+    content = b"".join(map(encode_record, records))
+    log.write_bytes(content + log.read_bytes()[len(content) :])
+    shutil.rmtree(tmp_path / "consumequeue")
+    with reopened(tmp_path, RestartedMachine()) as store:
+        assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (offset, offset + 3)
+        assert [message.queue_offset for message in read_all(store)] == [offset, offset + 1, offset + 2]
 
 
 @pytest.mark.parametrize("left", ["closed", "dead", "machine stopped"])

@@ -41,7 +41,8 @@ class BatchQueue(TopicQueue):
             self.remove()  # the topic was deleted and made again: the later messages are the ones that count
             return True
         if self._count == self._first_row:
-            return 0 < offset <= position // ITEM_BYTES_MIN  # the log before it would not have held more
+            # Of a queue whose beginning has expired, the log before it would not have held more.
+            return 0 < offset <= max(position // ITEM_BYTES_MIN, GAP_MAX)
         return 0 < offset - self.next_offset <= GAP_MAX
 
     def _is_empty(self, unit: bytes) -> bool:

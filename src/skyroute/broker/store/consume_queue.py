@@ -27,6 +27,7 @@ class ConsumeQueue(TopicQueue):
         if not self._log.segments and not self._tail:
             # As Apache does it: the head of the first segment is filled, and all before it is not there.
             position = 0
+            self._min_known = (-1, 0)
             self._count = self._written = offset - offset % (self._log.segment_bytes // UNIT.size)
         self._tail += UNIT.pack(position, NO_MESSAGE_BYTES, 0) * (offset - self._count)
 
@@ -37,7 +38,8 @@ class ConsumeQueue(TopicQueue):
         elif offset < self.next_offset and self.first_kept <= offset and self._is_filler(offset):
             self._truncate(offset)
         elif is_empty:
-            return 0 < offset <= position // RECORD_BYTES_MIN  # the log before it would not have held more
+            # Of a queue whose beginning has expired, the log before it would not have held more.
+            return 0 < offset <= max(position // RECORD_BYTES_MIN, GAP_MAX)
         else:
             return 0 < offset - self.next_offset <= GAP_MAX
         return True
