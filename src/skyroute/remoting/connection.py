@@ -18,7 +18,7 @@ from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
 from skyroute.wire.header import as_response, decode_command, encode_request, response_head
-from skyroute.wire.proxy_protocol import DECIDING_BYTES, read_proxy_header
+from skyroute.wire.proxy_protocol import read_proxy_header
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ Piece = bytes | memoryview
 """A part of what is written."""
 
 _TLS_HANDSHAKE: Final = 0x16
+_LENGTH_BYTES: Final = 4
+"""What a frame begins with, and a handshake has more of: before that, a peer has not said what it wants."""
 
 
 def join_address(host: str, port: int) -> str:
@@ -354,8 +356,8 @@ class Connection(asyncio.Protocol):
         if self._tls is not None:
             return self._decrypt(data)
         data = self._first_bytes + data
-        proxied = read_proxy_header(data) if len(data) >= DECIDING_BYTES else None
-        if proxied is None or proxied.header_bytes == len(data):
+        proxied = read_proxy_header(data)
+        if proxied is None or len(data) - proxied.header_bytes < _LENGTH_BYTES:
             self._first_bytes = data
             self._account()
             return b""

@@ -69,6 +69,7 @@ class FrameDecoder:
                 else:
                     self._wanted = 4 + length
                 if stop > end:
+                    _check_start(data, at, length)
                     break
                 frames.append(data[at:stop])
                 at = stop
@@ -105,3 +106,14 @@ class FrameDecoder:
         if request.is_response or length + 4 > self._exempt.get(request.code, 0):
             raise too_long
         return 4 + length
+
+
+def _check_start(data: bytes, at: int, length: int) -> None:
+    """Refuse a frame that is not whole yet and contradicts itself already: the rest need not be waited for."""
+    if len(data) - at < 8:
+        return
+    _, word = _TWO_WORDS.unpack_from(data, at)
+    if word >> 24 not in (FORM_JSON, FORM_BINARY):
+        raise FrameError(f"a header of form {word >> 24}; 0 (JSON) and 1 (binary) are known")
+    if word & 0xFFFFFF > length - 4:
+        raise FrameError(f"a frame of {length + 4} bytes announces a header of {word & 0xFFFFFF}")

@@ -13,8 +13,6 @@ from skyroute.wire.errors import FrameError
 V2_SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 V1_START: Final = b"PROXY"
 V1_BYTES_MAX: Final = 108
-DECIDING_BYTES: Final = len(V2_SIGNATURE)
-"""How many bytes it takes to know whether there is a header. Every legal first frame is longer."""
 
 _V2_FAMILIES: Final = frozenset({0x00, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32})
 _V2_FIXED = Struct(">12sBBH")
@@ -31,7 +29,7 @@ class ProxiedPeer:
 def read_proxy_header(data: bytes) -> ProxiedPeer | None:
     """Read the header at the start of `data`; None means that more bytes are needed.
 
-    Called once `DECIDING_BYTES` are there. A stream without a header gives a `ProxiedPeer` of no bytes.
+    A stream without a header gives a `ProxiedPeer` of no bytes, as soon as it cannot become one with a header.
 
     Raises:
         FrameError: it starts as a header and is none.
@@ -40,6 +38,8 @@ def read_proxy_header(data: bytes) -> ProxiedPeer | None:
         return _read_v2(data)
     if data.startswith(V1_START):
         return _read_v1(data)
+    if V2_SIGNATURE.startswith(data) or V1_START.startswith(data):
+        return None
     return ProxiedPeer(None, 0)
 
 

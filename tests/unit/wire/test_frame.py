@@ -71,17 +71,30 @@ def test_a_stream_split_once_anywhere_gives_the_same_frames() -> None:
 
 @settings(deadline=None)
 @given(
-    contents=st.lists(st.binary(min_size=4, max_size=40), max_size=8),
+    headers=st.lists(st.binary(max_size=36), max_size=8),
     cuts=st.lists(st.integers(0, 400), max_size=12),
 )
-def test_any_split_of_any_frames_gives_the_same_frames(contents: list[bytes], cuts: list[int]) -> None:
-    frames = [len(content).to_bytes(4) + content for content in contents]
+def test_any_split_of_any_frames_gives_the_same_frames(headers: list[bytes], cuts: list[int]) -> None:
+    frames = [words(4 + len(header), len(header)) + header for header in headers]
     stream = b"".join(frames)
     bounds = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     decoder = FrameDecoder()
     fed = [decoder.feed(stream[start:stop]) for start, stop in pairwise(bounds)]
     assert [taken for several in fed for taken in several] == frames
     assert len(decoder.buffer) == 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [words(2000, 2 << 24 | 10), words(2000, 1997), words(2000, 1 << 24 | 5000)],
+    ids=["an unknown form", "a header longer than its frame", "the same in binary"],
+)
+def test_a_frame_that_contradicts_itself_is_not_waited_for(start: bytes) -> None:
+    with pytest.raises(FrameError, match="header of"):
+        FrameDecoder().feed(start)
+    decoder = FrameDecoder()
+    assert decoder.feed(ROUTE_REQUEST + start + b"{") == [ROUTE_REQUEST]
+    assert isinstance(decoder.failure, FrameError)
 
 
 def test_no_bytes_are_no_frames() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyroute.wire.errors import FrameError
-from skyroute.wire.proxy_protocol import DECIDING_BYTES, V2_SIGNATURE, ProxiedPeer, read_proxy_header
+from skyroute.wire.proxy_protocol import V2_SIGNATURE, ProxiedPeer, read_proxy_header
 from tests.unit.wire.golden import golden_bytes
 
 FRAME = golden_bytes("spec/a-route-request-json.hex")
@@ -68,7 +68,7 @@ def test_what_follows_a_header_is_not_its_business(header: bytes, address: str |
 
 @EVERY_HEADER
 def test_a_header_cut_anywhere_asks_for_more(header: bytes, address: str | None) -> None:
-    for length in range(DECIDING_BYTES, len(header)):
+    for length in range(1, len(header)):
         assert read_proxy_header(header[:length]) is None, (length, address)
 
 
@@ -206,9 +206,9 @@ def test_an_address_of_version_6_is_shown_in_brackets(address: str, shown: str) 
 def test_any_bytes_are_a_header_or_none_or_refused(start: bytes, tail: bytes) -> None:
     data = start + tail
     with suppress(FrameError):
-        peer = read_proxy_header(data.ljust(DECIDING_BYTES, b"\0"))
+        peer = read_proxy_header(data)
         assert peer is None or peer.address is None or peer.address.isprintable()
-        assert peer is None or peer.header_bytes <= max(len(data), DECIDING_BYTES)
+        assert peer is None or peer.header_bytes <= len(data)
 
 
 @settings(deadline=None)
@@ -220,7 +220,7 @@ def test_any_bytes_are_a_header_or_none_or_refused(start: bytes, tail: bytes) ->
 def test_a_line_split_anywhere_is_read_the_same(words: list[str]) -> None:
     line = v1(" ".join(words)) + FRAME[:5]
     outcomes = []
-    for pieces in (range(DECIDING_BYTES, len(line) + 1), [len(line)]):
+    for pieces in (range(1, len(line) + 1), [len(line)]):
         outcome: ProxiedPeer | str | None = None
         for length in pieces:
             try:
