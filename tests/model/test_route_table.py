@@ -415,7 +415,7 @@ class RouteTableMachine(RuleBasedStateMachine):
             said = replace(said, acting_master=acting_master)
         said = replace(said, zone=zone)
         assert said.fingerprint is not None
-        if self.table.remembers(said.key, said.broker_name, said.broker_id, said.fingerprint):
+        if self.table.remembers(said):
             said = replace(said, table=None)
         self.hear(said, holder)
 
@@ -595,7 +595,7 @@ class RouteTableMachine(RuleBasedStateMachine):
             said = self.last_word[BrokerKey(broker.cluster, broker.address)]
             assert said.table is not None
             assert said.fingerprint is not None
-            if self.table.remembers(said.key, said.broker_name, said.broker_id, said.fingerprint):
+            if self.table.remembers(said):
                 told_again = deepcopy(self.model)
                 told_again.register(said, said.table, broker.holder, self.now, delete_missing=self.delete_missing)
                 told_again.groups = self.model.groups

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +23,7 @@ def is_remembered(nameserver: Running, registration: Registration) -> bool:
         return False
     if not member.fingerprint.startswith(hashlib.sha256(registration.body).digest()):
         return False
-    return table.remembers(key, registration.broker, registration.broker_id, member.fingerprint)
+    return member.broker_id == registration.broker_id and member.group.name == registration.broker
 
 
 @pytest.mark.parametrize("generation", [3, 4, 5])
@@ -108,3 +110,14 @@ async def test_a_single_topic_announced_in_between_is_not_lost(nameserver: Runni
     assert await topics(line) == ["New", "TopicA", "TopicB"]
     await register(line, MASTER.but(topics=(*MASTER.topics, Topic("New", 4, 4)), data_version=NEWER))
     assert await topics(line) == ["New", "TopicA", "TopicB"]
+
+
+async def test_a_body_that_does_not_say_its_edition_is_always_a_new_one(nameserver: Running, line: AsyncLine) -> None:
+    for permission in (6, 4, 6):
+        config = {"topicName": "TopicA", "readQueueNums": 8, "writeQueueNums": 8, "perm": permission}
+        body = {"topicConfigSerializeWrapper": {"topicConfigTable": {"TopicA": config, "TopicB": config}}}
+        request = replace(MASTER.request, body=json.dumps(body).encode())
+        answer = await line.call(replace(request, fields={**request.fields, "bodyCrc32": "0"}))
+        assert answer.code == 0, answer.remark
+        assert await permissions(line) == {"broker-a": permission}
+        nameserver.pass_time(1)

@@ -282,6 +282,8 @@ async def test_bug_17_a_prime_slave_without_acting_master_registers_writable_top
     await line.call(SLAVE.unregistration)
     await register(line, SLAVE)  # too old to know of acting masters
     assert await addresses(line) == {}
+    await register(line, SLAVE.but(acting=False))  # it has learnt of them, and has nothing else to say
+    assert await permissions(line) == {"broker-a": 6}
 
 
 async def test_bug_18_a_torn_file_gives_way_to_its_backup(tmp_path: Path) -> None:

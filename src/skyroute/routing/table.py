@@ -167,17 +167,20 @@ class RouteTable:
         member = self._leases.find(key)
         return None if member is None else member.version
 
-    def remembers(self, key: BrokerKey, broker_name: str, broker_id: int, fingerprint: bytes) -> bool:
-        """Whether a registration with this body need not be decoded, because the body cannot change anything.
+    def remembers(self, registration: Registration) -> bool:
+        """Whether the body of a registration need not be decoded, because it cannot change anything.
 
-        Called by the registration handler before it decodes.
+        Called by the registration handler before it decodes. A slave that begins to know of acting masters, or no
+        longer does, may be the one whose topics count from now on: then they are wanted.
         """
-        member = self._leases.find(key)
+        member = self._leases.find(registration.key)
         return (
             member is not None
-            and member.fingerprint == fingerprint
-            and member.broker_id == broker_id
-            and member.group.name == broker_name
+            and member.fingerprint is not None
+            and member.fingerprint == registration.fingerprint
+            and member.broker_id == registration.broker_id
+            and member.group.name == registration.broker_name
+            and member.knows_acting == (registration.acting_master is not None)
         )
 
     def forget_fingerprints(self) -> None:
@@ -333,13 +336,12 @@ class RouteTable:
             )
 
     def _register_unchanged(self, registration: Registration, *, holder: int, now: float) -> RegistrationOutcome:
-        key, name, broker_id = registration.key, registration.broker_name, registration.broker_id
-        fingerprint, member = registration.fingerprint, self._leases.find(key)
-        if member is None or fingerprint is None or not self.remembers(key, name, broker_id, fingerprint):
-            raise ValueError(f"no table and no remembered body for {name}[{broker_id}] at {key}")
-        if member.knows_acting != (registration.acting_master is not None):
-            # It may be this broker's topics that count from now on, and they are not at hand: decode the next body.
-            member.fingerprint = None
+        member = self._leases.find(registration.key)
+        if member is None or not self.remembers(registration):
+            raise ValueError(
+                f"no table and no remembered body for {registration.broker_name}[{registration.broker_id}] "
+                f"at {registration.key}"
+            )
         events = [
             *self._place(member.group, registration),
             *self._refresh(member, registration, member.version, holder=holder, now=now),

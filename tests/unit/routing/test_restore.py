@@ -92,7 +92,7 @@ def test_an_operators_ban_survives_the_restart_and_the_next_registration() -> No
 
 def test_bodies_from_before_the_restart_are_read_again() -> None:
     table = restored(one_broker(fingerprint=b"body"))
-    assert not table.remembers(KEY, "broker-a", 0, b"body")
+    assert not table.remembers(registration(fingerprint=b"body"))
 
 
 def test_a_single_topic_of_a_newer_edition_does_not_make_that_edition_known() -> None:

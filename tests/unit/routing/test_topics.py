@@ -116,7 +116,7 @@ def test_an_older_edition_over_the_same_connection_renews_the_lease_and_nothing_
     assert tell(table, old, now=100.0) == RegistrationOutcome(overtaken=True)
     assert dict(table.queues_of("broker-a")) == {"T1": FEW, "T2": FEW}
     assert table.version_of(KEY) == DataVersion(0, 50, 5)
-    assert not table.remembers(KEY, "broker-a", 0, b"old")
+    assert not table.remembers(registration(fingerprint=b"old"))
     assert table.evict_expired(now=200.0) == ()
 
 
@@ -188,17 +188,18 @@ def test_a_broker_with_static_topics_deletes_none_by_not_naming_them() -> None:
 
 
 def remembered(table: RouteTable) -> bool:
-    return table.remembers(KEY, "broker-a", 0, b"body")
+    return table.remembers(registration(fingerprint=b"body"))
 
 
 def test_a_known_body_is_remembered_for_the_broker_that_sent_it() -> None:
     table = RouteTable()
     tell(table, registration(fingerprint=b"body"))
     assert remembered(table)
-    assert not table.remembers(KEY, "broker-a", 0, b"else")
-    assert not table.remembers(KEY, "broker-a", 1, b"body")
-    assert not table.remembers(KEY, "broker-b", 0, b"body")
-    assert not table.remembers(BrokerKey("c2", MASTER), "broker-a", 0, b"body")
+    assert not table.remembers(registration(fingerprint=b"else"))
+    assert not table.remembers(registration(1, fingerprint=b"body"))
+    assert not table.remembers(registration(name="broker-b", fingerprint=b"body"))
+    assert not table.remembers(registration(cluster="c2", fingerprint=b"body"))
+    assert not table.remembers(registration(acting_master=False, fingerprint=b"body"))
 
 
 def test_an_unchanged_body_renews_the_lease_and_moves_the_holder() -> None:
@@ -256,7 +257,7 @@ def test_a_body_is_forgotten_by_whatever_could_make_it_news_again(change: Callab
     tell(table, registration(fingerprint=b"body"), holder=1)
     change(table)
     assert not remembered(table)
-    assert not table.remembers(BrokerKey("c2", MASTER), "broker-a", 0, b"body")
+    assert not table.remembers(registration(cluster="c2", fingerprint=b"body"))
 
 
 @pytest.mark.parametrize(
@@ -281,8 +282,10 @@ def test_a_body_is_decoded_again_when_its_sender_learns_of_acting_masters() -> N
     table = RouteTable()
     said = registration(1, MASTER, fingerprint=b"body", acting_master=None)
     tell(table, said)
-    tell(table, replace(said, table=None, acting_master=False))
-    assert not table.remembers(KEY, "broker-a", 1, b"body"), "its topics count from now on"
+    learnt = replace(said, acting_master=False)
+    assert not table.remembers(learnt), "its topics count from now on"
+    with pytest.raises(ValueError, match="no remembered body"):
+        tell(table, replace(learnt, table=None))
 
 
 # An operator's ban on writes

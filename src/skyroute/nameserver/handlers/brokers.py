@@ -62,8 +62,9 @@ class BrokerHandlers:
     def _register(self, registration: Registration, request: Request, peer: Peer) -> Generator[None, None, Response]:
         registration = replace(registration, fingerprint=body_fingerprint(request))
         yield
-        if not self._remembers(registration):
-            table = yield from decode_topic_table(request, self.config.registration_max_length)
+        if not self.table.remembers(registration):
+            now_ms = int(self.clock.wall() * 1000)
+            table = yield from decode_topic_table(request, self.config.registration_max_length, now_ms=now_ms)
             registration = replace(registration, table=table)
             yield
         if peer.gone:
@@ -91,11 +92,6 @@ class BrokerHandlers:
             )
         self.publish(outcome.events)
         return encode_registration_reply(outcome, self._order_topics())
-
-    def _remembers(self, registration: Registration) -> bool:
-        """Return whether a body was seen before and need not be read again."""
-        broker_name, broker_id, fingerprint = registration.broker_name, registration.broker_id, registration.fingerprint
-        return fingerprint is not None and self.table.remembers(registration.key, broker_name, broker_id, fingerprint)
 
     def _order_topics(self) -> bytes:
         table = None

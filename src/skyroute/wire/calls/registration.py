@@ -14,6 +14,7 @@ from skyroute.routing.registration import DataVersion, Registration, Registratio
 from skyroute.routing.topology import BrokerKey, Permission, QueueSettings, StaticMapping
 from skyroute.wire import fastjson
 from skyroute.wire.calls.mapping import MappingBody, mapping_members
+from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import V3_0_11, V5_0_0, RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError
@@ -42,6 +43,11 @@ _WRAPPER_OBJECTS: Final = 16
 _INT32 = Struct(">i")
 _INT64_MAX: Final = (1 << 63) - 1
 _FILTER_TYPES: Final = frozenset({"SINGLE_TAG", "MULTI_TAG"})
+_PLAIN_FORM: Final = (
+    b'{"filterServerList":%b,"topicConfigSerializeWrapper":{"dataVersion":%b,"mappingDataVersion":%b,'
+    b'"topicConfigTable":%b,"topicQueueMappingDetailMap":{},"topicQueueMappingInfoMap":%b}}'
+)
+_encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 T = TypeVar("T")
 
@@ -100,10 +106,20 @@ def decode_registration(request: Request) -> Registration:
     )
 
 
-def encode_registration(registration: Registration, *, compressed: bool = False) -> Request:
-    """Write a registration as a 5.x broker does; one that is compressed says nothing of `sys_flag`."""
+def encode_registration(
+    registration: Registration, configs: Collection[TopicConfig] | None = None, *, compressed: bool = False
+) -> Request:
+    """Write a registration as a 5.x broker does; one that is compressed says nothing of `sys_flag` and `ordered`.
+
+    `configs` are the topics with all that a broker keeps of them, in place of the table's.
+    """
     table = registration.table or TopicTable()
-    body = _compressed_body(table) if compressed else _plain_body(table)
+    if configs is None:
+        configs = [
+            TopicConfig(topic, said.read_queues, said.write_queues, said.permission, sys_flag=said.sys_flag)
+            for topic, said in table.topics.items()
+        ]
+    body = _compressed_body(table, configs) if compressed else _plain_body(table, configs)
     fields = {
         "bodyCrc32": str(zlib.crc32(body) & 0x7FFFFFFF),
         "brokerAddr": registration.address,
@@ -121,37 +137,24 @@ def encode_registration(registration: Registration, *, compressed: bool = False)
     )
 
 
-def _plain_body(table: TopicTable) -> bytes:
-    topics = {
-        topic: {
-            "attributes": {},
-            "order": False,
-            "perm": settings.permission,
-            "readQueueNums": settings.read_queues,
-            "topicFilterType": "SINGLE_TAG",
-            "topicName": topic,
-            "topicSysFlag": settings.sys_flag,
-            "writeQueueNums": settings.write_queues,
-        }
-        for topic, settings in table.topics.items()
-    }
-    wrapper = {
-        "dataVersion": _version_members(table.version),
-        "mappingDataVersion": _version_members(DataVersion()),
-        "topicConfigTable": topics,
-        "topicQueueMappingDetailMap": {},
-        "topicQueueMappingInfoMap": {topic: mapping_members(mapping) for topic, mapping in table.mappings.items()},
-    }
-    members = {"filterServerList": list(table.filter_servers or ()), "topicConfigSerializeWrapper": wrapper}
-    return fastjson.dumps(members, Dialect.LEGACY)
+def _plain_body(table: TopicTable, configs: Collection[TopicConfig]) -> bytes:
+    # Tens of thousands of topics are written in one go; only the maps by queue id need Java's dialect.
+    return _PLAIN_FORM % (
+        fastjson.dumps(list(table.filter_servers or ()), Dialect.LEGACY),
+        fastjson.dumps(_version_members(table.version), Dialect.LEGACY),
+        fastjson.dumps(_version_members(DataVersion()), Dialect.LEGACY),
+        _encode_sorted({config.name: config for config in configs}),
+        fastjson.dumps({topic: mapping_members(mapping) for topic, mapping in table.mappings.items()}, Dialect.LEGACY),
+    )
 
 
-def _compressed_body(table: TopicTable) -> bytes:
+def _compressed_body(table: TopicTable, configs: Collection[TopicConfig]) -> bytes:
     """Write counted pieces, deflated; the section of mappings is there because our version says so."""
-    pieces = [_piece(fastjson.dumps(_version_members(table.version), Dialect.LEGACY)), _INT32.pack(len(table.topics))]
-    for topic, settings in table.topics.items():
-        queues = f"{settings.read_queues} {settings.write_queues} {int(settings.permission)}"
-        pieces.append(_piece(f"{topic} {queues} SINGLE_TAG {{}}".encode()))
+    pieces = [_piece(fastjson.dumps(_version_members(table.version), Dialect.LEGACY)), _INT32.pack(len(configs))]
+    for config in configs:
+        queues = f"{config.read_queues} {config.write_queues} {int(config.permission)}"
+        attributes = fastjson.write(config.attributes, Dialect.LEGACY)
+        pieces.append(_piece(f"{config.name} {queues} {config.filter_type} {attributes}".encode()))
     pieces.append(_piece(fastjson.dumps(list(table.filter_servers or ()), Dialect.LEGACY)))
     pieces.append(_INT32.pack(len(table.mappings)))
     for mapping in table.mappings.values():
@@ -183,9 +186,11 @@ def _generation(version: int) -> int:
 
 
 def decode_topic_table(
-    request: Request, inflated_bytes_max: int = INFLATED_BYTES_MAX
+    request: Request, inflated_bytes_max: int = INFLATED_BYTES_MAX, *, now_ms: int = 0
 ) -> Generator[None, None, TopicTable]:
     """Read the body of a registration, in steps: it yields between them, and returns the table.
+
+    Where it does not say which edition it is, it counts as one of now: as a new one, that is.
 
     Raises:
         FieldError: `bodyCrc32` is malformed.
@@ -215,7 +220,7 @@ def decode_topic_table(
             decoded = _decode_json(body, _Body)
             configs, servers = _wrapped(decoded, body), decoded.filterServerList
         yield
-        return _table(configs, None if servers is None else tuple(servers))
+        return _table(configs, None if servers is None else tuple(servers), now_ms)
     except BodyError as error:
         raise BodyError(f"Failed to decode RegisterBrokerBody: {error}") from None
 
@@ -230,7 +235,7 @@ def _wrapped(decoded: _Body, body: bytes) -> _TopicConfigs:
     return decoded.topicConfigSerializeWrapper
 
 
-def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None) -> TopicTable:
+def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None, now_ms: int) -> TopicTable:
     parts = configs.topicQueueMappingInfoMap or {}
     _check_extent(filter_servers or (), parts.values())
     # Thousands of topics share a handful of settings: keep one copy of each.
@@ -246,8 +251,8 @@ def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None) -> To
     _check_count(len(topics))
     _check_names(topics)
     _check_names(mappings)
-    version = configs.dataVersion
-    return TopicTable(version.value() if version else DataVersion(), topics, mappings, filter_servers)
+    version = configs.dataVersion.value() if configs.dataVersion else DataVersion(timestamp_ms=now_ms)
+    return TopicTable(version, topics, mappings, filter_servers)
 
 
 def _mapping(part: MappingBody, topic: str) -> StaticMapping:
