@@ -35,8 +35,8 @@ from skyroute.routing.registration import DataVersion
 
 log = logging.getLogger(__name__)
 
-SAVE_MS: Final = 5_000
-"""How often it is noted how far each level has come. What was noted is written one time later, when it is safe."""
+SAVE_MS: Final = 10_000
+"""How often how far each level has come is written, where nobody says otherwise."""
 BATCH_MAX: Final = 16
 """How many messages of a level are delivered before others get their turn."""
 
@@ -44,9 +44,10 @@ BATCH_MAX: Final = 16
 class Delays:
     """Puts messages with a delay level aside, and delivers them when their time has come."""
 
-    def __init__(self, store: MessageStore, outlet: Outlet, file: JsonFile) -> None:
+    def __init__(self, store: MessageStore, outlet: Outlet, file: JsonFile, *, save_ms: int = SAVE_MS) -> None:
         self._store = store
         self._outlet = outlet
+        self._note_ms = max(1, save_ms // 2)  # what was noted is written one time later, when it is safe
         self._delays_ms = store.settings.delays_ms
         self._levels = list(range(1, len(self._delays_ms) + 1))
         self._offsets: dict[int, int] = {}
@@ -187,10 +188,10 @@ class Delays:
                 # Whatever is wrong with one message, the others that wait are worth another attempt.
                 log.exception("delivery failed")
                 due_ms = now_ms + BACKOFF_MAX_MS
-            note_at_ms = self._noted_at_ms + SAVE_MS
-            if not now_ms < note_at_ms <= now_ms + SAVE_MS:
+            note_at_ms = self._noted_at_ms + self._note_ms
+            if not now_ms < note_at_ms <= now_ms + self._note_ms:
                 self.note(now_ms)
-                note_at_ms = now_ms + SAVE_MS
+                note_at_ms = now_ms + self._note_ms
                 try:
                     await self.keeper.save()
                 except StoreError as error:

@@ -1,11 +1,13 @@
 """From what a group wants of a topic to what the store asks of each message."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from skyroute.message.errors import ExpressionError, RecordError
-from skyroute.message.properties import decode_properties
+from skyroute.message.properties import decode_properties, find_property
+from skyroute.message.property_names import RETRY_TOPIC
 from skyroute.message.record import decode_record
 from skyroute.message.sql92 import Condition, compile_expression
 from skyroute.message.tags import EVERY_TAG
@@ -54,6 +56,25 @@ def make_filter(subscription: Subscription, *, by_properties: bool = True) -> Fi
     if kind != SQL92:
         raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"there is no filter of type {kind[:80]!r}")
     return _compiled.filter_of(expression)
+
+
+def retry_filter(plain: Filter, subscriptions: Iterable[Subscription]) -> Filter:
+    """Return what to ask of retries besides: each is to fulfil its group's condition on the topic it was sent to."""
+    conditions: dict[str, AcceptRecord | None] = {}
+    for subscription in subscriptions:
+        if subscription.expression_type == SQL92:
+            with suppress(RefusedError):  # a condition that is none keeps nothing away
+                conditions[subscription.topic] = _compiled.filter_of(subscription.expression).accept_record
+
+    def accept(record: bytes) -> bool:
+        try:
+            topic = find_property(decode_record(record).raw_properties, RETRY_TOPIC)
+        except RecordError:
+            return False
+        condition = conditions.get(topic or "")
+        return condition is None or condition(record)
+
+    return Filter(plain.accept_code, accept) if conditions else plain
 
 
 class _Compiled:

@@ -23,7 +23,7 @@ _BROKER = """
     disableConsumeIfConsumerReadSlowly=false consumerFallbehindThreshold=17179869184 brokerFastFailureEnable=true
     waitTimeMillsInSendQueue=200 waitTimeMillsInPullQueue=5000 waitTimeMillsInLitePullQueue=5000
     waitTimeMillsInHeartbeatQueue=31000 waitTimeMillsInTransactionQueue=3000 waitTimeMillsInAckQueue=3000
-    waitTimeMillsInAdminBrokerQueue=5000 startAcceptSendRequestTimeStamp=0 enableCalcFilterBitMap=false
+    waitTimeMillsInAdminBrokerQueue=5000 enableCalcFilterBitMap=false
     expectConsumerNumUseFilter=32 maxErrorRateOfBloomFilter=20 filterDataCleanTimeSpan=86400000
     updateNameServerAddrPeriod=120000 enableNetWorkFlowControl=false enableBroadcastOffsetStore=true
     broadcastOffsetExpireSecond=120 broadcastOffsetExpireMaxSecond=300 popPollingSize=1024 popPollingMapSize=100000

@@ -97,7 +97,8 @@ class Parts:
         )
         self.parked.only_when_told = config.sync_flush
         self.intake = Intake(self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=now_ms)
-        self.delays = Delays(self.store, self.intake, JsonFile(folder / "delayOffset.json", disk))
+        delay_file, save_ms = JsonFile(folder / "delayOffset.json", disk), config.flush_delay_offset_interval
+        self.delays = Delays(self.store, self.intake, delay_file, save_ms=save_ms)
         self.timers = Timers(
             self.store,
             self.intake,
@@ -276,6 +277,7 @@ class Parts:
             RequestCode.GET_MAX_OFFSET: offsets.max_offset,
             RequestCode.GET_MIN_OFFSET: offsets.min_offset,
             RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
+            RequestCode.QUERY_CORRECTION_OFFSET: offsets.corrections,
             RequestCode.CLONE_GROUP_OFFSET: offsets.clone,
             RequestCode.GET_ALL_CONSUMER_OFFSET: offsets.all,
             RequestCode.GET_ALL_DELAY_OFFSET: offsets.all_delays,

@@ -7,6 +7,8 @@ import ssl
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+import msgspec
+
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.broker.topics import Topics
@@ -14,8 +16,8 @@ from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RefusedError, RemotingError
-from skyroute.routing.registration import DataVersion, Registration, TopicTable
-from skyroute.routing.topology import Permission, QueueSettings
+from skyroute.routing.registration import Registration, TopicTable
+from skyroute.routing.topology import Permission
 from skyroute.wire.calls.registration import (
     Goodbye,
     decode_registration_reply,
@@ -39,6 +41,8 @@ ANNOUNCE_WAIT_S: Final = 1.0
 """How long an announcement waits for those that do not answer: a producer waits for it, for three seconds mostly."""
 GOODBYE_S: Final = 1.0
 BACKOFF_MAX_S: Final = 30.0
+FIRST_PERIOD_S: Final = 10.0
+"""One that has just learned of us is told again so soon, as by Apache's brokers, and from then on every period."""
 ANNOUNCED_MAX: Final = 1_000
 """More changes than this are told as one registration of all topics."""
 COMPRESS_FROM_BYTES: Final = 256 * 1024
@@ -251,7 +255,7 @@ class Registrar:
         channel = link.channel
         changed, link.changed = link.changed, {}
         if not link.all_wanted and link.knows_us:
-            request = encode_registration(self._registration(changed.values()))
+            request = encode_registration(self._registration(), self._narrowed(changed.values()))
             response = await self._call(channel, request)
             if response.code != ResponseCode.SUCCESS:
                 # It has forgotten us, and cannot make sense of a part.
@@ -259,6 +263,8 @@ class Registrar:
                 return
         else:
             link.all_wanted = False
+            wait_s = self._config.register_period_s if link.knows_us else FIRST_PERIOD_S
+            link.due_at = self._clock.monotonic() + wait_s
             if not self._config.force_register and link.knows_us and not await self._is_outdated(channel):
                 self._note_success(link)
                 return
@@ -280,7 +286,6 @@ class Registrar:
             log.info("registered name_server=%s broker=%s", link.address, self._identity.name)
         link.knows_us, link.is_late, link.failures = True, False, 0
         self.has_registered = True
-        link.due_at = self._clock.monotonic() + self._config.register_period_s
 
     def _note_failure(self, link: _Link, error: Exception) -> None:
         link.all_wanted = link.knows_us = False
@@ -303,19 +308,8 @@ class Registrar:
 
     # What is said
 
-    def _registration(
-        self, configs: Iterable[TopicConfig] = (), version: DataVersion | None = None, permission: int | None = None
-    ) -> Registration:
+    def _registration(self) -> Registration:
         own, config = self._identity, self._config
-        allowed = config.broker_permission if permission is None else permission
-        # Only a broker that is closed to readers or writers narrows what its topics allow.
-        mask = allowed if allowed & _BOTH != _BOTH else -1
-        topics = {
-            topic.name: QueueSettings(
-                topic.read_queues, topic.write_queues, int(topic.permission) & mask, topic.sys_flag
-            )
-            for topic in configs
-        }
         acting = config.enable_slave_acting_master
         return Registration(
             cluster=own.cluster,
@@ -325,8 +319,15 @@ class Registrar:
             ha_address=own.ha_address,
             acting_master=acting,
             lease_s=config.broker_not_active_timeout_millis / 1000 if acting else None,
-            table=TopicTable(version or self._topics.version, topics),
+            table=TopicTable(self._topics.version),
         )
+
+    def _narrowed(self, topics: Iterable[TopicConfig]) -> list[TopicConfig]:
+        """Return topics as name servers are to know them: a closed broker's allow no more than it does itself."""
+        allowed = self._config.broker_permission
+        if allowed & _BOTH == _BOTH:
+            return list(topics)
+        return [msgspec.structs.replace(topic, permission=int(topic.permission) & allowed) for topic in topics]
 
     def _heartbeat(self) -> Request:
         registration = self._registration()
@@ -337,14 +338,14 @@ class Registrar:
     async def _registration_of_all(self) -> Request:
         """Write all topics; it is mostly what was said the last time."""
         async with self._writing:
-            version, permission = self._topics.version, self._config.broker_permission
-            made_of = (version, permission, self._config.compressed_register)
+            always = self._config.compressed_register
+            made_of = (self._topics.version, self._config.broker_permission, always)
             if self._written is None or self._written[0] != made_of:
-                registration = self._registration(self._topics.all().values(), version, permission)
-                if len(self._topics.all()) >= IN_THREAD_FROM:
-                    request = await asyncio.to_thread(_write_all, registration, always=self._config.compressed_register)
+                registration, topics = self._registration(), self._narrowed(self._topics.all().values())
+                if len(topics) >= IN_THREAD_FROM:
+                    request = await asyncio.to_thread(_write_all, registration, topics, always=always)
                 else:
-                    request = _write_all(registration, always=self._config.compressed_register)
+                    request = _write_all(registration, topics, always=always)
                 self._written = made_of, request
             return self._written[1]
 
@@ -352,15 +353,14 @@ class Registrar:
 _BOTH: Final = int(Permission.READ | Permission.WRITE)
 
 
-def _write_all(registration: Registration, *, always: bool) -> Request:
+def _write_all(registration: Registration, topics: Collection[TopicConfig], *, always: bool) -> Request:
     """Write a registration, compressed where that is worth it and loses nothing."""
-    request = encode_registration(registration)
-    table = registration.table
-    if table is None or not (always or len(request.body) >= COMPRESS_FROM_BYTES):
+    request = encode_registration(registration, topics)
+    if not (always or len(request.body) >= COMPRESS_FROM_BYTES):
         return request
-    if any(settings.sys_flag for settings in table.topics.values()):
+    if any(topic.sys_flag or topic.ordered for topic in topics):
         return request
-    return encode_registration(registration, compressed=True)
+    return encode_registration(registration, topics, compressed=True)
 
 
 def _release(waiting: "list[asyncio.Future[None]]") -> None:

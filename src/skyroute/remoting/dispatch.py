@@ -160,6 +160,8 @@ def failure(error: Exception, request: Request, peer: Peer) -> Response:
                 peer.refusals,
                 error,
             )
-        return Response.error(str(error), error.code if isinstance(error, RefusedError) else ResponseCode.SYSTEM_ERROR)
+        if isinstance(error, RefusedError):
+            return Response(error.code, str(error), None if error.fields is None else dict(error.fields))
+        return Response.error(str(error))
     log.error("request failed code=%d peer=%s", request.code, peer.address, exc_info=error)
     return Response.error(f"{type(error).__name__}: {error}")

@@ -1,5 +1,7 @@
 """What can go wrong with the line between two peers."""
 
+from collections.abc import Mapping
+
 from skyroute.errors import SkyrouteError
 
 
@@ -39,3 +41,5 @@ class RefusedError(SkyrouteError):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code
+        self.fields: Mapping[str, str] | None = None
+        """What the answer says besides."""

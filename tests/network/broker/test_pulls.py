@@ -240,6 +240,27 @@ async def test_only_what_fulfils_a_condition_is_given(cluster: Cluster, line: As
     assert (answer.code, place(answer)) == (20, [3, 0, 3, 0])
 
 
+async def test_a_group_whose_condition_is_none_is_told_so(line: AsyncLine) -> None:
+    for version, kind in enumerate(("SQL92", "XPATH")):
+        wrong = {"topic": "T", "subString": "a >", "expressionType": kind, "subVersion": version}
+        await line.call(heartbeat(subscriptionDataSet=[wrong]))
+        answer = await line.call(pull(flag=0, version=version))
+        assert answer.code == 27
+        assert answer.remark
+
+
+async def test_retries_can_be_held_to_the_condition_on_their_own_topic(cluster: Cluster, line: AsyncLine) -> None:
+    wanted = {"topic": "T", "subString": "length > 1", "expressionType": "SQL92", "subVersion": 5}
+    retries = {"topic": "%RETRY%g", "subString": "*", "expressionType": "TAG", "subVersion": 5}
+    await line.call(heartbeat(subscriptionDataSet=[wanted, retries]))
+    for body, origin in ((b"a", "T"), (b"bb", "T"), (b"c", "Other")):
+        properties = {"length": str(len(body)), "RETRY_TOPIC": origin}
+        assert (await line.call(send("%RETRY%g", body, properties=properties))).code == 0
+    assert found_bodies(await line.call(pull("%RETRY%g", flag=0))) == [b"a", b"bb", b"c"]
+    cluster.broker.config.filter_support_retry = True
+    assert found_bodies(await line.call(pull("%RETRY%g", flag=0))) == [b"bb", b"c"]
+
+
 async def test_the_heartbeat_says_what_a_group_wants(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a", "b", "c")
     await line.call(heartbeat(expression="b || c"))
@@ -267,6 +288,14 @@ async def test_no_more_bytes_are_given_than_allowed_but_one_message_at_least(clu
     assert len(found(await line.call(pull(maxMsgBytes="100000")))) == 2
     cluster.broker.config.max_transfer_bytes_on_message_in_memory = 1
     assert len(found(await line.call(pull()))) == 1
+
+
+async def test_an_answer_tells_the_flags_of_topic_and_group(cluster: Cluster, line: AsyncLine) -> None:
+    await cluster.add_topic("Unit", sys_flag=1)
+    cluster.broker.parts.groups.put(GroupConfig("flagged", sys_flag=4))
+    for topic, group, flags in (("T", "g", ("0", "0")), ("Unit", "flagged", ("1", "4"))):
+        fields = (await line.call(pull(topic, group=group))).fields
+        assert (fields["topicSysFlag"], fields["groupSysFlag"]) == flags
 
 
 async def test_a_pull_commits_where_its_group_is_if_it_says_so(cluster: Cluster, line: AsyncLine) -> None:

@@ -11,8 +11,11 @@ from skyroute.client.admin.calls import SomeFailedError
 from skyroute.client.consumer import Consumer
 from skyroute.client.errors import BrokerRefusedError, ClientError
 from skyroute.client.producer import Producer
+from skyroute.client.pull_consumer import PullConsumer
 from skyroute.client.results import SendResult
+from skyroute.message.errors import RecordError
 from skyroute.message.message import Message, StoredMessage
+from skyroute.message.message_id import decode_offset_id
 from skyroute.wire.calls.consumers import ConsumeResult
 from skyroute.wire.calls.query import UnitsQuery, encode_units_query
 from skyroute.wire.calls.settings import decode_broker_stats, encode_broker_stats_query
@@ -85,6 +88,25 @@ async def test_no_group_goes_on_where_one_is_that_nobody_knows(place: OneBroker,
     await send(place, Message("Orders", b"one"))
     with pytest.raises(ClientError, match="the group misspelt has consumed nothing of Orders"):
         await admin.clone_offsets("misspelt", "g", "Orders")
+
+
+async def test_whoever_reads_gets_past_a_damaged_record(place: OneBroker, admin: Admin) -> None:
+    sent = await send(place, *(Message("Orders", b"%d" % number) for number in range(5)))
+    at = decode_offset_id(sent[2].offset_id).log_position + 4
+    with next((place.folder / "store" / "commitlog").iterdir()).open("r+b") as log:
+        log.seek(at)
+        log.write(bytes(4))
+    rest = [b"0", b"1", b"3", b"4"]
+    read = [message.body async for found in admin.read(sent[0].queue, 0, 5) for message in found]
+    assert read == rest
+    async with PullConsumer("puller", place.name_server.address) as reader:
+        reader.assign([sent[0].queue])
+        reader.seek(sent[0].queue, 0)
+        assert [message.body for message in await reader.poll()] == rest[:2]
+        with pytest.raises(RecordError, match="the message at offset 2 of Orders@broker-a:0 is damaged"):
+            await reader.poll()
+        reader.seek(sent[0].queue, 3)
+        assert [message.body for message in await reader.poll()] == rest[2:]
 
 
 async def test_a_queues_own_view_of_its_messages_is_shown(place: OneBroker, admin: Admin) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from skyroute.routing.topology import Permission
 from skyroute.wire.calls.topics import TopicConfig
 from tests.network.cluster import addresses, permissions, topics
 from tests.support.clock import ManualClock
-from tests.support.lines import line_to
+from tests.support.lines import eventually, line_to
 from tests.support.raw import Command, Request, decode, encode
 from tests.support.servers import Running, running
 
@@ -227,16 +228,47 @@ async def test_it_registers_again_before_its_lease_ends(nameserver: Running, tmp
             assert await addresses(line, BROKER)
 
 
-@pytest.mark.parametrize(("period_ms", "first_s", "second_s"), [(30_000, 29, 1), (1, 9, 1), (900_000, 59, 1)])
-async def test_the_period_has_bounds(tmp_path: Path, period_ms: int, first_s: int, second_s: int) -> None:
+@pytest.mark.parametrize(("period_ms", "period_s"), [(30_000, 30), (1, 10), (900_000, 60)])
+async def test_it_repeats_itself_after_ten_seconds_and_then_every_period_which_has_bounds(
+    tmp_path: Path, period_ms: int, period_s: int
+) -> None:
     async with (
         silence(takes_registrations=True) as silent,
         broker_at(silent.address, folder=tmp_path, register_name_server_period=period_ms) as broker,
     ):
-        broker.pass_time(first_s)
-        assert not broker.registrar._links[0].all_wanted
-        broker.pass_time(second_s)
-        await silent.until_heard(lambda heard: len(heard) == 2)
+        link = broker.registrar._links[0]
+        for told, wait_s in enumerate((10, period_s, period_s), 2):
+            broker.pass_time(wait_s - 1)
+            assert not link.all_wanted
+            broker.pass_time(1)
+            await eventually(lambda: not (link.all_wanted or link.busy))
+            assert [command.code for command in silent.heard] == [REGISTER] * told
+
+
+async def test_a_new_topic_does_not_put_off_the_next_word_on_all(nameserver: Running, tmp_path: Path) -> None:
+    async with broker_at(nameserver.address, folder=tmp_path) as broker:
+        due_at = broker.registrar._links[0].due_at
+        broker.clock.advance(5.0)
+        await broker.create("Orders")
+        assert broker.registrar._links[0].due_at == due_at
+
+
+@pytest.mark.parametrize("broker_permission", [6, 4])
+async def test_name_servers_are_told_all_that_is_set_for_a_topic(tmp_path: Path, broker_permission: int) -> None:
+    orders = TopicConfig("Orders", 4, 2, 6, "MULTI_TAG", 1, ordered=True, attributes={"message.type": "FIFO"})
+    async with (
+        silence(takes_registrations=True) as silent,
+        broker_at(silent.address, folder=tmp_path, broker_permission=broker_permission) as broker,
+    ):
+        broker.topics.put(orders)
+        await broker.registrar.announce([orders])
+        await broker.registrar.register()
+        for said in silent.heard[1:3]:
+            assert json.loads(said.body)["topicConfigSerializeWrapper"]["topicConfigTable"]["Orders"] == {
+                **{"topicName": "Orders", "readQueueNums": 4, "writeQueueNums": 2, "perm": broker_permission},
+                **{"topicFilterType": "MULTI_TAG", "topicSysFlag": 1, "order": True},
+                "attributes": {"message.type": "FIFO"},
+            }
 
 
 @pytest.mark.parametrize(
@@ -285,10 +317,13 @@ async def test_many_topics_go_compressed_and_arrive(nameserver: Running, tmp_pat
         assert len(request.body) < COMPRESS_FROM_BYTES
 
 
-async def test_a_body_that_would_lose_something_is_not_compressed(nameserver: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{"sys_flag": 1}, {"ordered": True}])
+async def test_a_body_that_would_lose_something_is_not_compressed(
+    nameserver: Running, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, compressed_register=True) as broker:
         assert (await broker.registrar._registration_of_all()).fields["compressed"] == "true"
-        broker.topics.put(TopicConfig("Unit", sys_flag=1))
+        broker.topics.put(TopicConfig("Unit", **settings))
         assert (await broker.registrar._registration_of_all()).fields["compressed"] == "false"
 
 

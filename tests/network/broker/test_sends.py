@@ -115,7 +115,7 @@ async def test_one_way_sends_are_stored_and_not_answered(cluster: Cluster, line:
         (" ", 29, "The specified topic is blank."),
         ("SCHEDULE_TOPIC_XXXX", 16, "Sending message to topic[SCHEDULE_TOPIC_XXXX] is forbidden."),
         (HALF_TOPIC, 16, f"Sending message to topic[{HALF_TOPIC}] is forbidden."),
-        ("", 1, "topic is required"),
+        ("", 29, "The specified topic is blank."),
     ],
 )
 async def test_topics_that_may_not_be_sent_to(
@@ -148,6 +148,29 @@ async def test_a_topic_that_may_not_be_made_is_refused(empty_cluster: Cluster) -
     assert (answer.remark or "").startswith("topic[Made] not exist, apply first please!")
     assert (await line.call(send("Made", c="Nothing"))).code == 17
     assert not empty_cluster.has_route("Made")
+
+
+async def test_before_its_time_a_broker_takes_no_messages_at_all(cluster: Cluster, line: AsyncLine) -> None:
+    opens_at_ms = int(cluster.clock.wall() * 1000) + 5000
+    cluster.broker.config.start_accept_send_request_time_stamp = opens_at_ms
+    for request in (send(), send("a b"), send("Made"), send(code=325)):
+        answer = await line.call(request)
+        assert answer.code == 1
+        assert (answer.remark or "").startswith(f"broker unable to service, until {opens_at_ms} ms")
+    told = json.loads((await line.call(28)).body)["table"]
+    assert told["startAcceptSendRequestTimeStamp"] == str(opens_at_ms)
+    cluster.clock.advance(5)
+    assert (await line.call(send())).code == 0
+    assert cluster.stored() == [b"body"]
+
+
+async def test_a_refusal_too_names_region_and_trace(cluster: Cluster, line: AsyncLine) -> None:
+    cluster.broker.config.auto_create_topic_enable = False
+    refused = [send("a b"), send(body=b""), send("Made"), send(queue_id=9), send("Made", code=325), send(code=325)]
+    for request in refused:
+        answer = await line.call(request)
+        assert answer.code != 0
+        assert answer.fields == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 
 async def test_a_queue_that_is_not_there_is_refused(cluster: Cluster, line: AsyncLine) -> None:
@@ -274,7 +297,6 @@ async def test_sizes_up_to_the_bound_are_taken_and_beyond_it_refused(cluster: Cl
         send(properties=padded(room + 1)),
         send(properties={"a": "x" * 40_000}),
         send(body=batch_body([(bytes(TOO_LARGE), "")]), code=320),
-        send(body=batch_body([(b"1", ""), (b"", "")]), code=320),
         send(body=b"", code=320),
     ]
     for request in refused:
@@ -285,6 +307,9 @@ async def test_sizes_up_to_the_bound_are_taken_and_beyond_it_refused(cluster: Cl
     assert cluster.broker.parts.store.max_position == 0
     assert (await line.call(send(body=bytes(TOO_LARGE - 1)))).code == 0
     assert (await line.call(send(properties=padded(room)))).code == 0
+    # In a batch, unlike alone, there is a difference between an empty body and none.
+    assert (await line.call(send(body=batch_body([(b"1", ""), (b"", "")]), code=320))).code == 0
+    assert cluster.stored()[-2:] == [b"1", b""]
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
@@ -443,4 +468,25 @@ async def test_a_heartbeat_between_sends_is_answered_in_its_turn(cluster: Cluste
 async def test_a_request_without_any_field_is_refused_with_a_reason(line: AsyncLine) -> None:
     for code in (10, 310, 320, 324, 325):
         answer = await line.call(Request(code))
-        assert (answer.code, answer.remark) == (1, "topic is required")
+        assert (answer.code, answer.remark) == (1, "producerGroup is required")
+
+
+@pytest.mark.parametrize("code", [10, 310, 320, 324, 325])
+async def test_a_field_that_must_be_there_is_named_if_it_is_not(cluster: Cluster, line: AsyncLine, code: int) -> None:
+    whole = send(code=code)
+    names = ["producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums", "queueId", "sysFlag", "bornTimestamp"]
+    for letter, name in zip("abcdefgh", [*names, "flag"], strict=True):
+        missing = {letter, name}
+        fields = {key: value for key, value in whole.fields.items() if key not in missing}
+        answer = await line.call(Request(code, fields, whole.body))
+        assert (answer.code, answer.remark) == (1, f"{name} is required")
+    assert cluster.stored() == []
+
+
+@pytest.mark.parametrize(("said", "is_batch"), [("1", False), ("TRUE", True), ("True", True), ("yes", False)])
+async def test_only_the_word_says_that_it_is_a_batch(
+    cluster: Cluster, line: AsyncLine, said: str, is_batch: bool
+) -> None:
+    body = batch_body([(b"1", ""), (b"2", "")])
+    assert (await line.call(send(body=body, m=said))).code == 0
+    assert cluster.stored() == ([b"1", b"2"] if is_batch else [body])

@@ -43,6 +43,7 @@ async def test_a_group_is_on_the_disk_when_its_creation_is_answered(state: State
     ("request_", "code", "remark"),
     [
         (encode_group_update(GroupConfig("")), 29, "The specified group is blank."),
+        (Request(200, body=b"{}"), 29, "The specified group is blank."),
         (encode_group_update(GroupConfig("a b")), 29, "contains illegal characters"),
         (encode_group_update(GroupConfig("x" * 121)), 29, "is longer than group max length: 120"),
         (encode_group_update(GroupConfig("g"), {"colour": "red"}), 1, "unsupported key: colour"),

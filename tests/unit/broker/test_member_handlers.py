@@ -196,6 +196,11 @@ def test_a_client_can_ask_how_it_may_filter(
     assert room.ask(room.on.check_client, encode_client_check("c", "g", subscription)).code == code
 
 
+def test_a_client_that_asks_about_no_subscription_may_filter_so(room: Room) -> None:
+    request = Request(46, body=b'{"clientId":"c","group":"g"}')
+    assert room.ask(room.on.check_client, request).code == 0
+
+
 # ----------------------------------------------------------------------------------------------------------- locks
 
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from skyroute.message.queue_ref import QueueRef
+from skyroute.wire import fastjson
 from skyroute.wire.calls.offsets import (
     decode_offset,
     decode_timestamp,
@@ -16,7 +17,7 @@ from skyroute.wire.calls.offsets import (
 from skyroute.wire.calls.progress import CloneOrder, encode_clone_order
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import RequestCode
-from skyroute.wire.command import Request
+from skyroute.wire.command import Request, Response
 from tests.unit.broker.clients import a_beat, a_consumer
 from tests.unit.broker.state import BROKER, State
 
@@ -27,6 +28,37 @@ QUEUE = QueueRef("Orders", BROKER, 0)
 def orders(state: State) -> None:
     state.topics.put(TopicConfig("Orders", 2, 2))
     state.groups.find("g")
+
+
+def corrections(response: Response) -> dict[str, int]:
+    offsets: dict[str, int] = fastjson.loads(response.body)["correctionOffsets"]
+    return offsets
+
+
+async def test_the_least_offset_of_all_groups_is_told_unless_the_asker_is_further_back(state: State) -> None:
+    for group, *offsets in (("g", 5, 5), ("ahead", 7, 9), ("behind", 8, 3), ("left out", 1, 1)):
+        for queue_id, offset in enumerate(offsets):
+            state.offsets.commit(group, "Orders", queue_id, offset)
+    state.offsets.commit("g", "Other", 0, 0)
+
+    async def ask(group: str, left_out: str) -> Response:
+        fields = {"topic": "Orders", "compareGroup": group, "filterGroups": left_out}
+        return await state.ask(state.on_offsets.corrections, Request(308, fields))
+
+    response = await ask("behind", "left out,nobody")
+    assert (response.code, response.body) == (0, b'{"correctionOffsets":{0:5,1:3}}')
+    assert corrections(await ask("behind", "")) == {"0": 1, "1": 1}
+    assert corrections(await ask("g", "left out,g")) == {"0": (1 << 63) - 1, "1": 3}
+    assert corrections(await ask("g", "g,ahead,behind,left out")) == {}
+    response = await state.ask(state.on_offsets.corrections, Request(308, {"topic": "Orders"}))
+    assert (response.code, response.remark) == (1, "compareGroup is required")
+
+
+async def test_an_offset_of_messages_that_are_gone_corrects_nobody(state: State) -> None:
+    state.offsets.commit("g", "Orders", 0, 5)
+    state.offsets.commit("gone", "Orders", 0, -1)
+    fields = {"topic": "Orders", "compareGroup": "g"}
+    assert corrections(await state.ask(state.on_offsets.corrections, Request(308, fields))) == {"0": 5}
 
 
 # ------------------------------------------------------------------------------------------- where a group goes on (14)

@@ -6,9 +6,11 @@ import pytest
 from skyroute.broker.handlers.replies import PUSH_TIMEOUT_S, ReplyHandlers
 from skyroute.message.properties import join_properties, split_properties
 from skyroute.message.queue_ref import QueueRef
+from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.remoting.dispatch import Answer, InTurn, Later, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.send import decode_pushed_reply, decode_send_receipt, encode_send
+from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from tests.unit.broker.clients import a_beat, a_peer
@@ -54,9 +56,9 @@ class Room:
         self.stored.append(request)
         return self.store_answer
 
-    async def reply(self, topic: str = TOPIC, **properties: str) -> Response:
+    async def reply(self, topic: str = TOPIC, *, queue_id: int = 0, **properties: str) -> Response:
         text = join_properties({"CORRELATION_ID": "id", **properties})
-        queue = QueueRef(topic, "broker-a", 0)
+        queue = QueueRef(topic, "broker-a", queue_id)
         request = encode_send("repliers", queue, b"answer", properties=text, born_at_ms=5, flag=3, reply=True)
         return await self._on.reply(request, self.replier)
 
@@ -126,8 +128,27 @@ async def test_a_reply_that_does_not_arrive_is_refused(room: Room, answer: Respo
     assert response.remark.startswith("push reply message to asker fail.")
 
 
-async def test_a_reply_through_a_topic_that_is_not_there_is_refused(room: Room) -> None:
+@pytest.mark.parametrize(
+    ("topic", "queue_id", "code"),
+    [
+        ("Other_REPLY_TOPIC", 0, ResponseCode.TOPIC_NOT_EXIST),
+        ("", 0, ResponseCode.INVALID_PARAMETER),
+        ("a b", 0, ResponseCode.INVALID_PARAMETER),
+        (TOPIC, 1, ResponseCode.INVALID_PARAMETER),
+        (SCHEDULE_TOPIC, 0, ResponseCode.NO_PERMISSION),
+        ("Ordered", 0, ResponseCode.NO_PERMISSION),
+    ],
+)
+async def test_a_reply_that_could_not_be_sent_reaches_nobody(
+    room: Room, topic: str, queue_id: int, code: ResponseCode
+) -> None:
+    room.state.topics.put(TopicConfig("Ordered", ordered=True))
+    room.state.config.broker_permission = 4
     with pytest.raises(RefusedError) as refused:
-        await room.reply("Other_REPLY_TOPIC", REPLY_TO_CLIENT="asker")
-    assert refused.value.code == ResponseCode.TOPIC_NOT_EXIST
-    assert room.line.calls == []
+        await room.reply(topic, queue_id=queue_id, REPLY_TO_CLIENT="asker")
+    assert refused.value.code == code
+    assert (room.line.calls, room.stored) == ([], [])
+
+
+async def test_the_broker_chooses_a_queue_for_a_reply_that_names_none(room: Room) -> None:
+    assert (await room.reply(queue_id=-1, REPLY_TO_CLIENT="asker")).code == 0

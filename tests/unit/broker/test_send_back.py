@@ -183,7 +183,8 @@ async def test_what_cannot_be_taken_back(state: State) -> None:
             ResponseCode.SYSTEM_ERROR,
             f"look message by offset failed, {position}",
         )
-    state.topics.create(TopicConfig("%RETRY%CG", 1, 1, 4))
+    assert state.announced == [TopicConfig("%RETRY%CG", 1, 1)]  # it is made before anybody looks for the message
+    state.topics.put(TopicConfig("%RETRY%CG", 1, 1, 4))
     assert (await room.send_back(stored.log_position)).code == ResponseCode.NO_PERMISSION
     state.config.broker_permission = 4
     assert (await room.send_back(stored.log_position)).code == ResponseCode.NO_PERMISSION

@@ -257,11 +257,49 @@ def test_a_message_may_ask_to_be_left_alone_for_longer(room: Room) -> None:
     assert len(room.delivered()) == 2
 
 
-def test_no_message_is_left_alone_for_less_than_the_broker_says(room: Room) -> None:
+def test_a_message_may_ask_to_be_left_alone_for_less_and_can_still_be_ended_as_any_other(room: Room) -> None:
     half = room.begin(CHECK_IMMUNITY_TIME_IN_SECONDS="1")
-    assert not room.check(5)
+    assert not room.check(1)
+    room.clock.advance(5)
     room.end(half)
     assert len(room.delivered()) == 1
+    room.begin(CHECK_IMMUNITY_TIME_IN_SECONDS="1")
+    assert len(room.check(1.001)) == 1
+    room.begin("ID2", CHECK_IMMUNITY_TIME_IN_SECONDS="0")
+    assert len(room.check(0.01)) == 2
+
+
+def test_a_wish_that_is_no_number_is_none(room: Room) -> None:
+    room.begin(CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
+    assert not room.check(6)
+    assert len(room.check(0.001)) == 1
+
+
+def test_the_age_of_a_message_counts_from_its_birth(room: Room) -> None:
+    room.begin("ID1", b"body", 5)
+    assert not room.check(1)
+    assert len(room.check(0.001)) == 1
+    late = room.begin("ID2", b"body", 50, CHECK_IMMUNITY_TIME_IN_SECONDS="60")
+    room.clock.advance(11)
+    with pytest.raises(RefusedError) as refused:
+        room.end(late)
+    assert refused.value.code == ResponseCode.ILLEGAL_OPERATION
+
+
+def test_a_producer_whose_clock_is_ahead_is_asked_as_any_other(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    room.begin("ID1", b"body", -3600)
+    assert not room.check(6)
+    assert len(room.check(0.001)) == 1
+    monkeypatch.setattr(module, "SPAN_MAX", 0)
+    room.begin("ID2", b"body", -3600, CHECK_IMMUNITY_TIME_IN_SECONDS="600")
+    asked = [question.check.message_id for _ in range(3) for question in room.check()]
+    assert "ID2" in asked
+
+
+def test_nobody_is_left_alone_for_longer_than_messages_are_kept(room: Room) -> None:
+    room.begin(CHECK_IMMUNITY_TIME_IN_SECONDS="9" * 18)
+    assert not room.check(73 * 3600)
+    assert len(read_all(room.store, HALF_GIVEN_UP_TOPIC)) == 1
 
 
 def test_what_was_asked_too_often_is_given_up(room: Room) -> None:
@@ -448,7 +486,7 @@ def test_halves_of_apaches_brokers_are_understood(room: Room) -> None:
     assert room.transactions.open_count == 1
     halves = read_all(room.store, HALF_TOPIC)
     end = TransactionEnd(GROUP, 1, halves[1].log_position, TransactionOutcome.COMMIT)
-    room.transactions.end(end, halves[1].stored_at_ms)
+    room.transactions.end(end, halves[1].born_at_ms)
     room.transactions.write_done()
     assert [message.properties["UNIQ_KEY"] for message in room.delivered()] == ["carried"]
     assert room.done_bodies()[-1] == b"3,1,"

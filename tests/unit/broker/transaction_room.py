@@ -86,10 +86,14 @@ class Room:
         self.store.kill()
         self.open()
 
-    def begin(self, unique_id: str = "ID1", body: bytes = b"body", /, **properties: str) -> Appended:
+    def begin(
+        self, unique_id: str = "ID1", body: bytes = b"body", born_before_s: int = 0, /, **properties: str
+    ) -> Appended:
         """Send a transactional message."""
         known = {"TRAN_MSG": "true", "PGROUP": GROUP, "UNIQ_KEY": unique_id, "TAGS": "paid", **properties}
-        sent = msgspec.structs.replace(draft("Orders", 3, body, known, sys_flag=0x4, flag=7), born_at_ms=self.now_ms())
+        sent = msgspec.structs.replace(
+            draft("Orders", 3, body, known, sys_flag=0x4, flag=7), born_at_ms=self.now_ms() - born_before_s * 1000
+        )
         return self.intake.put_plain(self.transactions.prepare(sent))
 
     def end(

@@ -5,7 +5,7 @@ import zlib
 import pytest
 
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
-from skyroute.routing.topology import QueueSettings, StaticMapping
+from skyroute.routing.topology import Permission, QueueSettings, StaticMapping
 from skyroute.wire.calls.kv import encode_kv_table
 from skyroute.wire.calls.registration import (
     RegistrationReply,
@@ -20,6 +20,7 @@ from skyroute.wire.calls.registration import (
     encode_version_query,
     encode_version_reply,
 )
+from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import OUR_VERSION
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError
@@ -61,6 +62,18 @@ def test_a_compressed_body_says_that_it_is_and_is_in_apaches_form() -> None:
     inflated = zlib.decompress(request.body)
     assert b"\x00\x00\x00\x1aOrders 8 8 6 SINGLE_TAG {}" in inflated
     assert inflated.startswith(b'\x00\x00\x008{"counter":3,"stateVersion":0,"timestamp":1758275140000}\x00\x00\x00\x02')
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_broker_tells_more_of_a_topic_than_a_name_server_reads(compressed: bool) -> None:
+    both = Permission.READ | Permission.WRITE
+    orders = TopicConfig("Orders", 8, 8, both, "MULTI_TAG", attributes={"message.type": "FIFO"})
+    configs = [orders, TopicConfig("Täglich", 4, 2, 4)]
+    request = encode_registration(REGISTRATION, configs, compressed=compressed)
+    assert read(request) == TABLE
+    body = zlib.decompress(request.body) if compressed else request.body
+    attributes = b'{"message.type":"FIFO"}'
+    assert (b"8 8 6 MULTI_TAG " + attributes if compressed else b'"attributes":' + attributes) in body
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,9 @@ class MemberHandlers:
 
     def check_client(self, request: Request, _peer: Peer) -> Response:
         """Say whether we can filter as a client wants."""
-        make_filter(decode_client_check(request).subscription, by_properties=self.config.enable_property_filter)
+        wanted = decode_client_check(request).subscription
+        if wanted is not None:
+            make_filter(wanted, by_properties=self.config.enable_property_filter)
         return Response()
 
     # Locks

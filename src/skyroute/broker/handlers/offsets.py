@@ -17,10 +17,12 @@ from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire import fastjson
 from skyroute.wire.calls.offsets import (
+    decode_correction_query,
     decode_offset_query,
     decode_offset_update,
     decode_queue,
     decode_time_search,
+    encode_corrections,
     encode_offset,
     encode_timestamp,
 )
@@ -31,6 +33,7 @@ from skyroute.wire.fastjson import Dialect
 
 log = logging.getLogger(__name__)
 
+_NO_CORRECTION: Final = (1 << 63) - 1
 _IN_MEMORY_SHARE: Final = 0.4
 """Of the machine's memory; what was stored so short ago is taken to be still in it."""
 
@@ -106,6 +109,22 @@ class OffsetHandlers:
         queue = decode_queue(request)
         earliest_ms = self.store.earliest_ms(queue.topic, queue.queue_id)
         return encode_timestamp(-1 if earliest_ms is None else earliest_ms)
+
+    def corrections(self, request: Request, _peer: Peer) -> Response:
+        """Tell the least offset of all groups for each queue of a topic; where the asker's is less, the largest of all.
+
+        What points at messages that are gone counts for nobody.
+        """
+        query = decode_correction_query(request)
+        least: dict[int, int] = {}
+        for group in self.offsets.groups_of(query.topic) - query.left_out:
+            for queue_id, offset in self.offsets.of(group, query.topic).items():
+                if offset >= self.store.min_offset(query.topic, queue_id):
+                    least[queue_id] = min(offset, least.get(queue_id, offset))
+        for queue_id, offset in self.offsets.of(query.group, query.topic).items():
+            if least.get(queue_id, offset) > offset:
+                least[queue_id] = _NO_CORRECTION
+        return encode_corrections(least)
 
     def clone(self, request: Request, peer: Peer) -> Answer:
         """Have a group go on where another does."""

@@ -131,7 +131,8 @@ class OperationHandlers:
         yield "brokerVersion", str(OUR_VERSION)
         yield "bootTimestamp", str(self._started_at_ms)
         yield "runtime", _duration((now_ms - self._started_at_ms) // 1000)
-        yield "startAcceptSendRequestTimeStamp", "0"
+        opens_at_ms = self._parts.config.start_accept_send_request_time_stamp
+        yield "startAcceptSendRequestTimeStamp", str(opens_at_ms)
 
     def _about_store(self) -> Iterator[tuple[str, str]]:
         store = self._parts.store

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.filters import TAG, Filter, make_filter
+from skyroute.broker.filters import TAG, Filter, make_filter, retry_filter
 from skyroute.broker.groups import Groups
 from skyroute.broker.identity import Identity
 from skyroute.broker.members import Members
@@ -15,6 +15,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus
 from skyroute.broker.topics import Topics
 from skyroute.message.errors import TagExpressionError
+from skyroute.message.reserved_topics import retry_topic
 from skyroute.message.tags import parse_tag_expression
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
@@ -168,7 +169,11 @@ class PullHandlers:
                 f"queueId[{question.queue_id}] is illegal, topic:[{question.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{peer.address}]",
             )
-        return self._wanted(question, group)
+        wanted = self._wanted(question, group)
+        if config.filter_support_retry and question.topic == retry_topic(group.name) and isinstance(wanted, Filter):
+            consumers = self._members.consumers(group.name)
+            return wanted if consumers is None else retry_filter(wanted, consumers.subscriptions.values())
+        return wanted
 
     @property
     def _ip(self) -> str:
@@ -193,7 +198,13 @@ class PullHandlers:
             raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist")
         if subscription.version < question.subscription_version:
             raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
-        return make_filter(subscription, by_properties=by_properties)
+        try:
+            return make_filter(subscription, by_properties=by_properties)
+        except RefusedError as error:
+            # A heartbeat is answered before anybody looks at its expressions, and nothing is kept of a wrong one.
+            if error.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                error.code = ResponseCode.FILTER_DATA_NOT_EXIST
+            raise
 
     def read(self, question: PullQuestion, offset: int, wanted: Filter) -> _Read:
         """Look at a queue for what a consumer wants, from an offset on."""
@@ -224,7 +235,15 @@ class PullHandlers:
         group, topic = question.group, question.topic
         self._offsets.note_pull(group, topic, question.queue_id, found.next_offset)
         self._stats.fetched(group, topic, found.message_count, found.record_bytes)
-        answer = PullAnswer(read.status, found.next_offset, found.min_offset, found.max_offset)
+        about_topic, about_group = self._topics.get(topic), self._groups.get(group)
+        answer = PullAnswer(
+            read.status,
+            found.next_offset,
+            found.min_offset,
+            found.max_offset,
+            topic_sys_flag=None if about_topic is None else about_topic.sys_flag,
+            group_sys_flag=None if about_group is None else about_group.sys_flag,
+        )
         return encode_pull_answer(answer, read.remark, found.chunks)
 
 

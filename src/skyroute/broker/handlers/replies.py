@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.handlers.send import check_queue, check_send
 from skyroute.broker.identity import Identity
 from skyroute.broker.members import Members
 from skyroute.broker.topics import Topics
@@ -24,6 +25,7 @@ from skyroute.wire.calls.send import (
     decode_send,
     encode_pushed_reply,
     encode_send_receipt,
+    region_fields,
 )
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
@@ -48,18 +50,30 @@ class ReplyHandlers:
     async def reply(self, request: Request, peer: Peer) -> Response:
         """Pass a reply on, and answer when it has arrived."""
         sending = decode_send(request)
-        if self.topics.get(sending.topic) is None:
-            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{sending.topic}] not exist")
+        more = region_fields(self.config.region_id, trace_on=self.config.trace_on)
+        try:
+            self._check(sending, peer)
+        except RefusedError as error:
+            error.fields = more
+            raise
         trouble = await self._push(sending, request.body, peer)
         stored = await self._store(request, peer) if self.config.store_reply_message_enable else None
         if trouble is not None:
-            return Response.error(trouble)
+            return Response(ResponseCode.SYSTEM_ERROR, trouble, more)
         if stored is not None:
             return msgspec.structs.replace(stored, code=int(ResponseCode.SUCCESS))
         receipt = SendReceipt(
             "0", max(sending.queue_id, 0), 0, region=self.config.region_id, trace_on=self.config.trace_on
         )
         return encode_send_receipt(receipt)
+
+    def _check(self, sending: Sending, peer: Peer) -> None:
+        """Refuse what could not be sent either, before anybody hears of it."""
+        topic = self.topics.get(sending.topic)
+        check_send(sending, topic, self.config, self.identity, self.clock)
+        if topic is None:
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{sending.topic}] not exist")
+        check_queue(sending.queue_id, topic, peer)
 
     async def _push(self, sending: Sending, body: bytes, peer: Peer) -> str | None:
         """Give a reply to the one who waits for it; return why not, if that fails."""

@@ -44,7 +44,14 @@ from skyroute.message.reserved_topics import RETRY_PREFIX, TIMER_TOPIC, is_close
 from skyroute.remoting.dispatch import Answer, Later, Peer, settle
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.topology import Permission, TopicFlag
-from skyroute.wire.calls.send import ReceiptForm, Sending, SendReceipt, decode_send, encode_send_receipt
+from skyroute.wire.calls.send import (
+    ReceiptForm,
+    Sending,
+    SendReceipt,
+    decode_send,
+    encode_send_receipt,
+    region_fields,
+)
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import FORM_JSON, Request, Response
@@ -95,6 +102,7 @@ class SendHandlers:
         """Topics that were just made, and that not every name server knows yet."""
         self._region = config.region_id
         self._trace_on = config.trace_on
+        self._refusal_fields = region_fields(self._region, trace_on=self._trace_on)
         self._receipt_form = ReceiptForm(identity.raw_store_host, self._region, trace_on=self._trace_on)
         self._stamp = encode_properties(
             {REGION: self._region, TRACE_ON: "true" if self._trace_on else "false", CLUSTER: identity.cluster}
@@ -103,24 +111,29 @@ class SendHandlers:
     def send(self, request: Request, peer: Peer) -> Answer:
         """Take a message, or a batch."""
         sending = decode_send(request)
-        topic = self._topics.get(sending.topic)
-        if topic is None or is_closed_to_senders(sending.topic) or not self._config.broker_permission & _WRITE:
-            self._check(sending, topic)
-        if topic is None or sending.topic in self._unknown:
-            return self._create_and_take(sending, request, peer)
-        return self._take(sending, topic, request, peer)
-
-    def _check(self, sending: Sending, topic: TopicConfig | None) -> None:
-        """Refuse what may not be sent to, whether the topic is there or not."""
-        if not self._config.broker_permission & _WRITE and topic is not None and topic.ordered:
-            where = self._identity.address.rpartition(":")[0]
-            raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{where}] sending message is forbidden")
+        config, topic = self._config, self._topics.get(sending.topic)
         try:
-            check_topic(sending.topic)
-        except InvalidNameError as error:
-            raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
-        if is_closed_to_senders(sending.topic):
-            raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{sending.topic}] is forbidden.")
+            if (
+                topic is None
+                or is_closed_to_senders(sending.topic)
+                or not config.broker_permission & _WRITE
+                or config.start_accept_send_request_time_stamp
+            ):
+                check_send(sending, topic, config, self._identity, self._clock)
+            if topic is None or sending.topic in self._unknown:
+                return self._say_more(self._create_and_take(sending, request, peer))
+            return self._take(sending, topic, request, peer)
+        except RefusedError as error:
+            error.fields = self._refusal_fields
+            raise
+
+    async def _say_more(self, answer: Awaitable[Response]) -> Response:
+        """Have a refusal that comes late say what any other does."""
+        try:
+            return await answer
+        except RefusedError as error:
+            error.fields = self._refusal_fields
+            raise
 
     async def _create_and_take(self, sending: Sending, request: Request, peer: Peer) -> Response:
         """Create a topic for its first message; name servers know of it before the producer is answered."""
@@ -161,12 +174,7 @@ class SendHandlers:
         self, sending: Sending, topic: TopicConfig, request: Request, peer: Peer
     ) -> Response | Later | Awaitable[Response]:
         queue_id = sending.queue_id
-        if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
-            raise RefusedError(
-                ResponseCode.INVALID_PARAMETER,
-                f"request queueId[{queue_id}] is illegal, {topic.name} has {topic.write_queues} to write and "
-                f"{topic.read_queues} to read Producer: {peer.address}",
-            )
+        check_queue(queue_id, topic, peer)
         if queue_id < 0:
             queue_id = random.randrange(max(1, topic.write_queues))
         if sending.is_batch:
@@ -227,7 +235,7 @@ class SendHandlers:
             answer: Response | Later = self._answer_when_safe(appended.log_end, say)
         else:
             answer = self._receipt(request, appended, queue_id, unique_id, handle)
-        return answer if made is None else self._answer_when_known(made, answer)
+        return answer if made is None else self._say_more(self._answer_when_known(made, answer))
 
     def _receipt(
         self, request: Request, appended: Appended, queue_id: int, unique_id: bytes, handle: str | None, code: int = 0
@@ -296,7 +304,7 @@ class SendHandlers:
             items = decode_batch(body)
         except BatchError as error:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
-        if not items or len(body) > self._config.max_message_size or not all(item.body for item in items):
+        if not items or len(body) > self._config.max_message_size:
             raise self._illegal()
         is_whole = self._topics.keeps_batches(topic.name) and _has_unique_id(sending)
         draft = Draft(
@@ -355,7 +363,8 @@ class SendHandlers:
         )
 
     def _not_available(self) -> Response:
-        return Response.error(_NOT_AVAILABLE % self._intake.disk_used(), ResponseCode.SERVICE_NOT_AVAILABLE)
+        reason = _NOT_AVAILABLE % self._intake.disk_used()
+        return Response(ResponseCode.SERVICE_NOT_AVAILABLE, reason, dict(self._refusal_fields))
 
     def _refusal(self, error: Exception) -> RefusedError:
         """Say in the protocol's words why nothing was stored."""
@@ -364,6 +373,45 @@ class SendHandlers:
         if isinstance(error, RecordTooLargeError | RecordError):
             return self._illegal()
         return RefusedError(ResponseCode.SYSTEM_ERROR, f"create mapped file failed, server is busy or broken. {error}")
+
+
+def check_send(
+    sending: Sending, topic: TopicConfig | None, config: BrokerConfig, identity: Identity, clock: Clock
+) -> None:
+    """Let pass what may be sent to, whether the topic is there or not.
+
+    Raises:
+        RefusedError: it may not.
+    """
+    opens_at_ms = config.start_accept_send_request_time_stamp
+    if clock.wall() * 1000 < opens_at_ms:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"broker unable to service, until {opens_at_ms} ms of system time (startAcceptSendRequestTimeStamp)",
+        )
+    if not config.broker_permission & _WRITE and topic is not None and topic.ordered:
+        where = identity.address.rpartition(":")[0]
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{where}] sending message is forbidden")
+    try:
+        check_topic(sending.topic)
+    except InvalidNameError as error:
+        raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+    if is_closed_to_senders(sending.topic):
+        raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{sending.topic}] is forbidden.")
+
+
+def check_queue(queue_id: int, topic: TopicConfig, peer: Peer) -> None:
+    """Let pass a queue that a topic has, and the wish that the broker choose one.
+
+    Raises:
+        RefusedError: there is no such queue.
+    """
+    if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER,
+            f"request queueId[{queue_id}] is illegal, {topic.name} has {topic.write_queues} to write and "
+            f"{topic.read_queues} to read Producer: {peer.address}",
+        )
 
 
 def _pack_address(peer: Peer) -> bytes:

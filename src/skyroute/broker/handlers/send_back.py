@@ -109,13 +109,15 @@ class SendBackHandlers:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{where}] sending message is forbidden")
         if group.retry_queues <= 0:
             return Response()
-        message = self._message_at(wish.log_position)
         created: list[TopicConfig] = []
         sys_flag = int(TopicFlag.UNIT_SUBSCRIPTION) if wish.unit_mode else 0
         wanted = TopicConfig(retry_topic(group.name), group.retry_queues, group.retry_queues, _OPEN, sys_flag=sys_flag)
         topic = self._find_or_create(wanted, created)
         if not topic.permission & Permission.WRITE:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
+        message = self._message_at(wish.log_position)
+        if message is None:
+            return self._refuse(f"look message by offset failed, {wish.log_position}", created)
         level = level_after(message.reconsume_times, wish, _times_max(group, wish.max_reconsume_times, request.version))
         if level is None:
             topic = self._find_or_create(dead_letters(group.name), created)
@@ -129,14 +131,18 @@ class SendBackHandlers:
             created.append(found)
         return found
 
-    def _message_at(self, position: int) -> StoredMessage:
+    def _message_at(self, position: int) -> StoredMessage | None:
         record = self.store.record_at(position) if position >= 0 else None
         try:
-            if record is not None:
-                return decode_record(record)
+            return None if record is None else decode_record(record)
         except RecordError as error:
             log.warning("record that is sent back cannot be read position=%d reason=%s", position, error)
-        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}")
+            return None
+
+    async def _refuse(self, reason: str, created: list[TopicConfig]) -> Response:
+        """Refuse; but the retry topic that was made meanwhile is to stay, and known."""
+        await asyncio.gather(*self._made_known(created))
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, reason)
 
     def _store(
         self,

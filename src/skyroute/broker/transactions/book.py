@@ -32,9 +32,9 @@ class OpenHalf(NamedTuple):
 
     position: int
     since_ms: int
-    """When it was stored first; 0 where its producer was asked before."""
-    immune_ms: int
-    """How long its producer wants not to be asked; 0 where it does not say."""
+    """When it was born; when it was stored, if its producer's clock is ahead; 0 where that was asked before."""
+    immune_ms: int | None
+    """How long its producer wants not to be asked; None where it does not say."""
 
 
 class Book:
@@ -208,8 +208,8 @@ class _Ended:
 
 
 def _open_half(half: StoredMessage, *, was_carried: bool) -> OpenHalf:
-    since_ms = half.born_at_ms if was_carried else half.stored_at_ms
+    since_ms = half.born_at_ms if was_carried else min(half.born_at_ms, half.stored_at_ms)
     if find_property(half.raw_properties, names.TRANSACTION_CHECK_TIMES) is not None:
         since_ms = 0
-    immune_s = number_of(half, names.CHECK_IMMUNITY_SECONDS) or 0
-    return OpenHalf(half.log_position, since_ms, immune_s * 1000)
+    immune_s = number_of(half, names.CHECK_IMMUNITY_SECONDS)
+    return OpenHalf(half.log_position, since_ms, None if immune_s is None else immune_s * 1000)

@@ -143,7 +143,7 @@ class Transactions:
         immune_s = drafts.number_of(half, names.CHECK_IMMUNITY_SECONDS)
         if immune_s is not None and not end.from_check:
             allowed_ms = max(immune_s * 1000, self._config.transaction_time_out)
-            if now_ms - half.stored_at_ms > allowed_ms:
+            if now_ms - half.born_at_ms > allowed_ms:
                 raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "too late, wait until you are asked")
         if find_property(half.raw_properties, names.PRODUCER_GROUP) != end.producer_group:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
@@ -188,8 +188,7 @@ class Transactions:
             for offset, known in list(self._book.open.items()):
                 if offset not in self._book.open:
                     continue  # it has ended while others were asked
-                is_due = now_ms - known.since_ms > max(known.immune_ms, self._config.transaction_time_out)
-                if is_due:
+                if self._is_due(known, now_ms - known.since_ms):
                     yield self._ask(offset, known, now_ms)
                 elif limit - offset > SPAN_MAX:
                     self._carry_on(offset, known)
@@ -198,14 +197,22 @@ class Transactions:
             self.write_done()
             self._keep_floors()
 
+    def _is_due(self, known: OpenHalf, age_ms: int) -> bool:
+        patience_ms = self._config.transaction_time_out if known.immune_ms is None else known.immune_ms
+        # A copy was stored later than the half, so one that is born in time to come is taken for old enough.
+        return age_ms < 0 or age_ms > min(patience_ms, self._reserved_ms)
+
+    @property
+    def _reserved_ms(self) -> int:
+        return self._config.file_reserved_time * 3_600_000
+
     def _ask(self, offset: int, known: OpenHalf, now_ms: int) -> Question | None:
         half = self._book.half_in_log(known.position)
         if half is None:
             self._book.close(offset)
             return None
         times = drafts.number_of(half, names.TRANSACTION_CHECK_TIMES) or 0
-        reserved_ms = self._config.file_reserved_time * 3_600_000
-        if times >= self._config.transaction_check_max or now_ms - half.born_at_ms > reserved_ms:
+        if times >= self._config.transaction_check_max or now_ms - half.born_at_ms > self._reserved_ms:
             self._give_up(offset, half, times)
             return None
         try:

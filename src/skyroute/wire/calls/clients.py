@@ -374,14 +374,14 @@ class ClientCheck(msgspec.Struct, frozen=True):
 
     client_id: str
     group: str
-    subscription: Subscription
+    subscription: Subscription | None
     namespace: str | None = None
 
 
 class _ClientCheckBody(msgspec.Struct):
     clientId: str  # noqa: N815 - the wire's name
     group: str
-    subscriptionData: SubscriptionBody  # noqa: N815 - the wire's name
+    subscriptionData: SubscriptionBody | None = None  # noqa: N815 - the wire's name
     namespace: str | None = None
 
 
@@ -405,8 +405,12 @@ def decode_client_check(request: Request) -> ClientCheck:
         BodyError: it cannot be read.
     """
     body = read_body(request.body, _ClientCheckBody, "a subscription to check")
+    wanted = body.subscriptionData
     return ClientCheck(
-        _name("clientId", body.clientId), _name("group", body.group), body.subscriptionData.value(), body.namespace
+        _name("clientId", body.clientId),
+        _name("group", body.group),
+        None if wanted is None else wanted.value(),
+        body.namespace,
     )
 
 

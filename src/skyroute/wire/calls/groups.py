@@ -35,7 +35,8 @@ class GroupConfig(
 ):
     """What one broker keeps of a consumer group."""
 
-    name: str
+    name: str = ""
+    """Only one that a peer sends may be empty, and it is refused as such."""
     enabled: bool = True
     from_min: bool = True
     broadcast: bool = True

@@ -5,8 +5,10 @@ from collections.abc import Mapping
 import msgspec
 
 from skyroute.message.queue_ref import QueueRef
+from skyroute.wire import fastjson
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import required_int, required_int32, required_name, truth
 
 
@@ -119,6 +121,30 @@ def decode_time_search(request: Request) -> TimeSearch:
     fields = request.fields
     upper = fields.get("boundaryType", "").upper() == "UPPER"
     return TimeSearch(_queue(fields), required_int(fields, "timestamp"), upper)
+
+
+class CorrectionQuery(msgspec.Struct, frozen=True):
+    """Whose offsets of a topic to compare with those of one group."""
+
+    topic: str
+    group: str
+    left_out: frozenset[str]
+
+
+def decode_correction_query(request: Request) -> CorrectionQuery:
+    """Read the question how far behind a group the others are.
+
+    Raises:
+        FieldError: a field is missing or malformed.
+    """
+    fields = request.fields
+    left_out = frozenset(filter(None, fields.get("filterGroups", "").split(",")))
+    return CorrectionQuery(required_name(fields, "topic"), required_name(fields, "compareGroup"), left_out)
+
+
+def encode_corrections(offsets: Mapping[int, int]) -> Response:
+    """Answer with an offset for each queue."""
+    return Response(body=fastjson.dumps({"correctionOffsets": offsets}, Dialect.LEGACY))
 
 
 def decode_offset(response: Response) -> int:

@@ -168,6 +168,8 @@ class PullAnswer(msgspec.Struct, frozen=True, gc=False):
     offset_delta: int = 0
     """What to add to the offsets in the records; not 0 for static topics only."""
     body: bytes = b""
+    topic_sys_flag: int | None = None
+    group_sys_flag: int | None = None
 
 
 def decode_pull_answer(response: Response) -> PullAnswer:
@@ -199,6 +201,10 @@ def encode_pull_answer(answer: PullAnswer, remark: str | None = None, records: S
         "minOffset": str(answer.min_offset),
         "maxOffset": str(answer.max_offset),
     }
+    if answer.topic_sys_flag is not None:
+        fields["topicSysFlag"] = str(answer.topic_sys_flag)
+    if answer.group_sys_flag is not None:
+        fields["groupSysFlag"] = str(answer.group_sys_flag)
     if answer.offset_delta:
         fields["offsetDelta"] = str(answer.offset_delta)
     if not records:

@@ -11,7 +11,7 @@ from skyroute.message.reserved_topics import DEFAULT_TOPIC
 from skyroute.wire.codes import OUR_VERSION, RequestCode, ResponseCode
 from skyroute.wire.command import Int32, Int64, Request, Response, WrittenRequest
 from skyroute.wire.errors import FieldError
-from skyroute.wire.fields import optional_int, required_int, required_text, truth
+from skyroute.wire.fields import optional_int, required_int, required_int32, required_text, truth
 from skyroute.wire.header import start_of_header
 
 STARTS_MAX: Final = 4_096
@@ -126,6 +126,7 @@ _SHORT_NAMES: Final = {
     **{"maxReconsumeTimes": "l", "batch": "m"},
 }
 """What the long form of a send calls its fields, and the short one."""
+_REQUIRED: Final = tuple(name for name, short in _SHORT_NAMES.items() if short <= "h")
 
 
 class Sending(
@@ -139,15 +140,15 @@ class Sending(
 ):
     """A message, or a batch of them, as a broker is asked to take it."""
 
-    producer_group: str = ""
-    topic: str = ""
-    default_topic: str = ""
-    default_topic_queues: Int32 = 0
-    queue_id: Int32 = -1
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queues: Int32
+    queue_id: Int32
     """Negative where the broker is to choose."""
-    sys_flag: Int32 = 0
-    born_at_ms: Int64 = 0
-    flag: Int32 = 0
+    sys_flag: Int32
+    born_at_ms: Int64
+    flag: Int32
     properties: str = ""
     reconsume_times: Int32 = 0
     max_reconsume_times: Int32 | None = None
@@ -161,7 +162,7 @@ _SHORT_CODES: Final = frozenset(
 
 
 def decode_send(request: Request) -> Sending:
-    """Read a send in either form.
+    """Read a send in either form. The topic's name may be empty, or any other nonsense.
 
     Raises:
         FieldError: a field is missing or malformed.
@@ -174,22 +175,25 @@ def decode_send(request: Request) -> Sending:
         sending: Sending = msgspec.convert(fields, Sending, strict=False)
     except msgspec.ValidationError:
         sending = _read_one_by_one(fields)
-    if not sending.topic:
-        raise FieldError("topic is required")
+    if sending.is_batch or sending.unit_mode:
+        sending.is_batch, sending.unit_mode = truth(fields, "m"), truth(fields, "k")  # "1" is not true
     return sending
 
 
 def _read_one_by_one(fields: Mapping[str, str]) -> Sending:
     said = {name: fields[short] for name, short in _SHORT_NAMES.items() if short in fields}
+    for name in _REQUIRED:
+        if name not in said:
+            raise FieldError(f"{name} is required")
     return Sending(
-        said.get("producerGroup", ""),
-        said.get("topic", ""),
-        said.get("defaultTopic", ""),
-        optional_int(said, "defaultTopicQueueNums", 0),
-        optional_int(said, "queueId", -1),
-        optional_int(said, "sysFlag", 0),
-        optional_int(said, "bornTimestamp", 0, (1 << 63) - 1),
-        optional_int(said, "flag", 0),
+        said["producerGroup"],
+        said["topic"],
+        said["defaultTopic"],
+        required_int32(said, "defaultTopicQueueNums"),
+        required_int32(said, "queueId"),
+        required_int32(said, "sysFlag"),
+        required_int(said, "bornTimestamp"),
+        required_int32(said, "flag"),
         said.get("properties", ""),
         optional_int(said, "reconsumeTimes", 0),
         optional_int(said, "maxReconsumeTimes", 0) if said.get("maxReconsumeTimes") else None,
@@ -213,14 +217,18 @@ class SendReceipt(msgspec.Struct, frozen=True, gc=False):
     """Of a batch that is stored as one record."""
 
 
+def region_fields(region: str, *, trace_on: bool) -> dict[str, str]:
+    """Return what every answer to a send says, be it taken or refused."""
+    return {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
+
+
 def encode_send_receipt(receipt: SendReceipt, code: int = ResponseCode.SUCCESS) -> Response:
     """Say that a message was taken, and with one of the other `SENT_CODES`, what is missing."""
     fields = {
         "msgId": receipt.offset_id,
         "queueId": str(receipt.queue_id),
         "queueOffset": str(receipt.queue_offset),
-        "MSG_REGION": receipt.region or "",
-        "TRACE_ON": "true" if receipt.trace_on else "false",
+        **region_fields(receipt.region or "", trace_on=receipt.trace_on),
     }
     if receipt.transaction_id is not None:
         fields["transactionId"] = receipt.transaction_id
@@ -238,8 +246,7 @@ class ReceiptForm:
     """
 
     def __init__(self, raw_store_host: bytes, region: str, *, trace_on: bool) -> None:
-        fields = encode_send_receipt(SendReceipt("", 0, 0, None, region, trace_on)).fields or {}
-        same = {name: value for name, value in fields.items() if name in ("MSG_REGION", "TRACE_ON")}
+        same = region_fields(region, trace_on=trace_on)
         members = {"code": 0, "flag": 1, "language": "JAVA", "serializeTypeCurrentRPC": "JSON", "version": OUR_VERSION}
         start = _encode_json(members | {"extFields": same})[:-2].replace(b"%", b"%%")
         self._form = b'%b,"msgId":"%b%%016X","queueId":"%%d","queueOffset":"%%d","transactionId":"%%b"}' % (
