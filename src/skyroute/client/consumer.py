@@ -33,7 +33,7 @@ from skyroute.client.push.owned_queue import OwnedQueue
 from skyroute.client.push.settings import RECONSUME_FOREVER, RECONSUME_TIMES, ConsumerSettings, Pace
 from skyroute.client.push.subscriptions import Subscriptions, Wanted
 from skyroute.client.rebalance import AVERAGE, Strategy
-from skyroute.client.session import ClientArguments, Session
+from skyroute.client.session import DEFAULT_INSTANCE, ClientArguments, Session
 from skyroute.client.subscription import Expression, StartPosition, make_subscription
 from skyroute.client.trace import check_trace
 from skyroute.errors import SkyrouteError
@@ -166,11 +166,12 @@ class Consumer:
         check_trace(trace)
         if session is not None:
             check_session(session, Session, **client)
+        self._owns_session = session is None
         if session is None and model is MessageModel.BROADCASTING:
             # The file of offsets is named after the client, and is to be found again.
-            client.setdefault("instance_name", "DEFAULT")
+            client.setdefault("instance_name", DEFAULT_INSTANCE)
+            session = Session(name_servers, **client, keeps_default=True)
         self.session = session if session is not None else Session(name_servers, **client)
-        self._owns_session = session is None
         if max_reconsume_times is None:
             max_reconsume_times = RECONSUME_FOREVER if ordered else RECONSUME_TIMES
         self.group = with_namespace(self.session.namespace, group)
@@ -308,6 +309,7 @@ class Consumer:
         Raises:
             NoNameServerError: none of the name servers answers.
             BrokerRefusedError: a broker cannot evaluate an SQL expression; the remark says why.
+            ClientError: its session, which it shares, has a consumer of the same group.
             OffsetFileError: broadcasting, and the file of offsets cannot be read.
         """
         if self._life is not None:

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
-from skyroute.client.errors import BrokerRefusedError
+from skyroute.client.errors import BrokerRefusedError, FlowControlError, GoAwayError, SystemBusyError
 from skyroute.client.session import Session
 from skyroute.client.shared_task import outcome_of
 from skyroute.client.subscription import SQL92
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     import asyncio
 
 log = logging.getLogger(__name__)
+
+NOT_NOW: Final = (SystemBusyError, FlowControlError, GoAwayError)
+"""Refusals that say nothing of what was asked."""
 
 
 class Acceptance:
@@ -59,14 +63,13 @@ async def check_expression(session: Session, group: str, subscription: Subscript
 
 async def find_refusal(session: Session, group: str, subscription: Subscription) -> SkyrouteError | None:
     """Return why a broker of the topic cannot evaluate a condition; None if it can, or cannot be asked now."""
-    try:
+    with suppress(SkyrouteError):  # whoever looks for our share of the topic says so
         await session.routes.find(subscription.topic)
+    try:
         await check_expression(session, group, subscription)
-    except BrokerRefusedError as error:
-        if not error.retryable:
+    except SkyrouteError as error:
+        if isinstance(error, BrokerRefusedError) and not isinstance(error, NOT_NOW):
             log.warning("subscription refused group=%s topic=%s cause=%s", group, subscription.topic, error)
             return error
-        log.info("subscription not checked group=%s topic=%s cause=%s", group, subscription.topic, error)
-    except SkyrouteError as error:
         log.info("subscription not checked group=%s topic=%s cause=%s", group, subscription.topic, error)
     return None

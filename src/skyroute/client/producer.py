@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Self, Unpack
 
 from skyroute.client.arguments import (
@@ -32,7 +33,7 @@ from skyroute.client.outbound import BODY_BYTES_MAX, Outbound, Packing, write_pr
 from skyroute.client.replies import Replies, reply_properties
 from skyroute.client.results import SendResult, TransactionResult
 from skyroute.client.session import ClientArguments, Session
-from skyroute.client.trace import DEFAULT_REGION, Sent, Tracer, TransactionEnded, check_trace, kind_of
+from skyroute.client.trace import DEFAULT_REGION, Recalled, Sent, Tracer, check_trace, kind_of
 from skyroute.client.transactions import Check, Transactions, as_outcome
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
@@ -47,6 +48,7 @@ from skyroute.message.properties import split_properties
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import (
     DEFAULT_TOPIC,
+    TRACE_GROUP,
     TRACE_TOPIC,
     reply_topic,
     with_namespace,
@@ -55,16 +57,14 @@ from skyroute.message.reserved_topics import (
 from skyroute.message.tags import java_hash
 from skyroute.remoting.errors import CallTimeoutError, RemotingError
 from skyroute.wire.calls.clients import ConsumerData
-from skyroute.wire.calls.send_back import encode_recall
+from skyroute.wire.calls.send_back import decode_recall_handle, encode_recall
 from skyroute.wire.calls.transaction import TransactionOutcome
+from skyroute.wire.errors import FieldError
 
 log = logging.getLogger(__name__)
 
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Batches are cut so that none is longer, unless a single message is."""
-
-TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"
-"""The group that traces are sent by, as Apache's clients name it."""
 
 IN_FLIGHT_MAX: Final = 1_024
 IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -178,13 +178,13 @@ class Producer:
             avoid_slow=avoid_slow,
             new_topic_queues=new_topic_queues,
         )
-        self._transactions = Transactions(session, self.group, check)
         self._replies = Replies(session)
         self._trace_producer: Producer | None = None
         self._tracer: Tracer | None = None
         if trace:
             self._trace_producer = Producer(TRACE_GROUP, session=session)
             self._tracer = Tracer(self._trace_producer.send, topic=trace if isinstance(trace, str) else TRACE_TOPIC)
+        self._transactions = Transactions(session, self.group, check, self._tracer)
         self._running = False
 
     def __repr__(self) -> str:
@@ -198,7 +198,11 @@ class Producer:
         await self.stop()
 
     async def start(self) -> None:
-        """Begin. Brokers and name servers are connected to when they are first needed."""
+        """Begin. Brokers and name servers are connected to when they are first needed.
+
+        Raises:
+            ClientError: its session, which it shares, has a producer of the same group.
+        """
         if self._running:
             return
         if self._owns_session:
@@ -375,8 +379,7 @@ class Producer:
             remark = f"{type(error).__name__}: {error}"
             raise
         finally:
-            await self._transactions.end(sent, outbound.topic, outcome, remark)
-            self._trace_end(message, sent, outcome)
+            await self._transactions.end(message, sent, outcome, remark)
         return TransactionResult(sent, outcome)
 
     async def request(self, message: Message, *, timeout_s: float = 3.0) -> StoredMessage:
@@ -443,11 +446,14 @@ class Producer:
         for name in brokers:
             try:
                 address = await self._delivery.address(topic, QueueRef(topic, name, 0))
-                await self.session.ask(address, encode_recall(self.group, topic, recall_handle), self._send_timeout_s)
+                request = encode_recall(self.group, topic, recall_handle)
+                answer = await self.session.ask(address, request, self._send_timeout_s)
             except (BrokerRefusedError, RemotingError, NoBrokerError) as error:
                 failure = error
             else:
+                self._trace_recall(topic, recall_handle, (answer.fields or {}).get(names.REGION), success=True)
                 return
+        self._trace_recall(topic, recall_handle, None, success=False)
         raise failure
 
     async def queues(self, topic: str) -> list[QueueRef]:
@@ -565,23 +571,21 @@ class Producer:
                 )
             )
 
-    def _trace_end(self, message: Message, sent: SendResult, outcome: TransactionOutcome) -> None:
-        if self._tracer is None or not sent.trace_on:
+    def _trace_recall(self, topic: str, recall_handle: str, region: str | None, *, success: bool) -> None:
+        if self._tracer is None:
             return
-        self._tracer.add(
-            TransactionEnded(
-                at_ms=int(self._clock.wall() * 1000),
-                region=sent.region or DEFAULT_REGION,
-                group=without_namespace(self.session.namespace, self.group),
-                topic=message.topic,
-                message_id=sent.message_id,
-                tag=message.tag,
-                keys=message.keys,
-                store_host=self.session.routes.address(sent.queue.broker_name) or "",
-                transaction_id=sent.transaction_id,
-                outcome=outcome,
+        namespace = self.session.namespace
+        with suppress(FieldError):  # a handle that nobody can read is of no message
+            self._tracer.add(
+                Recalled(
+                    at_ms=int(self._clock.wall() * 1000),
+                    region=region or DEFAULT_REGION,
+                    group=without_namespace(namespace, self.group),
+                    topic=without_namespace(namespace, topic),
+                    message_id=decode_recall_handle(recall_handle).unique_id,
+                    success=success,
+                )
             )
-        )
 
     async def _batches(
         self, messages: Sequence[Message], queue: QueueRef | None, select: Select | None

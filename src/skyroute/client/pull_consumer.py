@@ -186,8 +186,8 @@ class PullConsumer:
         """The application has chosen the queues, and there is nothing to share out."""
         self._untold = True
         """Brokers have not heard of the subscriptions as they are now."""
-        self._troubled: set[str] = set()
-        """Topics that could not be shared out, and the log says so already."""
+        self._troubled = SpacedLines()
+        """Topics that cannot be shared out."""
         self._tasks: list[asyncio.Task[Any]] = []
         self._running = False
 
@@ -210,14 +210,15 @@ class PullConsumer:
         Raises:
             NoNameServerError: no name server answers.
             BrokerRefusedError: a broker cannot evaluate an SQL expression; the remark says why.
+            ClientError: its session, which it shares, has a consumer of the same group.
         """
         if self._running:
             return
         if self._owns_session:
             await self.session.start()
+        self.session.join(self)
         self._running = True
         self._unbalanced = asyncio.Event()  # the one of an earlier start belongs to the event loop of that time
-        self.session.join(self)
         self.session.routes.listeners.add(self._on_route_changed)
         self._answers.start()
         self._ahead.start()
@@ -636,6 +637,10 @@ class PullConsumer:
         """Return our queues of a topic; None if that cannot be known now."""
         if route is None:
             return None
+        queues = subscribe_queues(topic, route)
+        if not queues:
+            self._note_trouble(topic, "no queue of the topic can be read")
+            return None
         client_id = self.session.client_id
         try:
             members = await calls.members(self.session, self.group, topic)
@@ -646,13 +651,13 @@ class PullConsumer:
         except SkyrouteError as error:
             self._note_trouble(topic, error)
             return None
-        self._troubled.discard(topic)
-        return self._strategy(client_id, subscribe_queues(topic, route), members)
+        self._troubled.works_again(topic)
+        return self._strategy(client_id, queues, members)
 
-    def _note_trouble(self, topic: str, error: SkyrouteError) -> None:
-        if topic not in self._troubled:
-            self._troubled.add(topic)
-            log.warning("topic not shared out group=%s topic=%s cause=%s", self.group, topic, error)
+    def _note_trouble(self, topic: str, cause: SkyrouteError | str) -> None:
+        unsaid = self._troubled.unsaid(topic, self.session.clock.monotonic())
+        if unsaid is not None:
+            log.warning("topic not shared out group=%s topic=%s cause=%s unsaid=%d", self.group, topic, cause, unsaid)
 
     async def _adopt(self, share: set[QueueRef]) -> None:
         readers = self._ahead.readers

@@ -322,11 +322,12 @@ class ReadAhead:
                 "offset moved group=%s queue=%s from=%d to=%d min=%d max=%d",
                 *(self._group, reader.queue, asked, answer.next_offset, answer.min_offset, answer.max_offset),
             )
-        elif answer.status is PullStatus.FOUND:
-            messages = read_messages(answer, reader.queue, reader.subscription)
+        next_offset = answer.next_offset
+        if answer.status is PullStatus.FOUND:
+            messages, next_offset = read_messages(answer, reader.queue, reader.subscription, asked, skips_damage=False)
             # A batch that is stored as one record comes whole, also when its first messages were read before.
             self._keep(reader, [message for message in messages if message.queue_offset >= asked])
-        reader.next_pull = answer.next_offset
+        reader.next_pull = next_offset
         reader.broker_id = answer.suggested_broker_id
 
     def _keep(self, reader: QueueReader, messages: list[StoredMessage]) -> None:

@@ -14,7 +14,7 @@ from skyroute.message.errors import InvalidMessageError
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
-from skyroute.message.properties import find_property
+from skyroute.message.properties import PAIR_END, find_property, join_properties
 from skyroute.message.record import body_crc
 from skyroute.wire.calls.send import PushedReply, decode_pushed_reply
 from skyroute.wire.codes import RequestCode
@@ -79,22 +79,25 @@ class Replies:
     async def _on_reply(self, request: Request, address: str) -> Response | None:
         reply = decode_pushed_reply(request)
         correlation_id = find_property(reply.properties.encode(), names.CORRELATION_ID)
-        future = self._awaited.get(correlation_id or "")
+        if correlation_id is None:
+            raise InvalidMessageError("the reply does not say which request it answers")
+        future = self._awaited.get(correlation_id)
         if future is None:
             return None
         if not future.done():
-            future.set_result(_stored(reply))
+            future.set_result(_stored(reply, arrived_at_ms=int(self._session.clock.wall() * 1000)))
         return Response()
 
 
-def _stored(reply: PushedReply) -> StoredMessage:
+def _stored(reply: PushedReply, *, arrived_at_ms: int) -> StoredMessage:
+    arrival = join_properties({names.REPLY_ARRIVE_TIME: str(arrived_at_ms)})
     return StoredMessage(
         topic=reply.topic,
         queue_id=reply.queue_id,
         queue_offset=QueueOffset(0),
         log_position=LogPosition(0),
         stored_body=reply.body,
-        raw_properties=reply.properties.encode(),
+        raw_properties=f"{reply.properties}{PAIR_END}{arrival}".encode(),
         sys_flag=reply.sys_flag,
         flag=reply.flag,
         born_at_ms=reply.born_at_ms,

@@ -24,6 +24,7 @@ from skyroute.errors import SkyrouteError
 from skyroute.message.errors import HostError, InvalidNameError
 from skyroute.message.message_ids import MessageIds
 from skyroute.message.names import check_group
+from skyroute.message.reserved_topics import TRACE_GROUP, without_namespace
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import ConnectError, RemotingError
 from skyroute.remoting.spaced_lines import SpacedLines
@@ -31,7 +32,7 @@ from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.routing.topology import MASTER_ID, TopicRoute
 from skyroute.wire.calls.clients import ConsumerData, encode_heartbeat, encode_unregistration
 from skyroute.wire.calls.route import decode_route, encode_route_query
-from skyroute.wire.codes import ResponseCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response, WrittenRequest
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,21 @@ _GO_AWAY: Final = int(ResponseCode.GO_AWAY)  # every answer is compared with it,
 
 ADDRESSES_INTERVAL_S: Final = 120.0
 """How often an address server is asked where the name servers are."""
+
+ASKED_OF_GROUPS: Final = frozenset(
+    {
+        RequestCode.CHECK_TRANSACTION_STATE,
+        RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+        RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+        RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+    }
+)
+"""What every client understands, also one that has no such group."""
+
+DEFAULT_INSTANCE: Final = "DEFAULT"
+"""What a client's instance is called that nobody has named, by Apache's clients."""
 
 RequestHandler = Callable[[Request, str], Awaitable[Response | None]]
 """Answers what the broker at an address asks; None: it is not for me, or wants no answer."""
@@ -77,7 +93,7 @@ class ClientArguments(TypedDict, total=False):
     """What producers, consumers and the admin take besides their own arguments, and hand to their `Session`."""
 
     instance_name: str | None
-    """The second part of the client id; by default it is new for every session."""
+    """The second part of the client id; by default, and for `DEFAULT`, it is new for every session."""
     unit_name: str | None
     namespace: str | None
     """Goes before topics and groups, and is taken off again, so that several tenants can share a cluster."""
@@ -85,7 +101,7 @@ class ClientArguments(TypedDict, total=False):
     tls: bool | ssl.SSLContext | TlsClientSettings
     """True encrypts and checks nobody, as Apache's clients do by default."""
     vip_channel: bool
-    """Send to the broker's second port, which is two below the first."""
+    """Send messages to the broker's second port, which is two below the first."""
     client_ip: str | None
     request_timeout_s: float
     connect_timeout_s: float
@@ -122,8 +138,9 @@ class Session:
         watch_routes: bool = True,
         heartbeat_interval_s: float = 30.0,
         clock: Clock | None = None,
+        keeps_default: bool = False,
     ) -> None:
-        """Nothing is connected yet.
+        """Nothing is connected yet. `keeps_default` lets an instance be called `DEFAULT`, as those who broadcast need.
 
         Raises:
             ArgumentError: an argument makes no sense.
@@ -136,7 +153,7 @@ class Session:
             poll_interval_s=poll_interval_s,
             heartbeat_interval_s=heartbeat_interval_s,
         )
-        check_flags(vip_channel=vip_channel, watch_routes=watch_routes)
+        check_flags(vip_channel=vip_channel, watch_routes=watch_routes, keeps_default=keeps_default)
         _check_names(instance_name=instance_name, unit_name=unit_name, namespace=namespace, client_ip=client_ip)
         if credentials is not None:
             check_kind("credentials", credentials, Credentials)
@@ -145,9 +162,10 @@ class Session:
         self._pid = os.getpid()
         self.clock: Clock = clock or SystemClock()
         ip = client_ip or _own_ip()
-        # Two sessions of one process must differ, and the clock alone may stand still between them.
-        instance = instance_name or f"{self._pid}#{int(self.clock.wall() * 1e9) + random.randrange(1_000_000)}"
-        self.client_id = "@".join(filter(None, (f"[{ip}]" if ":" in ip else ip, instance, unit_name)))
+        if not instance_name or (instance_name == DEFAULT_INSTANCE and not keeps_default):
+            # Two sessions of one process must differ, and the clock alone may stand still between them.
+            instance_name = f"{self._pid}#{int(self.clock.wall() * 1e9) + random.randrange(1_000_000)}"
+        self.client_id = "@".join(filter(None, (f"[{ip}]" if ":" in ip else ip, instance_name, unit_name)))
         self.namespace = namespace or None
         self.vip_channel = vip_channel
         self.request_timeout_s = request_timeout_s
@@ -173,7 +191,6 @@ class Session:
         self._open_channels: set[Channel] = set()
         """These, and those whose peer has said that it goes away."""
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
-        self._name_server_addresses: set[str] = set()
         self._handlers: dict[int, list[RequestHandler]] = {}
         self._members: list[Member] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -331,7 +348,7 @@ class Session:
         channel.send_oneway(request)
 
     def sending_address(self, address: str) -> str:
-        """Return where to send what is not a pull: with `vip_channel`, the broker's second port."""
+        """Return where to send messages: with `vip_channel`, to the broker's second port."""
         if not self.vip_channel:
             return address
         host, _, port = address.rpartition(":")
@@ -352,7 +369,6 @@ class Session:
     async def _call_name_server(self, request: Request, timeout_s: float | None = None) -> tuple[str, Response]:
         failures: list[str] = []
         for address in await self.name_servers.in_turn():
-            self._name_server_addresses.add(address)
             try:
                 response = await self.call(address, request, timeout_s)
                 if response.code != ResponseCode.GO_AWAY:
@@ -368,7 +384,6 @@ class Session:
     ) -> list[tuple[str, Response | SkyrouteError]]:
         """Ask all name servers, and return what each answered, or why it did not."""
         addresses = await self.name_servers.in_turn()
-        self._name_server_addresses.update(addresses)
 
         async def ask(address: str) -> Response | SkyrouteError:
             own = Request(request.code, dict(request.fields), body=request.body)
@@ -420,10 +435,14 @@ class Session:
         )
         self._channels[address] = channel
         self._open_channels.add(channel)
-        if self._members and address not in self._name_server_addresses:
-            # A broker that was restarted has forgotten us, and must not wait for the next round to hear of us.
-            self.spawn(self._beat_once(address), name="first heartbeat")
+        for broker in self._broker_addresses():
+            if address in (broker, self.sending_address(broker)):
+                # A broker that was restarted has forgotten us, and must not wait for the next round to hear of us.
+                self.spawn(self._beat_once(broker), name="first heartbeat")
         return channel
+
+    def _broker_addresses(self) -> set[str]:
+        return {address for brokers in self.routes.brokers.values() for address in brokers.values()}
 
     def _opened(self, address: str, task: "asyncio.Task[Channel]") -> None:
         del self._connecting[address]
@@ -466,11 +485,15 @@ class Session:
                 if response is not None:
                     channel.answer(request, response)
                     return
-            if request.code not in self._handlers:
+            if request.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+                # Whoever replied has done its part, and need not hear that it was too late.
+                log.info("reply that nobody waits for peer=%s", channel.address)
+                channel.answer(request, Response())
+            elif request.code in self._handlers or request.code in ASKED_OF_GROUPS:
+                channel.answer(request, Response.error("nobody here is meant by this request"))
+            else:
                 remark = f" request type {request.code} not supported"
                 channel.answer(request, Response.error(remark, ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
-            else:
-                channel.answer(request, Response.error("nobody here is meant by this request"))
         except SkyrouteError as error:
             log.warning("request refused code=%d peer=%s reason=%s", request.code, channel.address, error)
             channel.answer(request, Response.error(str(error)))
@@ -481,7 +504,18 @@ class Session:
     # ------------------------------------------------------------------------------------------ members, heartbeats
 
     def join(self, member: Member) -> None:
-        """Name a member's groups in heartbeats and keep its routes fresh from now on."""
+        """Name a member's groups in heartbeats and keep its routes fresh from now on.
+
+        Raises:
+            ClientError: a producer, or a consumer, of the same group is there: brokers could not tell them apart.
+        """
+        taken = {role for other in self._members for role in _roles(other)}
+        for kind, group in _roles(member):
+            if (kind, group) in taken and without_namespace(self.namespace, group) != TRACE_GROUP:
+                raise ClientError(
+                    f"the session has a {kind} of group {group} already: give this one another group, or a session of"
+                    " its own"
+                )
         self._members.append(member)
         if self.watch is not None:
             self.watch.look()
@@ -495,10 +529,9 @@ class Session:
             *(encode_unregistration(self.client_id, producer_group=group) for group in member.producer_groups()),
             *(encode_unregistration(self.client_id, consumer_group=data.group) for data in member.consumer_data()),
         ]
-        addresses = [address for address in self._channels if address not in self._name_server_addresses]
         calls = [
             self.call(address, Request(farewell.code, dict(farewell.fields)), min(1.0, self.request_timeout_s))
-            for address in addresses
+            for address in self._broker_addresses().intersection(self._channels)
             for farewell in farewells
         ]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
@@ -566,6 +599,14 @@ class Session:
                         log.info("route not refreshed topic=%s reason=%s unsaid=%d", topic, error, unsaid)
                 else:
                     self._stale.works_again(topic)
+
+
+def _roles(member: Member) -> list[tuple[str, str]]:
+    """Return what a member is, and in which groups."""
+    return [
+        *(("producer", group) for group in member.producer_groups()),
+        *(("consumer", data.group) for data in member.consumer_data()),
+    ]
 
 
 def _check_names(**names: str | None) -> None:

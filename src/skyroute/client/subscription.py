@@ -1,5 +1,6 @@
 """What a consumer wants of a topic, and where it begins."""
 
+import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Final
@@ -7,14 +8,16 @@ from typing import ClassVar, Final
 from skyroute.client.arguments import OFFSET_MAX, check_counts, check_moment
 from skyroute.client.errors import ArgumentError
 from skyroute.message.batch import unwrap_batches
-from skyroute.message.errors import TagExpressionError
+from skyroute.message.errors import RecordError, TagExpressionError
 from skyroute.message.message import StoredMessage
 from skyroute.message.positions import QueueOffset
 from skyroute.message.queue_ref import QueueRef
-from skyroute.message.record import decode_records
+from skyroute.message.record import decode_run
 from skyroute.message.tags import EVERY_TAG, parse_tag_expression
 from skyroute.wire.calls.clients import StartFrom, Subscription
 from skyroute.wire.calls.pull import PullAnswer
+
+log = logging.getLogger(__name__)
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
@@ -71,15 +74,27 @@ def make_subscription(topic: str, expression: str | Expression, version_ms: int)
     return Subscription(topic, wanted.text, TAG, version_ms, tuple(sorted(wanted.tags)), tuple(sorted(wanted.codes)))
 
 
-def read_messages(answer: PullAnswer, queue: QueueRef, subscription: Subscription) -> list[StoredMessage]:
-    """Return the messages of a pull's answer that the subscription wants, batches taken apart.
+def read_messages(
+    answer: PullAnswer, queue: QueueRef, subscription: Subscription, asked: int, *, skips_damage: bool = True
+) -> tuple[list[StoredMessage], int]:
+    """Return the messages of the answer to a pull from `asked` on that the subscription wants, and where to read on.
 
-    A broker selects by the hash of a tag, which different tags may share; here the tag itself decides.
+    Batches are taken apart. A broker selects by the hash of a tag, which different tags may share; here the tag itself
+    decides. A record that is damaged costs itself: what is before it is returned, what is behind it is read anew.
 
     Raises:
-        MessageError: the answer's body is not whole records.
+        RecordError: the first record is damaged, and nobody wants it skipped.
+        MessageError: a body that should be a batch is none.
     """
-    messages = unwrap_batches(decode_records(answer.body, queue=queue))
+    run = decode_run(answer.body, queue=queue)
+    messages, next_offset = unwrap_batches(run.messages), answer.next_offset
+    if run.failure is not None and messages:
+        next_offset = messages[-1].queue_offset + answer.offset_delta + 1
+    elif run.failure is not None:
+        if not skips_damage:
+            raise RecordError(f"the message at offset {asked} of {queue} is damaged, seek beyond it: {run.failure}")
+        next_offset = asked + 1
+        log.warning("damaged message skipped queue=%s offset=%d cause=%s", queue, asked, run.failure)
     if subscription.tags:
         wanted = frozenset(subscription.tags)
         messages = [message for message in messages if message.tag in wanted]
@@ -89,7 +104,7 @@ def read_messages(answer: PullAnswer, queue: QueueRef, subscription: Subscriptio
             message.replace(queue_offset=QueueOffset(message.queue_offset + answer.offset_delta))
             for message in messages
         ]
-    return messages
+    return messages, next_offset
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ from skyroute.client.errors import ArgumentError
 from skyroute.client.push.threads import Threads
 from skyroute.client.results import SendResult
 from skyroute.client.session import Session
+from skyroute.client.trace import DEFAULT_REGION, Tracer, TransactionEnded
 from skyroute.errors import SkyrouteError
-from skyroute.message.message import StoredMessage
+from skyroute.message.message import Message, StoredMessage
 from skyroute.message.message_id import decode_offset_id
-from skyroute.message.property_names import PRODUCER_GROUP, TRANSACTION_ID
+from skyroute.message.property_names import PRODUCER_GROUP, REGION, TRACE_ON, TRANSACTION_ID
 from skyroute.message.record import decode_record
-from skyroute.message.reserved_topics import without_namespace
+from skyroute.message.reserved_topics import with_namespace, without_namespace
 from skyroute.wire.calls.transaction import (
     TransactionEnd,
     TransactionOutcome,
@@ -47,10 +48,11 @@ def as_outcome(name: str, said: object) -> TransactionOutcome:
 class Transactions:
     """The transactions of one group of producers."""
 
-    def __init__(self, session: Session, group: str, check: Check | None) -> None:
+    def __init__(self, session: Session, group: str, check: Check | None, tracer: Tracer | None) -> None:
         self._session = session
         self._group = group
         self.check = check
+        self._tracer = tracer
         self._threads: Threads | None = None
 
     def start(self) -> None:
@@ -66,7 +68,7 @@ class Transactions:
         if self._threads is not None:
             self._threads.stop()
 
-    async def end(self, sent: SendResult, topic: str, outcome: TransactionOutcome, remark: str | None) -> None:
+    async def end(self, message: Message, sent: SendResult, outcome: TransactionOutcome, remark: str | None) -> None:
         """Tell the broker that has the message what to do with it. If it does not hear us, it will ask."""
         try:
             end = TransactionEnd(
@@ -76,11 +78,13 @@ class Transactions:
                 outcome=outcome,
                 message_id=sent.message_id,
                 transaction_id=sent.transaction_id,
-                topic=topic,
+                topic=with_namespace(self._session.namespace, message.topic),
                 broker_name=sent.queue.broker_name,
                 remark=remark,
             )
             address = self._session.routes.address(sent.queue.broker_name)
+            if sent.trace_on:
+                self._trace(message, end, sent.region, address)
             if address is None:
                 log.warning("transaction outcome not told broker=%s: it is in no route", sent.queue.broker_name)
             else:
@@ -112,8 +116,30 @@ class Transactions:
             broker_name=check.broker_name,
             remark=remark,
         )
+        if message.find_property(TRACE_ON) != "false":
+            self._trace(message, end, message.find_property(REGION), address)
         await self._session.tell(address, encode_end_transaction(end))
         return Response()
+
+    def _trace(
+        self, message: Message | StoredMessage, end: TransactionEnd, region: str | None, store_host: str | None
+    ) -> None:
+        if self._tracer is not None:
+            self._tracer.add(
+                TransactionEnded(
+                    at_ms=int(self._session.clock.wall() * 1000),
+                    region=region or DEFAULT_REGION,
+                    group=without_namespace(self._session.namespace, self._group),
+                    topic=message.topic,
+                    message_id=end.message_id,
+                    tag=message.tag,
+                    keys=message.keys,
+                    store_host=store_host or "",
+                    transaction_id=end.transaction_id,
+                    outcome=end.outcome,
+                    from_check=end.from_check,
+                )
+            )
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call what the application gave us: on the loop if it is asynchronous, else in a thread."""

@@ -75,6 +75,8 @@ PREDEFINED_GROUPS: Final = frozenset(
 """Groups of consumers that every broker knows from its start."""
 
 CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+TRACE_GROUP: Final = "_INNER_TRACE_PRODUCER"
+"""The group that traces are sent by, as Apache's clients name it."""
 
 
 def is_system_topic(topic: str) -> bool:

@@ -13,10 +13,12 @@ import pytest
 from skyroute.client.consumer import Consumer
 from skyroute.client.errors import ClientError, ExpressionRefusedError, NoNameServerError, NotRunningError
 from skyroute.client.offset_store import FileOffsets
+from skyroute.client.producer import Producer
+from skyroute.client.pull_consumer import PullConsumer
 from skyroute.client.push.handlers import BatchHandler, ConsumeResult, RetryLater
 from skyroute.client.session import Session
 from skyroute.client.subscription import StartPosition, sql
-from skyroute.client.trace import ConsumeEnded, ConsumeStarted, decode_trace
+from skyroute.client.trace import ConsumeEnded, ConsumeStarted, TracedReturn, decode_trace
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.clients import MessageModel
@@ -534,6 +536,10 @@ async def test_a_broadcast_message_that_fails_is_dropped(
 def test_a_broadcaster_has_a_client_id_that_lasts() -> None:
     consumer = Consumer("g", "127.0.0.1:1", model=MessageModel.BROADCASTING)
     assert consumer.session.client_id.endswith("@DEFAULT")
+    named = Consumer("g", "127.0.0.1:1", model=MessageModel.BROADCASTING, instance_name="DEFAULT")
+    assert named.session.client_id.endswith("@DEFAULT")
+    shared = Consumer("g", "127.0.0.1:1", instance_name="DEFAULT")
+    assert not shared.session.client_id.endswith("@DEFAULT")
 
 
 # ------------------------------------------------------------------------------------------------------ start and stop
@@ -705,6 +711,29 @@ async def test_a_shared_session_is_left_running(cluster: FakeCluster) -> None:
     assert [each.fields["consumerGroup"] for each in cluster.seen(35)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("kind", [Consumer, PullConsumer])
+async def test_a_session_has_one_consumer_of_a_group(
+    cluster: FakeCluster, kind: type[Consumer] | type[PullConsumer]
+) -> None:
+    inbox = Inbox()
+    async with Session(cluster.address) as session:
+        consumer = consumer_of(cluster, session=session, trace=True)
+        consumer.subscribe("T", handler=inbox)
+        async with Producer("g", session=session, trace=True), consumer:
+            handlers = {code: list(known) for code, known in session._handlers.items()}
+            listeners, tasks = set(session.routes.listeners), len(session._tasks)
+            second = kind("g", session=session)
+            with pytest.raises(ClientError, match="a consumer of group g already: give this one another group"):
+                await second.start()
+            assert session._handlers == handlers
+            assert (session.routes.listeners, len(session._tasks)) == (listeners, tasks)
+            assert cluster.seen(35) == []
+            cluster.put(cluster.queue("T"), b"still here")
+            assert await inbox.until(1) == [b"still here"]
+        async with second:
+            assert session._members
+
+
 async def test_traces_say_what_was_consumed(cluster: FakeCluster) -> None:
     cluster.topics["RMQ_SYS_TRACE_TOPIC"] = 1
     cluster.put(cluster.queue("T"), b"one", properties={"UNIQ_KEY": "the-id"})
@@ -718,6 +747,39 @@ async def test_traces_say_what_was_consumed(cluster: FakeCluster) -> None:
     assert isinstance(before, ConsumeStarted)
     assert isinstance(after, ConsumeEnded)
     assert (before.group, before.message_id, after.success) == ("g", "the-id", True)
+
+
+async def test_traces_say_how_a_handler_came_back(cluster: FakeCluster) -> None:
+    cluster.topics["RMQ_SYS_TRACE_TOPIC"] = 1
+    inbox = Inbox()
+
+    async def handle(message: StoredMessage) -> ConsumeResult:
+        if message.body == b"raise" and not message.reconsume_times:
+            raise ValueError("no")
+        if message.body == b"wish" and not message.reconsume_times:
+            raise RetryLater from ValueError("not yet")
+        inbox.keep(message)
+        return ConsumeResult.SUCCESS
+
+    consumer = consumer_of(cluster, trace=True)
+    consumer.subscribe("T", handler=handle)
+    for body in (b"raise", b"wish", b"fine"):
+        cluster.put(cluster.queue("T"), body, properties={"UNIQ_KEY": body.decode()})
+    async with consumer:
+        await inbox.until(3)
+    ended = [
+        (record.message_id, record.success, record.returned)
+        for body in cluster.stored_bodies("RMQ_SYS_TRACE_TOPIC")
+        for record in decode_trace(body)
+        if isinstance(record, ConsumeEnded)
+    ]
+    assert sorted(ended) == [
+        ("fine", True, TracedReturn.SUCCESS),
+        ("raise", False, TracedReturn.RAISED),
+        ("raise", True, TracedReturn.SUCCESS),
+        ("wish", False, TracedReturn.FAILED),
+        ("wish", True, TracedReturn.SUCCESS),
+    ]
 
 
 async def test_nothing_is_said_about_single_messages(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:

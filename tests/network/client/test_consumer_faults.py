@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from skyroute.client.push.fetching import DAMAGED_READS
 from skyroute.message.message import StoredMessage
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.clock import ManualClock
@@ -52,6 +53,29 @@ async def test_a_pull_that_is_refused_is_tried_again(cluster: FakeCluster, code:
     consumer.subscribe("T", handler=inbox)
     async with consumer:
         assert await inbox.until(1) == [b"one"]
+
+
+@pytest.mark.parametrize(("code", "phrase"), [(11, "pull failed queue=T"), (38, "share not known group=g topic=T")])
+async def test_what_fails_again_and_again_is_written_about_less_and_less(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture, code: int, phrase: str
+) -> None:
+    def lines() -> list[str]:
+        return [line for line in caplog.messages if line.startswith(phrase)]
+
+    clock = ManualClock()
+    cluster.refuse(code, 1, "no")
+    consumer = consumer_of(cluster, clock=clock)
+    consumer.subscribe("T", handler=Inbox())
+    async with consumer:
+        await cluster.until_seen(code, 40)
+        assert [line.rpartition(" ")[2] for line in lines()] == ["unsaid=0"]
+        clock.advance(10.0)
+        await eventually(lambda: len(lines()) == 2)
+        await cluster.until_seen(code, len(cluster.seen(code)) + 40)
+        assert len(lines()) == 2
+        cluster.heal(code)
+        await eventually(lambda: len(consumer.assignment) == 1)
+        cluster.put(cluster.queue("T"), b"one")
 
 
 async def test_a_broker_that_forgot_us_is_told_again_at_once(cluster: FakeCluster) -> None:
@@ -167,6 +191,24 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again(cluster: FakeClu
     consumer.subscribe("T", handler=inbox)
     async with consumer:
         assert await inbox.until(1) == [b"one"]
+
+
+async def test_a_record_that_stays_damaged_is_passed_over(cluster: FakeCluster) -> None:
+    for body in (b"damaged", b"two"):
+        cluster.put(cluster.queue("T"), body)
+    places = {"suggestWhichBrokerId": "0", "nextBeginOffset": "2", "minOffset": "0", "maxOffset": "2"}
+
+    async def damaged_at_first(command: Command, peer: Peer) -> Reply | None:
+        is_first = command.fields["queueOffset"] == "0" and command.fields["topic"] == "T"
+        return Reply(0, places, b"no records") if is_first else await cluster.answer(command, peer)
+
+    cluster.on(11, damaged_at_first)
+    inbox = Inbox()
+    consumer = consumer_of(cluster)
+    consumer.subscribe("T", handler=inbox)
+    async with consumer:
+        assert await inbox.until(1) == [b"two"]
+        assert len([pull for pull in pulls(cluster) if pull.fields["queueOffset"] == "0"]) == DAMAGED_READS + 1
 
 
 async def test_a_broker_that_never_waits_is_not_asked_without_a_pause(cluster: FakeCluster) -> None:

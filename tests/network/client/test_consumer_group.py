@@ -111,6 +111,23 @@ async def test_a_new_queue_of_the_topic_is_found_with_the_route(cluster: FakeClu
         await eventually(lambda: queue_ids(consumer.assignment) == [0, 1])
 
 
+async def test_a_topic_without_a_queue_to_read_costs_nobody_a_queue(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    inbox = Inbox()
+    consumer = consumer_of(cluster)
+    consumer.subscribe("T", handler=inbox)
+    async with consumer:
+        cluster.topics["T"] = 0
+        await consumer.session.routes.refresh("T")
+        await eventually(lambda: "no queue of the topic can be read" in caplog.text)
+        assert queue_ids(consumer.assignment) == [0, 1, 2, 3]
+        cluster.topics["T"] = 4
+        cluster.put(cluster.queue("T"), b"one")
+        assert await inbox.until(1) == [b"one"]
+    assert "queue released" not in caplog.text
+
+
 async def test_another_strategy(cluster: FakeCluster) -> None:
     consumers = [consumer_of(cluster, instance_name=name, strategy=AverageByCircle()) for name in ("a", "b")]
     for consumer in consumers:

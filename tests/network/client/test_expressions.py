@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skyroute import Consumer, Message, Producer, PullConsumer, StartPosition, StoredMessage, blocking, sql
-from skyroute.client.errors import ExpressionRefusedError
+from skyroute.client.errors import BrokerRefusedError, ExpressionRefusedError, ServerFailedError
 from skyroute.testing import cluster as own_cluster
 from tests.network.client.consumers import HURRIED, Inbox, consumer_of
 from tests.support.fake_broker import FakeCluster, Peer, Reply, fake_cluster
@@ -86,17 +86,45 @@ async def test_the_last_word_about_a_topic_counts(cluster: FakeCluster) -> None:
         assert "T" not in consumer._subscriptions.topics
 
 
-@pytest.mark.parametrize("code", [2, 3])
-async def test_a_broker_that_cannot_say_does_not_stand_in_the_way(cluster: FakeCluster, code: int) -> None:
+@pytest.mark.parametrize("code", [2, 215, 1500, None])
+async def test_a_broker_that_cannot_say_does_not_stand_in_the_way(cluster: FakeCluster, code: int | None) -> None:
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
-        if code == 2:
-            cluster.refuse(CHECK, code, "busy")
+        if code is not None:
+            cluster.refuse(CHECK, code, "not now")
         else:
             cluster.cut(CHECK, times=1)
         await consumer.subscribe("U", sql("a > 5"), Inbox())
         await cluster.until(lambda: told(cluster, "U") == "a > 5")
+
+
+@pytest.mark.parametrize("code", [1, 3, 14, 16])
+async def test_whatever_else_a_broker_says_is_a_refusal(cluster: FakeCluster, code: int) -> None:
+    cluster.refuse(CHECK, code, "no SQL here")
+    puller = PullConsumer("g", cluster.address)
+    puller.subscribe("T", sql("a > 5"))
+    with pytest.raises(BrokerRefusedError, match="no SQL here"):
+        await puller.start()
+    puller.subscribe("T", "A")
+    async with puller:
+        with pytest.raises(BrokerRefusedError, match="no SQL here"):
+            await puller.subscribe("T", sql("a > 5"))
+    consumer = consumer_of(cluster)
+    consumer.subscribe("T", "A", Inbox())
+    async with consumer:
+        with pytest.raises(BrokerRefusedError, match="no SQL here"):
+            await consumer.subscribe("T", sql("a > 5"), Inbox())
+        await consumer.session.send_heartbeats()
+        assert told(cluster, "T") == "A"
+
+
+async def test_a_name_server_that_refuses_says_nothing_of_the_condition(cluster: FakeCluster) -> None:
+    async with PullConsumer("g", cluster.address) as consumer:
+        cluster.refuse(105, 1, "not ready")
+        await consumer.subscribe("T", sql("a > 5"))
+        cluster.heal(105)
+        await cluster.until(lambda: told(cluster, "T") == "a > 5")
 
 
 async def test_a_topic_that_is_not_there_yet_cannot_be_asked_about(cluster: FakeCluster) -> None:
@@ -143,6 +171,17 @@ async def test_a_script_is_told_at_once(cluster: FakeCluster) -> None:
 
     cluster.refuse(CHECK, NONSENSE, "the expression is nonsense")
     await asyncio.wait_for(asyncio.to_thread(script), 10.0)
+
+
+async def test_our_broker_refuses_every_condition_if_its_operator_wants_none() -> None:
+    async with (
+        own_cluster(enable_property_filter=False) as real,
+        Producer("p", real.name_server_address) as producer,
+        PullConsumer("g", real.name_server_address) as consumer,
+    ):
+        await producer.send(Message("T", b"one"))
+        with pytest.raises(ServerFailedError, match="SQL92"):
+            await consumer.subscribe("T", sql("amount > 100"))
 
 
 async def test_our_broker_refuses_what_it_cannot_evaluate_and_evaluates_the_rest() -> None:

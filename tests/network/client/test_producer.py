@@ -13,6 +13,7 @@ import zstandard
 
 from skyroute.client.errors import (
     BrokerRefusedError,
+    ClientError,
     InvalidParameterError,
     MessageRefusedError,
     NoBrokerError,
@@ -23,12 +24,14 @@ from skyroute.client.outbound import MessageTooLargeError
 from skyroute.client.producer import Producer
 from skyroute.client.results import SendStatus
 from skyroute.client.session import Session
+from skyroute.client.trace import Recalled, decode_trace
 from skyroute.message.errors import InvalidMessageError, InvalidNameError, PropertyError
 from skyroute.message.flags import Compression
 from skyroute.message.message import Message
 from skyroute.message.message_id import decode_unique_id
 from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError, RemotingError
+from skyroute.wire.calls.send_back import RecallHandle, encode_recall_handle
 from tests.support.clock import ManualClock
 from tests.support.fake_broker import FakeCluster, Reply, decode_properties, fake_cluster, java_hash, offset_id
 from tests.support.lines import WAIT_S
@@ -163,6 +166,23 @@ async def test_a_delayed_message_can_be_recalled(cluster: FakeCluster, producer:
         await producer.recall("T", "HANDLE")
     with pytest.raises(NoBrokerError):
         await producer.recall("T", "HANDLE", broker_name="nobody")
+
+
+async def test_traces_say_whether_a_message_was_recalled(cluster: FakeCluster) -> None:
+    cluster.topics["RMQ_SYS_TRACE_TOPIC"] = 1
+    handle = encode_recall_handle(RecallHandle("T", "broker-a", 1_700_000_000_000, "UNIQ"))
+    cluster.refuse(370, 604, "too late")
+    cluster.on(370, lambda *_: Reply(fields={"msgId": "UNIQ", "MSG_REGION": "North"}), times=1)
+    async with producer_of(cluster, trace=True) as producer:
+        await producer.recall("T", handle)
+        for recalled in (handle, "of no message"):
+            with pytest.raises(BrokerRefusedError, match="too late"):
+                await producer.recall("T", recalled)
+    records = [record for body in cluster.stored_bodies("RMQ_SYS_TRACE_TOPIC") for record in decode_trace(body)]
+    assert records == [
+        Recalled(at_ms=record.at_ms, region=region, group="g", topic="T", message_id="UNIQ", success=success)
+        for record, (region, success) in zip(records, [("North", True), ("DefaultRegion", False)], strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -606,6 +626,21 @@ async def test_a_shared_session_outlives_its_producers(cluster: FakeCluster) -> 
         assert session.is_running
         assert {command.fields["producerGroup"] for command in cluster.seen(35)} == {"g1", "g2"}
         assert session._handlers[326] == []
+
+
+async def test_a_session_has_one_producer_of_a_group(cluster: FakeCluster) -> None:
+    async with Session(cluster.address) as session:
+        second = Producer("g", session=session, trace=True)
+        async with Producer("g", session=session, trace=True) as first:
+            members = list(session._members)
+            with pytest.raises(ClientError, match="a producer of group g already: give this one another group"):
+                await second.start()
+            assert session._members == members
+            with pytest.raises(NotRunningError):
+                await second.send(Message("T", b"x"))
+            await first.send(Message("T", b"x"))
+        async with second:
+            await second.send(Message("T", b"x"))
 
 
 async def test_a_producer_on_a_session_that_nobody_started_says_so(cluster: FakeCluster) -> None:

@@ -215,6 +215,18 @@ async def test_a_topic_that_does_not_exist_is_read_once_it_does(
         assert await poll_bodies(consumer, 1) == [b"at last"]
 
 
+async def test_a_topic_without_a_queue_to_read_costs_nobody_a_queue(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with consumer_of(cluster) as consumer:
+        consumer.subscribe("T")
+        await eventually(lambda: len(consumer.assignment) == 4)
+        cluster.topics["T"] = 0
+        await consumer.session.routes.refresh("T")
+        await eventually(lambda: "no queue of the topic can be read" in caplog.text)
+        assert len(consumer.assignment) == 4
+
+
 async def test_a_session_can_be_shared(cluster: FakeCluster) -> None:
     cluster.put(QUEUE, b"one")
     first = consumer_of(cluster)

@@ -114,7 +114,7 @@ def test_a_client_id_is_made_as_java_makes_it(arguments: dict[str, str], client_
 
 
 def test_two_sessions_of_a_process_have_two_ids() -> None:
-    ids = {Session("a:1").client_id for _ in range(50)}
+    ids = {Session("a:1", instance_name=name).client_id for _ in range(25) for name in (None, "DEFAULT")}
     assert len(ids) == 50
     assert all(re.fullmatch(rf"[0-9.]+@{os.getpid()}#\d+", client_id) for client_id in ids)
 
@@ -247,6 +247,7 @@ async def test_a_stop_that_is_cancelled_still_ends_everything(cluster: FakeClust
     session = Session(cluster.address, request_timeout_s=WAIT_S)
     await session.start()
     session.join(Member("g"))
+    await session.routes.find("T")
     await session.call(cluster.broker().address, Request(ECHO))
     stopping = asyncio.create_task(session.stop())
     await cluster.until_seen(UNREGISTER)
@@ -385,6 +386,7 @@ async def test_being_sent_away_takes_no_more_time_than_the_call_had(cluster: Fak
 async def member_of(session: Session, cluster: FakeCluster) -> str:
     """Make the session known to the broker, so that it can ask."""
     session.join(Member("g"))
+    await session.routes.find("T")
     await session.call(cluster.broker().address, Request(ECHO))
     await cluster.until_seen(HEARTBEAT)
     return session.client_id
@@ -393,6 +395,23 @@ async def member_of(session: Session, cluster: FakeCluster) -> str:
 async def test_a_request_that_nobody_knows_is_refused(cluster: FakeCluster, session: Session) -> None:
     answer = await cluster.ask_client(await member_of(session, cluster), 999)
     assert (answer.code, answer.remark) == (3, " request type 999 not supported")
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        (40, {"consumerGroup": "other"}),
+        (220, {"topic": "T", "group": "other", "timestamp": "0"}),
+        (221, {"topic": "T", "group": "other"}),
+        (307, {"consumerGroup": "other", "clientId": "c"}),
+        (309, {"consumerGroup": "other", "clientId": "c"}),
+    ],
+)
+async def test_without_a_consumer_no_group_is_known(
+    cluster: FakeCluster, session: Session, code: int, fields: dict[str, str]
+) -> None:
+    answer = await cluster.ask_client(await member_of(session, cluster), code, fields)
+    assert (answer.code, answer.remark) == (1, "nobody here is meant by this request")
 
 
 async def test_the_first_handler_that_answers_wins(cluster: FakeCluster, session: Session) -> None:
@@ -472,7 +491,8 @@ async def test_a_stop_forgets_what_was_being_answered(cluster: FakeCluster) -> N
 async def test_a_heartbeat_says_who_we_are(cluster: FakeCluster) -> None:
     async with Session(cluster.address, client_ip="10.0.0.1", instance_name="I") as session:
         session.join(Member("g1", "g2"))
-        session.join(Member("g2", "g3"))
+        session.join(Member("g3"))
+        await session.routes.find("T")
         await session.call(cluster.broker().address, Request(ECHO))
         (heartbeat,) = await cluster.until_seen(HEARTBEAT)
         assert heartbeat.value["clientID"] == "10.0.0.1@I"
@@ -674,11 +694,12 @@ async def test_sends_take_the_second_port_and_heartbeats_the_first(cluster: Fake
     first = cluster.broker()
     port = int(first.address.rpartition(":")[2])
     second = await asyncio.start_server(fast, "127.0.0.1", port - 2)
-    async with Producer("g", cluster.address, vip_channel=True, heartbeat_interval_s=0.01) as producer:
+    async with Producer("g", cluster.address, vip_channel=True) as producer:
         await producer.send(Message("T", b"x"))
         await eventually(lambda: any(peer.client_id for peer in first.peers))
     second.close()
-    assert [command.code for command in sent if command.code == 310] == [310]
+    assert [command.code for command in sent] == [310]
+    assert len(cluster.seen(UNREGISTER)) == 1
     assert cluster.stored_bodies("T") == [b"x"]
 
 

@@ -11,6 +11,7 @@ from skyroute.client.errors import ClientError, NotRunningError, SystemBusyError
 from skyroute.client.producer import Producer
 from skyroute.client.results import SendResult
 from skyroute.client.session import Session
+from skyroute.client.trace import TransactionEnded, decode_trace
 from skyroute.message.message import Message, StoredMessage
 from skyroute.wire.calls.transaction import TransactionOutcome
 from tests.support.fake_broker import FakeCluster, Reply, decode_properties, encode_record, fake_cluster
@@ -245,6 +246,40 @@ async def test_a_question_is_answered_by_the_check(
         "topic": "RMQ_SYS_TRANS_HALF_TOPIC",
         "bname": "broker-a",
     }
+
+
+async def test_traces_say_how_a_transaction_ended_and_whether_the_broker_asked(cluster: FakeCluster) -> None:
+    cluster.topics["RMQ_SYS_TRACE_TOPIC"] = 1
+    async with producer_of(cluster, lambda _: ROLLBACK, trace=True) as producer:
+        client_id = await be_known(producer, cluster)
+        sent = (await producer.send_in_transaction(Message("T", b"half", keys="k"), lambda *_: COMMIT)).sent
+        await cluster.tell_client(client_id, CHECK, *question(cluster))
+        await end_of(cluster, 2)
+    ended = [
+        record
+        for body in cluster.stored_bodies("RMQ_SYS_TRACE_TOPIC")
+        for record in decode_trace(body)
+        if isinstance(record, TransactionEnded)
+    ]
+    own, asked = sorted(ended, key=lambda record: record.from_check)
+    assert (own.message_id, own.topic, own.keys, own.outcome, own.from_check) == (
+        sent.message_id,
+        "T",
+        ("k",),
+        COMMIT,
+        False,
+    )
+    assert asked == TransactionEnded(
+        at_ms=asked.at_ms,
+        group="g",
+        topic="T",
+        message_id="UNIQ",
+        tag="A",
+        store_host=cluster.broker().address,
+        transaction_id="TX",
+        outcome=ROLLBACK,
+        from_check=True,
+    )
 
 
 @pytest.mark.usefixtures("expects_errors")

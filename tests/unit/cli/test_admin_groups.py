@@ -204,13 +204,14 @@ async def test_one_queue_is_moved_to_an_offset(cluster: FakeCluster) -> None:
 
 
 async def test_offsets_are_cloned_for_the_topic(cluster: FakeCluster) -> None:
+    cluster.offsets.update({("g", cluster.queue("Orders", 0)): 5, ("g", cluster.queue("Orders", 1)): 7})
     told = await run_json(cluster, "cloneGroupOffset", "-s", "g", "-d", "other", "-t", "Orders")
     assert {each["queue_id"]: each["offset"] for each in told} == {0: 5, 1: 7}
     assert {asked.fields["consumerGroup"] for asked in cluster.seen(15)} == {"other"}
 
 
 async def test_nothing_to_clone_is_a_failure(cluster: FakeCluster) -> None:
-    result = await run(cluster, "cloneGroupOffset", "-s", "g", "-d", "other", "-t", "Elsewhere")
+    result = await run(cluster, "cloneGroupOffset", "-s", "misspelt", "-d", "other", "-t", "Orders")
     assert result.exit_code == 1
     assert "nothing to clone" in result.stderr
 

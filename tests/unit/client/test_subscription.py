@@ -51,28 +51,38 @@ def test_what_selects_nothing_is_refused() -> None:
 
 
 def test_messages_bear_their_queue_and_the_very_tag_decides() -> None:
-    found = read_messages(answer(record(0, tag="Aa"), record(1, tag="BB")), QUEUE, make_subscription("T", "BB", 0))
+    two = answer(record(0, tag="Aa"), record(1, tag="BB"))
+    found, next_offset = read_messages(two, QUEUE, make_subscription("T", "BB", 0), 0)
+    assert next_offset == two.next_offset
     assert [(message.queue, message.queue_offset, message.tag) for message in found] == [(QUEUE, 1, "BB")]
 
 
 def test_a_condition_is_the_brokers_business() -> None:
-    assert len(read_messages(answer(record(0), record(1)), QUEUE, make_subscription("T", sql("a > 5"), 0))) == 2
+    found, _ = read_messages(answer(record(0), record(1)), QUEUE, make_subscription("T", sql("a > 5"), 0), 0)
+    assert len(found) == 2
 
 
 def test_batches_are_taken_apart_before_their_tags_are_looked_at() -> None:
     batch = encode_batch([(b"one", {"TAGS": "A"}), (b"two", {"TAGS": "B"})])
-    found = read_messages(answer(record(5, batch, sys_flag=0xC0)), QUEUE, make_subscription("T", "B", 0))
+    found, _ = read_messages(answer(record(5, batch, sys_flag=0xC0)), QUEUE, make_subscription("T", "B", 0), 5)
     assert [(message.queue_offset, message.body) for message in found] == [(6, b"two")]
 
 
 def test_offsets_of_a_static_topic_are_those_of_the_logical_queue() -> None:
-    found = read_messages(answer(record(5), offset_delta=100), QUEUE, EVERYTHING)
+    found, _ = read_messages(answer(record(5), offset_delta=100), QUEUE, EVERYTHING, 105)
     assert [message.queue_offset for message in found] == [105]
 
 
-def test_a_body_that_is_cut_short_is_refused() -> None:
-    with pytest.raises(RecordError):
-        read_messages(answer(record(0)[:-1]), QUEUE, EVERYTHING)
+def test_a_damaged_record_costs_itself() -> None:
+    damaged = record(7)[:4] + bytes(4) + record(7)[8:]
+    found, next_offset = read_messages(answer(record(5), record(6), damaged, record(8)), QUEUE, EVERYTHING, 5)
+    assert ([message.queue_offset for message in found], next_offset) == ([5, 6], 7)
+    assert read_messages(answer(damaged, record(8)), QUEUE, EVERYTHING, 7) == ([], 8)
+    with pytest.raises(RecordError, match="offset 7"):
+        read_messages(answer(damaged, record(8)), QUEUE, EVERYTHING, 7, skips_damage=False)
+    assert read_messages(answer(record(7)[:-1]), QUEUE, EVERYTHING, 7) == ([], 8)
+    found, next_offset = read_messages(answer(record(6), damaged, offset_delta=100), QUEUE, EVERYTHING, 106)
+    assert ([message.queue_offset for message in found], next_offset) == ([106], 107)
 
 
 def test_start_positions_have_the_wires_names() -> None:

@@ -276,9 +276,10 @@ class MessageAdmin(GroupAdmin):
             answer = await queues.pull(self.session, question)
             if answer.status in (PullStatus.NO_NEW_MESSAGE, PullStatus.OFFSET_ILLEGAL):
                 return
-            if found := [m for m in read_messages(answer, queue, subscription) if m.queue_offset < end]:
-                yield found
-            begin = max(begin + 1, answer.next_offset)
+            found, next_offset = read_messages(answer, queue, subscription, begin)
+            if wanted := [message for message in found if message.queue_offset < end]:
+                yield wanted
+            begin = max(begin + 1, next_offset)
 
     # ----------------------------------------------------------------------------------------------------- tracking
 

@@ -115,5 +115,5 @@ class Backlog:
         return (
             len(self._unfinished) > limits.messages_max
             or self.bytes > limits.bytes_max
-            or (limits.span_max is not None and self.position - self.commit_offset > limits.span_max)
+            or (limits.span_max is not None and self.newest_offset - self.commit_offset > limits.span_max)
         )

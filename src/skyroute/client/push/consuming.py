@@ -21,6 +21,7 @@ from skyroute.client.push.subscriptions import Subscriptions
 from skyroute.client.push.tally import SAMPLE_S
 from skyroute.client.session import Session
 from skyroute.client.trace import Tracer
+from skyroute.message.reserved_topics import TRACE_GROUP
 from skyroute.remoting.spaced_lines import SpacedLines
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData, ConsumeType
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 10.0
 """How often handlers that take too long are looked for; more often if they may take less time than that."""
-
-TRACE_PRODUCER_GROUP: Final = "_INNER_TRACE_PRODUCER"
 
 
 class Consuming:
@@ -53,7 +52,7 @@ class Consuming:
         self._trace_producer: Producer | None = None
         self._tracer: Tracer | None = None
         if trace_topic is not None:
-            self._trace_producer = Producer(TRACE_PRODUCER_GROUP, session=session)
+            self._trace_producer = Producer(TRACE_GROUP, session=session)
             self._tracer = Tracer(self._trace_producer.send, topic=trace_topic)
         self.handling = Handling(
             session,

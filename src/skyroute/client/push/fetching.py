@@ -17,12 +17,17 @@ from skyroute.message import property_names as names
 from skyroute.message.message import StoredMessage
 from skyroute.message.reserved_topics import is_retry_topic, without_namespace
 from skyroute.remoting.errors import RemotingError
+from skyroute.wire.calls.clients import Subscription
 from skyroute.wire.calls.pull import PullAnswer, PullQuestion, PullStatus
 
 log = logging.getLogger(__name__)
 
 SUSPEND_MS: Final = 15_000
 """How long a broker may wait for a message before it answers that there is none."""
+
+
+DAMAGED_READS: Final = 3
+"""A record that comes damaged is asked for again so often before it is passed over."""
 
 
 class Fetching:
@@ -117,7 +122,7 @@ class Fetching:
         return await calls.pull(self._session, question, broker_id=owned.broker_id)
 
     def _take_in(self, owned: OwnedQueue, answer: PullAnswer, started: float) -> None:
-        owned.failures = 0
+        owned.failed_pulls.works_again(owned.queue.topic)
         owned.pulled_at = self._session.clock.monotonic()
         owned.broker_id = answer.suggested_broker_id
         owned.tally.pulls += 1
@@ -126,12 +131,23 @@ class Fetching:
         if subscription is None:
             return  # given up meanwhile: the queue is about to be released
         messages: list[StoredMessage] = []
+        next_offset = answer.next_offset
         if answer.status is PullStatus.FOUND:
-            messages = self.as_seen(read_messages(answer, owned.queue, subscription), owned.queue.topic)
+            found, next_offset = self._read(owned, answer, subscription)
+            messages = self.as_seen(found, owned.queue.topic)
             owned.tally.pulled += len(messages)
-        owned.backlog.add(messages, answer.next_offset)
+        owned.backlog.add(messages, next_offset)
         if messages:
             self._on_messages(owned)
+
+    def _read(
+        self, owned: OwnedQueue, answer: PullAnswer, subscription: Subscription
+    ) -> tuple[list[StoredMessage], int]:
+        owned.damaged_reads += 1
+        skips = owned.damaged_reads > DAMAGED_READS
+        read = read_messages(answer, owned.queue, subscription, owned.backlog.position, skips_damage=skips)
+        owned.damaged_reads = 0
+        return read
 
     def as_seen(self, messages: list[StoredMessage], topic: str) -> list[StoredMessage]:
         """Return messages of a topic as handlers see them: as of the topic they were sent to, without the namespace."""
@@ -149,9 +165,9 @@ class Fetching:
         return [message.replace(topic=topic) for message in messages]
 
     async def _failed(self, owned: OwnedQueue, error: SkyrouteError) -> None:
-        owned.failures += 1
-        if owned.failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a broker may be away for hours
-            log.warning("pull failed queue=%s failures=%d cause=%s", owned.queue, owned.failures, error)
+        unsaid = owned.failed_pulls.unsaid(owned.queue.topic, self._session.clock.monotonic())
+        if unsaid is not None:
+            log.warning("pull failed queue=%s cause=%s unsaid=%d", owned.queue, error, unsaid)
         if isinstance(error, SubscriptionNotFoundError | SubscriptionOutdatedError):
             self._on_unknown()
         if error.stale_route or isinstance(error, RemotingError):

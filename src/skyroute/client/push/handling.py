@@ -43,7 +43,7 @@ OnLeft = Callable[[BaseException], None]
 class Worker:
     """One who gives messages to a handler, and which ones just now."""
 
-    __slots__ = ("has_timed_out", "messages", "owned", "since", "task")
+    __slots__ = ("has_raised", "has_timed_out", "messages", "owned", "since", "task")
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -52,6 +52,8 @@ class Worker:
         """Those in the handler's hands; none once it is done, or once they are taken out of its hands."""
         self.since = 0.0
         self.has_timed_out = False
+        self.has_raised = False
+        """The handler was left by something else than its wish to have the messages again."""
 
 
 class Handling:
@@ -246,13 +248,16 @@ class Handling:
             if isinstance(left, GeneratorExit) and not _is_running(worker.task):
                 raise  # nobody runs the event loop any more, and our task is being thrown away
             worker.messages = []  # neither consumed nor failed: whoever has the queue next is given them again
+            worker.has_raised = True
             self.leave_by(left)
         except asyncio.CancelledError:
             if not worker.has_timed_out and (worker.task is None or worker.task.cancelling()):
                 worker.messages = []
                 raise
+            worker.has_raised = not worker.has_timed_out
             return RetryLater()  # also where the handler waited for somebody else who was cancelled
         except Exception:
+            worker.has_raised = True
             log.warning(
                 "handler failed group=%s topic=%s queue=%d offset=%d message=%s reconsume_times=%d",
                 self._settings.group,
@@ -275,11 +280,15 @@ class Handling:
         request_id = uuid.uuid4().hex
         at_ms = int(clock.wall() * 1_000)
         started = tracer.consume_started(self._settings.group, messages, request_id=request_id, at_ms=at_ms)
+        worker.has_raised = False
         wish = await self._handle(worker, messages)
         returned = TracedReturn.SUCCESS if wish is None else TracedReturn.FAILED
-        if worker.messages is not messages:
+        if worker.has_raised:
+            returned = TracedReturn.RAISED
+        elif worker.messages is not messages:
             returned = TracedReturn.TIMED_OUT
-        tracer.consume_ended(started, at_ms=int(clock.wall() * 1_000), success=wish is None, returned=returned)
+        success = wish is None and not worker.has_raised
+        tracer.consume_ended(started, at_ms=int(clock.wall() * 1_000), success=success, returned=returned)
         return wish
 
     def begin(self, worker: Worker, owned: OwnedQueue, messages: list[StoredMessage]) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 from skyroute.client.push.backlog import Backlog
 from skyroute.client.push.tally import Tally
 from skyroute.message.queue_ref import QueueRef
+from skyroute.remoting.spaced_lines import SpacedLines
 from skyroute.routing.topology import MASTER_ID
 
 LOCK_VALID_S: Final = 30.0
@@ -24,7 +25,8 @@ class OwnedQueue:
         "backlog",
         "broker_id",
         "consumed_at",
-        "failures",
+        "damaged_reads",
+        "failed_pulls",
         "fetcher",
         "is_offered",
         "is_released",
@@ -53,8 +55,9 @@ class OwnedQueue:
         """Somebody else may have it by now."""
         self.running = 0
         """Handlers that are at work on it."""
-        self.failures = 0
-        """Fetches that failed in a row."""
+        self.failed_pulls = SpacedLines()
+        self.damaged_reads = 0
+        """How often in a row the next record came damaged."""
         self.pulled_at = 0.0
         self.consumed_at = 0.0
         self._changed: asyncio.Future[None] | None = None

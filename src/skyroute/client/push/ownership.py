@@ -68,8 +68,7 @@ class Ownership:
         self._tallies: dict[str, Tally] = {}
         self._has_company = False
         self._unknown_starts = SpacedLines()
-        self._complaints: dict[str, int] = {}
-        """How often in a row we could not know our share of a topic."""
+        self._unknown_shares = SpacedLines()
 
     def tally(self, topic: str) -> Tally:
         """Return the counters of a topic."""
@@ -105,6 +104,9 @@ class Ownership:
             queues = subscribe_queues(topic, await self._session.routes.find(topic))
             if not self._settings.shares:
                 return frozenset(queues)
+            if not queues:
+                self._complain("share not known", topic, "no queue of the topic can be read")
+                return None
             members = await calls.members(self._session, self._settings.group, topic)
             if self._session.client_id not in members:
                 # The broker was restarted, perhaps: it must not cost us our queues that it has not heard of us yet.
@@ -122,13 +124,13 @@ class Ownership:
         except Exception:
             log.exception("strategy failed group=%s topic=%s", self._settings.group, topic)
             return None
-        self._complaints.pop(topic, None)
+        self._unknown_shares.works_again(topic)
         return frozenset(queues).intersection(share)
 
-    def _complain(self, phrase: str, topic: str, error: SkyrouteError) -> None:
-        count = self._complaints[topic] = self._complaints.get(topic, 0) + 1
-        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a broker may be away for hours
-            log.warning("%s group=%s topic=%s times=%d cause=%s", phrase, self._settings.group, topic, count, error)
+    def _complain(self, phrase: str, topic: str, cause: SkyrouteError | str) -> None:
+        unsaid = self._unknown_shares.unsaid(topic, self._monotonic())
+        if unsaid is not None:
+            log.warning("%s group=%s topic=%s cause=%s unsaid=%d", phrase, self._settings.group, topic, cause, unsaid)
 
     # -------------------------------------------------------------------------------------------------------- taking
 

@@ -13,7 +13,6 @@ from starlette.routing import Route
 
 from skyroute.client.admin import Admin
 from skyroute.client.errors import NoRouteError
-from skyroute.client.producer import Producer
 from skyroute.console.actions import Done, Fields, action, back_of, done, refuse
 from skyroute.console.desk import Desk, Paging, desk_of, page_number
 from skyroute.console.errors import ConsoleError
@@ -21,7 +20,7 @@ from skyroute.console.forms import in_field
 from skyroute.console.newest_first import newest_first, origin_of, read_place
 from skyroute.console.pages.message import as_file, message_at, send_copy
 from skyroute.console.pages.messages import topics_of, typed_span
-from skyroute.console.pages.topic import PRODUCER_GROUP
+from skyroute.console.pages.topic import producer_of
 from skyroute.console.visitors import Visitor
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import StoredMessage
@@ -163,7 +162,7 @@ async def _send(desk: Desk, fields: Fields, names: list[str]) -> Done:
         raise ConsoleError("none was chosen: tick the dead letters to send again")
     topic = dead_letter_topic(fields.get("group", ""))
     sent, failures = [], []
-    async with Producer(PRODUCER_GROUP, session=desk.admin.session) as producer:
+    async with producer_of(desk) as producer:
         for place in sorted(read_place(fields[name]) for name in names):
             try:
                 sent.append(await send_copy(desk.admin, producer, await message_at(desk.admin, topic, place)))

@@ -32,7 +32,7 @@ from skyroute.console.desk import Desk, desk_of
 from skyroute.console.errors import ConsoleError
 from skyroute.console.newest_first import Place, origin_of, read_place, row_of
 from skyroute.console.pages.messages import messages_with_id
-from skyroute.console.pages.topic import PRODUCER_GROUP
+from skyroute.console.pages.topic import producer_of
 from skyroute.console.visitors import Visitor
 from skyroute.errors import SkyrouteError
 from skyroute.message.flags import TransactionState, compression_of
@@ -278,7 +278,7 @@ async def send_again(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     """Send a copy of a message to the topic that it was first sent to."""
     place = read_place(fields.get("at", ""))
     found = await message_at(desk.admin, fields.get("topic", ""), place)
-    async with Producer(PRODUCER_GROUP, session=desk.admin.session) as producer:
+    async with producer_of(desk) as producer:
         where = await send_copy(desk.admin, producer, found)
     return done("A copy was sent: {where}", then=address_of(found, place), where=where)
 

@@ -1,6 +1,7 @@
 """One topic: its queues, its route and what ails it, who reads it, sending to it, and its settings."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -43,7 +44,8 @@ ANSWER_S: Final = 8.0
 GROUPS_A_PAGE: Final = 20
 """Every one of them is asked about."""
 DELAY_LEVEL_MAX: Final = 1_000
-PRODUCER_GROUP: Final = "skyroute-console"
+_NUMBERS: Final = itertools.count(1)
+"""Of the producers of this console."""
 
 TABS: Final = {
     "queues": "Queue status",
@@ -240,7 +242,7 @@ async def send(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
         properties=_properties(fields.get("properties", "")),
     )
     await desk.admin.route(topic)  # a topic that is gone must not come back because we send to it
-    async with Producer(PRODUCER_GROUP, session=desk.admin.session) as producer:
+    async with producer_of(desk) as producer:
         sent = await producer.send(message)
     place = {
         "tab": "send",
@@ -251,6 +253,11 @@ async def send(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
         "offset": sent.queue_offset,
     }
     return done("A message was sent to {topic}", f"{address_of(topic)}?{urlencode(place)}", topic=topic)
+
+
+def producer_of(desk: Desk) -> Producer:
+    """Return a producer for one action: several people may send at once, and a session has a group only once."""
+    return Producer(f"skyroute-console-{next(_NUMBERS)}", session=desk.admin.session)
 
 
 def _properties(text: str) -> dict[str, str]:

@@ -162,11 +162,21 @@ def test_it_is_full_beyond_any_of_its_limits() -> None:
     assert backlog.is_full(limits)
     backlog.finish([message(3, record_bytes=200)])
     assert not backlog.is_full(limits)
-    backlog.add([], 12)
+    backlog.add(messages(11), 12)
+    assert not backlog.is_full(limits)
+    backlog.finish(messages(11))
+    backlog.add(messages(12), 13)
     assert backlog.is_full(limits)
     assert not backlog.is_full(BacklogLimits(messages_max=2, bytes_max=250, span_max=None))
     backlog.finish(messages(1))
     assert not backlog.is_full(limits)
+
+
+def test_what_is_not_wanted_fills_nothing_up() -> None:
+    backlog = Backlog(0)
+    backlog.add(messages(0), 1)
+    backlog.add([], 5_000)
+    assert not backlog.is_full(BacklogLimits())
 
 
 def test_newest_offset_is_that_of_the_newest_unfinished() -> None:
