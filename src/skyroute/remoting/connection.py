@@ -51,8 +51,8 @@ Piece = bytes | memoryview
 """A part of what is written."""
 
 _TLS_HANDSHAKE: Final = 0x16
-_LENGTH_BYTES: Final = 4
-"""What a frame begins with, and a handshake has more of: before that, a peer has not said what it wants."""
+_DECIDING_BYTES: Final = 12
+"""Whoever has said so much has begun in earnest: hardly a frame is shorter, and no handshake."""
 
 
 def join_address(host: str, port: int) -> str:
@@ -357,7 +357,7 @@ class Connection(asyncio.Protocol):
             return self._decrypt(data)
         data = self._first_bytes + data
         proxied = read_proxy_header(data)
-        if proxied is None or len(data) - proxied.header_bytes < _LENGTH_BYTES:
+        if proxied is None or _has_only_begun(data[proxied.header_bytes :]):
             self._first_bytes = data
             self._account()
             return b""
@@ -585,6 +585,11 @@ class Connection(asyncio.Protocol):
         self._held = size
         if not self._service.buffered.put(self.peer.connection, size):
             self.abort("too many unfinished frames in all")
+
+
+def _has_only_begun(data: bytes) -> bool:
+    """Return whether a peer has hardly said anything: neither a short frame, whole or hopeless, nor more than one."""
+    return len(data) < _DECIDING_BYTES and (len(data) < 4 or int.from_bytes(data[:4]) > len(data) - 4)
 
 
 def _close(work: Coroutine[Any, Any, Response], _: "asyncio.Task[None]") -> None:
