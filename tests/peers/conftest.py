@@ -106,5 +106,6 @@ def broker(
     apache: NameServerProcess, ours: NameServerProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApacheBroker]:
     """An Apache broker that is registered at both."""
-    with ApacheBroker("peer-broker", tmp_path_factory.mktemp("broker"), [apache.address, ours.address]) as process:
+    home, rare = tmp_path_factory.mktemp("broker"), {"registerNameServerPeriod": "30000"}  # as where nobody sets it
+    with ApacheBroker("peer-broker", home, [apache.address, ours.address], config=rare) as process:
         yield process

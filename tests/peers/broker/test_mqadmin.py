@@ -25,6 +25,8 @@ from tests.support.raw import Line
 
 CLUSTER, BROKER = "AdminCluster", "admin-broker"
 TOPIC, GROUP, QUEUES = "AdminFacts", "admin-facts", 4
+SENDS = 5
+LOST_LINE = "RemotingSendRequestException"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,10 @@ class Both:
 
     def say(self, side: Side, *words: str) -> str:
         """What a command prints on one of them; {broker} among the words is its broker's address."""
-        address = side.broker.address
-        return self._mqadmin.run(*(word.replace("{broker}", address) for word in words), "-n", side.name_server.address)
+        line = [*(word.replace("{broker}", side.broker.address) for word in words), "-n", side.name_server.address]
+        said = self._mqadmin.run(*line)
+        # Now and then the tool writes to a connection that is being closed; it was seen with Apache's cluster only.
+        return self._mqadmin.run(*line) if LOST_LINE in said else said
 
     def __call__(self, *words: str, neutral: Callable[[str], str] = str, allowed: Iterable[str] = ()) -> str:
         theirs, mine = (plain(neutral(self.say(side, *words)), side) for side in self.sides)
@@ -147,10 +151,12 @@ async def members(both: Both, java: JavaClients, sent: dict[str, str]) -> AsyncI
         consumers = [await stack.enter_async_context(java.consumer(side.place, GROUP, TOPIC)) for side in both.sides]
         for consumer in consumers:
             await consumer.await_owned(QUEUES)
-        await both.eventually("consumerProgress", "-g", GROUP, has=r"Diff Total: 0", allowed=PROGRESS_TIMES)
+        await both.eventually("consumerProgress", "-g", GROUP, has=ALL_CONSUMED, allowed=PROGRESS_TIMES)
         yield consumers
 
 
+ALL_CONSUMED = rf"(?s)\b{TOPIC}\b.*Diff Total: 0"
+"""Before a group has said anything there is no line about the topic, and no difference either."""
 PROGRESS_TIMES = (r"Consume TPS: .*", r"(TIME|N/A)( \S+)?$")
 """How fast a group is, and when it consumed last: moments, not facts."""
 
@@ -289,7 +295,17 @@ def test_messages_are_printed(both: Both, sent: dict[str, str]) -> None:
 
 
 def test_sending_is_measured(both: Both) -> None:
-    both("checkMsgSendRT", "-t", TOPIC, "-a", "5", "-s", "100", neutral=rates_and_errors, allowed=[r"(?<=true )\d+$"])
+    both(
+        "checkMsgSendRT",
+        "-t",
+        TOPIC,
+        "-a",
+        str(SENDS),
+        "-s",
+        "100",
+        neutral=rates_and_errors,
+        allowed=[r"(?<=true )\d+$"],
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ groups
@@ -299,12 +315,12 @@ async def test_a_group_at_work(both: Both, java: JavaClients, members: list[Java
     async with AsyncExitStack() as stack:
         for side in both.sides:
             producer = await stack.enter_async_context(java.producer(side.place, "admin-producers"))
-            for _ in range(QUEUES):
-                await producer.send(TOPIC, b"at work")
+            for number in range(QUEUES):  # left to itself, each thread of a Java producer begins somewhere else
+                await producer.send(TOPIC, b"at work", order_key=str(number))
         await both.eventually("producerConnection", "-g", "admin-producers", "-t", TOPIC, has="JAVA")
         for consumer in members:
             await consumer.take(2 * QUEUES)
-        said = await both.eventually("consumerProgress", "-g", GROUP, has="Diff Total: 0", allowed=PROGRESS_TIMES)
+        said = await both.eventually("consumerProgress", "-g", GROUP, has=ALL_CONSUMED, allowed=PROGRESS_TIMES)
         assert f"{TOPIC} {BROKER} 3" in said
         both("consumerProgress", "-g", GROUP, "-s", "true", allowed=PROGRESS_TIMES)
         both("consumerProgress", neutral=only(GROUP), allowed=[r"(?<=CLUSTERING )\d+"])
@@ -313,7 +329,9 @@ async def test_a_group_at_work(both: Both, java: JavaClients, members: list[Java
         for side, consumer in zip(both.sides, members, strict=True):
             said = both.say(side, "consumerStatus", "-g", GROUP, "-i", consumer.client_id)
             assert re.search(rf"{TOPIC} +{BROKER} +3", said)
-        both("statsAll", "-a", "-t", TOPIC, neutral=rates_and_errors)
+        # Apache's broker counts now and then.
+        counted = rf"\b{SENDS + 2 * QUEUES}\s+{SENDS + 2 * QUEUES}\b"
+        await both.eventually("statsAll", "-a", "-t", TOPIC, has=counted, neutral=rates_and_errors)
     both("producerConnection", "-g", "nobody", "-t", TOPIC, neutral=messages_only)
     both("consumerConnection", "-g", "nobody", neutral=messages_only)
     both("consumerProgress", "-g", "nobody", neutral=messages_only)
