@@ -27,11 +27,12 @@ from skyroute.nameserver.watch import Watches
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
 from skyroute.remoting.background import Background
-from skyroute.remoting.connection import Traffic, join_address
+from skyroute.remoting.connection import join_address
 from skyroute.remoting.dispatch import Handler
 from skyroute.remoting.pace import Pace
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls, client_context
+from skyroute.remoting.traffic import Traffic
 from skyroute.routing.events import BrokerConfirmed, Cause, RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.settings.files import ensure_replaceable

@@ -14,6 +14,7 @@ from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Later, Peer, 
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, TlsError
 from skyroute.remoting.tls import ServerTls, TlsStream
 from skyroute.remoting.tls_settings import TlsMode
+from skyroute.remoting.traffic import Traffic
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
@@ -119,14 +120,6 @@ class Complaints:
             self.lines, self.window_began_at = 0, now
         self.lines += 1
         return self.lines <= COMPLAINTS_MAX
-
-
-@dataclass(slots=True)
-class Traffic:
-    """How much peers have to say, for whoever has long work to do and wants to know if others wait."""
-
-    reads: int = 0
-    """How often something whole was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +407,7 @@ class Connection(asyncio.Protocol):
         if not frames or self.closing_since is not None:
             return
         self.active_at = self._service.clock.monotonic()
-        self._service.traffic.reads += 1
+        self._service.traffic.heard(self.active_at)
         if self._backlog or self._stalled:
             self._put_back(frames)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from skyroute.clock import Clock
-from skyroute.remoting.connection import Traffic
+from skyroute.remoting.traffic import Traffic
 
 T = TypeVar("T")
 

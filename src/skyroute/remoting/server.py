@@ -11,11 +11,12 @@ from itertools import count
 from typing import Any, Final
 
 from skyroute.clock import Clock
-from skyroute.remoting.connection import Complaints, Connection, Limits, Service, Tally, Traffic, join_address
+from skyroute.remoting.connection import Complaints, Connection, Limits, Service, Tally, join_address
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.lateness import Lateness
 from skyroute.remoting.tls import ServerTls
+from skyroute.remoting.traffic import Traffic
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from skyroute.remoting.connection import Traffic
 from skyroute.remoting.pace import Pace, run_through
+from skyroute.remoting.traffic import Traffic
 from tests.support.clock import ManualClock
 
 AN_HOUR = 3600.0
