@@ -125,13 +125,11 @@ def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:
 
     `pair_start` is the name and what ends it.
     """
-    at = raw_properties.rfind(pair_start)
-    if at < 0:
+    before, found, rest = raw_properties.rpartition(pair_start)
+    if not found:
         return None
-    start = at + len(pair_start)
-    stop = raw_properties.find(b"\x02", start)
-    value = raw_properties[start:] if stop < 0 else raw_properties[start:stop]
-    if value and (at == 0 or raw_properties[at - 1] == 2):
+    value = rest.partition(b"\x02")[0]
+    if value and (not before or before[-1] == 2):
         return value
     # It is the end of a longer name, or readers drop it: an earlier one may count.
     text = find_property(raw_properties, pair_start[:-1].decode())

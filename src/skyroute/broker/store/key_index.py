@@ -43,25 +43,28 @@ class KeyMatches(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def _start_hash(topic: str, start: bytes) -> int:
-    """Return the hash of a topic and the start of a key, for what follows to be added to it."""
-    if not start.isascii():
-        return java_hash(f"{topic}#{start.decode('utf-8', 'replace')}")
+    """Return the hash of a topic and the start of a key as it counts with two more characters behind it."""
     value = 0
     for (word,) in _WORD.iter_unpack(start.rjust(len(start) + -len(start) % _WORD.size, b"\0")):
         # Every second character with the one before it, then every second pair, then both halves.
         word = (word & _BYTES_OF_2) + (word >> 8 & _BYTES_OF_2) * 31  # noqa: PLW2901 - it is folded
         word = (word & _PAIRS_OF_2) + (word >> 16 & _PAIRS_OF_2) * 31**2  # noqa: PLW2901 - as above
         value = (value * 31**8 + (word & 0xFFFFFFFF) + (word >> 32) * 31**4) & 0xFFFFFFFF
-    return java_hash(f"{topic}#") * pow(31, len(start), 1 << 32) + value
+    return (java_hash(f"{topic}#") * pow(31, len(start), 1 << 32) + value) * 31**2 & 0xFFFFFFFF
+
+
+@lru_cache(maxsize=8192)
+def _whole_hash(topic: str, key: bytes) -> int:
+    return java_hash(f"{topic}#{key.decode('utf-8', 'replace')}") & 0xFFFFFFFF
 
 
 def key_hash(topic: str, key: bytes) -> int:
     """Return the number by which the index knows a key of a topic: Java's hash of `topic#key`, without its sign."""
     if len(key) > 2 and key.isascii():
         # Keys are often numbers that count up: all but the last two characters was there a moment ago.
-        value = (_start_hash(topic, key[:-2]) * 31**2 + key[-2] * 31 + key[-1]) & 0xFFFFFFFF
+        value = _start_hash(topic, key[:-2]) + key[-2] * 31 + key[-1] & 0xFFFFFFFF
     else:
-        value = _start_hash(topic, key) & 0xFFFFFFFF
+        value = _whole_hash(topic, key)
     # Java has no positive number for the smallest of its integers, and Apache takes 0.
     return value if value < 0x80000000 else -value & 0x7FFFFFFF
 
