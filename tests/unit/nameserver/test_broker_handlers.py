@@ -5,9 +5,9 @@ from typing import Any, cast
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.brokers import LARGE_BODY_BYTES, BrokerHandlers
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.remoting.connection import Traffic
 from skyroute.remoting.dispatch import InTurn, Peer
 from skyroute.remoting.pace import Pace
+from skyroute.remoting.traffic import Traffic
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings
