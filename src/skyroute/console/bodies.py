@@ -22,7 +22,7 @@ _BINARY: Final = re.compile(f"[{_CONTROLS}]")
 # Characters that turn the direction of writing make a text look like another one.
 _UNSEEN: Final = re.compile(f"[{_CONTROLS}\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 # A string without an end goes to the end of the body, so that no part of it is looked at twice.
-_STRING_OR_BRACKET: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_STRING_OR_BRACKET: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
 class Form(StrEnum):
