@@ -21,7 +21,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.reads = 0
-        """How often something whole was read."""
+        """How often something was read."""
         self._heard_at = 0.0
         self._looks_left = 0
 
