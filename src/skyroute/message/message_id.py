@@ -4,14 +4,17 @@ Both are upper-case hexadecimal and of the same lengths, 32 characters for IPv4 
 tells which of the two it is.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from struct import Struct
 from typing import Final, NamedTuple
 
 from skyroute.message.errors import MessageIdError
 from skyroute.message.host import Host, decode_host, encode_ip
 from skyroute.message.positions import LogPosition
 
+_POSITION: Final = Struct(">q")
 _IPV4_ID_CHARS: Final = 32
 _IPV6_ID_CHARS: Final = 56
 _CLOCK_STEP_BACK_MS_MAX: Final = 1_000_000
@@ -39,6 +42,13 @@ class UniqueId(NamedTuple):
 def encode_offset_id(raw_store_host: bytes, log_position: int) -> str:
     """Return the id of the record at a position of the log of the broker at these 8 or 20 bytes of address."""
     return f"{_upper_hex(raw_store_host)}{log_position & 0xFFFFFFFFFFFFFFFF:016X}"
+
+
+def encode_offset_ids(raw_store_host: bytes, log_positions: Sequence[int]) -> str:
+    """Return such ids of many records, with commas between them."""
+    pieces = [raw_store_host] * (2 * len(log_positions))
+    pieces[1::2] = map(_POSITION.pack, log_positions)
+    return b"".join(pieces).hex(",", len(raw_store_host) + _POSITION.size).upper()
 
 
 @lru_cache(maxsize=64)

@@ -25,7 +25,7 @@ from skyroute.message.batch import decode_batch
 from skyroute.message.errors import BatchError, HostError, InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, MULTI_TAGS, TRANSACTION_MASK
 from skyroute.message.host import decode_host, encode_host
-from skyroute.message.message_id import encode_offset_id
+from skyroute.message.message_id import encode_offset_id, encode_offset_ids
 from skyroute.message.message_ids import MessageIds
 from skyroute.message.names import TOPIC_CHARS_MAX, check_topic
 from skyroute.message.properties import PROPERTIES_BYTES_MAX, delete_property, encode_properties, find_property
@@ -319,7 +319,6 @@ class SendHandlers:
             sending.flag,
             sending.reconsume_times,
         )
-        host = self._identity.raw_store_host
         try:
             if is_whole:
                 whole = self._intake.put_inner_batch(draft, len(items))
@@ -330,7 +329,7 @@ class SendHandlers:
             raise self._refusal(error) from error
         sender_id = unique_id.decode("utf-8", "replace")
         receipt = SendReceipt(
-            ",".join([encode_offset_id(host, position) for position in appended.log_positions]),
+            encode_offset_ids(self._identity.raw_store_host, appended.log_positions),
             queue_id,
             appended.queue_offset,
             sender_id,

@@ -41,16 +41,29 @@ class KeyMatches(NamedTuple):
     last_position: int
 
 
+def _fold(word: int) -> int:
+    """Return the hash of eight characters: every second with the one before it, then the pairs, then both halves."""
+    word = (word & _BYTES_OF_2) + (word >> 8 & _BYTES_OF_2) * 31
+    word = (word & _PAIRS_OF_2) + (word >> 16 & _PAIRS_OF_2) * 31**2
+    return (word & 0xFFFFFFFF) + (word >> 32) * 31**4
+
+
+@lru_cache(maxsize=8192)
+def _far_hash(topic: str, start: bytes) -> int:
+    """Return the hash of a topic and the start of a key."""
+    value = 0
+    for (word,) in _WORD.iter_unpack(start.rjust(len(start) + -len(start) % _WORD.size, b"\0")):
+        value = (value * 31**8 + _fold(word)) & 0xFFFFFFFF
+    return (java_hash(f"{topic}#") * pow(31, len(start), 1 << 32) + value) & 0xFFFFFFFF
+
+
 @lru_cache(maxsize=8192)
 def _start_hash(topic: str, start: bytes) -> int:
     """Return the hash of a topic and the start of a key as it counts with two more characters behind it."""
-    value = 0
-    for (word,) in _WORD.iter_unpack(start.rjust(len(start) + -len(start) % _WORD.size, b"\0")):
-        # Every second character with the one before it, then every second pair, then both halves.
-        word = (word & _BYTES_OF_2) + (word >> 8 & _BYTES_OF_2) * 31  # noqa: PLW2901 - it is folded
-        word = (word & _PAIRS_OF_2) + (word >> 16 & _PAIRS_OF_2) * 31**2  # noqa: PLW2901 - as above
-        value = (value * 31**8 + (word & 0xFFFFFFFF) + (word >> 32) * 31**4) & 0xFFFFFFFF
-    return (java_hash(f"{topic}#") * pow(31, len(start), 1 << 32) + value) * 31**2 & 0xFFFFFFFF
+    # A producer's ids begin alike, and have the time before the last characters.
+    last = start[-_WORD.size :]
+    value = _far_hash(topic, start[: -_WORD.size]) * 31 ** len(last) + _fold(int.from_bytes(last, "big"))
+    return int(value * 31**2 & 0xFFFFFFFF)
 
 
 @lru_cache(maxsize=8192)

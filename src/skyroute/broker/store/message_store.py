@@ -7,7 +7,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from itertools import count
+from itertools import count, repeat
 from operator import sub
 from pathlib import Path
 from typing import Final, Self
@@ -266,8 +266,10 @@ class MessageStore:
         if draft.sys_flag & WITHOUT_PLACE:
             raise RecordError("no batch takes part in a transaction")
         queue = self._queues.get((draft.topic, draft.queue_id)) or self._find_or_create(draft.topic, draft.queue_id)
-        if any(item[1][-1:] == b"\0" for item in items):  # see `append`
-            items = [item._replace(raw_properties=item[1] + b"\x02") for item in items]
+        properties = [item[1] for item in items]
+        if b"\0" in b"".join(properties) and any(raw.endswith(b"\0") for raw in properties):  # see `append`
+            properties = [raw + b"\x02" for raw in properties]
+            items = [item._replace(raw_properties=raw) for item, raw in zip(items, properties, strict=True)]
         log, offset = self._log, queue.next_offset
         pieces, positions = queue.encode_all(draft, items, offset, log.end, now_ms)
         records = b"".join(pieces)
@@ -277,12 +279,9 @@ class MessageStore:
         log.append(positions[0], records)
         queue.next_offset = offset + len(items)
         self._last_stored_ms = now_ms
-        noted, sys_flag = self._derived.noted, draft.sys_flag
         sizes = map(sub, [*positions[1:], log.end], positions)
-        noted += [
-            (queue, offset, position, size, item[1], sys_flag, now_ms)
-            for offset, position, size, item in zip(count(offset), positions, sizes, items, strict=False)
-        ]
+        same = repeat(queue), repeat(draft.sys_flag), repeat(now_ms)
+        self._derived.noted += zip(same[0], count(offset), positions, sizes, properties, *same[1:], strict=False)
         if len(self._derived) > BACKLOG_MAX:
             self._derive_quietly()
         return AppendedBatch(positions, offset, log.end)
