@@ -35,7 +35,7 @@ class Bystanders:
     """
 
     def __init__(self, participants: Iterable[int] = ()) -> None:
-        self._participants = [*participants, os.getpid()]
+        self._participants = list(participants)
         self._since = self._before = 0.0
         self.share = 0.0
 
@@ -49,7 +49,8 @@ class Bystanders:
 
     def _foreign_s(self) -> float:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return _busy_s() - sum(map(cpu_s, self._participants)) - ended.ru_utime - ended.ru_stime
+        ours = {os.getpid(), *(each for pid in self._participants for each in (pid, *_children(pid)))}
+        return _busy_s() - sum(map(cpu_s, ours)) - ended.ru_utime - ended.ru_stime
 
 
 def _busy_s() -> float:

@@ -157,6 +157,8 @@ class BrokerConfig(ServerConfig):
     max_hash_slot_num: int = setting(Scope.STORE, default=5_000_000, at_least=1)
     max_index_num: int = setting(Scope.STORE, default=20_000_000, at_least=1)
     message_index_enable: bool = setting(Scope.STORE, default=True)
+    index_in_own_process: bool = setting(Scope.OWN, default=True)
+    """Once there is much to do, and a second processor to do it, a process of its own writes the key index."""
     flush_disk_type: str = setting(Scope.STORE, default="ASYNC_FLUSH", choices=("ASYNC_FLUSH", "SYNC_FLUSH"))
     flush_interval_commit_log: int = setting(Scope.STORE, default=500, at_least=1)
     sync_flush_timeout: int = setting(Scope.STORE, default=5000, at_least=1, live=True)
@@ -258,6 +260,7 @@ class BrokerConfig(ServerConfig):
             index_slots=self.max_hash_slot_num,
             index_entries=self.max_index_num,
             index_enabled=self.message_index_enable,
+            index_process=self.index_in_own_process,
             delays_ms=self.delays_ms,
             sync_flush=self.sync_flush,
             reserved_ms=self.file_reserved_time * _HOUR_MS,

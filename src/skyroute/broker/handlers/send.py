@@ -14,9 +14,9 @@ from skyroute.broker.identity import Identity
 from skyroute.broker.intake import Intake
 from skyroute.broker.queue_locks import QueueLocks
 from skyroute.broker.spreading import Spreading
-from skyroute.broker.store.derive import find_value
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
 from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.store.keys import find_value
 from skyroute.broker.timers import recall_handle
 from skyroute.broker.topics import Announce, Topics
 from skyroute.broker.transactions import Transactions

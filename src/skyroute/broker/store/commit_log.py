@@ -1,7 +1,7 @@
 """The commit log: every message of the broker, in the order of arrival, one record behind the other."""
 
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
@@ -41,6 +41,7 @@ _LONG: Final = Struct(">q")
 _SYS_FLAG_AT: Final = 36
 _STORED_AT: Final = 56
 _IPV6_MORE: Final = 12
+_EVER_MS: Final = (1 << 63) - 1
 
 
 class ScannedRecord(NamedTuple):
@@ -56,7 +57,7 @@ class ScannedRecord(NamedTuple):
     raw_properties: bytes
 
 
-_Scanned = tuple[int, int, str, int, int, int, int, bytes]
+Scanned = tuple[int, int, str, int, int, int, int, bytes]
 """The same without names, of which there are millions."""
 
 
@@ -201,10 +202,10 @@ class CommitLog:
         segment = self._log.find(position)
         if segment is None:
             return None
-        found = next(self._scan_segment(segment, position, {}, trusted_ms=-1), None)
+        found = next(_scan_segment(segment, position, {}, trusted_ms=-1), None)
         return None if found is None else ScannedRecord(*found)
 
-    def scan(self, position: int, *, trusted_ms: int = -1) -> Generator[_Scanned, None, None]:
+    def scan(self, position: int, *, trusted_ms: int = -1) -> Generator[Scanned, None, None]:
         """Walk over the good records from here on, and set `end` behind the last; each is what `ScannedRecord` has.
 
         A body that is not what was stored ends the walk, unless it was stored before `trusted_ms`: what was whole on
@@ -214,65 +215,81 @@ class CommitLog:
         topics: dict[bytes, str] = {}
         segment = self._log.find(position)
         while segment is not None:
-            self.end, goes_on = yield from self._scan_segment(segment, max(position, segment.start), topics, trusted_ms)
+            self.end, goes_on = yield from _scan_segment(segment, max(position, segment.start), topics, trusted_ms)
             segment.release_memory()
             segment = self._log.find(segment.stop) if goes_on else None
 
-    def _scan_segment(
-        self, segment: Segment, position: int, topics: dict[bytes, str], trusted_ms: int
-    ) -> Generator[_Scanned, None, tuple[int, bool]]:
-        """Walk over good records; return where they end, and whether the log goes on in the next segment."""
-        view = segment.content
-        at, end, start = position - segment.start, segment.size, segment.start
-        read_head, crc32 = _SCANNED[0].unpack_from, zlib.crc32
-        released_at = at
-        try:
-            while True:
-                (size, magic, crc, queue_id, queue_offset, own_position, sys_flag, stored_at, body_bytes) = read_head(
-                    view, at
+
+def walk(
+    find_segment: Callable[[int], Segment | None], position: int, stop: int, topics: dict[bytes, str]
+) -> Generator[Scanned, None, None]:
+    """Walk over the records between two positions, which are known to be good. `topics` are those met before."""
+    while position < stop:
+        segment = find_segment(position)
+        if segment is None:
+            return
+        for record in _scan_segment(segment, position, topics, trusted_ms=_EVER_MS):
+            if record[0] >= stop:
+                return
+            yield record
+        position = segment.stop
+
+
+def _scan_segment(
+    segment: Segment, position: int, topics: dict[bytes, str], trusted_ms: int
+) -> Generator[Scanned, None, tuple[int, bool]]:
+    """Walk over good records; return where they end, and whether the log goes on in the next segment."""
+    view = segment.content
+    at, end, start = position - segment.start, segment.size, segment.start
+    read_head, crc32 = _SCANNED[0].unpack_from, zlib.crc32
+    released_at = at
+    try:
+        while True:
+            (size, magic, crc, queue_id, queue_offset, own_position, sys_flag, stored_at, body_bytes) = read_head(
+                view, at
+            )
+            body_at = at + HEAD_BYTES
+            if sys_flag & HOSTS_IPV6:
+                head = _SCANNED[sys_flag >> 4 & 3]
+                body_at = at + head.size
+                *_, stored_at, body_bytes = head.unpack_from(view, at)
+            topic_at = body_at + body_bytes
+            if magic == MAGIC_V1:
+                topic_stop = topic_at + 1 + view[topic_at]
+                topic_at += 1
+            elif magic == MAGIC_V2:
+                topic_stop = topic_at + 2 + (view[topic_at] << 8 | view[topic_at + 1])
+                topic_at += 2
+            else:
+                break
+            stop = at + size
+            if (
+                own_position != start + at
+                or body_bytes < 0
+                or stop > end
+                or topic_stop + 2 + (view[topic_stop] << 8 | view[topic_stop + 1]) != stop
+                or (
+                    body_bytes
+                    and stored_at > trusted_ms
+                    and crc32(view[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc
                 )
-                body_at = at + HEAD_BYTES
-                if sys_flag & HOSTS_IPV6:
-                    head = _SCANNED[sys_flag >> 4 & 3]
-                    body_at = at + head.size
-                    *_, stored_at, body_bytes = head.unpack_from(view, at)
-                topic_at = body_at + body_bytes
-                if magic == MAGIC_V1:
-                    topic_stop = topic_at + 1 + view[topic_at]
-                    topic_at += 1
-                elif magic == MAGIC_V2:
-                    topic_stop = topic_at + 2 + (view[topic_at] << 8 | view[topic_at + 1])
-                    topic_at += 2
-                else:
-                    break
-                stop = at + size
-                if (
-                    own_position != start + at
-                    or body_bytes < 0
-                    or stop > end
-                    or topic_stop + 2 + (view[topic_stop] << 8 | view[topic_stop + 1]) != stop
-                    or (
-                        body_bytes
-                        and crc32(view[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc
-                        and stored_at > trusted_ms
-                    )
-                ):
-                    break
-                if not view[stop - 1] and _is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
-                    break
-                raw_topic = view[topic_at:topic_stop]
-                topic = topics.get(raw_topic)
-                if topic is None:
-                    topic = topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
-                yield start + at, size, topic, queue_id, queue_offset, sys_flag, stored_at, view[topic_stop + 2 : stop]
-                at = stop
-                if at - released_at > MAPPED_BYTES_MAX:
-                    released_at = at
-                    segment.release_memory()
-        except (StructError, IndexError):
-            pass  # too near to the segment's end for a head; there may still be the mark that ends it
-        is_marked = end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at)[1] == MAGIC_SEGMENT_END
-        return start + at, is_marked
+            ):
+                break
+            if not view[stop - 1] and _is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
+                break
+            raw_topic = view[topic_at:topic_stop]
+            topic = topics.get(raw_topic)
+            if topic is None:
+                topic = topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
+            yield start + at, size, topic, queue_id, queue_offset, sys_flag, stored_at, view[topic_stop + 2 : stop]
+            at = stop
+            if at - released_at > MAPPED_BYTES_MAX:
+                released_at = at
+                segment.release_memory()
+    except (StructError, IndexError):
+        pass  # too near to the segment's end for a head; there may still be the mark that ends it
+    is_marked = end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at)[1] == MAGIC_SEGMENT_END
+    return start + at, is_marked
 
 
 def _is_torn(view: mmap, last_at: int, stop: int) -> bool:

@@ -1,20 +1,24 @@
 """What follows from a record in the log: a unit of its queue, and its keys in the index."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
 from skyroute.broker.store.checkpoint import Checkpoint
-from skyroute.broker.store.key_index import Key, KeyIndex, key_hash
+from skyroute.broker.store.commit_log import Scanned
+from skyroute.broker.store.errors import IndexProcessGoneError
+from skyroute.broker.store.index_process import IndexProcess
+from skyroute.broker.store.key_index import KeyIndex
+from skyroute.broker.store.keys import Key, find_value, keep_keys
 from skyroute.broker.store.segment import Segment
 from skyroute.broker.store.topic_queue import TopicQueue
-from skyroute.message.flags import INNER_BATCH, TRANSACTION_MASK, TransactionState
+from skyroute.message.flags import INNER_BATCH, TransactionState
 from skyroute.message.properties import find_property
-from skyroute.message.property_names import DELAY_LEVEL, KEYS, TAGS, UNIQUE_ID
+from skyroute.message.property_names import DELAY_LEVEL, TAGS
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.message.tags import tag_code
 
-_ROLLED_BACK: Final = int(TransactionState.ROLLED_BACK)
-_TAGS, _KEYS, _UNIQUE_ID = (f"{name}\x01".encode() for name in (TAGS, KEYS, UNIQUE_ID))
+_TAGS: Final = f"{TAGS}\x01".encode()
 WITHOUT_PLACE: Final = int(TransactionState.PREPARED & TransactionState.ROLLED_BACK)
 """The bit of half messages and withdrawn ones: they take no place in their queue."""
 
@@ -45,6 +49,8 @@ class Derived:
 
     def __init__(self, index: KeyIndex | None, checkpoint: Checkpoint, delays_ms: tuple[int, ...]) -> None:
         self._index = index
+        self.index_process: IndexProcess | None = None
+        """Who writes the index in our place."""
         self._checkpoint = checkpoint
         self._delays_ms = delays_ms
         self.noted: list[Noted] = []
@@ -54,7 +60,8 @@ class Derived:
         self._queues: dict[TopicQueue, None] = {}
         self._keys: list[Key] = []
         """What the index keeps of those: their unique ids and their keys."""
-        self._newest: Noted | None = None
+        self._newest: tuple[int, int, int] | None = None
+        """Position, size and time of the last of them."""
         self.dirty: dict[Segment, None] = {}
         """Segments of queues that hold something which may not be on the disk."""
         self.written_ms = 0
@@ -64,6 +71,11 @@ class Derived:
         """Return how many records are noted, or settled and not yet written."""
         return len(self.noted) + self._unwritten
 
+    @property
+    def is_written(self) -> bool:
+        """All that readers see is in files."""
+        return self._newest is None
+
     def settle(self, up_to: int | None = None) -> None:
         """Show readers the records noted so far, or those before a position of the log."""
         ready, self.noted = self.noted, []
@@ -72,7 +84,7 @@ class Derived:
             del ready[len(ready) - len(self.noted) :]
         if not ready:
             return
-        queues, is_indexed, keep = self._queues, self._index is not None, self._keys.append
+        queues, keys = self._queues, None if self._index is None or self.index_process is not None else self._keys
         for queue, queue_offset, position, size, raw_properties, sys_flag, stored_at_ms in ready:
             topic = queue.topic
             if not sys_flag & WITHOUT_PLACE:
@@ -84,33 +96,42 @@ class Derived:
                 messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
                 queue.add(queue_offset, position, size, code, stored_at_ms, messages)
                 queues[queue] = None
-            if is_indexed and sys_flag & TRANSACTION_MASK != _ROLLED_BACK:
-                if unique_id := find_value(raw_properties, _UNIQUE_ID):
-                    keep((key_hash(topic, unique_id), position, stored_at_ms))
-                if keys := find_value(raw_properties, _KEYS):
-                    for key in keys.split(b" "):
-                        if key:
-                            keep((key_hash(topic, key), position, stored_at_ms))
+            if keys is not None:
+                keep_keys(keys, topic, raw_properties, sys_flag, position, stored_at_ms)
         self._unwritten += len(ready)
-        self._newest = ready[-1]
+        *_, (_, _, position, size, _, _, stored_at_ms) = ready
+        self._newest = position, size, stored_at_ms
 
     def write(self, up_to: int | None = None) -> None:
         """Settle, and write what is settled to files.
 
         Raises:
             StoreWriteError, StoreFullError: some of it is left for the next time.
+            IndexProcessGoneError: the same, until somebody has taken over from that process.
         """
         self.settle(up_to)
         for queue in list(self._queues):
             self.dirty.update(dict.fromkeys(queue.write()))
             del self._queues[queue]
         if self._newest is not None:
-            if self._index is not None:
+            position, size, stored_at_ms = self._newest
+            if self.index_process is not None:
+                if not self.index_process.go_on_to(position + size):
+                    raise IndexProcessGoneError
+                position, size, *_ = self.index_process.progress
+            elif self._index is not None:
                 self._index.add(self._keys)
-            _, _, position, size, _, _, self.written_ms = self._newest
+            self.written_ms = stored_at_ms
             self._newest = None
             self._unwritten = 0
             self._checkpoint.note_derived(position, size)
+
+    def take_keys(self, records: Iterable[Scanned]) -> None:
+        """Have the keys of records, as a walk over the log gives them, written the next time."""
+        self.index_process = None
+        for position, size, topic, _, _, sys_flag, stored_at_ms, raw_properties in records:
+            keep_keys(self._keys, topic, raw_properties, sys_flag, position, stored_at_ms)
+            self._newest = position, size, stored_at_ms
 
     def forget(self, queue: TopicQueue) -> None:
         """Drop what waits for a queue that is being removed."""
@@ -118,22 +139,6 @@ class Derived:
         self._queues.pop(queue, None)
         for segment in queue.segments:
             self.dirty.pop(segment, None)
-
-
-def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:
-    """Return the bytes of one property; what `find_property` gives, but not yet text. Every message passes here.
-
-    `pair_start` is the name and what ends it.
-    """
-    before, found, rest = raw_properties.rpartition(pair_start)
-    if not found:
-        return None
-    value = rest.partition(b"\x02")[0]
-    if value and (not before or before[-1] == 2):
-        return value
-    # It is the end of a longer name, or readers drop it: an earlier one may count.
-    text = find_property(raw_properties, pair_start[:-1].decode())
-    return text.encode() if text else None
 
 
 @lru_cache(maxsize=4096)

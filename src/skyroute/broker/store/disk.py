@@ -17,6 +17,8 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _LOCK: Final = Struct("@hhqqi4x")
+_STORE_BYTE, _INDEX_BYTE = 0, 1
+"""Which byte of the lock's file stands for what."""
 
 
 def failure(error: OSError, path: Path | str | int) -> StoreError:
@@ -159,16 +161,16 @@ class Disk:
     def lock(self, path: Path) -> int:
         """Take the lock that Java takes too: the first byte of this file. Closing the descriptor gives it back.
 
+        An index process of an earlier owner, which ends with it or soon after, is waited for.
+
         Raises:
             StoreLockedError: somebody has it.
         """
         descriptor = self.open(path, 4)
         try:
-            if hasattr(fcntl, "F_OFD_SETLK"):
-                # Held by the open file, not by the process: two stores of one process exclude each other as well.
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-            else:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            _lock_byte(descriptor, _STORE_BYTE)
+            _lock_byte(descriptor, _INDEX_BYTE, wait=True)
+            _unlock_byte(descriptor, _INDEX_BYTE)
             self.write(descriptor, b"lock", 0)
         except OSError as error:
             os.close(descriptor)
@@ -176,6 +178,16 @@ class Disk:
         except StoreError:
             os.close(descriptor)
             raise
+        return descriptor
+
+    def lock_index(self, path: Path) -> int | None:
+        """Take the lock that says that an index process is at work, or return None where it is taken."""
+        descriptor = self.open(path, 4)
+        try:
+            _lock_byte(descriptor, _INDEX_BYTE)
+        except OSError:
+            os.close(descriptor)
+            return None
         return descriptor
 
     def boot_id(self) -> str:
@@ -190,3 +202,19 @@ class Disk:
         found = os.statvfs(folder)
         used = found.f_blocks - found.f_bfree
         return used / max(used + found.f_bavail, 1)
+
+
+def _lock_byte(descriptor: int, at: int, *, wait: bool = False) -> None:
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        # Held by the open file, not by the process: two stores of one process exclude each other as well.
+        command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+        fcntl.fcntl(descriptor, command, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0))
+    else:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, at)
+
+
+def _unlock_byte(descriptor: int, at: int) -> None:
+    if hasattr(fcntl, "F_OFD_SETLK"):
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, at, 1, 0))
+    else:
+        fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, at)

@@ -8,14 +8,13 @@ import os
 from array import array
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreDamagedError
-from skyroute.message.tags import java_hash
+from skyroute.broker.store.keys import Key, key_hash
 
 MATCHES_MAX: Final = 64
 """How many messages one question finds at most."""
@@ -24,13 +23,7 @@ _HEADER: Final = Struct(">qqqqii")
 _ENTRY: Final = Struct(">iqii")
 _SLOT: Final = Struct(">i")
 _INT_MAX: Final = 0x7FFFFFFF
-_WORD: Final = Struct(">Q")
-_BYTES_OF_2, _PAIRS_OF_2 = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF
 _ENTRIES_READ: Final = 50_000
-
-
-Key = tuple[int, int, int]
-"""One key on its way into the index: its hash, where its message lies, and when that was stored (milliseconds)."""
 
 
 class KeyMatches(NamedTuple):
@@ -39,47 +32,6 @@ class KeyMatches(NamedTuple):
     positions: list[int]
     last_stored_at_ms: int
     last_position: int
-
-
-def _fold(word: int) -> int:
-    """Return the hash of eight characters: every second with the one before it, then the pairs, then both halves."""
-    word = (word & _BYTES_OF_2) + (word >> 8 & _BYTES_OF_2) * 31
-    word = (word & _PAIRS_OF_2) + (word >> 16 & _PAIRS_OF_2) * 31**2
-    return (word & 0xFFFFFFFF) + (word >> 32) * 31**4
-
-
-@lru_cache(maxsize=8192)
-def _far_hash(topic: str, start: bytes) -> int:
-    """Return the hash of a topic and the start of a key."""
-    value = 0
-    for (word,) in _WORD.iter_unpack(start.rjust(len(start) + -len(start) % _WORD.size, b"\0")):
-        value = (value * 31**8 + _fold(word)) & 0xFFFFFFFF
-    return (java_hash(f"{topic}#") * pow(31, len(start), 1 << 32) + value) & 0xFFFFFFFF
-
-
-@lru_cache(maxsize=8192)
-def _start_hash(topic: str, start: bytes) -> int:
-    """Return the hash of a topic and the start of a key as it counts with two more characters behind it."""
-    # A producer's ids begin alike, and have the time before the last characters.
-    last = start[-_WORD.size :]
-    value = _far_hash(topic, start[: -_WORD.size]) * 31 ** len(last) + _fold(int.from_bytes(last, "big"))
-    return int(value * 31**2 & 0xFFFFFFFF)
-
-
-@lru_cache(maxsize=8192)
-def _whole_hash(topic: str, key: bytes) -> int:
-    return java_hash(f"{topic}#{key.decode('utf-8', 'replace')}") & 0xFFFFFFFF
-
-
-def key_hash(topic: str, key: bytes) -> int:
-    """Return the number by which the index knows a key of a topic: Java's hash of `topic#key`, without its sign."""
-    if len(key) > 2 and key.isascii():
-        # Keys are often numbers that count up: all but the last two characters was there a moment ago.
-        value = _start_hash(topic, key[:-2]) + key[-2] * 31 + key[-1] & 0xFFFFFFFF
-    else:
-        value = _whole_hash(topic, key)
-    # Java has no positive number for the smallest of its integers, and Apache takes 0.
-    return value if value < 0x80000000 else -value & 0x7FFFFFFF
 
 
 class IndexFile:
@@ -94,15 +46,19 @@ class IndexFile:
         self.descriptor = disk.open(path, self._entries_at + entries * _ENTRY.size)
         self._map = mmap.mmap(self.descriptor, self._entries_at)
         self._has_room = False
-        numbers: tuple[int, ...] = _HEADER.unpack_from(self._map, 0)
-        self.begin_ms, self.end_ms, self.begin, self.end, self._used, count = numbers
-        self.count = max(count, 1)
         self.is_dirty = False
-        self.is_new = count == 0
+        self.read_header()
+        self.is_new = self.count == 1
         """Its name may not be on the disk."""
 
     def __repr__(self) -> str:
         return f"<IndexFile {self.path.name} {self.count - 1} keys {self.begin}..{self.end}>"
+
+    def read_header(self) -> None:
+        """Look how far the file has come, which may be the work of another process."""
+        numbers: tuple[int, ...] = _HEADER.unpack_from(self._map, 0)
+        self.begin_ms, self.end_ms, self.begin, self.end, self._used, count = numbers
+        self.count = max(count, 1)
 
     @property
     def is_sound(self) -> bool:
@@ -288,6 +244,19 @@ class KeyIndex:
         self.files = [IndexFile(path, self._slots, self._entries, self._disk) for path in paths]
         if min(sizes, default=whole_bytes) < whole_bytes or not all(file.is_sound for file in self.files):
             self.remove()
+
+    def look_again(self) -> None:
+        """Take note of what another process has added."""
+        newest = int(self.files[-1].path.name) if self.files else -1
+        names = sorted(path.name for path in self._folder.glob("*") if path.name.isdecimal())
+        for file in self.files[-1:]:
+            file.read_header()
+            file.is_dirty = True
+        for name in names:
+            if int(name) > newest:
+                file = IndexFile(self._folder / name, self._slots, self._entries, self._disk)
+                file.is_dirty = file.is_new = True
+                self.files.append(file)
 
     @property
     def end(self) -> int:

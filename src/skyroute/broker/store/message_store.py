@@ -3,6 +3,7 @@
 One writer, one thread, no clock. Only `Flush.run` may run elsewhere, because a disk can take its time.
 """
 
+import logging
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ import msgspec
 
 from skyroute.broker.store.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.checkpoint import Checkpoint, OnDisk
-from skyroute.broker.store.commit_log import CommitLog
+from skyroute.broker.store.commit_log import CommitLog, walk
 from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
-from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.store.errors import IndexProcessGoneError, StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.store.flush import Flush
+from skyroute.broker.store.index_process import IndexProcess, Progress, processors
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
 from skyroute.broker.store.recovery import LeftBehind, Recovered, recover
@@ -35,6 +37,10 @@ from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH
 from skyroute.message.property_names import INNER_BASE, INNER_COUNT
 
+log = logging.getLogger(__name__)
+
+BACKLOGS_OF_A_RUSH: Final = 16
+"""So many backlogs, and nobody who looks for one after a while: then the index is worth a process of its own."""
 SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
 
@@ -67,6 +73,11 @@ class MessageStore:
             self._closing.callback(self._index.close)
         self._closing.callback(self._close_segments)
         self._derived = Derived(self._index, self._checkpoint, settings.delays_ms)
+        self._may_hand_index_over = settings.index_process and settings.index_enabled and processors() > 1
+        self._index_seen: Progress | None = None
+        """How far the process was when we last looked at what it wrote."""
+        self._backlogs = 0
+        """How many there were since somebody last had them written, without waiting for one."""
         self._synced_segment: Segment | None = None
         self.recovered: Recovered | None = None
 
@@ -183,6 +194,7 @@ class MessageStore:
             if not isinstance(self._refusal, StoreClosedError):
                 self.flush(thorough=False)
                 self.derive()
+                self._end_index_process()
                 self.flush()
                 self._disk.remove(self.folder / "abort")
         finally:
@@ -232,7 +244,7 @@ class MessageStore:
         noted = self._derived.noted
         noted.append((queue, offset, position, size, raw_properties, draft.sys_flag, now_ms))
         if len(noted) > BACKLOG_MAX:
-            self._derive_quietly()
+            self._derive_backlog()
         return appended_at(position, offset, size, now_ms)
 
     def append_inner_batch(self, draft: Draft, messages: int, now_ms: int) -> Appended:
@@ -283,7 +295,7 @@ class MessageStore:
         same = repeat(queue), repeat(draft.sys_flag), repeat(now_ms)
         self._derived.noted += zip(same[0], count(offset), positions, sizes, properties, *same[1:], strict=False)
         if len(self._derived) > BACKLOG_MAX:
-            self._derive_quietly()
+            self._derive_backlog()
         return AppendedBatch(positions, offset, log.end)
 
     def _refuse(self) -> None:
@@ -301,14 +313,26 @@ class MessageStore:
         Raises:
             StoreWriteError, StoreFullError: it waits; nothing is stored until it could be written.
         """
+        self._backlogs = 0
         try:
-            self._derived.write(self._visible_end)
+            try:
+                self._derived.write(self._visible_end)
+            except IndexProcessGoneError:
+                self._take_index_back()
+                self._derived.write(self._visible_end)
         except StoreError as error:
             if self._refusal is None:
                 self._refusal = error
             raise
         if not isinstance(self._refusal, StoreClosedError):
             self._refusal = None
+
+    def _derive_backlog(self) -> None:
+        backlogs = self._backlogs + 1
+        self._derive_quietly()
+        self._backlogs = backlogs
+        if backlogs >= BACKLOGS_OF_A_RUSH and self._may_hand_index_over:
+            self._hand_index_over()
 
     def _derive_quietly(self) -> None:
         # What could not be written is kept in mind, and the next one who wants to store something is told.
@@ -323,6 +347,65 @@ class MessageStore:
     @property
     def _visible_end(self) -> int | None:
         return self._log.flushed if self.settings.sync_flush else None
+
+    # -------------------------------------------------------------------------------------------- the index's process
+
+    @property
+    def index_pid(self) -> int | None:
+        """The number of the process that writes the key index; None where we do it ourselves."""
+        process = self._derived.index_process
+        return None if process is None else process.pid
+
+    def _hand_index_over(self) -> None:
+        index, last = self._index, self._checkpoint.last_derived
+        if index is None or last is None or not self._derived.is_written:
+            return
+        self._may_hand_index_over = False
+        try:
+            process = IndexProcess(self.folder, self.settings, Progress(*last, *index.extent, index.end_ms))
+        except OSError as error:
+            log.warning("no process for the key index cause=%s", error)
+            return
+        self._closing.callback(process.kill)
+        self._derived.index_process = process
+        log.info("a process of its own writes the key index pid=%d", process.pid)
+
+    def _take_index_back(self) -> None:
+        """Go on where a process was that is gone."""
+        process, index = self._derived.index_process, self._index
+        if process is None or index is None:
+            return
+        process.kill()
+        log.warning("the process for the key index is gone pid=%d; the broker goes on without", process.pid)
+        index.look_again()
+        index.truncate_to(process.progress.end, slots_are_sound=True)
+        self._derived.take_keys(walk(self._log.find, process.progress.end, process.wanted, {}))
+
+    def _catch_index_up(self) -> KeyIndex | None:
+        """Return the index with the keys of all that was derived."""
+        process = self._derived.index_process
+        if process is not None and self._index is not None:
+            if process.catch_up():
+                self._look_at_index()
+            else:
+                self._take_index_back()
+                self._derive_quietly()
+        return self._index
+
+    def _look_at_index(self) -> None:
+        """Take note of what the process has added, if there is one."""
+        process = self._derived.index_process
+        if process is not None and self._index is not None and process.progress != self._index_seen:
+            self._index_seen = process.progress
+            self._index.look_again()
+
+    def _end_index_process(self) -> None:
+        self._catch_index_up()
+        process = self._derived.index_process
+        if process is not None:
+            self._derived.index_process = None
+            process.end()
+            self._checkpoint.note_derived(process.progress.position, process.progress.size)
 
     # ------------------------------------------------------------------------------------------------------- flushing
 
@@ -374,28 +457,36 @@ class MessageStore:
                 self._synced_segment = newest
                 flush.add_folder(self.folder / "commitlog")
         if thorough:
-            files = [] if self._index is None else [file for file in self._index.files if file.is_dirty]
-            for segment in self._derived.dirty:
-                flush.add_path(segment.path)
-                if segment.is_new:
-                    for folder in list(segment.path.parents)[:4]:  # the queue, the topic, all queues, the store
-                        flush.add_folder(folder)
-            for file in files:
-                flush.add(file.descriptor)
-                if file.is_new:
-                    flush.add_folder(file.path.parent)
-            # From here on nothing can fail, and what is written from now on is for the next flush.
-            for segment in self._derived.dirty:
-                segment.is_new = False
-            self._derived.dirty = {}
-            for file in files:
-                file.is_dirty = file.is_new = False
-            if self._checkpoint.last_derived is not None:
-                flush.on_disk = OnDisk(
-                    *self._checkpoint.last_derived, *((0, 0) if self._index is None else self._index.extent)
-                )
-            flush.derived_ms = self._derived.written_ms
+            self._collect_derived(flush)
+
+    def _collect_derived(self, flush: Flush) -> None:
+        self._look_at_index()
+        process = self._derived.index_process
+        files = [] if self._index is None else [file for file in self._index.files if file.is_dirty]
+        for segment in self._derived.dirty:
+            flush.add_path(segment.path)
+            if segment.is_new:
+                for folder in list(segment.path.parents)[:4]:  # the queue, the topic, all queues, the store
+                    flush.add_folder(folder)
+        for file in files:
+            flush.add(file.descriptor)
+            if file.is_new:
+                flush.add_folder(file.path.parent)
+        # From here on nothing can fail, and what is written from now on is for the next flush.
+        for segment in self._derived.dirty:
+            segment.is_new = False
+        self._derived.dirty = {}
+        for file in files:
+            file.is_dirty = file.is_new = False
+        flush.derived_ms = self._derived.written_ms
+        if process is not None:
+            *on_disk, flush.index_ms = process.progress
+            flush.on_disk = OnDisk(*on_disk)
+        elif self._checkpoint.last_derived is not None:
             flush.index_ms = 0 if self._index is None else self._index.end_ms
+            flush.on_disk = OnDisk(
+                *self._checkpoint.last_derived, *((0, 0) if self._index is None else self._index.extent)
+            )
 
     def end_flush(self, flush: Flush) -> None:
         """Take note that a flush is done."""
@@ -532,9 +623,10 @@ class MessageStore:
         The index knows hashes only; whoever asked compares keys. Times in it are whole seconds.
         """
         self._derive_quietly()
-        if self._index is None:
+        index = self._catch_index_up()
+        if index is None:
             return KeyMatches([], 0, 0)
-        found = self._index.find(topic, key, count_max, begin_ms, end_ms)
+        found = index.find(topic, key, count_max, begin_ms, end_ms)
         return found._replace(positions=[at for at in found.positions if self._log.start <= at < self._log.end])
 
     # ------------------------------------------------------------------------------------------------------- expiring
@@ -553,6 +645,7 @@ class MessageStore:
         """
         self._disk_is_full = disk_used > self.settings.disk_used_refuse
         self._derive_quietly()
+        self._look_at_index()
         return remove_expired(
             *(self._log, self._queues.values(), self._index, self.settings),
             now_ms=now_ms,

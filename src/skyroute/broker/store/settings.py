@@ -28,6 +28,8 @@ class StoreSettings:
     index_slots: int = 5_000_000
     index_entries: int = 20_000_000
     index_enabled: bool = True
+    index_process: bool = True
+    """Once there is much to do, and a second processor to do it, a process of its own writes the index."""
     delays_ms: tuple[int, ...] = DELAYS_MS
     sync_flush: bool = False
     """Readers are shown only what is on the disk; the caller flushes before it answers."""

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyroute.broker.store.disk import Disk
-from skyroute.broker.store.key_index import MATCHES_MAX, KeyIndex, key_hash
+from skyroute.broker.store.key_index import MATCHES_MAX, KeyIndex
+from skyroute.broker.store.keys import key_hash
 from skyroute.message.tags import java_hash
 from tests.support.disks import NOW_MS
 

@@ -1,0 +1,282 @@
+"""A process of its own that writes the key index: whatever becomes of it, all keys are found."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyroute.broker.store import index_process, message_store
+from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.errors import StoreError
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.message.batch import BatchItem
+from skyroute.message.properties import encode_properties
+from tests.support.disks import NOW_MS, FillingDisk, HastyDisk, RestartedMachine, draft, small_store
+
+ROOT = Path(__file__).parents[4]
+RUSH = 600
+FOREVER_MS = NOW_MS * 2
+
+Keys = dict[str, int]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_store, "BACKLOGS_OF_A_RUSH", 2)
+    monkeypatch.setattr(message_store, "processors", lambda: 2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    store = open_store(tmp_path)
+    yield store
+    store.kill()
+
+
+def open_store(folder: Path, disk: Disk | None = None, **changes: Any) -> MessageStore:
+    return small_store(folder / "store", disk or HastyDisk(), **{"index_slots": 512, "index_entries": 400, **changes})
+
+
+def rush(store: MessageStore, first: int, count: int = RUSH) -> Keys:
+    """Append so many messages that the index is worth a process; return where each lies, by key."""
+    found: Keys = {}
+    for number in range(first, first + count):
+        properties = {"UNIQ_KEY": f"id-{number}", "KEYS": f"k{number} é{number}"}
+        appended = store.append(draft("T", number % 3, b"%d" % number, properties), NOW_MS + number)
+        found |= {f"id-{number}": appended.log_position, f"k{number}": appended.log_position}
+        found[f"é{number}"] = appended.log_position
+    return found
+
+
+def check(store: MessageStore, keys: Keys) -> None:
+    for key, position in keys.items():
+        assert store.find_by_key("T", key, 64, 0, FOREVER_MS).positions == [position], key
+
+
+def is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_rush_has_its_keys_written_elsewhere_and_what_is_written_is_the_same(tmp_path: Path) -> None:
+    written = []
+    for own_process in (True, False):
+        store = open_store(tmp_path / str(own_process), index_process=own_process)
+        keys = rush(store, 0)
+        pid = store.index_pid
+        assert (pid is not None) == own_process
+        keys |= rush(store, RUSH, 40)
+        check(store, keys)
+        batch = store.append_batch(draft(), [BatchItem(b"x", encode_properties({"KEYS": "b"}))] * 30, NOW_MS + 9999)
+        assert store.find_by_key("T", "b", 64, 0, FOREVER_MS).positions == batch.log_positions
+        assert store.index_pid == pid
+        store.close()
+        assert pid is None or not is_there(pid)
+        folder = tmp_path / str(own_process) / "store" / "index"
+        written.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        with closing(open_store(tmp_path / str(own_process))) as store:
+            assert store.recovered is not None
+            assert (store.recovered.was_clean, store.recovered.records) == (True, 0)
+            check(store, keys)
+    assert written[0] == written[1]
+    assert len(written[0]) > 4
+
+
+def test_little_to_do_is_done_without(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_store, "BACKLOGS_OF_A_RUSH", 3)
+    keys = rush(store, 0, 600)
+    store.derive()  # as happens now and then, whether or not there is a backlog
+    check(store, keys | rush(store, 600, 600))
+    assert store.index_pid is None
+
+
+@pytest.mark.parametrize("changes", [{"index_process": False}, {"index_enabled": False}])
+def test_nobody_has_to_have_it(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with closing(open_store(tmp_path, **changes)) as store:
+        rush(store, 0)
+        assert store.index_pid is None
+
+
+def test_one_processor_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_store, "processors", lambda: 1)
+    with closing(open_store(tmp_path)) as store:
+        check(store, rush(store, 0))
+        assert store.index_pid is None
+
+
+def test_a_process_that_dies_is_done_without(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    keys = rush(store, 0)
+    pid = store.index_pid
+    assert pid is not None
+    keys |= rush(store, RUSH)
+    os.kill(pid, signal.SIGKILL)
+    keys |= rush(store, RUSH * 2)
+    check(store, keys)
+    assert store.index_pid is None
+    assert not is_there(pid)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == [f"the process for the key index is gone pid={pid}; the broker goes on without"]
+
+
+def test_a_process_that_died_unseen_is_done_without_once_somebody_asks(store: MessageStore) -> None:
+    keys = rush(store, 0)
+    pid = store.index_pid
+    assert pid is not None
+    check(store, keys)
+    store.derive()
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    keys |= rush(store, RUSH, 3)
+    check(store, keys)
+
+
+def test_a_process_that_says_nothing_is_done_without(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_process, "PATIENCE_S", 0.05)
+    keys = rush(store, 0)
+    pid = store.index_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    keys |= rush(store, RUSH)
+    check(store, keys)
+    assert store.index_pid is None
+
+
+def test_one_that_is_far_behind_is_waited_for(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_process, "LAG_BYTES_MAX", 1)
+    keys = rush(store, 0, 5000)
+    assert store.index_pid is not None
+    check(store, dict(list(keys.items())[::50]))
+
+
+@pytest.mark.parametrize("program", ["/nonexistent/python", "/bin/false"])
+def test_one_that_does_not_start_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    with closing(open_store(tmp_path)) as store:
+        check(store, rush(store, 0) | rush(store, RUSH))
+        assert store.index_pid is None
+
+
+def test_signals_for_the_broker_are_not_for_it(store: MessageStore) -> None:
+    keys = rush(store, 0)
+    pid = store.index_pid
+    assert pid is not None
+    check(store, keys)  # by now it has begun
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    check(store, rush(store, RUSH))
+    assert store.index_pid == pid
+
+
+@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+def test_a_store_that_dies_with_it_has_every_key_when_it_is_opened_again(tmp_path: Path, disk: type[Disk]) -> None:
+    """The process ends where it happens to be; so does the machine, with some of it on the disk."""
+    keys: Keys = {}
+    for turn in range(4):
+        store = open_store(tmp_path, disk() if turn else HastyDisk())
+        keys |= rush(store, turn * 4 * RUSH, RUSH * 2)
+        assert store.index_pid is not None
+        store.flush(thorough=turn % 2 == 0)
+        keys |= rush(store, (turn * 4 + 2) * RUSH)
+        pid = store.index_pid
+        store.kill()
+        assert not is_there(pid)
+    with closing(open_store(tmp_path, disk())) as store:
+        check(store, dict(list(keys.items())[::11]))
+
+
+def test_a_flush_says_how_far_the_process_was_and_no_more(store: MessageStore) -> None:
+    rush(store, 0)
+    pid = store.index_pid
+    assert pid is not None
+    store.find_by_key("T", "k1", 1, 0, FOREVER_MS)
+    os.kill(pid, signal.SIGSTOP)
+    before = store._derived.index_process
+    assert before is not None
+    reached = before.progress
+    rush(store, RUSH)
+    store.flush()
+    assert store._checkpoint.on_disk == reached[:4]
+    assert store._checkpoint.last_derived == reached[:2]
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_old_files_are_removed_behind_its_back(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path, FillingDisk())) as store:
+        rush(store, 0)
+        pid = store.index_pid
+        assert pid is not None
+        rush(store, RUSH, 3000)
+        for _ in range(100):
+            store.delete_expired(FOREVER_MS, is_due=True, disk_used=0.1)
+        store.find_by_key("T", "k1", 1, 0, FOREVER_MS)
+        store.delete_expired(FOREVER_MS, is_due=True, disk_used=0.1)
+        assert len(list((tmp_path / "store" / "index").iterdir())) < 4
+        check(store, rush(store, RUSH + 3000))
+        assert store.index_pid == pid
+        held = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
+        assert not any(str(tmp_path) in name and "(deleted)" in name for name in held)
+
+
+def test_an_index_that_cannot_be_written_is_told_to_whoever_sends(store: MessageStore, tmp_path: Path) -> None:
+    keys = rush(store, 0)
+    assert store.index_pid
+    index = tmp_path / "store" / "index"
+    index.rename(tmp_path / "aside")
+    index.touch()
+    number = RUSH
+
+    def send_more() -> None:
+        nonlocal number, keys
+        while number < RUSH * 50:
+            keys |= rush(store, number, 1)
+            number += 1
+
+    with pytest.raises(StoreError, match="cannot write"):
+        send_more()
+    assert not store.index_pid
+    index.unlink()
+    (tmp_path / "aside").rename(index)
+    check(store, dict(list(keys.items())[::5]) | rush(store, number))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from skyroute.broker.store import message_store
+from tests.unit.broker.store.test_index_process import open_store, rush
+
+message_store.BACKLOGS_OF_A_RUSH, message_store.processors = 2, lambda: 2
+store = open_store(Path(sys.argv[1]))
+turn = 0
+while True:
+    rush(store, turn * 100, 100)
+    turn += 1
+    print(turn * 100, store.index_pid or 0, flush=True)
+"""
+
+
+def test_a_broker_that_is_killed_leaves_no_process_that_still_writes(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
+        assert writer.stdout is not None
+        pid = count = 0
+        for line in writer.stdout:
+            count, pid = map(int, line.split())
+            if count == 5_000:
+                writer.kill()
+    assert pid
+    with closing(open_store(tmp_path)) as store:
+        # The lock is ours, so the process is gone, or is about to find out that it may do nothing.
+        for number in range(0, count, 37):
+            assert len(store.find_by_key("T", f"k{number}", 9, 0, FOREVER_MS).positions) == 1
+            assert len(store.find_by_key("T", f"id-{number}", 9, 0, FOREVER_MS).positions) == 1
