@@ -1,7 +1,7 @@
 """The commit log: every message of the broker, in the order of arrival, one record behind the other."""
 
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
@@ -41,7 +41,6 @@ _LONG: Final = Struct(">q")
 _SYS_FLAG_AT: Final = 36
 _STORED_AT: Final = 56
 _IPV6_MORE: Final = 12
-_EVER_MS: Final = (1 << 63) - 1
 
 
 class ScannedRecord(NamedTuple):
@@ -57,7 +56,7 @@ class ScannedRecord(NamedTuple):
     raw_properties: bytes
 
 
-Scanned = tuple[int, int, str, int, int, int, int, bytes]
+_Scanned = tuple[int, int, str, int, int, int, int, bytes]
 """The same without names, of which there are millions."""
 
 
@@ -205,7 +204,7 @@ class CommitLog:
         found = next(_scan_segment(segment, position, {}, trusted_ms=-1), None)
         return None if found is None else ScannedRecord(*found)
 
-    def scan(self, position: int, *, trusted_ms: int = -1) -> Generator[Scanned, None, None]:
+    def scan(self, position: int, *, trusted_ms: int = -1) -> Generator[_Scanned, None, None]:
         """Walk over the good records from here on, and set `end` behind the last; each is what `ScannedRecord` has.
 
         A body that is not what was stored ends the walk, unless it was stored before `trusted_ms`: what was whole on
@@ -220,24 +219,9 @@ class CommitLog:
             segment = self._log.find(segment.stop) if goes_on else None
 
 
-def walk(
-    find_segment: Callable[[int], Segment | None], position: int, stop: int, topics: dict[bytes, str]
-) -> Generator[Scanned, None, None]:
-    """Walk over the records between two positions, which are known to be good. `topics` are those met before."""
-    while position < stop:
-        segment = find_segment(position)
-        if segment is None:
-            return
-        for record in _scan_segment(segment, position, topics, trusted_ms=_EVER_MS):
-            if record[0] >= stop:
-                return
-            yield record
-        position = segment.stop
-
-
 def _scan_segment(
     segment: Segment, position: int, topics: dict[bytes, str], trusted_ms: int
-) -> Generator[Scanned, None, tuple[int, bool]]:
+) -> Generator[_Scanned, None, tuple[int, bool]]:
     """Walk over good records; return where they end, and whether the log goes on in the next segment."""
     view = segment.content
     at, end, start = position - segment.start, segment.size, segment.start

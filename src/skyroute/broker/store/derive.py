@@ -1,15 +1,13 @@
 """What follows from a record in the log: a unit of its queue, and its keys in the index."""
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
 from skyroute.broker.store.checkpoint import Checkpoint
-from skyroute.broker.store.commit_log import Scanned
 from skyroute.broker.store.errors import IndexProcessGoneError
 from skyroute.broker.store.index_process import IndexProcess
 from skyroute.broker.store.key_index import KeyIndex
-from skyroute.broker.store.keys import Key, find_value, keep_keys
+from skyroute.broker.store.keys import Key, KeyReader, find_value, keep_keys
 from skyroute.broker.store.segment import Segment
 from skyroute.broker.store.topic_queue import TopicQueue
 from skyroute.message.flags import INNER_BATCH, TransactionState
@@ -126,12 +124,15 @@ class Derived:
             self._unwritten = 0
             self._checkpoint.note_derived(position, size)
 
-    def take_keys(self, records: Iterable[Scanned]) -> None:
-        """Have the keys of records, as a walk over the log gives them, written the next time."""
-        self.index_process = None
-        for position, size, topic, _, _, sys_flag, stored_at_ms, raw_properties in records:
-            keep_keys(self._keys, topic, raw_properties, sys_flag, position, stored_at_ms)
-            self._newest = position, size, stored_at_ms
+    def take_index_back(self, reader: KeyReader) -> None:
+        """Go on where a process was that wrote the index."""
+        process, self.index_process = self.index_process, None
+        if process is None:
+            return
+        position = process.progress.end
+        while (newest := reader.read(position, process.wanted, self._keys)) is not None:
+            self._newest = newest
+            position = newest[0] + newest[1]
 
     def forget(self, queue: TopicQueue) -> None:
         """Drop what waits for a queue that is being removed."""

@@ -10,16 +10,14 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from skyroute.broker.store.commit_log import MAPPED_BYTES_MAX, walk
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.key_index import KeyIndex
-from skyroute.broker.store.keys import Key, keep_keys
+from skyroute.broker.store.keys import Key, KeyReader
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.settings import StoreSettings
 
@@ -27,8 +25,8 @@ LAG_BYTES_MAX: Final = 64 << 20
 """The store waits for a process that is so far behind the log."""
 PATIENCE_S: Final = 5.0
 """A process that says nothing for so long, though there is something to do, is taken for lost."""
-RECORDS_AT_ONCE: Final = 512
-"""After so many records their keys are written, and the store is told."""
+STEP_BYTES: Final = 1 << 20
+"""A process is woken for no less, unless somebody cannot wait."""
 
 _POSITION: Final = Struct(">q")
 _PROGRESS: Final = Struct(">qqqqq")
@@ -85,13 +83,13 @@ class IndexProcess:
         return self._process.pid
 
     def go_on_to(self, position: int) -> bool:
-        """Have it read the log up to a position, and wait if it is too far behind."""
+        """Have it read the log up to a position, soon at least, and wait if it is too far behind."""
         self.wanted = position
-        return self._exchange() and self._wait(position - LAG_BYTES_MAX)
+        return position - self._said < STEP_BYTES or (self.hurry() and self._wait(position - LAG_BYTES_MAX))
 
     def catch_up(self) -> bool:
         """Wait until it has come as far as it shall."""
-        return self._wait(self.wanted)
+        return self.hurry() and self._wait(self.wanted)
 
     def _wait(self, position: int) -> bool:
         while self.progress.end < position:
@@ -99,12 +97,12 @@ class IndexProcess:
             ready.register(self._out_of, select.POLLIN)
             if self._said != self.wanted:
                 ready.register(self._into, select.POLLOUT)
-            if not ready.poll(PATIENCE_S * 1000) or not self._exchange():
+            if not ready.poll(PATIENCE_S * 1000) or not self.hurry():
                 return False
         return True
 
-    def _exchange(self) -> bool:
-        """Say how far to go, and hear how far it is; never waits."""
+    def hurry(self) -> bool:
+        """Have it go as far as it shall, and hear how far it is; never waits."""
         try:
             if self._said != self.wanted:
                 with suppress(BlockingIOError):  # there is enough to read for it already
@@ -147,9 +145,6 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
     index.truncate_to(start, slots_are_sound=True)
     opened = OpenSegments(1)
     segment: Segment | None = None
-    topics: dict[bytes, str] = {}
-    keys: list[Key] = []
-    mapped = 0
 
     def find_segment(position: int) -> Segment:
         nonlocal segment
@@ -158,25 +153,21 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
             segment = Segment(folder / "commitlog" / f"{begin:020d}", begin, segment_bytes, disk, opened)
         return segment
 
+    reader = KeyReader(find_segment)
+    keys: list[Key] = []
     reached = wanted = start
     while (further := _read_position(wait=reached >= wanted)) is not None:
         wanted = further or wanted
-        records = list(islice(walk(find_segment, reached, wanted, topics), RECORDS_AT_ONCE))
-        if not records:
+        newest = reader.read(reached, wanted, keys)
+        if newest is None:
             reached = wanted
             continue
-        for position, _, topic, _, _, sys_flag, stored_at_ms, raw_properties in records:
-            keep_keys(keys, topic, raw_properties, sys_flag, position, stored_at_ms)
         index.add(keys)
         while len(index.files) > 1:
             index.files.pop(0).close()  # they are for the store, which may have removed them
-        position, size, *_ = records[-1]
+        position, size, _ = newest
         os.write(_STDOUT, _PROGRESS.pack(position, size, *index.extent, index.end_ms))
-        mapped += position + size - reached
         reached = position + size
-        if segment is not None and mapped > MAPPED_BYTES_MAX:
-            mapped = 0
-            segment.release_memory()
 
 
 def _read_position(*, wait: bool) -> int | None:

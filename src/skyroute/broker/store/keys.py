@@ -1,14 +1,21 @@
 """The keys of a record, and the numbers by which the index knows them."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from struct import Struct
 from typing import Final
 
-from skyroute.message.flags import TRANSACTION_MASK, TransactionState
+from skyroute.broker.store.segment import Segment
+from skyroute.message.flags import HOSTS_IPV6, TRANSACTION_MASK, TransactionState
+from skyroute.message.layout import HEAD_BYTES, MAGIC_V1, MAGIC_V2, compile_heads
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import KEYS, UNIQUE_ID
 from skyroute.message.tags import java_hash
 
+READ_BYTES: Final = 1 << 19
+"""How much of the log is read at once."""
+
+_HEADS: Final = compile_heads({"record_bytes", "magic", "sys_flag", "stored_at_ms", "body_bytes"})
 _ROLLED_BACK: Final = int(TransactionState.ROLLED_BACK)
 _KEYS, _UNIQUE_ID = (f"{name}\x01".encode() for name in (KEYS, UNIQUE_ID))
 _WORD: Final = Struct(">Q")
@@ -16,6 +23,62 @@ _BYTES_OF_2, _PAIRS_OF_2 = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF
 
 Key = tuple[int, int, int]
 """One key on its way into the index: its hash, where its message lies, and when that was stored (milliseconds)."""
+
+
+class KeyReader:
+    """Reads the keys of records from the log, where those are known to be good."""
+
+    def __init__(self, find_segment: Callable[[int], Segment | None]) -> None:
+        self._find_segment = find_segment
+        self._topics: dict[bytes, str] = {}
+
+    def read(self, position: int, stop: int, keys: list[Key]) -> tuple[int, int, int] | None:
+        """Add the keys of some records from a position on; return position, size and time of the last of them.
+
+        None means that none is left before `stop`.
+        """
+        while position < stop:
+            segment = self._find_segment(position)
+            if segment is None:
+                return None
+            newest = self._read_segment(segment, position, min(stop, segment.stop), keys)
+            if newest is not None:
+                return newest
+            position = segment.stop
+        return None
+
+    def _read_segment(self, segment: Segment, position: int, stop: int, keys: list[Key]) -> tuple[int, int, int] | None:
+        read_bytes = READ_BYTES
+        while True:
+            raw = segment.read(position - segment.start, min(read_bytes, stop - position))
+            at, last_at, size, last_ms, end = 0, -1, 0, 0, len(raw)
+            while at + HEAD_BYTES <= end:
+                size, magic, sys_flag, stored_at_ms, body_bytes = _HEADS[0].unpack_from(raw, at)
+                if magic not in (MAGIC_V1, MAGIC_V2):
+                    return None if last_at < 0 else (position + last_at, at - last_at, last_ms)
+                if at + size > end:
+                    break
+                head_bytes = HEAD_BYTES
+                if sys_flag & HOSTS_IPV6:
+                    head = _HEADS[sys_flag >> 4 & 3]
+                    head_bytes = head.size
+                    *_, stored_at_ms, body_bytes = head.unpack_from(raw, at)
+                topic_at = at + head_bytes + body_bytes + (1 if magic == MAGIC_V1 else 2)
+                topic_stop = topic_at + (
+                    raw[topic_at - 1] if magic == MAGIC_V1 else raw[topic_at - 2] << 8 | raw[topic_at - 1]
+                )
+                raw_topic = raw[topic_at:topic_stop]
+                topic = self._topics.get(raw_topic)
+                if topic is None:
+                    topic = self._topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
+                last_at, last_ms = at, stored_at_ms
+                at += size
+                keep_keys(keys, topic, raw[topic_stop + 2 : at], sys_flag, position + last_at, stored_at_ms)
+            if last_at >= 0:
+                return position + last_at, at - last_at, last_ms
+            if position + end >= stop:
+                return None
+            read_bytes = size  # one that is longer than what we read
 
 
 def keep_keys(

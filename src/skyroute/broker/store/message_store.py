@@ -17,7 +17,7 @@ import msgspec
 
 from skyroute.broker.store.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.checkpoint import Checkpoint, OnDisk
-from skyroute.broker.store.commit_log import CommitLog, walk
+from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
 from skyroute.broker.store.disk import Disk
@@ -26,6 +26,7 @@ from skyroute.broker.store.errors import IndexProcessGoneError, StoreClosedError
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index_process import IndexProcess, Progress, processors
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
+from skyroute.broker.store.keys import KeyReader
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
 from skyroute.broker.store.recovery import LeftBehind, Recovered, recover
 from skyroute.broker.store.retention import Expired, remove_expired
@@ -379,7 +380,7 @@ class MessageStore:
         log.warning("the process for the key index is gone pid=%d; the broker goes on without", process.pid)
         index.look_again()
         index.truncate_to(process.progress.end, slots_are_sound=True)
-        self._derived.take_keys(walk(self._log.find, process.progress.end, process.wanted, {}))
+        self._derived.take_index_back(KeyReader(self._log.find))
 
     def _catch_index_up(self) -> KeyIndex | None:
         """Return the index with the keys of all that was derived."""
@@ -460,8 +461,10 @@ class MessageStore:
             self._collect_derived(flush)
 
     def _collect_derived(self, flush: Flush) -> None:
-        self._look_at_index()
         process = self._derived.index_process
+        if process is not None:
+            process.hurry()
+        self._look_at_index()
         files = [] if self._index is None else [file for file in self._index.files if file.is_dirty]
         for segment in self._derived.dirty:
             flush.add_path(segment.path)

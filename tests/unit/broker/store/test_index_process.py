@@ -31,6 +31,7 @@ Keys = dict[str, int]
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_store, "BACKLOGS_OF_A_RUSH", 2)
     monkeypatch.setattr(message_store, "processors", lambda: 2)
+    monkeypatch.setattr(index_process, "STEP_BYTES", 1)
 
 
 @pytest.fixture
