@@ -36,8 +36,8 @@ Unit = tuple[int, int, int]
 """Position, size and tag code of a record."""
 
 _HEAD_START: Final = Struct(">iIiiiqq")
-"""Of a record's head, what differs between the messages of a batch, but for the body's length, which ends the head."""
-_BODY_LENGTH_BYTES: Final = 4
+_BATCH_HEADS: Final = tuple(Struct(f">iIiiiqq{head.size - _HEAD_START.size - 4}si") for head in HEADS)
+"""A record's head as batches see it: what lies between its start and the body's length is the same in all of them."""
 
 
 class TopicQueue(ABC):
@@ -140,19 +140,20 @@ class TopicQueue(ABC):
             RecordError: something does not fit its place.
         """
         empty = self.encode(draft, b"", b"", 0, queue_offset, position, stored_at_ms)
-        same = empty[_HEAD_START.size : len(empty) - _BODY_LENGTH_BYTES - len(self.topic_field) - 2]
-        magic, queue_id, topic_field, head = self.magic, self.queue_id, self.topic_field, _HEAD_START.pack
+        empty_bytes, head_bytes = len(empty), len(empty) - len(self.topic_field) - 2
+        same = empty[_HEAD_START.size : head_bytes - 4]
+        head = next(head.pack for head in _BATCH_HEADS if head.size == head_bytes)
+        magic, queue_id, topic_field = self.magic, self.queue_id, self.topic_field
         pieces: list[bytes] = []
         positions: list[int] = []
         for body, raw_properties, flag in items:
             body_bytes, properties_bytes = len(body), len(raw_properties)
             if properties_bytes > PROPERTIES_BYTES_MAX:
                 raise RecordError(f"properties of {properties_bytes} bytes do not fit a record")
-            size = len(empty) + body_bytes + properties_bytes
+            size = empty_bytes + body_bytes + properties_bytes
+            crc = crc32(body) & 0x7FFFFFFF
             pieces += (
-                head(size, magic, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, position),
-                same,
-                body_bytes.to_bytes(_BODY_LENGTH_BYTES, "big"),
+                head(size, magic, crc, queue_id, flag, queue_offset, position, same, body_bytes),
                 body,
                 topic_field,
                 properties_bytes.to_bytes(2, "big"),
