@@ -59,6 +59,10 @@ def decode_batch(body: bytes) -> list[BatchItem]:
     items: list[BatchItem] = []
     make = tuple.__new__  # what `BatchItem` does, without a detour
     at, end = 0, len(body)
+    size: int
+    flag: int
+    body_bytes: int
+    properties_bytes: int
     try:
         while at < end:
             size, _, _, flag, body_bytes = _HEAD.unpack_from(body, at)

@@ -454,12 +454,9 @@ class Connection(asyncio.Protocol):
                     if type(response) is not Response:
                         self._await_answer(request, len(frame), response)
                     elif not request.flag & FLAG_ONEWAY:
-                        out += (
-                            response_head(response, request.request_id, request.form),
-                            response.body,
-                            *response.more,
-                        )
-                        size += response.body_bytes
+                        head = response_head(response, request.request_id, request.form)
+                        out += (head, response.body, *response.more)
+                        size += response.body_bytes if response.more else len(response.body)
                         if response.lasting:
                             dispatcher.keep(frame, request, response)
                 if size > WRITE_BYTES or self._awaited:

@@ -20,8 +20,8 @@ FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 EXEMPT_HEADER_BYTES_MAX: Final = 64 * 1024
 """The longest header of a frame that claims to be one of the exempt kinds."""
 
-_LENGTH = Struct(">I")
-_TWO_WORDS = Struct(">II")
+_LENGTH: Final = Struct(">I")
+_TWO_WORDS: Final = Struct(">II")
 
 
 class FrameDecoder:
@@ -60,6 +60,7 @@ class FrameDecoder:
             self.buffer = bytearray()
         frames: list[bytes] = []
         at, end = 0, len(data)
+        length: int
         try:
             while end - at >= 4:
                 (length,) = _LENGTH.unpack_from(data, at)

@@ -13,10 +13,10 @@ from skyroute.wire.codes import LANGUAGES, OUR_VERSION
 from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response, WrittenRequest
 from skyroute.wire.errors import FrameError, HeaderError
 
-_TWO_WORDS = Struct(">II")
-_BINARY_START = Struct(">hBhiii")
-_INT16 = Struct(">h")
-_INT32 = Struct(">i")
+_TWO_WORDS: Final = Struct(">II")
+_BINARY_START: Final = Struct(">hBhiii")
+_INT16: Final = Struct(">h")
+_INT32: Final = Struct(">i")
 _LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES)}
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
@@ -26,8 +26,8 @@ OURS: Final = "PYTHON"
 HEADER_BYTES_MAX: Final = 0xFFFFFF
 """What three bytes of length can say."""
 
-_decode_strict_json = msgspec.json.Decoder(Request).decode
-_encode_json = msgspec.json.Encoder().encode
+_decode_strict_json: Final = msgspec.json.Decoder(Request).decode
+_encode_json: Final = msgspec.json.Encoder().encode
 
 
 def decode_command(frame: bytes) -> Request:
@@ -36,6 +36,7 @@ def decode_command(frame: bytes) -> Request:
     Raises:
         FrameError: the frame contradicts itself, or its header cannot be read.
     """
+    word: int
     _, word = _TWO_WORDS.unpack_from(frame)
     header_end = 8 + (word & 0xFFFFFF)
     if header_end > len(frame):
@@ -195,7 +196,8 @@ def response_head(response: Response, request_id: int, form: int) -> bytes:
             f"the answer's header would take {len(header)} bytes; {HEADER_BYTES_MAX} are possible"
         )
         return response_head(too_long, request_id, form)
-    return _TWO_WORDS.pack(4 + len(header) + response.body_bytes, form << 24 | len(header)) + header
+    body_bytes = response.body_bytes if response.more else len(response.body)
+    return _TWO_WORDS.pack(4 + len(header) + body_bytes, form << 24 | len(header)) + header
 
 
 def encode_request(request: Request | WrittenRequest, request_id: int, language: str = OURS) -> bytes:

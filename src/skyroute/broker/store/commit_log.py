@@ -227,6 +227,15 @@ def _scan_segment(
     at, end, start = position - segment.start, segment.size, segment.start
     read_head, crc32 = _SCANNED[0].unpack_from, zlib.crc32
     released_at = at
+    size: int
+    magic: int
+    crc: int
+    queue_id: int
+    queue_offset: int
+    own_position: int
+    sys_flag: int
+    stored_at: int
+    body_bytes: int
     try:
         while True:
             (size, magic, crc, queue_id, queue_offset, own_position, sys_flag, stored_at, body_bytes) = read_head(

@@ -87,10 +87,11 @@ class IndexFile:
             _, self.begin, self.begin_ms = keys[0]
         begin_ms = self.begin_ms
         used = age_s = last_ms = 0
-        for number, (hash_, position, stored_at_ms) in enumerate(keys, count):
+        number = count
+        for hash_, position, stored_at_ms in keys:
             slot_at = _HEADER.size + hash_ % slots * 4
-            previous = heads.get(slot_at)
-            if previous is None:
+            previous = heads.get(slot_at, 0)
+            if not previous:
                 (previous,) = _SLOT.unpack_from(view, slot_at)
                 if not 0 < previous < count:
                     previous = 0
@@ -100,6 +101,7 @@ class IndexFile:
                 last_ms = stored_at_ms
                 age_s = min(max((stored_at_ms - begin_ms) // 1000, 0), _INT_MAX)
             entries.append(_ENTRY.pack(hash_, position, age_s, previous))
+            number += 1
         self._disk.write(self.descriptor, b"".join(entries), self._entries_at + count * _ENTRY.size)
         self.count += len(keys)
         self._used += used

@@ -49,6 +49,10 @@ class KeyReader:
 
     def _read_segment(self, segment: Segment, position: int, stop: int, keys: list[Key]) -> tuple[int, int, int] | None:
         read_bytes = READ_BYTES
+        magic: int
+        sys_flag: int
+        stored_at_ms: int
+        body_bytes: int
         while True:
             raw = segment.read(position - segment.start, min(read_bytes, stop - position))
             at, last_at, size, last_ms, end = 0, -1, 0, 0, len(raw)
