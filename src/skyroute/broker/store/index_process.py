@@ -25,6 +25,10 @@ LAG_BYTES_MAX: Final = 64 << 20
 """The store waits for a process that is so far behind the log."""
 PATIENCE_S: Final = 5.0
 """A process that says nothing for so long, though there is something to do, is taken for lost."""
+AHEAD_BYTES: Final = 16 << 20
+"""How much of the log is prepared before it is written."""
+TOUCHED_BYTES: Final = 1 << 18
+"""How much of that at once."""
 STEP_BYTES: Final = 1 << 20
 """A process is woken for no less, unless somebody cannot wait."""
 
@@ -143,21 +147,22 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
     index = KeyIndex(folder / "index", slots, entries, disk)
     index.load()
     index.truncate_to(start, slots_are_sound=True)
-    opened = OpenSegments(1)
-    segment: Segment | None = None
+    segments: dict[int, Segment] = {}
 
     def find_segment(position: int) -> Segment:
-        nonlocal segment
         begin = position - position % segment_bytes
-        if segment is None or segment.start != begin:
-            segment = Segment(folder / "commitlog" / f"{begin:020d}", begin, segment_bytes, disk, opened)
+        segment = segments.get(begin)
+        if segment is None:
+            path = folder / "commitlog" / f"{begin:020d}"
+            segment = segments[begin] = Segment(path, begin, segment_bytes, disk, OpenSegments())
         return segment
 
     reader = KeyReader(find_segment)
     keys: list[Key] = []
-    reached = wanted = start
+    reached = wanted = prepared = start
     while (further := _read_position(wait=reached >= wanted)) is not None:
         wanted = further or wanted
+        prepared = _prepare(find_segment(wanted - 1), prepared, wanted)
         newest = reader.read(reached, wanted, keys)
         if newest is None:
             reached = wanted
@@ -168,6 +173,22 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
         position, size, _ = newest
         os.write(_STDOUT, _PROGRESS.pack(position, size, *index.extent, index.end_ms))
         reached = position + size
+        for begin in [begin for begin in segments if begin + segment_bytes <= reached]:
+            segments.pop(begin).close()
+
+
+def _prepare(segment: Segment, prepared: int, position: int) -> int:
+    """Touch what the log will need next behind a position; return how far that was done.
+
+    A page that nobody has touched yet is dear to write to: the system has to find it, and the host of a virtual machine
+    another one behind it. Whoever reads it has it found.
+    """
+    prepared = max(prepared, position)
+    stop = min(position + AHEAD_BYTES, segment.stop)
+    while prepared < stop:
+        segment.read(prepared - segment.start, min(TOUCHED_BYTES, stop - prepared))
+        prepared = min(prepared + TOUCHED_BYTES, stop)
+    return prepared
 
 
 def _read_position(*, wait: bool) -> int | None:
