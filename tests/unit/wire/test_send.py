@@ -1,15 +1,22 @@
 import json
+import struct
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from skyroute.message.message_id import encode_offset_id
 from skyroute.message.queue_ref import QueueRef
+from skyroute.wire import header as header_module
 from skyroute.wire.calls.send import (
     SENT_CODES,
     PushedReply,
     ReceiptForm,
+    Sending,
     SendReceipt,
+    SendRequest,
     decode_pushed_reply,
+    decode_send,
     decode_send_receipt,
     encode_send,
     encode_send_receipt,
@@ -17,7 +24,7 @@ from skyroute.wire.calls.send import (
 )
 from skyroute.wire.calls.send_back import encode_recall, encode_send_back
 from skyroute.wire.command import FORM_JSON, Request, Response
-from skyroute.wire.errors import FieldError
+from skyroute.wire.errors import FieldError, FrameError
 from skyroute.wire.header import decode_command, encode_request, response_head
 from tests.unit.wire.golden import golden_line
 
@@ -179,3 +186,50 @@ def test_a_receipt_that_is_written_at_once_says_what_any_other_says() -> None:
     receipt = SendReceipt(encode_offset_id(host, 4096), 3, 17, "7F0001ABCD", 'Région "100 %"', trace_on=False)
     usual = response_head(encode_send_receipt(receipt), 99, FORM_JSON)
     assert decode_command(written) == decode_command(usual)
+
+
+_PLAIN = {"a": "PG", "b": "T", "c": "TBW102", "d": "4", "e": "3", "f": "0", "g": "1700000000000", "h": "0"}
+_TEXTS = st.sampled_from(
+    ["", "0", "1", "-1", "+1", " 1", "1.0", "2147483648", "9" * 20, "true", "false", "TRUE", "é\x01x\x02", "null"]
+)
+_ODD = st.one_of(_TEXTS, st.integers(-(1 << 40), 1 << 40), st.booleans(), st.none(), st.just([]), st.just({"x": 1}))
+
+
+def _read(header: bytes) -> Sending | str:
+    """What a broker makes of a header: what it is asked to take, or why not."""
+    frame = struct.pack(">II", 4 + len(header), len(header)) + header
+    try:
+        return decode_send(decode_command(frame))
+    except (FieldError, FrameError) as error:
+        return f"{type(error).__name__} {error}"
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdefghijklmn"), _ODD, max_size=4),
+    st.sets(st.sampled_from("abcdefgh"), max_size=1),
+    st.dictionaries(st.sampled_from(["flag", "language", "opaque", "remark", "version", "extra"]), _ODD, max_size=2),
+    st.booleans(),
+)
+@example({"m": "true"}, set(), {}, True)
+@example({"m": "1", "k": True}, set(), {}, True)
+@example({"i": "k\x01v\x02", "j": "2", "l": "16", "n": "broker-a"}, set(), {"flag": 2}, True)
+@example({}, set(), {"flag": 1}, True)
+def test_a_send_that_is_read_in_one_go_is_what_it_is_piece_by_piece(
+    changed: dict[str, object], dropped: set[str], more: dict[str, object], compact: bool
+) -> None:
+    fields = {name: value for name, value in (_PLAIN | changed).items() if name not in dropped}
+    members = {"code": 310, "extFields": fields, "opaque": 7} | more
+    header = json.dumps(members, separators=(",", ":") if compact else None).encode()
+    read = _read(header)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(header_module, "_STRAIGHT", {})
+        assert read == _read(header)
+
+
+def test_the_commonest_send_is_read_in_one_go() -> None:
+    request = encode_send("PG", QUEUE, b"hello", properties=PROPERTIES, born_at_ms=BORN_AT_MS)
+    read = decode_command(encode_request(request, 7, "JAVA"))
+    assert isinstance(read, SendRequest)
+    assert (read.code, read.request_id, read.language, read.body) == (310, 7, "JAVA", b"hello")
+    assert decode_send(read) is read.fields
+    assert (read.fields.topic, read.fields.properties) == ("TopicTest", PROPERTIES)
