@@ -1,7 +1,8 @@
 """The key index in a process of its own, so that a broker with much to do has a second processor write it.
 
 The store says how far the log may be read, the process how far it has come. It reads the log itself, so that nothing
-else has to be told. Should it end before it is asked to, the store goes on alone from where it was.
+else has to be told. Should it end before it is asked to, the store goes on alone from where it was. Since it knows
+where the log ends, it also has the system find the pages that come next.
 """
 
 import os
@@ -21,6 +22,8 @@ from skyroute.broker.store.keys import Key, KeyReader
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.settings import StoreSettings
 
+BACKLOGS_OF_A_RUSH: Final = 16
+"""So many, and nobody who looks for one after a while: then the index is worth a process of its own."""
 LAG_BYTES_MAX: Final = 64 << 20
 """The store waits for a process that is so far behind the log."""
 PATIENCE_S: Final = 5.0

@@ -24,7 +24,7 @@ from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
 from skyroute.broker.store.errors import IndexProcessGoneError, StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.store.flush import Flush
-from skyroute.broker.store.index_process import IndexProcess, Progress, processors
+from skyroute.broker.store.index_process import BACKLOGS_OF_A_RUSH, IndexProcess, Progress, processors
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
 from skyroute.broker.store.keys import KeyReader
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
@@ -40,8 +40,6 @@ from skyroute.message.property_names import INNER_BASE, INNER_COUNT
 
 log = logging.getLogger(__name__)
 
-BACKLOGS_OF_A_RUSH: Final = 16
-"""So many backlogs, and nobody who looks for one after a while: then the index is worth a process of its own."""
 SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
 
