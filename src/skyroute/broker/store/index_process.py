@@ -158,6 +158,9 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
         if segment is None:
             path = folder / "commitlog" / f"{begin:020d}"
             segment = segments[begin] = Segment(path, begin, segment_bytes, disk, OpenSegments())
+            if hasattr(os, "posix_fadvise"):
+                # Else the system would take pages together, and each small write look at all of such a heap.
+                os.posix_fadvise(segment.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return segment
 
     reader = KeyReader(find_segment)
