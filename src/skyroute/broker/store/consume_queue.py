@@ -48,6 +48,10 @@ class ConsumeQueue(TopicQueue):
         """Return whether a unit only stands for a message that is missing."""
         return self._unit_at(offset)[1] == NO_MESSAGE_BYTES
 
+    def units(self, offset: int, count_max: int) -> bytes:
+        """Return units as files hold them, as many as lie side by side; nothing where their segment is missing."""
+        return self._units(offset, count_max)
+
     def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
         units = self._units(offset, units_max)
         return (offset, UNIT.iter_unpack(units), count(offset + 1)) if units else None

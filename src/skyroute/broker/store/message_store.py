@@ -535,15 +535,14 @@ class MessageStore:
             return QueueRead(status, high, low, high)
         # With nothing to choose, no more than what is wanted is looked at.
         chooses = accept is not None or accept_record is not None
+        if not chooses and isinstance(queue, ConsumeQueue) and (raw_units := queue.units(offset, max(count_max, 1))):
+            everything = collect_all(self._log, offset, raw_units, low, high, bytes_max)
+            if everything is not None:
+                return everything
         found = queue.read(offset, max(count_max, SCANNED_UNITS_MIN if chooses else 1))
         if found is None:
             return QueueRead(ReadStatus.SEGMENT_MISSING, queue.next_segment(offset), low, high)
         first, units, stops = found
-        if not chooses and isinstance(queue, ConsumeQueue):
-            units = list(units)
-            everything = collect_all(self._log, first, units, low, high, bytes_max)
-            if everything is not None:
-                return everything
         return collect(self._log, first, units, stops, low, high, count_max, bytes_max, accept, accept_record)
 
     def record_at(self, position: int) -> bytes | None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
+from functools import lru_cache
 from operator import add
+from struct import Struct
 from typing import NamedTuple
 
 from skyroute.broker.store.commit_log import MAPPED_AROUND, CommitLog
-from skyroute.broker.store.topic_queue import Unit
+from skyroute.broker.store.topic_queue import UNIT, Unit
 
 
 class ReadStatus(Enum):
@@ -42,21 +44,41 @@ class QueueRead(NamedTuple):
     """Where in the log the last message lies that was looked at."""
 
 
-def collect_all(
-    log: CommitLog, offset: int, units: Sequence[Unit], low: int, high: int, bytes_max: int
-) -> QueueRead | None:
+@lru_cache(maxsize=64)
+def _sizes_in(count: int) -> Struct:
+    """Return what reads nothing but the sizes of so many units."""
+    return Struct(">" + "8xi8x" * count)
+
+
+def collect_all(log: CommitLog, offset: int, raw_units: bytes, low: int, high: int, bytes_max: int) -> QueueRead | None:
     """Return all records that these units, each of one message, point to; None where `collect` has to choose.
 
     Records that follow each other in the log too, as those of a batch do, are one chunk.
     """
-    positions, sizes, _ = zip(*units, strict=True)
+    count = len(raw_units) // UNIT.size
+    sizes: tuple[int, ...] = _sizes_in(count).unpack(raw_units)
     total = sum(sizes)
     if total > bytes_max:
         return None
+    first: int = UNIT.unpack_from(raw_units)[0]
+    last: int = UNIT.unpack_from(raw_units, len(raw_units) - UNIT.size)[0]
+    if last + sizes[-1] - first == total:
+        segment = log.find(first)
+        if segment is None or not 0 < total <= min(segment.stop, log.end) - first:
+            return None
+        log.account_for(total + MAPPED_AROUND)
+        chunk = segment.view[first - segment.start : first - segment.start + total]
+        return QueueRead(ReadStatus.FOUND, offset + count, low, high, [chunk], count, total, last)
+    return _collect_runs(log, offset, list(UNIT.iter_unpack(raw_units)), low, high, total)
+
+
+def _collect_runs(
+    log: CommitLog, offset: int, units: Sequence[Unit], low: int, high: int, total: int
+) -> QueueRead | None:
+    """Return all records, of which some are one behind the other and some are not."""
+    positions, sizes, _ = zip(*units, strict=True)
     stops = list(map(add, positions, sizes))
-    ends = [len(units) - 1]
-    if stops[-1] - positions[0] != total:
-        ends = [at for at, stop in enumerate(stops[:-1]) if stop != positions[at + 1]] + ends
+    ends = [at for at, stop in enumerate(stops[:-1]) if stop != positions[at + 1]] + [len(units) - 1]
     chunks: list[memoryview] = []
     view = memoryview(b"")
     start = limit = begin = 0  # of the segment at hand, and of the run
