@@ -1,20 +1,25 @@
 """What follows from a record in the log: a unit of its queue, and its keys in the index."""
 
+import logging
 from functools import lru_cache
+from pathlib import Path
 from typing import Final
 
 from skyroute.broker.store.checkpoint import Checkpoint
-from skyroute.broker.store.errors import IndexProcessGoneError
-from skyroute.broker.store.index_process import IndexProcess
+from skyroute.broker.store.commit_log import CommitLog
+from skyroute.broker.store.index_process import IndexProcess, Progress
 from skyroute.broker.store.key_index import KeyIndex
 from skyroute.broker.store.keys import Key, KeyReader, find_value, keep_keys
 from skyroute.broker.store.segment import Segment
+from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.topic_queue import TopicQueue
 from skyroute.message.flags import INNER_BATCH, TransactionState
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import DELAY_LEVEL, TAGS
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.message.tags import tag_code
+
+log = logging.getLogger(__name__)
 
 _TAGS: Final = f"{TAGS}\x01".encode()
 WITHOUT_PLACE: Final = int(TransactionState.PREPARED & TransactionState.ROLLED_BACK)
@@ -43,14 +48,22 @@ class Derived:
     Records are noted as they are appended. Before anybody reads, they are settled: units join their queues, in memory.
     Now and then all is written to files, many at once. Should the process die before, the log still has it; should the
     disk refuse, it waits.
+
+    Where there is much to do, a process of its own writes the index: see `index_process`.
     """
 
-    def __init__(self, index: KeyIndex | None, checkpoint: Checkpoint, delays_ms: tuple[int, ...]) -> None:
+    def __init__(
+        self, folder: Path, settings: StoreSettings, log: CommitLog, index: KeyIndex | None, checkpoint: Checkpoint
+    ) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._log = log
         self._index = index
+        self._checkpoint = checkpoint
         self.index_process: IndexProcess | None = None
         """Who writes the index in our place."""
-        self._checkpoint = checkpoint
-        self._delays_ms = delays_ms
+        self._index_seen: Progress | None = None
+        """How far that was when we last looked at what it wrote."""
         self.noted: list[Noted] = []
         """Records that readers do not see yet."""
         self._unwritten = 0
@@ -69,11 +82,6 @@ class Derived:
         """Return how many records are noted, or settled and not yet written."""
         return len(self.noted) + self._unwritten
 
-    @property
-    def is_written(self) -> bool:
-        """All that readers see is in files."""
-        return self._newest is None
-
     def settle(self, up_to: int | None = None) -> None:
         """Show readers the records noted so far, or those before a position of the log."""
         ready, self.noted = self.noted, []
@@ -88,7 +96,7 @@ class Derived:
             if not sys_flag & WITHOUT_PLACE:
                 code = 0
                 if topic == SCHEDULE_TOPIC:
-                    code = due_ms(raw_properties, stored_at_ms, self._delays_ms) or 0
+                    code = due_ms(raw_properties, stored_at_ms, self._settings.delays_ms) or 0
                 if not code and (tag := find_value(raw_properties, _TAGS)):
                     code = code_of(tag)
                 messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
@@ -105,7 +113,6 @@ class Derived:
 
         Raises:
             StoreWriteError, StoreFullError: some of it is left for the next time.
-            IndexProcessGoneError: the same, until somebody has taken over from that process.
         """
         self.settle(up_to)
         for queue in list(self._queues):
@@ -113,9 +120,9 @@ class Derived:
             del self._queues[queue]
         if self._newest is not None:
             position, size, stored_at_ms = self._newest
+            if self.index_process is not None and not self.index_process.go_on_to(position + size):
+                self._take_index_back()
             if self.index_process is not None:
-                if not self.index_process.go_on_to(position + size):
-                    raise IndexProcessGoneError
                 position, size, *_ = self.index_process.progress
             elif self._index is not None:
                 self._index.add(self._keys)
@@ -124,15 +131,68 @@ class Derived:
             self._unwritten = 0
             self._checkpoint.note_derived(position, size)
 
-    def take_index_back(self, reader: KeyReader) -> None:
-        """Go on where a process was that wrote the index."""
+    # -------------------------------------------------------------------------------------------- the index's process
+
+    def begin_index_process(self) -> IndexProcess | None:
+        """Have the index written elsewhere from now on, and return by whom; None where that cannot be."""
+        index, last = self._index, self._checkpoint.last_derived
+        if index is None or last is None or self._newest is not None:
+            return None
+        try:
+            process = IndexProcess(self._folder, self._settings, Progress(*last, *index.extent, index.end_ms))
+        except OSError as error:
+            log.warning("no process for the key index cause=%s", error)
+            return None
+        self.index_process = process
+        log.info("a process of its own writes the key index pid=%d", process.pid)
+        return process
+
+    def _take_index_back(self) -> None:
+        """Go on where a process was that is gone."""
         process, self.index_process = self.index_process, None
-        if process is None:
+        if process is None or self._index is None:
             return
+        process.kill()
+        log.warning("the process for the key index is gone pid=%d; the broker goes on without", process.pid)
         position = process.progress.end
-        while (newest := reader.read(position, process.wanted, self._keys)) is not None:
+        self._index.look_again()
+        self._index.truncate_to(position, slots_are_sound=True)
+        # It was to go on to what was written; readers may have been shown more.
+        stop = process.wanted if self._newest is None else self._newest[0] + self._newest[1]
+        reader = KeyReader(self._log.find)
+        while (newest := reader.read(position, stop, self._keys)) is not None:
             self._newest = newest
             position = newest[0] + newest[1]
+
+    def look_at_index(self) -> None:
+        """Take note of what the process has added, if there is one."""
+        process = self.index_process
+        if process is not None and self._index is not None and process.progress != self._index_seen:
+            self._index_seen = process.progress
+            self._index.look_again()
+
+    def catch_index_up(self) -> None:
+        """Have the keys of all that was written in the index.
+
+        Raises:
+            StoreWriteError, StoreFullError: some of them are not.
+        """
+        if self._index is not None and self.index_process is not None and not self.index_process.catch_up():
+            self._take_index_back()
+            self._index.add(self._keys)
+        self.look_at_index()
+
+    def end_index_process(self) -> None:
+        """Have it end once it has come as far as we have.
+
+        Raises:
+            StoreWriteError, StoreFullError: some keys are not in the index.
+        """
+        self.catch_index_up()
+        process, self.index_process = self.index_process, None
+        if process is not None:
+            process.end()
+            self._checkpoint.note_derived(process.progress.position, process.progress.size)
 
     def forget(self, queue: TopicQueue) -> None:
         """Drop what waits for a queue that is being removed."""

@@ -33,7 +33,3 @@ class StoreWriteError(StoreError):
 
 class RecordTooLargeError(StoreError):
     """A message, or a batch that has to stay together, is larger than a segment of the log."""
-
-
-class IndexProcessGoneError(StoreError):
-    """The process that writes the key index has ended, or says nothing. Nobody outside the store sees this."""

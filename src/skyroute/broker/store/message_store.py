@@ -3,7 +3,6 @@
 One writer, one thread, no clock. Only `Flush.run` may run elsewhere, because a disk can take its time.
 """
 
-import logging
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -22,11 +21,10 @@ from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
-from skyroute.broker.store.errors import IndexProcessGoneError, StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.store.flush import Flush
-from skyroute.broker.store.index_process import BACKLOGS_OF_A_RUSH, IndexProcess, Progress, processors
+from skyroute.broker.store.index_process import BACKLOGS_OF_A_RUSH, processors
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
-from skyroute.broker.store.keys import KeyReader
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
 from skyroute.broker.store.recovery import LeftBehind, Recovered, recover
 from skyroute.broker.store.retention import Expired, remove_expired
@@ -37,8 +35,6 @@ from skyroute.message.batch import BatchItem
 from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH
 from skyroute.message.property_names import INNER_BASE, INNER_COUNT
-
-log = logging.getLogger(__name__)
 
 SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
@@ -71,10 +67,8 @@ class MessageStore:
             self._index = KeyIndex(folder / "index", settings.index_slots, settings.index_entries, disk)
             self._closing.callback(self._index.close)
         self._closing.callback(self._close_segments)
-        self._derived = Derived(self._index, self._checkpoint, settings.delays_ms)
-        self._may_hand_index_over = settings.index_process and settings.index_enabled and processors() > 1
-        self._index_seen: Progress | None = None
-        """How far the process was when we last looked at what it wrote."""
+        self._derived = Derived(folder, settings, self._log, self._index, self._checkpoint)
+        self._may_have_process = settings.index_process and settings.index_enabled and processors() > 1
         self._backlogs = 0
         """How many there were since somebody last had them written, without waiting for one."""
         self._synced_segment: Segment | None = None
@@ -193,7 +187,7 @@ class MessageStore:
             if not isinstance(self._refusal, StoreClosedError):
                 self.flush(thorough=False)
                 self.derive()
-                self._end_index_process()
+                self._derived.end_index_process()
                 self.flush()
                 self._disk.remove(self.folder / "abort")
         finally:
@@ -314,11 +308,7 @@ class MessageStore:
         """
         self._backlogs = 0
         try:
-            try:
-                self._derived.write(self._visible_end)
-            except IndexProcessGoneError:
-                self._take_index_back()
-                self._derived.write(self._visible_end)
+            self._derived.write(self._visible_end)
         except StoreError as error:
             if self._refusal is None:
                 self._refusal = error
@@ -330,8 +320,11 @@ class MessageStore:
         backlogs = self._backlogs + 1
         self._derive_quietly()
         self._backlogs = backlogs
-        if backlogs >= BACKLOGS_OF_A_RUSH and self._may_hand_index_over:
-            self._hand_index_over()
+        if backlogs >= BACKLOGS_OF_A_RUSH and self._may_have_process and self._refusal is None:
+            self._may_have_process = False
+            process = self._derived.begin_index_process()
+            if process is not None:
+                self._closing.callback(process.kill)
 
     def _derive_quietly(self) -> None:
         # What could not be written is kept in mind, and the next one who wants to store something is told.
@@ -347,64 +340,11 @@ class MessageStore:
     def _visible_end(self) -> int | None:
         return self._log.flushed if self.settings.sync_flush else None
 
-    # -------------------------------------------------------------------------------------------- the index's process
-
     @property
     def index_pid(self) -> int | None:
         """The number of the process that writes the key index; None where we do it ourselves."""
         process = self._derived.index_process
         return None if process is None else process.pid
-
-    def _hand_index_over(self) -> None:
-        index, last = self._index, self._checkpoint.last_derived
-        if index is None or last is None or not self._derived.is_written:
-            return
-        self._may_hand_index_over = False
-        try:
-            process = IndexProcess(self.folder, self.settings, Progress(*last, *index.extent, index.end_ms))
-        except OSError as error:
-            log.warning("no process for the key index cause=%s", error)
-            return
-        self._closing.callback(process.kill)
-        self._derived.index_process = process
-        log.info("a process of its own writes the key index pid=%d", process.pid)
-
-    def _take_index_back(self) -> None:
-        """Go on where a process was that is gone."""
-        process, index = self._derived.index_process, self._index
-        if process is None or index is None:
-            return
-        process.kill()
-        log.warning("the process for the key index is gone pid=%d; the broker goes on without", process.pid)
-        index.look_again()
-        index.truncate_to(process.progress.end, slots_are_sound=True)
-        self._derived.take_index_back(KeyReader(self._log.find))
-
-    def _catch_index_up(self) -> KeyIndex | None:
-        """Return the index with the keys of all that was derived."""
-        process = self._derived.index_process
-        if process is not None and self._index is not None:
-            if process.catch_up():
-                self._look_at_index()
-            else:
-                self._take_index_back()
-                self._derive_quietly()
-        return self._index
-
-    def _look_at_index(self) -> None:
-        """Take note of what the process has added, if there is one."""
-        process = self._derived.index_process
-        if process is not None and self._index is not None and process.progress != self._index_seen:
-            self._index_seen = process.progress
-            self._index.look_again()
-
-    def _end_index_process(self) -> None:
-        self._catch_index_up()
-        process = self._derived.index_process
-        if process is not None:
-            self._derived.index_process = None
-            process.end()
-            self._checkpoint.note_derived(process.progress.position, process.progress.size)
 
     # ------------------------------------------------------------------------------------------------------- flushing
 
@@ -462,7 +402,7 @@ class MessageStore:
         process = self._derived.index_process
         if process is not None:
             process.hurry()
-        self._look_at_index()
+        self._derived.look_at_index()
         files = [] if self._index is None else [file for file in self._index.files if file.is_dirty]
         for segment in self._derived.dirty:
             flush.add_path(segment.path)
@@ -623,10 +563,11 @@ class MessageStore:
         The index knows hashes only; whoever asked compares keys. Times in it are whole seconds.
         """
         self._derive_quietly()
-        index = self._catch_index_up()
-        if index is None:
+        if self._index is None:
             return KeyMatches([], 0, 0)
-        found = index.find(topic, key, count_max, begin_ms, end_ms)
+        with suppress(StoreError):  # as above: it is kept in mind
+            self._derived.catch_index_up()
+        found = self._index.find(topic, key, count_max, begin_ms, end_ms)
         return found._replace(positions=[at for at in found.positions if self._log.start <= at < self._log.end])
 
     # ------------------------------------------------------------------------------------------------------- expiring
@@ -645,7 +586,7 @@ class MessageStore:
         """
         self._disk_is_full = disk_used > self.settings.disk_used_refuse
         self._derive_quietly()
-        self._look_at_index()
+        self._derived.look_at_index()
         return remove_expired(
             *(self._log, self._queues.values(), self._index, self.settings),
             now_ms=now_ms,

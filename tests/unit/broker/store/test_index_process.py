@@ -18,7 +18,7 @@ from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.batch import BatchItem
 from skyroute.message.properties import encode_properties
-from tests.support.disks import NOW_MS, FillingDisk, HastyDisk, RestartedMachine, draft, small_store
+from tests.support.disks import NOW_MS, FillingDisk, FullDisk, HastyDisk, RestartedMachine, draft, small_store
 
 ROOT = Path(__file__).parents[4]
 RUSH = 600
@@ -139,6 +139,25 @@ def test_a_process_that_died_unseen_is_done_without_once_somebody_asks(store: Me
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     keys |= rush(store, RUSH, 3)
     check(store, keys)
+
+
+def test_keys_of_what_readers_saw_and_no_file_has_are_not_lost_with_it(tmp_path: Path) -> None:
+    """The disk is full when the process dies, so that nothing was derived since."""
+    disk = FullDisk()
+    store = open_store(tmp_path, disk)
+    keys = rush(store, 0)
+    check(store, keys)
+    pid = store.index_pid
+    assert pid is not None
+    keys |= rush(store, RUSH, 50)
+    disk.is_full = True
+    assert store.max_offset("T", 0) == (RUSH + 50 + 2) // 3
+    os.kill(pid, signal.SIGKILL)
+    store.find_by_key("T", "k1", 1, 0, FOREVER_MS)
+    disk.is_full = False
+    check(store, keys | rush(store, RUSH + 50))
+    assert store.index_pid is None
+    store.kill()
 
 
 def test_a_process_that_says_nothing_is_done_without(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
