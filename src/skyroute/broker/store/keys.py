@@ -7,7 +7,7 @@ from typing import Final
 
 from skyroute.broker.store.segment import Segment
 from skyroute.message.flags import HOSTS_IPV6, TRANSACTION_MASK, TransactionState
-from skyroute.message.layout import HEAD_BYTES, MAGIC_V1, MAGIC_V2, compile_heads
+from skyroute.message.layout import HEAD_BYTES, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, compile_heads
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import KEYS, UNIQUE_ID
 from skyroute.message.tags import java_hash
@@ -58,9 +58,10 @@ class KeyReader:
             at, last_at, size, last_ms, end = 0, -1, 0, 0, len(raw)
             while at + HEAD_BYTES <= end:
                 size, magic, sys_flag, stored_at_ms, body_bytes = _HEADS[0].unpack_from(raw, at)
-                if magic not in (MAGIC_V1, MAGIC_V2):
+                stop_at = at + size
+                if magic not in (MAGIC_V1, MAGIC_V2) or size < RECORD_BYTES_MIN:
                     return None if last_at < 0 else (position + last_at, at - last_at, last_ms)
-                if at + size > end:
+                if stop_at > end:
                     break
                 head_bytes = HEAD_BYTES
                 if sys_flag & HOSTS_IPV6:
@@ -68,15 +69,13 @@ class KeyReader:
                     head_bytes = head.size
                     *_, stored_at_ms, body_bytes = head.unpack_from(raw, at)
                 topic_at = at + head_bytes + body_bytes + (1 if magic == MAGIC_V1 else 2)
-                topic_stop = topic_at + (
-                    raw[topic_at - 1] if magic == MAGIC_V1 else raw[topic_at - 2] << 8 | raw[topic_at - 1]
-                )
+                topic_bytes = raw[topic_at - 1 : topic_at] if magic == MAGIC_V1 else raw[topic_at - 2 : topic_at]
+                topic_stop = topic_at + int.from_bytes(topic_bytes, "big")
                 raw_topic = raw[topic_at:topic_stop]
                 topic = self._topics.get(raw_topic)
                 if topic is None:
                     topic = self._topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
-                last_at, last_ms = at, stored_at_ms
-                at += size
+                last_at, last_ms, at = at, stored_at_ms, stop_at
                 keep_keys(keys, topic, raw[topic_stop + 2 : at], sys_flag, position + last_at, stored_at_ms)
             if last_at >= 0:
                 return position + last_at, at - last_at, last_ms

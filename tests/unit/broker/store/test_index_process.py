@@ -10,13 +10,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from skyroute.broker.store import index_process, message_store
+from skyroute.broker.store import keys as keys_module
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.batch import BatchItem
+from skyroute.message.flags import TransactionState
+from skyroute.message.host import encode_host
 from skyroute.message.properties import encode_properties
 from tests.support.disks import NOW_MS, FillingDisk, FullDisk, HastyDisk, RestartedMachine, draft, small_store
 
@@ -91,6 +95,30 @@ def test_a_rush_has_its_keys_written_elsewhere_and_what_is_written_is_the_same(t
             check(store, keys)
     assert written[0] == written[1]
     assert len(written[0]) > 4
+
+
+def test_records_of_every_kind_are_read(tmp_path: Path) -> None:
+    """Longer than what is read at once, with addresses of version 6, with long names, and rolled back."""
+    with closing(open_store(tmp_path, log_segment_bytes=4 << 20)) as store:
+        rush(store, 0)
+        assert store.index_pid is not None
+        kinds: list[dict[str, Any]] = [
+            {"body": bytes(keys_module.READ_BYTES + 1)},
+            {"body": bytes(keys_module.READ_BYTES * 2)},
+            {"body": bytes(keys_module.READ_BYTES - 200)},
+            {"topic": "N" * 200},
+            {"raw_born_host": encode_host("::1", 5)},
+            {"sys_flag": int(TransactionState.PREPARED)},
+        ]
+        for number, kind in enumerate(kinds * 3):
+            topic, key = kind.get("topic", "T"), f"odd-{number}"
+            message = msgspec.structs.replace(draft(properties={"KEYS": key}), **kind)
+            appended = store.append(message, NOW_MS)
+            assert store.find_by_key(topic, key, 9, 0, FOREVER_MS).positions == [appended.log_position]
+        rolled_back = msgspec.structs.replace(draft(properties={"KEYS": "gone"}), sys_flag=TransactionState.ROLLED_BACK)
+        store.append(rolled_back, NOW_MS)
+        assert store.find_by_key("T", "gone", 9, 0, FOREVER_MS).positions == []
+        assert store.index_pid is not None
 
 
 def test_little_to_do_is_done_without(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
