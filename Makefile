@@ -96,8 +96,8 @@ bench-nameserver: $(READY) ## how fast routes are found, alone and while brokers
 bench-client: $(READY) ## how fast our client sends and consumes, beside Apache's Java client on one Apache broker
 	$(BIN)/python -m benchmarks.client
 
-bench-broker: $(READY) ## how our broker compares with Apache's, on the same disk in the same minutes
-	$(BIN)/python -m benchmarks.broker
+bench-broker: $(COMPILED_READY) ## how our broker, compiled, compares with Apache's, on the same disk in the same minutes
+	$(COMPILED)/bin/python -m benchmarks.broker
 
 bench-store: $(READY) ## what the broker's store costs for each message, in processor time
 	$(BIN)/python -m benchmarks.store
