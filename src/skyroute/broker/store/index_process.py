@@ -22,8 +22,6 @@ from skyroute.broker.store.keys import Key, KeyReader
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.settings import StoreSettings
 
-BACKLOGS_OF_A_RUSH: Final = 16
-"""So many, and nobody who looks for one after a while: then the index is worth a process of its own."""
 LAG_BYTES_MAX: Final = 64 << 20
 """The store waits for a process that is so far behind the log."""
 PATIENCE_S: Final = 5.0

@@ -23,7 +23,7 @@ from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
 from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.store.flush import Flush
-from skyroute.broker.store.index_process import BACKLOGS_OF_A_RUSH, processors
+from skyroute.broker.store.index_process import processors
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
 from skyroute.broker.store.recovery import LeftBehind, Recovered, recover
@@ -320,7 +320,7 @@ class MessageStore:
         backlogs = self._backlogs + 1
         self._derive_quietly()
         self._backlogs = backlogs
-        if backlogs >= BACKLOGS_OF_A_RUSH and self._may_have_process and self._refusal is None:
+        if backlogs >= self.settings.index_process_after and self._may_have_process and self._refusal is None:
             self._may_have_process = False
             process = self._derived.begin_index_process()
             if process is not None:

@@ -30,6 +30,8 @@ class StoreSettings:
     index_enabled: bool = True
     index_process: bool = True
     """Once there is much to do, and a second processor to do it, a process of its own writes the index."""
+    index_process_after: int = 16
+    """So many backlogs, and nobody who looks for one after a while, are much to do."""
     delays_ms: tuple[int, ...] = DELAYS_MS
     sync_flush: bool = False
     """Readers are shown only what is on the disk; the caller flushes before it answers."""

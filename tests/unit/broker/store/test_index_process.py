@@ -33,7 +33,6 @@ Keys = dict[str, int]
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_store, "BACKLOGS_OF_A_RUSH", 2)
     monkeypatch.setattr(message_store, "processors", lambda: 2)
     monkeypatch.setattr(index_process, "STEP_BYTES", 1)
 
@@ -46,7 +45,11 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 def open_store(folder: Path, disk: Disk | None = None, **changes: Any) -> MessageStore:
-    return small_store(folder / "store", disk or HastyDisk(), **{"index_slots": 512, "index_entries": 400, **changes})
+    return small_store(
+        folder / "store",
+        disk or HastyDisk(),
+        **{"index_slots": 512, "index_entries": 400, "index_process_after": 2, **changes},
+    )
 
 
 def rush(store: MessageStore, first: int, count: int = RUSH) -> Keys:
@@ -121,12 +124,12 @@ def test_records_of_every_kind_are_read(tmp_path: Path) -> None:
         assert store.index_pid is not None
 
 
-def test_little_to_do_is_done_without(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_store, "BACKLOGS_OF_A_RUSH", 3)
-    keys = rush(store, 0, 600)
-    store.derive()  # as happens now and then, whether or not there is a backlog
-    check(store, keys | rush(store, 600, 600))
-    assert store.index_pid is None
+def test_little_to_do_is_done_without(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path, index_process_after=3)) as store:
+        keys = rush(store, 0, 600)
+        store.derive()  # as happens now and then, whether or not there is a backlog
+        check(store, keys | rush(store, 600, 600))
+        assert store.index_pid is None
 
 
 @pytest.mark.parametrize("changes", [{"index_process": False}, {"index_enabled": False}])
@@ -303,7 +306,7 @@ from pathlib import Path
 from skyroute.broker.store import message_store
 from tests.unit.broker.store.test_index_process import open_store, rush
 
-message_store.BACKLOGS_OF_A_RUSH, message_store.processors = 2, lambda: 2
+message_store.processors = lambda: 2
 store = open_store(Path(sys.argv[1]))
 turn = 0
 while True:
