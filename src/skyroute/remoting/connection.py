@@ -14,7 +14,7 @@ from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Later, Peer, 
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, TlsError
 from skyroute.remoting.tls import ServerTls, TlsStream
 from skyroute.remoting.tls_settings import TlsMode
-from skyroute.remoting.traffic import Traffic
+from skyroute.remoting.traffic import Traffic, TurnEnd
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
@@ -24,7 +24,7 @@ from skyroute.wire.proxy_protocol import read_proxy_header
 log = logging.getLogger(__name__)
 
 WRITE_BYTES: Final = 64 * 1024
-"""Answers to one read are gathered up to this size before they are written."""
+"""Answers that are given in one turn of the loop are gathered up to this size before they are written."""
 
 AWAITED_MAX: Final = 1024
 """How many answers of one connection may be waited for before reading stops."""
@@ -134,6 +134,7 @@ class Service:
     unsent: Tally
     complaints: Complaints
     traffic: Traffic
+    turn_end: TurnEnd
     on_made: "Callable[[Connection], None]"
     on_lost: "Callable[[Connection, Exception | None], None]"
     """Called exactly once for every connection that was made."""
@@ -156,9 +157,10 @@ class Connection(asyncio.Protocol):
         "_first_bytes",
         "_held",
         "_last_call",
-        "_late_out",
         "_later",
         "_lost",
+        "_outbox",
+        "_outbox_bytes",
         "_service",
         "_tls",
         "_transport",
@@ -188,8 +190,9 @@ class Connection(asyncio.Protocol):
         """Answers that a handler is still working on."""
         self._later = 0
         """Answers that somebody will give, and nobody works on."""
-        self._late_out: list[Piece] = []
-        """Such answers, given in this turn of the loop."""
+        self._outbox: list[Piece] = []
+        """What is to be written at the end of this turn of the loop."""
+        self._outbox_bytes = 0
         self._calls: dict[int, asyncio.Future[Response]] = {}
         """What we asked the peer, by number."""
         self._last_call = 0
@@ -222,6 +225,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = self.peer.gone = True
         self._backlog.clear()
+        self._outbox.clear()
         self._hold(0)
         for call in self._calls.values():
             if not call.done():
@@ -261,7 +265,7 @@ class Connection(asyncio.Protocol):
         """End the connection once its answers are sent; say why if the peer is to blame."""
         if self.closing_since is not None:
             return
-        self._write_late()
+        self._flush()
         self._complain(reason)
         self.closing_since = self._service.clock.monotonic()
         self._backlog.clear()
@@ -295,7 +299,7 @@ class Connection(asyncio.Protocol):
         if self._is_over or self._waiting:
             return
         request.flag |= FLAG_ONEWAY
-        self._write([encode_request(request, self._next_call(), SERVER_LANGUAGE)])
+        self._write([encode_request(request, self._next_call(), SERVER_LANGUAGE)], len(request.body))
 
     async def call(self, request: Request, timeout_s: float) -> Response:
         """Ask the peer something.
@@ -315,7 +319,7 @@ class Connection(asyncio.Protocol):
         self._calls[number] = answered
         try:
             deadline = loop.time() + timeout_s
-            self._write([encode_request(request, number, SERVER_LANGUAGE)])
+            self._write([encode_request(request, number, SERVER_LANGUAGE)], len(request.body))
             await asyncio.wait({answered}, timeout=timeout_s)
             if not answered.done():
                 # Had this process stood still, the answer would wait unread.
@@ -433,7 +437,7 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _answer(self, frames: list[bytes]) -> None:
-        """Answer frames in order, and write the answers together."""
+        """Answer frames in order."""
         dispatcher, peer = self._service.dispatcher, self.peer
         dispatcher.free_since = self.active_at
         find_repeat, answer = dispatcher.repeats.find, dispatcher.answer
@@ -460,7 +464,7 @@ class Connection(asyncio.Protocol):
                         if response.lasting:
                             dispatcher.keep(frame, request, response)
                 if size > WRITE_BYTES or self._awaited:
-                    self._write(out)
+                    self._write(out, size)
                     out, size = [], 0
                     if self._is_over:
                         return
@@ -468,10 +472,10 @@ class Connection(asyncio.Protocol):
                         self._put_back(frames[at + 1 :])
                         return
         except FrameError as error:
-            self._write(out)
+            self._write(out, size)
             self.close(str(error))
         else:
-            self._write(out)
+            self._write(out, size)
 
     def _await_answer(self, request: Request, frame_bytes: int, answer: Answer) -> None:
         if isinstance(answer, Later):
@@ -493,26 +497,10 @@ class Connection(asyncio.Protocol):
         if self._is_over:
             return
         if not request.is_oneway:
-            # What many are given in one turn of the loop, as after a flush of the disk, goes out in one piece.
-            if not self._late_out:
-                asyncio.get_running_loop().call_soon(self._write_late)
             head = response_head(response, request.request_id, request.form)
-            self._late_out += (head, response.body, *response.more)
-            if response.body_bytes > WRITE_BYTES:
-                self._write_late()
+            self._write((head, response.body, *response.more), response.body_bytes)
         if self._later == LATER_MAX - 1:
             self._go_on()
-
-    def _write_late(self) -> None:
-        out, self._late_out = self._late_out, []
-        if not out or self._is_over:
-            return
-        self._write(out)
-        # Nobody holds these answers back from a peer that takes none, so they count as they come.
-        if self._waiting and not self._service.unsent.put(
-            self.peer.connection, self._transport.get_write_buffer_size()
-        ):
-            self.abort("too many unread answers in all")
 
     async def _finish(self, request: Request, awaited: Awaitable[Response], *, in_turn: bool) -> None:
         try:
@@ -527,11 +515,22 @@ class Connection(asyncio.Protocol):
             return
         if not request.is_oneway:
             head = response_head(response, request.request_id, request.form)
-            self._write([head, response.body, *response.more])
+            self._write((head, response.body, *response.more), response.body_bytes)
         self._go_on()
 
-    def _write(self, out: Sequence[Piece]) -> None:
-        if not out:
+    def _write(self, out: Sequence[Piece], body_bytes: int) -> None:
+        """Have something written at the end of this turn of the loop, or now if there is much to write."""
+        is_first = not self._outbox
+        self._outbox += out
+        self._outbox_bytes += body_bytes
+        if self._outbox_bytes > WRITE_BYTES:
+            self._flush()
+        elif is_first and out:
+            self._service.turn_end.add(self._flush)
+
+    def _flush(self) -> None:
+        out, self._outbox, self._outbox_bytes = self._outbox, [], 0
+        if not out or self._is_over:
             return
         if self._tls is not None:
             self._tls.encrypt(b"".join(out))
@@ -540,6 +539,11 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(out)  # uvloop does not copy them
         else:
             self._transport.write(b"".join(out))
+        # Nobody holds late answers back from a peer that takes none, so they count as they come.
+        if self._waiting and not self._service.unsent.put(
+            self.peer.connection, self._transport.get_write_buffer_size()
+        ):
+            self.abort("too many unread answers in all")
 
     def _go_on(self) -> None:
         """Take up what was put back, and read again once nothing is left of it."""

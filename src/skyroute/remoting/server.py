@@ -16,7 +16,7 @@ from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.lateness import Lateness
 from skyroute.remoting.tls import ServerTls
-from skyroute.remoting.traffic import Traffic
+from skyroute.remoting.traffic import Traffic, TurnEnd
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class Server:
             unsent=Tally(limits.unsent_bytes_max),
             complaints=Complaints(),
             traffic=traffic or Traffic(),
+            turn_end=TurnEnd(),
             on_made=self._on_made,
             on_lost=self._on_lost,
             spawn=self.spawn,
