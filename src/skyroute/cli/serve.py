@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from skyroute.cli.logs import LogSettings, start_logging
 from skyroute.errors import SkyrouteError
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OTHER_FILES = 64
 """Open files that are no connections of peers: log, sockets we open ourselves, files being replaced."""
+
+COLLECTED_AFTER: Final = 10_000
+"""How many objects there are to be more before Python looks for cycles; messages under way alone are some thousands."""
 
 
 class Service(Protocol):
@@ -80,6 +83,7 @@ async def _serve(what: str, services: Sequence[Service], on_ready: Callable[[], 
         # What start-up made lives as long as the process: the collector need not look at it again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(COLLECTED_AFTER)
         on_ready()
         await stop_asked.wait()
     finally:

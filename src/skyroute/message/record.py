@@ -4,13 +4,13 @@ Records follow each other with nothing in between. Reading is quick rather than 
 slices, and nothing is decoded that may not be wanted. Checksums are looked at when asked for.
 """
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Final
 
+from skyroute.message.crc import crc32
 from skyroute.message.errors import ChecksumError, RecordError
 from skyroute.message.flags import HOSTS_IPV6
 from skyroute.message.host import IPV4_HOST_BYTES, IPV6_HOST_BYTES
@@ -239,7 +239,7 @@ def segment_end(bytes_left: int) -> bytes:
 
 def body_crc(body: bytes | memoryview) -> int:
     """Return the checksum a record holds of its stored body: CRC-32 without its top bit."""
-    return zlib.crc32(body) & 0x7FFFFFFF
+    return crc32(body) & 0x7FFFFFFF
 
 
 def seal_holds(record: bytes) -> bool | None:

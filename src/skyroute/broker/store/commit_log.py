@@ -1,6 +1,5 @@
 """The commit log: every message of the broker, in the order of arrival, one record behind the other."""
 
-import zlib
 from collections.abc import Generator
 from contextlib import suppress
 from mmap import mmap
@@ -13,6 +12,7 @@ from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import RecordTooLargeError, StoreError
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.segmented_log import SegmentedLog
+from skyroute.message.crc import crc32
 from skyroute.message.flags import BORN_HOST_IPV6, HOSTS_IPV6
 from skyroute.message.layout import (
     HEAD_BYTES,
@@ -225,7 +225,7 @@ def _scan_segment(
     """Walk over good records; return where they end, and whether the log goes on in the next segment."""
     view = segment.content
     at, end, start = position - segment.start, segment.size, segment.start
-    read_head, crc32 = _SCANNED[0].unpack_from, zlib.crc32
+    read_head = _SCANNED[0].unpack_from
     released_at = at
     size: int
     magic: int

@@ -166,7 +166,8 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
     reached = wanted = prepared = start
     while (further := _read_position(wait=reached >= wanted)) is not None:
         wanted = further or wanted
-        prepared = _prepare(find_segment(wanted - 1), prepared, wanted)
+        if wanted - reached < AHEAD_BYTES:  # else whoever writes has the time to do so itself
+            prepared = _prepare(find_segment(wanted - 1), prepared, wanted)
         newest = reader.read(reached, wanted, keys)
         if newest is None:
             reached = wanted

@@ -10,13 +10,13 @@ from pathlib import Path
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import ClassVar, Final
-from zlib import crc32
 
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.segmented_log import SegmentedLog
 from skyroute.message.batch import BatchItem
+from skyroute.message.crc import crc32
 from skyroute.message.errors import RecordError
 from skyroute.message.flags import HOSTS_IPV6
 from skyroute.message.host import IPV4_HOST_BYTES
