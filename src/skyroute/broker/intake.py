@@ -10,7 +10,7 @@ from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
 from skyroute.broker.store.errors import StoreWriteError
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.message.batch import BatchItem
+from skyroute.message.batch import RawItem
 
 if TYPE_CHECKING:  # they deliver through us
     from skyroute.broker.delays import Delays
@@ -81,7 +81,7 @@ class Intake:
         self._parked.arrived(draft.topic, draft.queue_id)
         return appended
 
-    def put_batch(self, draft: Draft, items: Sequence[BatchItem]) -> AppendedBatch:
+    def put_batch(self, draft: Draft, items: Sequence[RawItem]) -> AppendedBatch:
         """Store messages that stay together; all but their own content is the draft's.
 
         Raises:

@@ -46,7 +46,7 @@ def test_any_bytes_are_a_batch_or_refused(noise: bytes, keep: int) -> None:
         items = decode_batch(body)
     except BatchError:
         return
-    assert sum(22 + len(item.body) + len(item.raw_properties) for item in items) == len(body)
+    assert sum(22 + len(inside) + len(raw_properties) for inside, raw_properties, _ in items) == len(body)
 
 
 def test_items_that_do_not_fit_are_refused() -> None:

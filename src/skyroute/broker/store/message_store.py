@@ -31,7 +31,7 @@ from skyroute.broker.store.retention import Expired, remove_expired
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.topic_queue import TopicQueue, Unit
-from skyroute.message.batch import BatchItem
+from skyroute.message.batch import RawItem
 from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH
 from skyroute.message.property_names import INNER_BASE, INNER_COUNT
@@ -260,7 +260,7 @@ class MessageStore:
         wrapped = msgspec.structs.replace(draft, raw_properties=raw_properties, sys_flag=draft.sys_flag | WRAPPED_BATCH)
         return self.append(wrapped, now_ms)
 
-    def append_batch(self, draft: Draft, items: Sequence[BatchItem], now_ms: int) -> AppendedBatch:
+    def append_batch(self, draft: Draft, items: Sequence[RawItem], now_ms: int) -> AppendedBatch:
         """Store messages that stay together, in one file and with consecutive offsets; all else is the draft's.
 
         Raises:
@@ -274,7 +274,7 @@ class MessageStore:
         properties = [item[1] for item in items]
         if b"\0" in b"".join(properties) and any(raw.endswith(b"\0") for raw in properties):  # see `append`
             properties = [raw + b"\x02" for raw in properties]
-            items = [item._replace(raw_properties=raw) for item, raw in zip(items, properties, strict=True)]
+            items = [(body, raw, flag) for (body, _, flag), raw in zip(items, properties, strict=True)]
         log, offset = self._log, queue.next_offset
         pieces, positions = queue.encode_all(draft, items, offset, log.end, now_ms)
         records = b"".join(pieces)

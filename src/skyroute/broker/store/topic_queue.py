@@ -15,7 +15,7 @@ from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.segmented_log import SegmentedLog
-from skyroute.message.batch import BatchItem
+from skyroute.message.batch import RawItem
 from skyroute.message.crc import crc32
 from skyroute.message.errors import RecordError
 from skyroute.message.flags import HOSTS_IPV6
@@ -130,7 +130,7 @@ class TopicQueue(ABC):
         return b"".join((start, body, topic_field, properties_bytes.to_bytes(2, "big"), raw_properties))
 
     def encode_all(
-        self, draft: Draft, items: Sequence[BatchItem], queue_offset: int, position: int, stored_at_ms: int
+        self, draft: Draft, items: Sequence[RawItem], queue_offset: int, position: int, stored_at_ms: int
     ) -> tuple[list[bytes], list[int]]:
         """Return the records of messages that lie one behind the other, in pieces, and their positions.
 
@@ -143,22 +143,22 @@ class TopicQueue(ABC):
         empty_bytes, head_bytes = len(empty), len(empty) - len(self.topic_field) - 2
         same = empty[_HEAD_START.size : head_bytes - 4]
         head = next(head.pack for head in _BATCH_HEADS if head.size == head_bytes)
-        magic, queue_id, topic_field = self.magic, self.queue_id, self.topic_field
+        magic, queue_id = self.magic, self.queue_id
+        between_bytes, between = 0, self.topic_field + bytes(2)
         pieces: list[bytes] = []
         positions: list[int] = []
         for body, raw_properties, flag in items:
             body_bytes, properties_bytes = len(body), len(raw_properties)
             if properties_bytes > PROPERTIES_BYTES_MAX:
                 raise RecordError(f"properties of {properties_bytes} bytes do not fit a record")
+            if properties_bytes != between_bytes:
+                between_bytes, between = properties_bytes, self.topic_field + properties_bytes.to_bytes(2, "big")
             size = empty_bytes + body_bytes + properties_bytes
             crc = crc32(body) & 0x7FFFFFFF
-            pieces += (
-                head(size, magic, crc, queue_id, flag, queue_offset, position, same, body_bytes),
-                body,
-                topic_field,
-                properties_bytes.to_bytes(2, "big"),
-                raw_properties,
-            )
+            pieces.append(head(size, magic, crc, queue_id, flag, queue_offset, position, same, body_bytes))
+            pieces.append(body)
+            pieces.append(between)
+            pieces.append(raw_properties)
             positions.append(position)
             position += size
             queue_offset += 1
