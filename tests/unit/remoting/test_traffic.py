@@ -1,11 +1,12 @@
-"""A loop whose peers speak close together looks for more before it sleeps, and not for ever."""
+"""A loop whose peers speak close together looks for more before it sleeps, and answers them together."""
 
 import asyncio
 import selectors
+from functools import partial
 
 import pytest
 
-from skyroute.remoting.traffic import LOOKS, NEAR_S, Traffic
+from skyroute.remoting.traffic import LOOKS, NEAR_S, TOGETHER_MAX, Traffic, TurnEnd
 
 LONG_S = 0.05
 """Any loop has looked so often within this time, and has gone to sleep."""
@@ -68,3 +69,40 @@ def test_near_words_keep_the_loop_awake_for_a_while(words: int) -> None:
 
 def test_it_stays_awake_again_after_it_has_slept() -> None:
     assert looks_of_loop([5.0, 5.0], [9.0], [9.0]) == 2 * LOOKS
+
+
+async def test_what_is_to_be_written_waits_for_the_end_of_the_turn() -> None:
+    written: list[int] = []
+    end = TurnEnd()
+    for number in range(TOGETHER_MAX - 1):
+        end.add(partial(written.append, number))
+    assert written == []
+    await asyncio.sleep(0)
+    assert written == list(range(TOGETHER_MAX - 1))
+    await asyncio.sleep(0)
+    assert len(written) == TOGETHER_MAX - 1
+
+
+async def test_many_do_not_wait_for_more() -> None:
+    written: list[int] = []
+    end = TurnEnd()
+    for number in range(TOGETHER_MAX + 3):
+        end.add(partial(written.append, number))
+    assert written == list(range(TOGETHER_MAX))
+    await asyncio.sleep(0)
+    assert written == list(range(TOGETHER_MAX + 3))
+
+
+async def test_who_writes_may_have_more_to_write() -> None:
+    written: list[str] = []
+    end = TurnEnd()
+
+    def write() -> None:
+        written.append("first")
+        end.add(lambda: written.append("second"))
+
+    end.add(write)
+    await asyncio.sleep(0)
+    assert written == ["first"]
+    await asyncio.sleep(0)
+    assert written == ["first", "second"]

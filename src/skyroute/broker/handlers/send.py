@@ -137,6 +137,13 @@ class SendHandlers:
 
     async def _create_and_take(self, sending: Sending, request: Request, peer: Peer) -> Response:
         """Create a topic for its first message; name servers know of it before the producer is answered."""
+        topic = self._topics.get(sending.topic)
+        if topic is None or sending.topic in self._unknown:  # else it has become known since we were asked
+            topic = await self._create(sending)
+        answer = self._take(sending, topic, request, peer)
+        return await (settle(answer) if isinstance(answer, Response | Later) else answer)
+
+    async def _create(self, sending: Sending) -> TopicConfig:
         sys_flag = 0
         if sending.unit_mode:
             sys_flag = int(TopicFlag.UNIT_SUBSCRIPTION if is_retry_topic(sending.topic) else TopicFlag.UNIT)
@@ -157,8 +164,7 @@ class SendHandlers:
             self._unknown.discard(sending.topic)
         if is_first:
             self._spreading.begin(topic, sending.default_topic)
-        answer = self._take(sending, topic, request, peer)
-        return await (settle(answer) if isinstance(answer, Response | Later) else answer)
+        return topic
 
     async def _make_known(self, topic: TopicConfig) -> None:
         try:
