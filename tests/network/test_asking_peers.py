@@ -378,6 +378,16 @@ async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_tur
     await eventually(lambda: not host.server._connections)
 
 
+async def test_who_says_that_nothing_follows_is_still_answered(host: Host) -> None:
+    with ExitStack() as stack:
+        client = connect_plainly(stack, host)
+        client.sendall(encode(RawRequest(GREET, {"name": "brief"}), 7))
+        client.shutdown(socket.SHUT_WR)
+        await eventually(lambda: has_heard(client))
+        assert b'"opaque":7' in client.recv(1000)
+        await eventually(lambda: not host.server._connections)
+
+
 async def test_what_a_server_asks_does_not_overtake_what_it_answered(host: Host, guest: AsyncLine) -> None:
     peer = host.peers["guest"]
 

@@ -67,6 +67,10 @@ class TurnEnd:
             self._come()
 
     def _come(self) -> None:
-        writes, self._writes = self._writes, []
-        for write in writes:
-            write()
+        writes, self._writes = iter(self._writes), []
+        try:
+            for write in writes:
+                write()
+        finally:
+            for write in writes:  # one that fails, fails alone
+                self.add(write)

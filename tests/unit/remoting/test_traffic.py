@@ -93,6 +93,23 @@ async def test_many_do_not_wait_for_more() -> None:
     assert written == list(range(TOGETHER_MAX + 3))
 
 
+async def test_one_that_fails_fails_alone() -> None:
+    written: list[int] = []
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    failure = ValueError("no")
+
+    def fail() -> None:
+        raise failure
+
+    end = TurnEnd()
+    for write in (partial(written.append, 1), fail, partial(written.append, 2), partial(written.append, 3)):
+        end.add(write)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (written, failures) == ([1, 2, 3], [failure])
+
+
 async def test_who_writes_may_have_more_to_write() -> None:
     written: list[str] = []
     end = TurnEnd()
