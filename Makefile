@@ -56,8 +56,9 @@ test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, 
 
 compiled: $(COMPILED_READY) ## the package with its busiest modules compiled, by the fastest python3 there is; needs a C compiler
 
-test-compiled: $(COMPILED_READY) ## the unit tests, and those over the network, with these modules compiled
-	$(COMPILED)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit tests/network --ignore tests/unit/pipeline
+test-compiled: $(COMPILED_READY) ## the unit tests, and those over the network, with these modules compiled; without Spark
+	$(COMPILED)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit tests/network --ignore tests/unit/pipeline \
+		--deselect tests/network/test_examples.py::test_the_demonstration_tells_a_clusters_life
 
 # From an archive of the sources, so that nothing compiled comes to lie among them and hides a later change.
 $(COMPILED_READY): $(READY) $(shell find src -name '*.py')
