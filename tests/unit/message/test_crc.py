@@ -1,5 +1,7 @@
 """Whoever sums a body, the sum is the same."""
 
+import subprocess
+import sys
 import zlib
 
 from hypothesis import given
@@ -13,3 +15,15 @@ def test_it_is_what_zlib_says(data: bytes, before: int, start: int) -> None:
     assert crc32(data) == zlib.crc32(data)
     assert crc32(data, before) == zlib.crc32(data, before)
     assert crc32(memoryview(data)[start:]) == zlib.crc32(data[start:])
+
+
+def test_without_isal_it_is_zlibs() -> None:
+    program = (
+        "import sys, zlib; sys.modules['isal'] = None; from skyroute.message.crc import crc32; "
+        "sys.exit(crc32 is not zlib.crc32)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_with_isal_it_is_isals() -> None:
+    assert crc32 is not zlib.crc32
