@@ -28,7 +28,7 @@ from typing import Final
 
 from benchmarks.figures import Figure, Target, table
 from benchmarks.load.programs import LoadError, Messages, build, load_broker
-from benchmarks.machine import Bystanders, private_mb, resident_mb
+from benchmarks.machine import Bystanders, await_idle_children, private_mb, resident_mb
 from benchmarks.nameserver import SIDES, Bench, Quantity, Side, Taken
 from tests.support.apache import (
     LARGE_HEAP,
@@ -80,8 +80,9 @@ class Broker:
         return self.process.pid
 
     def hold(self) -> None:
-        """Have it take no part until `wake`."""
+        """Have it take no part until `wake`, nor the process that writes its index, which may be a moment behind."""
         os.kill(self.pid, signal.SIGSTOP)
+        await_idle_children(self.pid)
 
     def wake(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -28,6 +28,13 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
+def await_idle_children(pid: int, timeout_s: float = 10.0) -> None:
+    """Wait until the children of a process have finished what they do."""
+    deadline, used_s = time.monotonic() + timeout_s, -1.0
+    while used_s != (used_s := sum(map(cpu_s, _children(pid)))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
 class Bystanders:
     """How much of the machine went to processes that take no part, from entering to leaving.
 
