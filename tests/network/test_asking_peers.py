@@ -328,8 +328,11 @@ def has_heard(client: socket.socket) -> bool:
         return False
 
 
-async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered(host: Host) -> None:
-    count = 20
+@pytest.mark.parametrize("more", [0, 10])
+async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered_unless_they_are_many(
+    host: Host, more: int
+) -> None:
+    count = TOGETHER_MAX + more
     answered_before: list[int] = []
     with ExitStack() as stack:
         clients = [connect_plainly(stack, host) for _ in range(count)]
@@ -343,25 +346,7 @@ async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered(ho
         for number, client in enumerate(clients):
             client.sendall(encode(RawRequest(GREET), number))  # the loop has no turn meanwhile
         await eventually(lambda: all(map(has_heard, clients)))
-    assert answered_before == [0] * count
-
-
-async def test_more_than_a_few_are_not_held_back_for_each_other(host: Host) -> None:
-    count = TOGETHER_MAX + 10
-    answered_before: list[int] = []
-    with ExitStack() as stack:
-        clients = [connect_plainly(stack, host) for _ in range(count)]
-        await eventually(lambda: len(host.server._connections) == count)
-
-        def look(_request: Request, _peer: Peer) -> Response:
-            answered_before.append(sum(map(has_heard, clients)))
-            return Response()
-
-        host.server._service.dispatcher.answer_with({GREET: look})
-        for number, client in enumerate(clients):
-            client.sendall(encode(RawRequest(GREET), number))
-        await eventually(lambda: all(map(has_heard, clients)))
-    assert answered_before == [0] * TOGETHER_MAX + [TOGETHER_MAX] * 10
+    assert answered_before == [0] * TOGETHER_MAX + [TOGETHER_MAX] * more
 
 
 async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_turn(host: Host, guest: AsyncLine) -> None:
