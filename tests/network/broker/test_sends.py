@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+from collections.abc import Coroutine
 
 import pytest
 
 from skyroute.message.message_id import decode_offset_id
 from skyroute.message.reserved_topics import HALF_TOPIC
+from skyroute.remoting.dispatch import Peer
 from skyroute.wire.calls.groups import GroupConfig
+from skyroute.wire.header import decode_command
 from tests.network.broker.calls import batch_body, found, found_bodies, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.disks import ForgetfulDisk, FullDisk, StuckDisk, read_all
 from tests.support.lines import AsyncLine, eventually
-from tests.support.raw import Form, Request, compact, frame
+from tests.support.raw import Form, Request, compact, encode, frame
 
 LOCK_BODY = {"clientId": "c", "consumerGroup": "g", "mqSet": [{"brokerName": "broker-a", "queueId": 0, "topic": "T"}]}
 ILLEGAL = (
@@ -138,6 +141,20 @@ async def test_a_topic_is_made_and_known_before_its_first_message_is_answered(
     again = await cluster.start()
     assert again.parts.topics.get("Made") == made
     assert cluster.stored("Made", 2) == [b"body"]
+
+
+async def test_a_send_that_comes_to_its_turn_when_its_topic_is_known_does_not_announce_it_again(
+    cluster: Cluster,
+) -> None:
+    take = cluster.broker.parts.handlers()[310]
+    first, second = (take(decode_command(encode(send("Made"), number)), Peer(1, "10.0.0.1:5")) for number in (1, 2))
+    assert isinstance(first, Coroutine)
+    assert isinstance(second, Coroutine)
+    assert (await first).code == 0
+    with pytest.raises(StopIteration) as answered:  # at once: it has nothing to wait for
+        second.send(None)
+    assert answered.value.value.code == 0
+    assert cluster.stored("Made", 0) == [b"body"] * 2
 
 
 async def test_a_topic_that_may_not_be_made_is_refused(empty_cluster: Cluster) -> None:
