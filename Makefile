@@ -2,8 +2,11 @@
 
 PYTHON ?= python3
 VENV := .venv
+comma := ,
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# What the demo imports: no linters, browsers or documentation tools. `setup` adds those to the same environment.
+DEMO_READY := $(VENV)/.demo-ready
 # The oldest versions we allow have wheels up to Python 3.12 only.
 FLOORS_PYTHON ?= $(firstword $(shell for p in python3.11 python3.12; do $$p -c '' 2>/dev/null && echo $$p; done) $(PYTHON))
 FLOORS := .cache/floors
@@ -23,14 +26,22 @@ help: ## list the targets
 
 setup: $(READY) ## create .venv with any python3 from 3.11 on, and install the package with its tools
 
-$(READY): pyproject.toml
+define install  # $(1): extras
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo 'Spark, a Java for it and the tools take 1.4 GB of disk, and a few minutes the first time'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(1)]'
 	@touch $@
+endef
 
-demo: $(READY) ## a small cluster's life, told as it happens
+$(READY): pyproject.toml
+	@echo 'Installing Skyroute, Spark and all tools into $(VENV): 1.4 GB, one or two minutes the first time'
+	$(call install,dev)
+
+$(DEMO_READY): pyproject.toml
+	@echo 'Installing Skyroute, its console and Spark into $(VENV): about a minute the first time'
+	$(call install,console$(comma)spark$(comma)jvm)
+
+demo: $(if $(wildcard $(READY)),$(READY),$(DEMO_READY)) ## run a small cluster: send, consume, kill a broker, read with Spark
 	$(BIN)/python examples/demo.py
 
 test: lint types imports ## style, types, imports, and every test that needs nothing but Python
