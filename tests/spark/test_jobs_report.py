@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from pyspark.sql import SparkSession
 
-from skyroute.pipeline.jobs.report import report
+from skyroute.pipeline.jobs.report import _is_internal, report
 from skyroute.pipeline.journal.reading import read_journal
 from tests.spark.lives import BEGIN_S, Life
 from tests.support.clock import ManualClock
@@ -106,6 +106,23 @@ def test_what_it_says_is_so(page: Page) -> None:
     rejects = page.get_by_role("region", name="Lines that are no records", exact=True)
     assert "<script>alert(1)</script>" in rejects.inner_text()
     assert "<left>" in page.get_by_role("definition").first.inner_text()
+
+
+def test_no_label_of_a_chart_is_cut_off(page: Page) -> None:
+    for chart in page.get_by_role("img").all():
+        box = chart.bounding_box()
+        assert box is not None
+        for label in chart.locator("text").all():
+            text = label.bounding_box()
+            assert text is not None
+            assert text["x"] >= box["x"], label.text_content()
+            assert text["x"] + text["width"] <= box["x"] + box["width"], label.text_content()
+
+
+def test_topics_of_applications_come_before_the_systems_own() -> None:
+    topics = ["broker-a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "%RETRY%shop", "TBW102", "Orders", "zebra"]
+    topics.sort(key=lambda topic: _is_internal(topic, {"broker-a", "DefaultCluster"}))
+    assert topics[:2] == ["Orders", "zebra"]
 
 
 def test_it_follows_the_readers_light(page: Page) -> None:

@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 
 WIDTH: Final = 900
 ROW: Final = 26
-LABEL: Final = 250
-"""How wide names are, on the left."""
+LABEL_CHARS_MAX: Final = 48
+CHAR_WIDTH: Final = 7.5
+"""Width of one character of a label: an upper bound for mixed text in the page's 13 px font."""
 PLOT_HEIGHT: Final = 220
 TICKS: Final = 5
 
@@ -27,21 +28,22 @@ class Piece(NamedTuple):
 
 def bars(title: str, description: str, rows: Mapping[str, Sequence[Piece]], marks: Sequence[str] = ()) -> str:
     """Return a bar for each row, all of the same length; `marks` stand below, evenly spread."""
-    bar, parts = WIDTH - LABEL, list[str]()
+    left_edge = 8 + CHAR_WIDTH * max((len(_short(label)) for label in rows), default=0)
+    bar, parts = WIDTH - left_edge, list[str]()
     for at, (label, pieces) in enumerate(rows.items()):
         top = at * ROW
-        parts.append(f'<text x="{LABEL - 8}" y="{top + 17}" text-anchor="end">{escape(_short(label))}</text>')
-        parts.append(f'<rect x="{LABEL}" y="{top + 3}" width="{bar}" height="{ROW - 6}" class="none"/>')
+        parts.append(f'<text x="{left_edge - 8:.1f}" y="{top + 17}" text-anchor="end">{escape(_short(label))}</text>')
+        parts.append(f'<rect x="{left_edge:.1f}" y="{top + 3}" width="{bar:.1f}" height="{ROW - 6}" class="none"/>')
         for piece in pieces:
             # What is too short to be seen is still shown.
-            left, width = LABEL + piece.begin * bar, max((piece.end - piece.begin) * bar, 1.5)
+            left, width = left_edge + piece.begin * bar, max((piece.end - piece.begin) * bar, 1.5)
             parts.append(
                 f'<rect x="{left:.2f}" y="{top + 3}" width="{width:.2f}" height="{ROW - 6}" class="{piece.look}">'
                 f"<title>{escape(piece.text)}</title></rect>"
             )
     height = len(rows) * ROW
     if marks:
-        parts += _marks(marks, height + 16)
+        parts += _marks(marks, height + 16, left_edge)
         height += 24
     return _svg(title, description, height, parts)
 
@@ -88,7 +90,7 @@ def moments(begin: datetime, end: datetime) -> list[str]:
     return [(begin + step * number).strftime(form) for number in range(TICKS)]
 
 
-def _marks(texts: Sequence[str], y: float, left: float = LABEL) -> Iterable[str]:
+def _marks(texts: Sequence[str], y: float, left: float) -> Iterable[str]:
     step = (WIDTH - 10 - left) / (len(texts) - 1)
     for number, text in enumerate(texts):
         anchor = "start" if number == 0 else "end" if number == len(texts) - 1 else "middle"
@@ -106,4 +108,4 @@ def _svg(title: str, description: str, height: float, parts: Iterable[str]) -> s
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= 36 else f"{label[:35]}…"
+    return label if len(label) <= LABEL_CHARS_MAX else f"{label[: LABEL_CHARS_MAX - 1]}…"

@@ -9,6 +9,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as fn
 
+from skyroute.message.reserved_topics import REPLY_SUFFIX, group_of, is_system_topic
 from skyroute.pipeline.jobs.availability import availability, outages
 from skyroute.pipeline.jobs.charts import Piece, bars, lines, moments
 from skyroute.pipeline.jobs.churn import capacity, churn, permission_changes
@@ -29,6 +30,9 @@ def report(journal: Journal, until: datetime, window_s: float) -> str:
         ).first()
         assert seen is not None
         servers = [row.server for row in events.select("server").distinct().orderBy("server").collect()]
+        servers_own = {
+            name for row in events.select("cluster", "broker").distinct().collect() for name in row if name is not None
+        }
         begin = until if seen.begin_ms is None else datetime.fromtimestamp(seen.begin_ms / 1000, UTC)
         facts = {
             "Name servers": ", ".join(servers) or "none",
@@ -36,11 +40,11 @@ def report(journal: Journal, until: datetime, window_s: float) -> str:
             "Lines that are no records": f"{journal.rejects.count():,}",
         }
         sections = [
-            _availability(events, until),
+            _availability(events, until, servers_own),
             _outages(events, begin, until),
             _growth(events, window_s),
             _divergence(events, until),
-            _capacity(events, until),
+            _capacity(events, until, servers_own),
             _permissions(events),
             _rejects(journal.rejects),
         ]
@@ -50,8 +54,9 @@ def report(journal: Journal, until: datetime, window_s: float) -> str:
     return _PAGE.format(style=_STYLE, head=head, until=_moment(until), sections="".join(sections))
 
 
-def _availability(events: DataFrame, until: datetime) -> str:
+def _availability(events: DataFrame, until: datetime, servers_own: set[str]) -> str:
     rows = availability(events, None, until).orderBy("what", "broker", "name", "server").collect()
+    rows.sort(key=lambda row: (row.what, row.what == "topic" and _is_internal(row.name, servers_own)))
     brokers = {f"{row.broker} {row.name} at {row.server}": _shares(row) for row in rows if row.what == "broker"}
     chart = bars(
         "How long each broker was there",
@@ -142,9 +147,10 @@ def _divergence(events: DataFrame, until: datetime) -> str:
     )
 
 
-def _capacity(events: DataFrame, until: datetime) -> str:
+def _capacity(events: DataFrame, until: datetime, servers_own: set[str]) -> str:
     worst = fn.desc("single_broker"), fn.desc("skew"), "topic"
     rows = capacity(events, until).orderBy(*worst, "server").collect()
+    rows.sort(key=lambda row: _is_internal(row.topic, servers_own))
     shown = [
         (
             *(row.topic, row.server, row.groups, row.read_queues, row.write_queues, row.skew and f"{row.skew:.2f}"),
@@ -190,16 +196,21 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Iterable[Any]]) ->
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:ROWS_MAX])
     more = f"<p>… and {len(rows) - ROWS_MAX:,} more: the jobs show all.</p>" if len(rows) > ROWS_MAX else ""
-    caption = f"<caption>{escape(caption)}</caption>"
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table>{caption}'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
     )
 
 
 def _cell(value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return f"<td{' class=number' if is_number else ''}>{'' if value is None else escape(str(value))}</td>"
+
+
+def _is_internal(topic: str, servers_own: set[str]) -> bool:
+    """Return whether a topic is not an application's: `servers_own` are the topics named like clusters and brokers."""
+    is_own = is_system_topic(topic) or topic in servers_own or topic.endswith(REPLY_SUFFIX)
+    return is_own or group_of(topic) is not None
 
 
 def _words(name: str) -> str:
