@@ -79,6 +79,7 @@ class Console:
                 access_log=False,
                 lifespan="off",
                 server_header=False,
+                proxy_headers=False,  # Forwarded reads them
                 ws="none",
                 log_level="error",  # below that, a peer decides how much is logged
                 timeout_keep_alive=config.connections.keep_alive_s,
