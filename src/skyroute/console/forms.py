@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from starlette.concurrency import run_in_threadpool
@@ -16,6 +16,7 @@ from skyroute.nameserver.journal.times import parse_moment
 
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 FIELDS_MAX: Final = 200
+DECODED_AT_ONCE: Final = 64 * 1024
 QUICK_BYTES: Final = 64 * 1024
 """A body up to this size is decoded in about a millisecond; larger ones in a thread."""
 ZONE_MINUTES_MAX: Final = 18 * 60
@@ -42,9 +43,22 @@ async def read_fields(request: Request) -> dict[str, str]:
 
 
 def _fields_of(body: bytes) -> dict[str, str]:
-    return dict(
-        parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, errors="replace", max_num_fields=FIELDS_MAX)
-    )
+    if body.count(b"&") >= FIELDS_MAX:
+        raise ValueError
+    pairs = (pair.partition(b"=") for pair in body.split(b"&") if pair)
+    return {_unescape(name): _unescape(value) for name, _, value in pairs}
+
+
+def _unescape(text: bytes) -> str:
+    """Decode a name or value in steps, because urllib needs fifty bytes of memory for an escaped one."""
+    decoded, start = [], 0
+    while start < len(text):
+        stop = start + DECODED_AT_ONCE
+        if (escape := text.rfind(b"%", stop - 2, stop)) >= 0:  # which must not be cut
+            stop = escape
+        decoded.append(unquote_to_bytes(text[start:stop].replace(b"+", b" ")))
+        start = stop
+    return b"".join(decoded).decode("utf-8", "replace")
 
 
 def whole(fields: Mapping[str, str], name: str, label: str, least: int, most: int) -> int:

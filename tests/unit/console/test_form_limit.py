@@ -1,11 +1,15 @@
 """What forms may hold, one by one and together."""
 
+from urllib.parse import parse_qsl, quote_plus
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from skyroute.console import doorkeeper
+from skyroute.console import doorkeeper, forms
 from skyroute.console.doorkeeper import FormLimit
 from skyroute.console.forms import QUICK_BYTES, read_fields
 
@@ -46,6 +50,14 @@ async def test_fields_are_read_as_browsers_send_them(size: int) -> None:
     body = b"body=" + b"%E4%B8%AD+" * size + b"&blank=&twice=1&twice=2"
     fields = await read_fields(Request(scope(), receive_of(body)))
     assert fields == {"body": "中 " * size, "blank": "", "twice": "2"}
+
+
+@given(st.text(alphabet="a=&+%41é中", max_size=60), st.integers(3, 8))
+def test_fields_are_the_same_in_steps_of_any_size(text: str, step: int) -> None:
+    body = quote_plus(text, safe="=&+%").encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forms, "DECODED_AT_ONCE", step)
+        assert forms._fields_of(body) == dict(parse_qsl(body.decode(), keep_blank_values=True))
 
 
 @pytest.mark.parametrize("content_type", ["multipart/form-data; boundary=x", "text/plain", "application/json"])
