@@ -20,7 +20,7 @@ from skyroute.settings.errors import ConfigError
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 16
-"""A further one takes the place of the one that is longest without a whole request, or else of the oldest."""
+"""Above this, a new connection replaces the oldest one without a whole request, or else the oldest one."""
 REQUEST_BYTES_MAX: Final = 8 * 1024
 EXCHANGE_S: Final = 10.0
 """How long a request and taking its answer may take together."""
@@ -56,7 +56,7 @@ class Pages:
         self._listener: asyncio.Server | None = None
         self._transports: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
         self._unasked: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
-        """Those whose request is not whole, the oldest first."""
+        """Connections without a whole request, oldest first."""
         self.address = ""
         """Where the pages are, as `host:port`, once started."""
 
