@@ -33,7 +33,7 @@ THEMES: Final = ("auto", "light", "dark")
 OPEN_FORM_BYTES_MAX: Final = 16 * 1024
 """Of forms that also those may send who have not signed in."""
 FORMS_BYTES_MAX: Final = 3 * FORM_BYTES_MAX
-"""Of all forms that are read or worked on at the same time."""
+"""Of all forms that are read or worked on at the same time; small ones are read even if it is reached."""
 OPEN_TO_ALL: Final = ("/sign-in", "/preferences", "/livez")
 
 FOREIGN_ORIGIN: Final = (
@@ -73,7 +73,7 @@ class FormLimit:
             self._held_bytes += received
             if form_bytes > bytes_max:
                 raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"this form has at most {bytes_max} bytes")
-            if self._held_bytes > FORMS_BYTES_MAX:
+            if form_bytes > OPEN_FORM_BYTES_MAX and self._held_bytes > FORMS_BYTES_MAX:
                 why = f"other forms fill the {FORMS_BYTES_MAX} bytes there are for forms: send it again"
                 raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, why)
             return message

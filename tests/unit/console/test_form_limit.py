@@ -30,8 +30,9 @@ async def send(_message: Message) -> None:
     pass
 
 
-async def test_forms_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_forms_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doorkeeper, "FORMS_BYTES_MAX", 100)
+    monkeypatch.setattr(doorkeeper, "OPEN_FORM_BYTES_MAX", 10)
     held: list[FormLimit] = []
 
     async def nest(_scope: Scope, receive: Receive, send: Send) -> None:
