@@ -1,6 +1,5 @@
 """What no page of ours asks for, but somebody does: it is refused with a sentence, and nothing breaks."""
 
-import re
 from collections.abc import Iterator
 
 import httpx
@@ -8,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from skyroute.console.server import Console
-from tests.support.browsing import app_of
+from tests.support.browsing import app_of, token_in
 
 DIGITS = "9" * 5_000
 """More than Python reads as a number."""
@@ -21,9 +20,7 @@ def client(console: Console) -> Iterator[httpx.Client]:
 
 
 def send(client: httpx.Client, path: str, **fields: str) -> httpx.Response:
-    found = re.search(r'name="token" value="([^"]+)"', client.get("/").text)
-    assert found is not None
-    return client.post(path, data={"token": found[1], **fields})
+    return client.post(path, data={"token": token_in(client.get("/").text), **fields})
 
 
 @pytest.mark.parametrize(
@@ -88,10 +85,10 @@ def test_a_page_that_nobody_sees_keeps_no_line(page: Page, console: Console) -> 
 
     def wait_for(lines: int) -> None:
         for _ in range(100):
-            if state.live == lines:
+            if state.live.total() == lines:
                 return
             page.wait_for_timeout(50)
-        pytest.fail(f"{state.live} lines are open, not {lines}")
+        pytest.fail(f"{state.live.total()} lines are open, not {lines}")
 
     page.goto(console.url)
     wait_for(1)

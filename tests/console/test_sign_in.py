@@ -17,8 +17,9 @@ from skyroute.console.doorkeeper import HEADERS, OPEN_FORM_BYTES_MAX
 from skyroute.console.errors import ConsoleError
 from skyroute.console.server import Console
 from skyroute.console.users import Role, make_user, read_users, write_users
+from skyroute.settings.networks import parse_networks
 from skyroute.testing import Cluster
-from tests.support.browsing import Serve, app_of, check_accessible
+from tests.support.browsing import Serve, app_of, check_accessible, port_of, token_in
 
 PASSWORDS = {"olga": "operators secret", "vera": "viewers secret"}
 CHANGING_NOTHING = {"/sign-in", "/sign-out", "/preferences", "/cluster/name-servers/compare"}
@@ -37,7 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def guarded(real_cluster: Cluster, serve: Serve, folder: Path) -> Console:
     """A console that asks people to sign in."""
-    return serve(real_cluster.name_server_address, sign_in=True, folder=folder)
+    return serve(
+        real_cluster.name_server_address, sign_in=True, folder=folder, trusted_proxies=parse_networks("127.0.0.1")
+    )
 
 
 @pytest.fixture
@@ -48,13 +51,11 @@ def client(guarded: Console) -> Iterator[httpx.Client]:
 
 
 def token_of(client: httpx.Client) -> str:
-    found = re.search(r'name="token" value="([^"]+)"', client.get("/sign-in", follow_redirects=True).text)
-    assert found is not None
-    return found[1]
+    return token_in(client.get("/sign-in", follow_redirects=True).text)
 
 
 def sign_in(client: httpx.Client, name: str, password: str | None = None, address: str = "10.1.1.1") -> httpx.Response:
-    """Sign in by the form; the console believes a proxy on its own machine who it is that comes."""
+    """Sign in by the form; the console trusts a proxy on its own machine to say where it comes from."""
     form = {"token": token_of(client), "name": name, "password": password or PASSWORDS.get(name, "")}
     return client.post("/sign-in", data=form, headers={"X-Forwarded-For": address})
 
@@ -112,7 +113,7 @@ def test_a_session_ends_with_its_sign_out_and_with_a_new_password(
     kept = dict(client.cookies)
     assert client.post("/sign-out", data={"token": "x" * 43}).status_code == 403
     assert client.get("/audit").status_code == 200
-    client.post("/sign-out", data={"token": kept["skyroute_token"]})
+    client.post("/sign-out", data={"token": token_of(client)})
     with httpx.Client(base_url=guarded.url, cookies=kept) as thief:
         assert thief.get("/audit").status_code == 303
     sign_in(client, "gone", "for a while")
@@ -144,7 +145,7 @@ def test_nobody_is_led_elsewhere(client: httpx.Client, wanted: str) -> None:
     escaped = wanted.replace("\\", "\\\\")
     client.cookies.set("skyroute_wanted", f'"{escaped}"')
     assert sign_in(client, "vera").headers["location"] == "/"
-    form = {"token": client.cookies["skyroute_token"], "language": "en", "back": wanted}
+    form = {"token": token_of(client), "language": "en", "back": wanted}
     assert client.post("/preferences", data=form).headers["location"] == "/"
 
 
@@ -183,8 +184,9 @@ def test_a_viewer_sees_no_forms_and_a_forged_one_is_refused(client: httpx.Client
         answer = client.get(path, follow_redirects=True)
         forms = set(re.findall(r'<form[^>]*method="post"[^>]*action="([^"]*)"', answer.text))
         assert forms <= CHANGING_NOTHING, path
+    token = token_of(client)
     for path in set(routes(guarded, "POST")) - CHANGING_NOTHING:
-        answer = client.post(path, data={"token": client.cookies["skyroute_token"], "confirmed": "yes"})
+        answer = client.post(path, data={"token": token, "confirmed": "yes"})
         assert answer.status_code == 403, path
         assert "Only operators may change things" in answer.text
 
@@ -204,9 +206,7 @@ def test_what_cannot_be_written_down_is_not_done(real_cluster: Cluster, serve: S
     (tmp_path / "audit.jsonl").mkdir()
     console = serve(real_cluster.name_server_address, folder=tmp_path)
     with httpx.Client(base_url=console.url, timeout=20) as client:
-        client.get("/livez")
-        token = client.cookies["skyroute_token"]
-        done = client.post(ACTION, data={"token": token, **ACTION_FIELDS})
+        done = client.post(ACTION, data={"token": token_of(client), **ACTION_FIELDS})
     assert done.status_code == 500
     assert "Nothing was done, because it could not be written to the audit log" in done.text
 
@@ -242,18 +242,20 @@ def test_it_does_not_answer_to_other_names(guarded: Console, name: str) -> None:
     assert "does not answer to the name" in answer.text
 
 
-def test_cookies_are_for_this_site_and_no_script(client: httpx.Client) -> None:
+def test_cookies_are_for_this_site_and_no_script(client: httpx.Client, guarded: Console) -> None:
     answers = [client.get("/"), sign_in(client, "olga")]
-    form = {"token": client.cookies["skyroute_token"], "language": "zh", "theme": "dark"}
+    form = {"token": token_of(client), "language": "zh", "theme": "dark"}
     answers.append(client.post("/preferences", data=form))
     cookies = [
         cookie for answer in answers for cookie in answer.headers.get_list("set-cookie") if "Max-Age=0" not in cookie
     ]
     names = {cookie.partition("=")[0] for cookie in cookies}
-    assert names == {f"skyroute_{name}" for name in ("token", "wanted", "session", "language", "theme")}
+    port = port_of(guarded)
+    visitor, session = f"skyroute_visitor_{port}", f"skyroute_session_{port}"  # all ports of a host share their cookies
+    assert names == {visitor, session, "skyroute_wanted", "skyroute_language", "skyroute_theme"}
     for cookie in cookies:
         assert "HttpOnly" in cookie
-        assert "SameSite=strict" in cookie
+        assert f"SameSite={'lax' if cookie.startswith(visitor) else 'strict'}" in cookie
 
 
 @pytest.mark.parametrize(("path", "bytes_max"), [("/sign-in", OPEN_FORM_BYTES_MAX), (ACTION, FORM_BYTES_MAX)])

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -331,21 +331,38 @@ async def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, monkeypat
         writer.transport.abort()
 
 
-async def test_too_many_who_watch_are_turned_away_and_those_who_are_there_are_served(tmp_path: Path) -> None:
+async def test_connections_without_a_request_make_room_for_those_with_one(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), AsyncExitStack() as ends:
         served = here.server._pages
         assert served is not None
         there = []
         for _ in range(CONNECTIONS_MAX):
             there.append(await asyncio.open_connection(*split_address(pages)))
+            there[-1][1].write(b"GET /met")
             ends.callback(there[-1][1].close)
         await eventually(lambda: len(served._transports) == CONNECTIONS_MAX)
-        with suppress(ConnectionResetError):
-            assert await exchange(pages, GOOD) == b""
-        reader, writer = there[0]
-        writer.write(GOOD)
+        assert await page(pages, "/livez") == (200, "alive\n")
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await there[0][0].readexactly(1)
+        reader, writer = there[1]
+        writer.write(b"rics HTTP/1.1\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
-        await eventually(lambda: len(served._transports) == CONNECTIONS_MAX - 1)
+
+
+async def test_answers_that_nobody_takes_make_room_for_others(tmp_path: Path) -> None:
+    async with watched(tmp_path) as (here, pages), AsyncExitStack() as ends:
+        served = here.server._pages
+        assert served is not None
+
+        async def endless() -> bytes:
+            return b"x" * 16 * 1024 * 1024
+
+        served._metrics = endless
+        there = [await asyncio.open_connection(*split_address(pages), limit=1) for _ in range(CONNECTIONS_MAX)]
+        for _, writer in there:
+            ends.callback(writer.transport.abort)
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await eventually(lambda: len(served._transports) == CONNECTIONS_MAX and not served._unasked)
         assert await page(pages, "/livez") == (200, "alive\n")
 
 

@@ -1,6 +1,8 @@
 """What tests of the console share: starting one, and an eye for those who cannot see."""
 
+import re
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
@@ -18,6 +20,20 @@ def app_of(console: Console) -> Starlette:
     app = console._web.config.app
     assert isinstance(app, Starlette)
     return app
+
+
+def port_of(console: Console) -> int:
+    """Return where a console listens."""
+    port = urlsplit(console.url).port
+    assert port is not None, "it was not started"
+    return port
+
+
+def token_in(page: str) -> str:
+    """Return the token that the forms of a page carry."""
+    found = re.search(r'name="token" value="([^"]+)"', page)
+    assert found is not None, page
+    return found[1]
 
 
 def check_accessible(page: Page) -> None:

@@ -13,13 +13,21 @@ from skyroute.cli.serve import process, run, tell
 from skyroute.client.session import ClientArguments
 from skyroute.client.signing import Credentials
 from skyroute.remoting.errors import BindError
+from skyroute.settings.networks import Networks, parse_networks
 
 
 def missing_extra() -> str | None:
     """Return what to do before a console can be had, or None."""
-    if all(find_spec(name) for name in ("starlette", "jinja2", "uvicorn", "python_multipart")):
+    if all(find_spec(name) for name in ("starlette", "jinja2", "uvicorn")):
         return None
     return "the console needs packages that are not installed: pip install 'skyroute[console]'"
+
+
+def _networks(_context: click.Context, _option: click.Parameter, words: tuple[str, ...]) -> Networks:
+    try:
+        return parse_networks(",".join(words))
+    except ValueError as error:
+        raise click.BadParameter(f"{error} (expected addresses or networks like 10.0.0.5 or 10.0.0.0/8)") from None
 
 
 @click.group(
@@ -43,6 +51,14 @@ def missing_extra() -> str | None:
 @click.option("--sign-in/--no-sign-in", default=None, help="Have people sign in: if others than this machine can come.")
 @click.option("--name", "names", metavar="HOST", multiple=True, help="Another name under which browsers come here.")
 @click.option(
+    "--trusted-proxy",
+    "trusted_proxies",
+    metavar="ADDRESS",
+    multiple=True,
+    callback=_networks,
+    help="A proxy, or a network of them, whose X-Forwarded-For, -Proto and -Host are believed.",
+)
+@click.option(
     "--journal",
     "journals",
     metavar="[NAME=]FOLDER",
@@ -64,6 +80,7 @@ def console(
     data: Path | None,
     sign_in: bool | None,  # noqa: FBT001 - click passes options by name
     names: tuple[str, ...],
+    trusted_proxies: Networks,
     journals: tuple[str, ...],
     certificate: Path | None,
     key: Path | None,
@@ -97,6 +114,7 @@ def console(
                 folder=data or default_folder(),
                 sign_in=sign_in,
                 names=names,
+                trusted_proxies=trusted_proxies,
                 journals=dict(map(_journal, journals)),
                 certificate=certificate,
                 key=key,

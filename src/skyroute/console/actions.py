@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from skyroute.console.desk import Desk, desk_of
+from skyroute.console.forms import read_fields
 from skyroute.console.text import translator
 from skyroute.console.visitors import Visitor
 from skyroute.errors import SkyrouteError
@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 FORM_BYTES_MAX: Final = 20 * 1024 * 1024
 """A message of 4 MiB, every byte of it escaped, and some room."""
-FIELDS_MAX: Final = 200
 UNWRITTEN: Final = frozenset({"token", "confirmed", "back", "password"})
 """Fields that say nothing about what was done, or that nobody else may read."""
 
@@ -71,17 +70,13 @@ def action(path: str, name: str, *, question: str | None = None, warning: str | 
         async def answer(request: Request) -> Response:
             desk = desk_of(request)
             visitor: Visitor = request.state.visitor
-            form = await request.form(max_fields=FIELDS_MAX, max_files=0, max_part_size=FORM_BYTES_MAX)
-            fields = {
-                key: value if key in AS_TYPED else value.strip()
-                for key, value in form.items()
-                if not isinstance(value, UploadFile)
-            }
             translate = translator(visitor.language)
+            if not visitor.may_change:  # before a large form is read
+                return refuse(request, translate(NO_OPERATOR), HTTPStatus.FORBIDDEN)
+            form = await read_fields(request)
+            fields = {key: value if key in AS_TYPED else value.strip() for key, value in form.items()}
             if not is_ours(visitor, fields):
                 return refuse(request, translate(WRONG_TOKEN), HTTPStatus.FORBIDDEN)
-            if not visitor.may_change:
-                return refuse(request, translate(NO_OPERATOR), HTTPStatus.FORBIDDEN)
             if question is not None and fields.get("confirmed") != "yes":
                 return desk.show(
                     request,
@@ -92,7 +87,7 @@ def action(path: str, name: str, *, question: str | None = None, warning: str | 
                     back=back_of(fields),
                 )
             given = {key: value for key, value in fields.items() if key not in UNWRITTEN}
-            address = request.client.host if request.client else ""
+            address = address_of(request)
 
             async def note(failure: str | None, outcome: str) -> None:
                 await desk.audit.write(
@@ -139,6 +134,12 @@ async def _note_end(note: Callable[[str | None, str], Awaitable[None]], failure:
 def is_ours(visitor: Visitor, fields: Fields) -> bool:
     """Whether a form came from a page that this visitor was shown."""
     return bool(visitor.token) and hmac.compare_digest(fields.get("token", "").encode(), visitor.token.encode())
+
+
+def address_of(request: Request) -> str:
+    """Return the client's address, behind the trusted proxies."""
+    assert request.client is not None, "the console listens on TCP"
+    return request.client.host
 
 
 def back_of(fields: Fields) -> str:

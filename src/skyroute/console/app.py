@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
@@ -17,11 +18,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skyroute.client.errors import ArgumentError
-from skyroute.console.actions import NO_AUDIT, WRONG_TOKEN, Fields, back_of, is_ours, refuse
+from skyroute.console.actions import NO_AUDIT, WRONG_TOKEN, Fields, address_of, back_of, is_ours, refuse
 from skyroute.console.desk import Desk, Paging, desk_of, page_number
 from skyroute.console.doorkeeper import (
     LANGUAGE_COOKIE,
-    SESSION_COOKIE,
     THEME_COOKIE,
     THEMES,
     WANTED_COOKIE,
@@ -31,6 +31,8 @@ from skyroute.console.doorkeeper import (
 )
 from skyroute.console.errors import ConsoleError, UsersError
 from skyroute.console.followed import FollowedGroups
+from skyroute.console.forms import read_fields
+from skyroute.console.forwarded import Forwarded, client_key
 from skyroute.console.pages import (
     cluster,
     dead_letters,
@@ -53,6 +55,8 @@ log = logging.getLogger(__name__)
 YEAR_S: Final = 365 * 24 * 3600
 LIVE_MAX: Final = 200
 """Pages that are told of changes at the same time; others see them when they are reloaded."""
+LIVE_ADDRESS_MAX: Final = 50
+"""Of one client; fewer than the connections it may have, so that pages can be loaded besides."""
 KEEP_ALIVE_S: Final = 15.0
 SIGN_INS_AT_ONCE: Final = 2
 """Checking a password takes memory and time, on purpose."""
@@ -81,13 +85,14 @@ def make_app(desk: Desk) -> Starlette:
             *message.ROUTES,
         ],
         middleware=[
+            Middleware(Forwarded, trusted_proxies=desk.config.trusted_proxies),
             Middleware(Doorkeeper, desk=desk),
             Middleware(FormLimit),
         ],
         exception_handlers={HTTPException: _not_found, SkyrouteError: _no_answer},
     )
     app.state.desk = desk
-    app.state.live = 0
+    app.state.live = Counter()
     app.state.followed_groups = FollowedGroups()
     app.state.comparing = name_servers.Comparing()
     app.state.sign_ins = asyncio.Semaphore(SIGN_INS_AT_ONCE)
@@ -105,12 +110,13 @@ async def alive(_request: Request) -> Response:
 async def live(request: Request) -> Response:
     """Tell a page, for as long as it is open, whenever there is something new to see."""
     watcher = desk_of(request).watcher
-    state = request.app.state
-    if state.live >= LIVE_MAX:
+    open_pages: Counter[str] = request.app.state.live
+    client = client_key(address_of(request))
+    if open_pages.total() >= LIVE_MAX or open_pages[client] >= LIVE_ADDRESS_MAX:
         return PlainTextResponse("too many pages are open\n", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "30"})
 
     async def events() -> AsyncIterator[str]:
-        state.live += 1
+        open_pages[client] += 1
         try:
             yield "retry: 3000\n\n"
             while not watcher.stopped:
@@ -121,7 +127,9 @@ async def live(request: Request) -> Response:
                 except TimeoutError:
                     yield ": still here\n\n"
         finally:
-            state.live -= 1
+            open_pages[client] -= 1
+            if not open_pages[client]:
+                del open_pages[client]
 
     return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -134,7 +142,7 @@ async def sign_in(request: Request) -> Response:
         return desk.go("/")
     if request.method == "GET":
         return desk.show(request, "sign_in.html", failure="", name="")
-    fields = await _fields(request)
+    fields = await read_fields(request)
     name = fields.get("name", "").strip()
     try:
         user = await _check(request, name, fields)
@@ -142,7 +150,7 @@ async def sign_in(request: Request) -> Response:
         status = HTTPStatus(refused.status_code)
         return desk.show(request, "sign_in.html", status, failure=refused.detail, name=name)
     response = desk.go(back_of({"back": request.cookies.get(WANTED_COOKIE, "/")}))
-    set_cookie(response, request, SESSION_COOKIE, desk.sessions.open(user))
+    set_cookie(response, request, desk.session_cookie, desk.sessions.open(user))
     response.delete_cookie(WANTED_COOKIE, path="/")
     return response
 
@@ -150,18 +158,18 @@ async def sign_in(request: Request) -> Response:
 async def _check(request: Request, name: str, fields: Fields) -> User:
     """Return who this is. What they are told who are not let in is raised."""
     desk, translate = desk_of(request), translator(request.state.visitor.language)
-    address = request.client.host if request.client else ""
+    address = address_of(request)
     if not is_ours(request.state.visitor, fields):
         raise HTTPException(HTTPStatus.FORBIDDEN, translate(WRONG_TOKEN))
     try:
         user = desk.users.read().get(name, NOBODY)
         async with request.app.state.sign_ins:
             # Asked here, where few are at a time: of a thousand guesses that come together few are heard.
-            if desk.sessions.must_wait(address):
+            if desk.sessions.must_wait(client_key(address)):
                 why = translate("Too many wrong passwords from this address: wait half a minute.")
                 raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, why)
             right = await run_in_threadpool(user.knows, fields.get("password", "")[: PASSWORD_MAX + 1])
-            desk.sessions.note_try(address, right=right)
+            desk.sessions.note_try(client_key(address), right=right)
         failure = None if right else "wrong name or password"
         await desk.audit.write(int(desk.clock.wall() * 1000), name, address, "sign-in", {}, failure)
     except UsersError as error:
@@ -178,18 +186,18 @@ async def _check(request: Request, name: str, fields: Fields) -> User:
 async def sign_out(request: Request) -> Response:
     """End the session."""
     desk = desk_of(request)
-    if not is_ours(request.state.visitor, await _fields(request)):
+    if not is_ours(request.state.visitor, await read_fields(request)):
         return _refuse_token(request)
-    desk.sessions.close(request.cookies.get(SESSION_COOKIE, ""))
+    desk.sessions.close(request.cookies.get(desk.session_cookie, ""))
     response = desk.go("/sign-in")
-    response.delete_cookie(SESSION_COOKIE, path="/")
+    response.delete_cookie(desk.session_cookie, path="/")
     return response
 
 
 async def prefer(request: Request) -> Response:
     """Remember a visitor's language and colours."""
     desk = desk_of(request)
-    fields = await _fields(request)
+    fields = await read_fields(request)
     if not is_ours(request.state.visitor, fields):
         return _refuse_token(request)
     response = desk.go(back_of(fields))
@@ -202,11 +210,6 @@ async def prefer(request: Request) -> Response:
 
 def _refuse_token(request: Request) -> Response:
     return refuse(request, translator(request.state.visitor.language)(WRONG_TOKEN), HTTPStatus.FORBIDDEN)
-
-
-async def _fields(request: Request) -> Fields:
-    form = await request.form(max_fields=8, max_files=0)
-    return {key: value for key, value in form.items() if isinstance(value, str)}
 
 
 async def audit(request: Request) -> Response:

@@ -8,6 +8,7 @@ from typing import Final
 
 from skyroute.client.session import ClientArguments
 from skyroute.settings.config import home_folder
+from skyroute.settings.networks import Networks
 
 PORT: Final = 8088
 USERS_NAME: Final = "users"
@@ -17,6 +18,25 @@ AUDIT_NAME: Final = "audit.jsonl"
 def default_folder() -> Path:
     """Where a console keeps its users and its audit log, unless told otherwise."""
     return home_folder() / "skyroute" / "console"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """How many connections browsers may hold, and how long the console waits for their peers."""
+
+    connections_max: int = 1_000
+    address_connections_max: int = 100
+    """From one IPv4 address or IPv6 /64 network; trusted proxies have no limit but the total."""
+    header_s: float = 5.0
+    """For the header of a request, and the TLS handshake before the first one."""
+    keep_alive_s: int = 5
+    """How long a connection may be idle between two requests."""
+    body_s: float = 10.0
+    """For the body of a request, besides the time that `bytes_per_s` gives."""
+    unread_s: float = 30.0
+    """For the peer to read an answer, besides the time that `bytes_per_s` gives."""
+    bytes_per_s: int = 16 * 1024
+    """The slowest that a body may arrive or an answer be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +52,9 @@ class ConsoleConfig:
     """Whether people have to sign in; None: where others than this machine can reach the console."""
     names: Sequence[str] = ()
     """Names besides `host` under which browsers may reach it, such as that of a proxy before it."""
+    trusted_proxies: Networks = field(default_factory=Networks)
+    """Proxies whose `X-Forwarded-For`, `X-Forwarded-Proto` and `X-Forwarded-Host` are believed."""
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     journals: Mapping[str, Path] = field(default_factory=dict)
     """The journals of name servers that lie on this machine, by what each is to be called."""
     certificate: Path | None = None

@@ -25,6 +25,8 @@ from skyroute.console.watcher import Watcher
 
 ROWS: Final = 50
 """Rows on one page of a list."""
+SESSION_COOKIE: Final = "skyroute_session"
+VISITOR_COOKIE: Final = "skyroute_visitor"
 SAID_COOKIE: Final = "skyroute_said"
 SAID_CHARS_MAX: Final = 400
 """Browsers keep 4 KiB of a cookie, and of a Chinese sign it has nine characters."""
@@ -67,6 +69,8 @@ class Desk:
         self.watcher = watcher
         self.clock = clock
         self.sessions = Sessions(clock)
+        self.session_cookie = f"{SESSION_COOKIE}_{config.port}"  # all ports of a host share their cookies
+        self.visitor_cookie = f"{VISITOR_COOKIE}_{config.port}"
         self.users = UsersFile(config.users_path)
         self.audit = AuditLog(config.audit_path)
         self.journals = Journals(config.journals)

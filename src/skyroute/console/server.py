@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import resource
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import uvicorn
@@ -12,7 +13,8 @@ import uvicorn
 from skyroute.client.admin import Admin
 from skyroute.clock import Clock, SystemClock
 from skyroute.console.app import make_app
-from skyroute.console.config import ConsoleConfig
+from skyroute.console.config import ConnectionLimits, ConsoleConfig
+from skyroute.console.connections import ConnectionGuard, WebServer
 from skyroute.console.desk import Desk
 from skyroute.console.errors import ConsoleError
 from skyroute.console.users import read_users
@@ -22,17 +24,10 @@ from skyroute.remoting.server import bind_error
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_MAX: Final = 1_000
+BACKLOG: Final = 1_024
+"""Connections the kernel holds for us to accept; further ones are tried again by their peers after a second."""
 STOP_S: Final = 2
 """How long answers under way may take when we stop."""
-
-
-class _WebServer(uvicorn.Server):
-    """Leaves signals to whoever runs us."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Console:
@@ -49,7 +44,7 @@ class Console:
         self._clock = clock or SystemClock()
         self._admin = Admin(config.name_servers, **config.client)
         self._watcher = Watcher(self._admin, clock=self._clock, look_s=look_s)
-        self._web: _WebServer | None = None
+        self._web: WebServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
         """Where the first page is, once started."""
@@ -76,14 +71,18 @@ class Console:
         try:
             await self._admin.start()
             await self._watcher.start()
-            desk = Desk(config, self._admin, self._watcher, self._clock)
+            port = listener.getsockname()[1]
+            desk = Desk(replace(config, port=port), self._admin, self._watcher, self._clock)
             settings = uvicorn.Config(
                 make_app(desk),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 server_header=False,
-                limit_concurrency=CONNECTIONS_MAX,
+                proxy_headers=False,  # Forwarded reads them
+                ws="none",
+                log_level="error",  # below that, a peer decides how much is logged
+                timeout_keep_alive=config.connections.keep_alive_s,
                 timeout_graceful_shutdown=STOP_S,
                 ssl_certfile=config.certificate,
                 ssl_keyfile=config.key,
@@ -94,10 +93,11 @@ class Console:
             await self._watcher.stop()
             await self._admin.stop()
             raise
-        self._web = _WebServer(settings)
+        guard = ConnectionGuard(_fit_open_files(config.connections), config.trusted_proxies)
+        self._web = WebServer(settings, guard)
         self._task = asyncio.create_task(self._web.serve(sockets=[listener]))
         scheme = "https" if config.certificate else "http"
-        self.url = f"{scheme}://{join_address(_reachable(config.host), listener.getsockname()[1])}/"
+        self.url = f"{scheme}://{join_address(_reachable(config.host), port)}/"
         log.info("console served at=%s", self.url)
 
     async def stop(self) -> None:
@@ -118,6 +118,14 @@ def _load(settings: uvicorn.Config) -> None:
         raise ConsoleError(f"cannot use the certificate {files}: {error}") from error
 
 
+def _fit_open_files(limits: ConnectionLimits) -> ConnectionLimits:
+    """Return limits that leave half of the open files to the rest of the process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return limits
+    return replace(limits, connections_max=min(limits.connections_max, max(1, soft // 2)))
+
+
 def _reachable(host: str) -> str:
     """Return where this machine reaches a server that listens at a host."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), host)
@@ -127,7 +135,7 @@ def _listen(config: ConsoleConfig) -> socket.socket:
     host = config.host.strip("[]")
     try:
         return socket.create_server(
-            (host, config.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+            (host, config.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
         )
     except (OSError, OverflowError) as error:
         raise bind_error(host, config.port, error, "--host", "--port") from None

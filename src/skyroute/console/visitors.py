@@ -1,5 +1,6 @@
 """Who is looking: signed in or not, with which role, in which language, in which colours."""
 
+import hmac
 import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from skyroute.console.users import Role, User
 
 SESSIONS_MAX: Final = 1_000
 SESSION_S: Final = 12 * 3600.0
+SECRET_BYTES: Final = 32
+SECRET_CHARS: Final = len(secrets.token_urlsafe(SECRET_BYTES))
 ADDRESSES_MAX: Final = 10_000
 TRIES_MAX: Final = 5
 """Wrong passwords in a row from one address, before it has to wait."""
@@ -33,17 +36,23 @@ class Visitor:
         return self.role is Role.OPERATOR
 
 
+def new_secret() -> str:
+    """Return a value for a cookie that nobody can guess."""
+    return secrets.token_urlsafe(SECRET_BYTES)
+
+
 class Sessions:
     """Those who have signed in, by the secret in their cookie. The longest unseen make room for others."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._key = secrets.token_bytes(SECRET_BYTES)
         self._users: OrderedDict[str, tuple[User, float]] = OrderedDict()
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
     def open(self, user: User) -> str:
         """Begin a session, and return its secret."""
-        secret = secrets.token_urlsafe(32)
+        secret = new_secret()
         self._users[secret] = (user, self._clock.monotonic() + SESSION_S)
         while len(self._users) > SESSIONS_MAX:
             self._users.popitem(last=False)
@@ -60,6 +69,15 @@ class Sessions:
 
     def close(self, secret: str) -> None:
         self._users.pop(secret, None)
+
+    def token(self, kind: str, secret: str) -> str:
+        """Return what the forms of a session carry. Only this process can make it, so a planted cookie is no use.
+
+        Args:
+            kind: `session` of somebody who signed in, or `visitor`.
+            secret: The value of that one's cookie.
+        """
+        return hmac.digest(self._key, f"{kind}:{secret}".encode(), "sha256").hex()
 
     def must_wait(self, address: str) -> bool:
         """Whether an address has guessed too often of late."""

@@ -20,7 +20,7 @@ from skyroute.settings.errors import ConfigError
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 16
-"""Whoever comes while so many are there is turned away."""
+"""Above this, a new connection replaces the oldest one without a whole request, or else the oldest one."""
 REQUEST_BYTES_MAX: Final = 8 * 1024
 EXCHANGE_S: Final = 10.0
 """How long a request and taking its answer may take together."""
@@ -55,6 +55,8 @@ class Pages:
         self._why_not_ready = why_not_ready
         self._listener: asyncio.Server | None = None
         self._transports: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        self._unasked: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        """Connections without a whole request, oldest first."""
         self.address = ""
         """Where the pages are, as `host:port`, once started."""
 
@@ -88,17 +90,21 @@ class Pages:
         task = asyncio.current_task()
         assert task is not None
         if len(self._transports) >= CONNECTIONS_MAX:
-            writer.transport.abort()
-            return
-        self._transports[task] = writer.transport
+            oldest = next(iter(self._unasked or self._transports))
+            self._unasked.pop(oldest, None)
+            self._transports[oldest].abort()
+        self._transports[task] = self._unasked[task] = writer.transport
         try:
             with suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
                 async with asyncio.timeout(EXCHANGE_S):
-                    writer.write(await self._answer(await reader.readuntil(b"\r\n\r\n")))
+                    request = await reader.readuntil(b"\r\n\r\n")
+                    self._unasked.pop(task, None)
+                    writer.write(await self._answer(request))
                     writer.close()
                     await writer.wait_closed()
         finally:
             writer.transport.abort()  # it takes no part of an answer from a peer that is slow to read one
+            self._unasked.pop(task, None)
             del self._transports[task]
 
     async def _answer(self, head: bytes) -> bytes:

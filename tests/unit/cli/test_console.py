@@ -51,6 +51,10 @@ def test_what_cannot_be_done_is_one_clear_line(tmp_path: Path) -> None:
     result = run("--port", "0", "--data", tmp_path, "--certificate", tmp_path / "none.pem")
     assert result.returncode == 1
     assert f"skyroute console: cannot use the certificate {tmp_path}/none.pem" in result.stderr
+    result = run("--port", "0", "--data", tmp_path, "--trusted-proxy", "10.0.0.5", "--trusted-proxy", "proxy.example")
+    assert result.returncode == 2
+    assert "'proxy.example' does not appear to be an IPv4 or IPv6 network" in result.stderr
+    assert "expected addresses or networks like 10.0.0.5" in result.stderr
     assert "Traceback" not in result.stderr
 
 

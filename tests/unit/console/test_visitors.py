@@ -67,3 +67,16 @@ def test_addresses_that_guessed_are_forgotten_when_there_are_too_many() -> None:
 def test_only_operators_may_change_things() -> None:
     may = {role: Visitor("", role, "", "en", "auto").may_change for role in (None, *Role)}
     assert may == {None: False, Role.VIEWER: False, Role.OPERATOR: True}
+
+
+def test_a_token_is_known_to_one_console_only() -> None:
+    sessions = Sessions(ManualClock())
+    secret = sessions.open(NOBODY)
+    token = sessions.token("session", secret)
+    assert token == sessions.token("session", secret)
+    others = {
+        sessions.token("visitor", secret),
+        sessions.token("session", "x"),
+        Sessions(ManualClock()).token("session", secret),
+    }
+    assert token not in others | {secret}

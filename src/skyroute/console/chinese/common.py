@@ -40,6 +40,7 @@ WORDS: Final = {
     "Names and passwords do not fit each other, or nobody has this name.": "用户名或密码不正确。",
     "Too many wrong passwords from this address: wait half a minute.": "该地址密码错误次数过多，请等半分钟。",
     "Only operators may change things: sign in as one.": "只有操作员可以修改：请用操作员账号登录。",
+    "Nothing was done, because the form came from {origin} and this console is {ours}: open the page there and send it again. Behind a proxy, start the console with --trusted-proxy.": "未执行任何操作：表单来自 {origin}，而本控制台的地址是 {ours}。请在该地址打开页面后重新提交；若经由反向代理访问，请用 --trusted-proxy 启动控制台。",
     "This form is too old, or not one of ours: go back, reload the page and send it again.": "表单已过期或并非来自本控制台：请返回、刷新页面后重新提交。",
     "Seen {seconds} s ago": "{seconds} 秒前更新",
     "Nothing was done, because it could not be written to the audit log {path}: {reason}.": "操作未执行，因为无法写入审计日志 {path}：{reason}。",

@@ -17,6 +17,7 @@ from skyroute.clock import Clock
 from skyroute.console.actions import WRONG_TOKEN, Done, Fields, action, done, is_ours, refuse
 from skyroute.console.desk import Desk, Paging, desk_of, page_number
 from skyroute.console.drift import find_drift
+from skyroute.console.forms import read_fields
 from skyroute.console.pages.settings import check_took, find_settings, read_change
 from skyroute.console.text import translator
 from skyroute.console.visitors import Visitor
@@ -99,8 +100,7 @@ async def name_servers(request: Request) -> Response:
 async def compare(request: Request) -> Response:
     """Ask every name server for everything. That changes nothing, so viewers may; no other site may have them do it."""
     desk = desk_of(request)
-    form = await request.form(max_fields=8, max_files=0)
-    if not is_ours(request.state.visitor, {key: value for key, value in form.items() if isinstance(value, str)}):
+    if not is_ours(request.state.visitor, await read_fields(request)):
         return refuse(request, translator(request.state.visitor.language)(WRONG_TOKEN), HTTPStatus.FORBIDDEN)
     await _comparing(request).begin(desk.admin, desk.clock)
     return desk.go("/cluster/name-servers")

@@ -1,0 +1,211 @@
+"""A peer that sends half a request, or reads no answer, keeps nobody else from the console."""
+
+import resource
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from skyroute.console import app
+from skyroute.console.config import ConnectionLimits
+from skyroute.console.server import Console
+from skyroute.settings.networks import parse_networks
+from tests.support.browsing import Serve, port_of
+
+MANY = 1_010
+NO_CLUSTER = "127.0.0.1:1"
+HALF_HEADER = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
+HALF_BODY = b"POST /sign-in HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nname=half"
+WHOLE = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def many_open_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4 * MANY:
+        pytest.skip(f"{hard} open files are too few for {MANY} connections")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4 * MANY), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+def sockets() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def limited(serve: Serve, settings: dict[str, Any] | None = None, **limits: Any) -> Console:
+    return serve(NO_CLUSTER, connections=ConnectionLimits(**limits), **(settings or {}))
+
+
+def connect(sockets: ExitStack, console: Console, source: str = "127.0.0.1", sent: bytes = b"") -> socket.socket:
+    opened = socket.create_connection(("127.0.0.1", port_of(console)), timeout=10, source_address=(source, 0))
+    sockets.callback(opened.close)
+    opened.sendall(sent)
+    return opened
+
+
+def status_of(connection: socket.socket) -> int:
+    """Read one short answer."""
+    answer = b""
+    while b"ok\n" not in answer:
+        received = connection.recv(4096)
+        assert received, f"closed after {answer!r}"
+        answer += received
+    return int(answer.split()[1])
+
+
+def ask(console: Console, source: str) -> tuple[int, float]:
+    """Ask as a browser does that has just been started, and return the status and how long it took."""
+    with ExitStack() as stack:
+        begun = time.monotonic()
+        status = status_of(connect(stack, console, source, WHOLE))
+        return status, time.monotonic() - begun
+
+
+def is_closed(connection: socket.socket, timeout_s: float = 10.0) -> bool:
+    """Wait until the console has closed a connection, without reading what it sent before."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+@pytest.mark.parametrize("sent", [HALF_HEADER, HALF_BODY, b""], ids=["header", "body", "nothing"])
+def test_many_half_requests_keep_nobody_out(serve: Serve, sockets: ExitStack, sent: bytes) -> None:
+    console = serve(NO_CLUSTER)
+    for _ in range(MANY):
+        connect(sockets, console, sent=sent)
+    for source in ("127.0.0.1", "127.0.0.2"):
+        answers = [ask(console, source) for _ in range(3)]
+        assert [status for status, _ in answers] == [200, 200, 200]
+        assert min(took_s for _, took_s in answers) < 1.0  # of three, because the machine may be busy with other tests
+
+
+def test_where_all_connections_are_taken_the_longest_waiting_one_goes(serve: Serve, sockets: ExitStack) -> None:
+    console = limited(serve, connections_max=4)
+    first, *others = [connect(sockets, console, sent=HALF_HEADER) for _ in range(4)]
+    assert status_of(connect(sockets, console, "127.0.0.2", WHOLE)) == 200
+    assert is_closed(first)
+    for other in others:
+        other.sendall(b"now whole\r\n\r\n")
+        assert status_of(other) == 200
+
+
+def test_what_is_being_answered_is_not_closed_for_others(serve: Serve, sockets: ExitStack) -> None:
+    console = limited(serve, connections_max=3)
+    live = [connect(sockets, console, sent=WHOLE.replace(b"/livez", b"/live")) for _ in range(2)]
+    for stream in live:
+        assert stream.recv(4096).startswith(b"HTTP/1.1 200")
+    for _ in range(10):
+        connect(sockets, console, sent=HALF_HEADER)
+    assert ask(console, "127.0.0.2")[0] == 200
+    assert not any(is_closed(stream, timeout_s=0) for stream in live)
+
+
+def test_one_client_cannot_hold_all_live_pages(
+    serve: Serve, sockets: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "LIVE_ADDRESS_MAX", 2)
+    console = serve(NO_CLUSTER)
+    ask_live = WHOLE.replace(b"/livez", b"/live")
+    statuses = [connect(sockets, console, sent=ask_live).recv(4096).split()[1] for _ in range(3)]
+    assert statuses == [b"200", b"200", b"503"]
+    assert connect(sockets, console, "127.0.0.2", ask_live).recv(4096).split()[1] == b"200"
+
+
+def test_a_trusted_proxy_brings_as_many_as_there_is_room_for(serve: Serve, sockets: ExitStack) -> None:
+    proxy = {"trusted_proxies": parse_networks("127.0.0.0/30")}
+    console = limited(serve, proxy, address_connections_max=2)
+    waiting = [connect(sockets, console, sent=HALF_HEADER) for _ in range(5)]
+    stranger = [connect(sockets, console, "127.0.0.9", HALF_HEADER) for _ in range(3)]
+    assert is_closed(stranger[0])
+    for connection in waiting:
+        connection.sendall(b"now whole\r\n\r\n")
+        assert status_of(connection) == 200
+
+
+@pytest.mark.parametrize("sent", [HALF_HEADER, b""], ids=["half", "nothing"])
+def test_a_header_has_its_time(serve: Serve, sockets: ExitStack, sent: bytes) -> None:
+    assert is_closed(connect(sockets, limited(serve, header_s=0.1), sent=sent))
+
+
+def test_a_header_has_its_time_even_if_bytes_keep_coming(serve: Serve, sockets: ExitStack) -> None:
+    connection = connect(sockets, limited(serve, header_s=0.2, keep_alive_s=1), sent=HALF_HEADER)
+    for _ in range(200):
+        if is_closed(connection, timeout_s=0.02):
+            return
+        connection.sendall(b"x")
+    pytest.fail("the connection is still open")
+
+
+def test_the_next_request_of_a_connection_has_its_time_too(serve: Serve, sockets: ExitStack) -> None:
+    connection = connect(sockets, limited(serve, header_s=0.1, keep_alive_s=1), sent=WHOLE)
+    for _ in range(3):
+        assert status_of(connection) == 200
+        connection.sendall(WHOLE)
+    assert status_of(connection) == 200
+    connection.sendall(HALF_HEADER)
+    assert is_closed(connection)
+
+
+def test_a_body_that_comes_too_slowly_is_not_waited_for(
+    serve: Serve, sockets: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = connect(sockets, limited(serve, body_s=0.1), sent=HALF_BODY)
+    for _ in range(200):
+        if is_closed(connection, timeout_s=0.02):
+            break
+        connection.sendall(b"x")
+    else:
+        pytest.fail("the connection is still open")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_long_body_that_keeps_coming_is_read(serve: Serve, sockets: ExitStack) -> None:
+    console = limited(serve, body_s=0.1, bytes_per_s=100)
+    head = HALF_BODY.partition(b"\r\n\r\n")[0].replace(b"/sign-in", b"/preferences")
+    connection = connect(sockets, console, sent=head + b"\r\n\r\n")
+    for _ in range(20):
+        assert not is_closed(connection, timeout_s=0.02)
+        connection.sendall(b"x" * 50)
+    assert connection.recv(4096).startswith(b"HTTP/1.1 403")
+
+
+def test_answers_that_are_not_read_are_given_up(serve: Serve, sockets: ExitStack) -> None:
+    console = limited(serve, unread_s=0.2, bytes_per_s=10**9)
+    connection = socket.socket()
+    sockets.callback(connection.close)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(10)
+    connection.connect(("127.0.0.1", port_of(console)))
+    connection.sendall(WHOLE.replace(b"/livez", b"/static/style.css") * 2_000)
+    assert is_closed(connection)
+
+
+def test_tls_handshakes_that_do_not_end_keep_nobody_out(serve: Serve, sockets: ExitStack, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
+    console = limited(
+        serve,
+        {"certificate": tmp_path / "certificate.pem", "key": tmp_path / "key.pem"},
+        connections_max=50,
+        header_s=1.0,
+    )
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    first, *_ = [connect(sockets, console) for _ in range(60)]
+    assert is_closed(first)
+    with trust.wrap_socket(connect(sockets, console), server_hostname="127.0.0.1") as browser:
+        browser.sendall(WHOLE)
+        assert status_of(browser) == 200
+    assert is_closed(connect(sockets, console, sent=b"\x16\x03\x01"))
