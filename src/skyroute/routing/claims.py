@@ -47,7 +47,7 @@ class Claim:
     @property
     def is_partial(self) -> bool:
         """A single topic, as brokers announce a new one. Taken from a broker whose table we have."""
-        return len(self.table.topics) == 1
+        return len(self.table.topics) + len(self.table.left_out) == 1
 
     @property
     def edition(self) -> DataVersion:

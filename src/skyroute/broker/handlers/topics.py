@@ -14,13 +14,14 @@ from skyroute.broker.members import Members
 from skyroute.broker.offsets import Offsets
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import QUEUES_MAX, Announce, Topics
+from skyroute.broker.topics import Announce, Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX, pop_retry_topic
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.topics import (
     QueueSpan,
     TopicConfig,
