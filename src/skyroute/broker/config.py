@@ -99,7 +99,7 @@ class BrokerConfig(ServerConfig):
     # Sending and fetching
 
     max_message_size: int = setting(Scope.STORE, default=4 * 1024 * 1024, at_least=1, live=True)
-    start_accept_send_request_time_stamp: int = setting(Scope.BROKER, default=0, at_most=LONG_MAX, live=True)
+    start_accept_send_request_time_stamp: int = setting(Scope.BROKER, default=0, at_most=LONG_MAX)
     reject_transaction_message: bool = setting(Scope.BROKER, default=False, live=True)
     region_id: str = setting(Scope.BROKER, default="DefaultRegion")
     trace_on: bool = setting(Scope.BROKER, default=True)

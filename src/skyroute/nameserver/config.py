@@ -29,7 +29,7 @@ class NameServerConfig(ServerConfig):
 
     kv_config_path: str = setting(Scope.NAME_SERVER, default="", may_be_empty=False)
     config_store_path: str = setting(Scope.NAME_SERVER, default="", may_be_empty=False)
-    product_env_name: str = setting(Scope.NAME_SERVER, default="center")
+    product_env_name: str = setting(Scope.NAME_SERVER, default="center", live=True)
     cluster_test: bool = setting(Scope.NAME_SERVER, default=False)
     order_message_enable: bool = setting(Scope.NAME_SERVER, default=False, live=True)
     config_black_list: str = setting(Scope.NAME_SERVER, default="configBlackList;configStorePath;kvConfigPath")
@@ -40,8 +40,8 @@ class NameServerConfig(ServerConfig):
     enable_topic_list: bool = setting(Scope.NAME_SERVER, default=True, live=True)
     notify_min_broker_id_changed: bool = setting(Scope.NAME_SERVER, default=False, live=True)
     enable_controller_in_namesrv: bool = setting(Scope.NAME_SERVER, default=False)
-    need_wait_for_service: bool = setting(Scope.NAME_SERVER, default=False, live=True)
-    wait_seconds_for_service: int = setting(Scope.NAME_SERVER, default=45, live=True)
+    need_wait_for_service: bool = setting(Scope.NAME_SERVER, default=False)
+    wait_seconds_for_service: int = setting(Scope.NAME_SERVER, default=45)
     delete_topic_with_broker_registration: bool = setting(Scope.NAME_SERVER, default=False, live=True)
 
     registration_max_length: int = setting(Scope.OWN, default=64 * 1024 * 1024, at_least=1024)
