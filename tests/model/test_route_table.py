@@ -586,6 +586,10 @@ class RouteTableMachine(RuleBasedStateMachine):
         assert self.mirror == mirror_of(self.model)
 
     @invariant()
+    def no_byte_is_counted_twice_or_forgotten(self) -> None:
+        assert self.table.census(0.0).held_bytes == self.table.image(0.0).held_bytes
+
+    @invariant()
     def a_replay_is_the_table(self) -> None:
         assert told(self.replay.groups.values()) == told(self.table._groups.values())
 

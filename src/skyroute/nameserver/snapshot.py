@@ -54,9 +54,11 @@ _header_decoder: Final = msgspec.json.Decoder(Header)
 def encode_snapshot(image: TableImage, *, server_id: str, sequence: int, wall_ms: int) -> bytes:
     """Return an image as the content of a file. Line by line, so that other threads get their turn."""
     lines = [_encoder.encode(_to_line(group)) + b"\n" for group in image.groups]
-    body = b"".join(lines)
-    header = Header(FORM, VERSION, server_id, sequence, wall_ms, len(lines), len(body), zlib.crc32(body))
-    return _encoder.encode(header) + b"\n" + body
+    crc32 = 0
+    for line in lines:
+        crc32 = zlib.crc32(line, crc32)
+    header = Header(FORM, VERSION, server_id, sequence, wall_ms, len(lines), sum(map(len, lines)), crc32)
+    return b"".join([_encoder.encode(header), b"\n", *lines])
 
 
 def decode_snapshot(content: bytes) -> tuple[Header, TableImage]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from skyroute.routing.held_bytes import mapping_bytes, topic_bytes
 from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import MASTER_ID, BrokerGroup, BrokerKey, Permission, QueueSettings, StaticMapping
 
@@ -63,6 +64,12 @@ class QueueDelta:
     @property
     def growth(self) -> int:
         return len(self.added) - len(self.removed)
+
+    @property
+    def growth_bytes(self) -> int:
+        """How many bytes more a table holds of it, roughly."""
+        mapped = sum(mapping_bytes(after) - mapping_bytes(before) for before, after in self.mappings.values())
+        return topic_bytes(self.added) - topic_bytes(self.removed) + mapped
 
 
 @dataclass(slots=True, eq=False)

@@ -36,10 +36,10 @@ CLIENT_KEYS = split("""
 """)
 OWN_KEYS = split("""
     frameMaxLength registrationMaxLength serverMaxConnections serverBufferedBytesMax prologueTimeoutSeconds
-    brokersMax topicEntriesMax kvConfigMaxBytes
+    brokersMax topicEntriesMax registrationBytesMax kvConfigMaxBytes
     memoryPath journalEnable journalSegmentBytes journalSegmentSeconds journalMaxBytes journalMaxAgeHours
-    journalQueueMax warmRestartEnable warmRestartLeaseSeconds snapshotIntervalSeconds snapshotMaxAgeSeconds
-    massExpiryPercent watchEnable metricsPort metricsHost
+    journalQueueMax journalQueueBytesMax warmRestartEnable warmRestartLeaseSeconds snapshotIntervalSeconds
+    snapshotMaxAgeSeconds massExpiryPercent watchEnable metricsPort metricsHost
 """)
 
 
