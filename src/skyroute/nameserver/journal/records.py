@@ -50,12 +50,12 @@ def split(change: Change) -> Iterator[Change]:
     if not isinstance(change, TopicsChanged) or weight_of(change) <= TOPICS_A_RECORD:
         yield change
         return
-    for part in _parts(change.removed):
-        yield replace(change, added={}, changed={}, removed=part)
-    for part in _parts(change.changed):
-        yield replace(change, added={}, changed=part, removed={})
-    for part in _parts(change.added):
-        yield replace(change, added=part, changed={}, removed={})
+    for removed in _parts(change.removed):
+        yield replace(change, added={}, changed={}, removed=removed)
+    for changed in _parts(change.changed):
+        yield replace(change, added={}, changed=changed, removed={})
+    for added in _parts(change.added):
+        yield replace(change, added=added, changed={}, removed={})
 
 
 def _parts(topics: Mapping[str, T]) -> Iterator[dict[str, T]]:
