@@ -60,16 +60,16 @@ class QueueDelta:
     restored: frozenset[str] = frozenset()
     """Topics that an operator had made read-only and that may be written again."""
     mappings: Mapping[str, tuple[StaticMapping | None, StaticMapping | None]] = field(default_factory=dict)
+    growth_bytes: int = field(init=False)
+    """How many bytes more a table holds of it, roughly. Found out once: it takes a look at every name."""
+
+    def __post_init__(self) -> None:
+        mapped = sum(mapping_bytes(after) - mapping_bytes(before) for before, after in self.mappings.values())
+        object.__setattr__(self, "growth_bytes", topic_bytes(self.added) - topic_bytes(self.removed) + mapped)
 
     @property
     def growth(self) -> int:
         return len(self.added) - len(self.removed)
-
-    @property
-    def growth_bytes(self) -> int:
-        """How many bytes more a table holds of it, roughly."""
-        mapped = sum(mapping_bytes(after) - mapping_bytes(before) for before, after in self.mappings.values())
-        return topic_bytes(self.added) - topic_bytes(self.removed) + mapped
 
 
 @dataclass(slots=True, eq=False)
