@@ -467,7 +467,7 @@ class RouteTableMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """What brokers said is known as before; who held them, and until when, is not."""
-        content = encode_snapshot(self.table.image(self.now), server_id="model", sequence=0, wall_ms=0)
+        content = b"".join(encode_snapshot(self.table.image(self.now), server_id="model", sequence=0, wall_ms=0))
         self.table, self.mirror = RouteTable(), Mirror()
         events = self.table.restore(decode_snapshot(content)[1], lease_s=RESTORED_LEASE_S, now=self.now)
         assert {event.cause for event in events} <= {Cause.RESTORED}
