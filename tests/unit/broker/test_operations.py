@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,13 @@ def test_secrets_are_not_told(room: Room) -> None:
     ] * 3
     assert told["metricsGrpcExporterHeader"] == "******"
     assert told["socksProxyConfig"] == "{}"
+
+
+def test_how_long_messages_are_kept_changes_at_once(room: Room) -> None:
+    before = room.parts.store.settings
+    update = encode_broker_settings_update({"fileReservedTime": "1", "diskMaxUsedSpaceRatio": "50"})
+    whole(room.on.update_settings(update, PEER))
+    assert room.parts.store.settings == replace(before, reserved_ms=3_600_000, disk_used_max=0.5)
 
 
 async def test_what_is_only_for_the_start_stays(room: Room) -> None:

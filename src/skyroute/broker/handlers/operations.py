@@ -67,6 +67,8 @@ class OperationHandlers:
         except (UnicodeDecodeError, MalformedPropertiesError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
         if changed:
+            store = self._parts.store
+            store.settings = config.with_retention(store.settings)
             self._settings_version = next_version(self._settings_version, self._now_ms())
             log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
         return self._register_anew() if "brokerPermission" in changed else Response()

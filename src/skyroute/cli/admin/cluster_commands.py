@@ -253,7 +253,7 @@ def _settings(settings: ServerTexts) -> Answer:
     return "\n\n".join(parts), told, settings.failures
 
 
-@admin_command("updateBrokerConfig", "-c DefaultCluster -k maxMessageSize -v 8388608")
+@admin_command("updateBrokerConfig", "-c DefaultCluster -k fileReservedTime -v 72")
 @broker_or_cluster()
 @click.option("-a", "--updateAllBroker", "with_slaves", type=bool, default=False, help="Slaves too, not only masters.")
 @setting_key

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from skyroute.client.admin.cluster import ServerTexts
 from skyroute.console.actions import Fields
 from skyroute.console.errors import ConsoleError
-from skyroute.settings.secrets import may_be_secret, shown
+from skyroute.settings.secrets import HIDDEN, may_be_secret, shown
 
 VALUE_CHARS_MAX: Final = 4_000
 
@@ -65,6 +65,6 @@ def check_took(texts: ServerTexts, key: str, value: str) -> None:
         ConsoleError: they have not.
     """
     for address, settings in texts.by_address.items():
-        if settings.get(key, "").strip() != value:
+        if settings.get(key, "").strip() not in (value, HIDDEN):
             said = f"still says {key}={settings[key]}" if key in settings else f"has no setting {key}"
             raise ConsoleError(f"{address} raised no objection, but {said}: look at the spelling, and at its log")
