@@ -80,6 +80,17 @@ async def test_a_single_topic_with_an_absurd_count_is_refused(line: AsyncLine, r
     assert await topics(line) == ["TopicA", "TopicB"]
 
 
+@pytest.mark.parametrize("order", ["broker-a:65537", "123456789:4;b:2147483647:1", "b:" + "9" * 5_000, "b:65536;" * 5])
+async def test_an_absurd_order_config_is_refused(line: AsyncLine, order: str) -> None:
+    where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
+    good = "123456789:65536; b : 4 ;c:x;;"
+    assert (await line.call(100, {**where, "value": good})).code == 0
+    answer = await line.call(100, {**where, "value": order})
+    assert (answer.code, "an order config has" in (answer.remark or "")) == (1, True)
+    assert (await line.call(101, where)).fields["value"] == good
+    assert (await line.call(100, {"namespace": "other", "key": "k", "value": order})).code == 0
+
+
 # Clients, of any name server
 
 
