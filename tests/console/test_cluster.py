@@ -34,22 +34,22 @@ def test_finds_a_broker_and_shows_all_it_says_of_itself(page: Page, real_cluster
 
 def test_changes_a_setting_of_one_broker(page: Page, real_cluster: Cluster, console: Console) -> None:
     """It is asked first; then that broker has it, and no other."""
-    page.goto(f"{console.url}cluster/broker-0/0?tab=settings&q=flushDiskType")
-    page.get_by_role("link", name="Change flushDiskType").click()
-    page.get_by_role("textbox", name="flushDiskType").fill("SYNC_FLUSH")
+    page.goto(f"{console.url}cluster/broker-0/0?tab=settings&q=maxMessageSize")
+    page.get_by_role("link", name="Change maxMessageSize").click()
+    page.get_by_role("textbox", name="maxMessageSize").fill("4194305")
     check_accessible(page)
     page.get_by_role("button", name="Change").click()
-    expect(page.get_by_text("Set flushDiskType of the broker broker-0 to “SYNC_FLUSH”?")).to_be_visible()
+    expect(page.get_by_text("Set maxMessageSize of the broker broker-0 to “4194305”?")).to_be_visible()
     page.get_by_role("button", name="Yes, do it").click()
-    expect(page.get_by_role("status")).to_have_text("flushDiskType of broker-0 is “SYNC_FLUSH” now")
-    expect(page.get_by_role("region", name="Settings").get_by_role("row", name="flushDiskType")).to_contain_text(
-        "SYNC_FLUSH"
+    expect(page.get_by_role("status")).to_have_text("maxMessageSize of broker-0 is “4194305” now")
+    expect(page.get_by_role("region", name="Settings").get_by_role("row", name="maxMessageSize")).to_contain_text(
+        "4194305"
     )
     with Admin(real_cluster.name_server_address) as admin:
         settings = admin.broker_settings(cluster="DefaultCluster").by_address
-    assert [settings[address]["flushDiskType"] for address in real_cluster.broker_addresses] == [
-        "SYNC_FLUSH",
-        "ASYNC_FLUSH",
+    assert [settings[address]["maxMessageSize"] for address in real_cluster.broker_addresses] == [
+        "4194305",
+        "4194304",
     ]
 
 

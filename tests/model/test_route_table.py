@@ -467,7 +467,7 @@ class RouteTableMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """What brokers said is known as before; who held them, and until when, is not."""
-        content = encode_snapshot(self.table.image(self.now), server_id="model", sequence=0, wall_ms=0)
+        content = b"".join(encode_snapshot(self.table.image(self.now), server_id="model", sequence=0, wall_ms=0))
         self.table, self.mirror = RouteTable(), Mirror()
         events = self.table.restore(decode_snapshot(content)[1], lease_s=RESTORED_LEASE_S, now=self.now)
         assert {event.cause for event in events} <= {Cause.RESTORED}
@@ -584,6 +584,10 @@ class RouteTableMachine(RuleBasedStateMachine):
     @invariant()
     def the_mirror_is_the_table(self) -> None:
         assert self.mirror == mirror_of(self.model)
+
+    @invariant()
+    def no_byte_is_counted_twice_or_forgotten(self) -> None:
+        assert self.table.census(0.0).held_bytes == self.table.image(0.0).held_bytes
 
     @invariant()
     def a_replay_is_the_table(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.network.cluster import MASTER, NOWHERE, OTHER, addresses, register, topics, world
 from tests.support.lines import AsyncLine, eventually, line_to
-from tests.support.raw import Form, Request, Topic, encode
+from tests.support.raw import Command, Form, Request, Topic, encode
 from tests.support.servers import Running, running
 
 MIB = 1024 * 1024
@@ -261,6 +261,21 @@ async def test_topics_that_find_no_room_are_refused_together(tmp_path: Path) -> 
         assert answer.code == 1
         assert "topicEntriesMax" in (answer.remark or "")
         assert await world(line) == before
+
+
+async def test_registrations_have_a_bound_in_bytes(tmp_path: Path) -> None:
+    """Compressed they are small: a few hundred kilobytes of frames become gigabytes of names."""
+    long_names = tuple(Topic(f"{'x' * 190}{number:06}") for number in range(5_000))
+    async with running(tmp_path, registration_bytes_max=4 * MIB) as here, line_to(here.address) as line:
+        sizes, answers = list[int](), list[Command]()
+        for number in range(5):
+            broker = MASTER.but(broker=f"b{number}", address=f"10.0.0.{number}:1", topics=long_names, deflate=True)
+            sizes.append(len(broker.request.body))
+            answers.append(await line.call(broker.request))
+        assert max(sizes) < 60_000
+        assert [answer.code for answer in answers] == [0, 0, 1, 1, 1]
+        assert "registrationBytesMax" in (answers[-1].remark or "")
+        assert here.server.table.census(0.0).held_bytes <= 4 * MIB
 
 
 async def test_a_key_value_table_has_a_bound(tmp_path: Path) -> None:

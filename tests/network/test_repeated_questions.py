@@ -63,7 +63,6 @@ CHANGES: dict[str, Change] = {
     "acting masters are shown": telling(
         Request(318, body=b"supportActingMaster=true"), MASTER.but(acting=True).unregistration
     ),
-    "the server waits for brokers": telling(Request(318, body=b"needWaitForService=true")),
 }
 
 

@@ -29,12 +29,12 @@ async def test_the_port_that_the_system_chose_is_told(nameserver: Running, line:
 
 async def test_an_update_is_seen_at_once_and_after_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as here, line_to(here.address) as line:
-        assert (await update(line, "enableTopicList=false\nserverSocketBacklog=77\n")).code == 0
+        assert (await update(line, "enableTopicList=false\nmassExpiryPercent=77\n")).code == 0
         now = await settings(line)
-        assert (now["enableTopicList"], now["serverSocketBacklog"]) == ("false", "77")
+        assert (now["enableTopicList"], now["massExpiryPercent"]) == ("false", "77")
     written = (tmp_path / "namesrv.properties").read_text()
     assert "enableTopicList=false" in written
-    assert "serverSocketBacklog=77" in written
+    assert "massExpiryPercent=77" in written
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,13 @@ async def test_routes_are_not_told_before_brokers_had_time_to_register(tmp_path:
         assert (await route(line, "Unknown")).code == 17
 
 
-async def test_the_wait_can_be_ended_prolonged_and_begun_from_afar(tmp_path: Path) -> None:
-    async with running(tmp_path) as here, line_to(here.address) as line:
-        await register(line, MASTER)
-        assert (await route(line)).code == 0
-        await update(line, "needWaitForService=true\nwaitSecondsForService=60")
-        here.clock.advance(50)
-        assert (await route(line)).code == 1
-        await update(line, "waitSecondsForService=50")
-        assert (await route(line)).code == 0
-        await update(line, "waitSecondsForService=60\nneedWaitForService=false")
-        assert (await route(line)).code == 0
+@pytest.mark.parametrize("text", ["needWaitForService=true\n", "waitSecondsForService=2147483647\n", "listenPort=1\n"])
+async def test_nobody_stops_routes_from_afar(nameserver: Running, line: AsyncLine, text: str) -> None:
+    await register(line, MASTER)
+    answer = await update(line, "orderMessageEnable=true\n" + text)
+    key = text.partition("=")[0]
+    assert answer.code == 1
+    assert (answer.remark or "").startswith(f"{key}=")
+    assert "takes effect only at the start" in (answer.remark or "")
+    assert (await route(line)).code == 0
+    assert (await settings(line))["orderMessageEnable"] == "false"

@@ -406,13 +406,13 @@ def settings_at_run_time(stage: Stage) -> None:
     update("bad-boolean", "enableTopicList=yes\n")
     stage.remember("bad-boolean-reads", value("enableTopicList"))
     update("good-boolean", "enableTopicList=true\n")
-    assert update("good", f"productEnvName={stage.name('env')}\nwaitSecondsForService=46\n") == 0
+    assert update("good", f"productEnvName={stage.name('env')}\nnotifyMinBrokerIdChanged=true\n") == 0
     assert value("productEnvName") == stage.name("env")
     on_disk = properties_of(stage.server.config_file.read_text())
     assert on_disk["productEnvName"] == stage.name("env")
-    assert on_disk["waitSecondsForService"] == "46"
+    assert on_disk["notifyMinBrokerIdChanged"] == "true"
     assert stage.server.config_file.with_name("namesrv.properties.bak").exists()
-    assert update("put-back", "productEnvName=center\nwaitSecondsForService=45\n") == 0
+    assert update("put-back", "productEnvName=center\nnotifyMinBrokerIdChanged=false\n") == 0
     assert update("empty", "") == 0
     assert update("comment-only", "# nothing\n") == 0
     stage.note("listed", reply := line.call(319), body=_comparable_settings(reply.text))
@@ -513,18 +513,16 @@ def zones(stage: Stage) -> None:
     stage.note("zone-legacy", line.call(legacy))
 
 
-@scenario(21, "a fresh server is not ready to tell routes until its window has passed")
+@scenario(21, "a server that tells routes cannot be made to wait again from afar")
 def readiness(stage: Stage) -> None:
     line = stage.line()
-    with stage.settings(needWaitForService="true", waitSecondsForService="3600"):
-        waiting = stage.route("within-the-window", line, "T1")
-        assert (waiting.code, waiting.remark) == (1, "name server not ready")
-        assert stage.ask("register", line, stage.registration()).code == 0
-        assert stage.route("still-within", line, "T1").code == 1
-        stage.ask("cluster", line, 106)
-    with stage.settings(needWaitForService="true", waitSecondsForService="0"):
-        assert stage.route("window-over", line, "T1").code == 0
-        assert stage.route("after-the-first-look-up", line, "T1").code == 0
+    assert stage.ask("register", line, stage.registration()).code == 0
+    wait = stage.ask("wait", line, 318, body=b"needWaitForService=true\nwaitSecondsForService=3600\n")
+    if stage.is_ours:
+        assert "needWaitForService=true is refused" in (wait.remark or "")
+        assert stage.line().call(105, {"topic": stage.name("T1")}).code == 0
+    stage.ask("cluster", line, 106)
+    assert stage.ask("put-back", line, 318, body=b"needWaitForService=false\nwaitSecondsForService=45\n").code == 0
     assert stage.route("never-asked-to-wait", line, "T1").code == 0
 
 

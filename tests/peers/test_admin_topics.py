@@ -255,9 +255,9 @@ def test_settings_are_changed(both: Both) -> None:
         both.java("updateBrokerConfig", "-b", address, "-k", "maxMessageSize", "-v", before)
         assert both.value("getBrokerConfig", "-b", address)[address]["maxMessageSize"] == before
     assert "NO_PERMISSION" in both.failure("updateBrokerConfig", "-b", address, "-k", "brokerConfigPath", "-v", "x")
-    both.ours("updateNamesrvConfig", "-k", "waitSecondsForService", "-v", "46")
-    assert java_settings(both.java("getNamesrvConfig"))["waitSecondsForService"] == "46"
-    both.ours("updateNamesrvConfig", "-k", "waitSecondsForService", "-v", "45")
+    both.ours("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "true")
+    assert java_settings(both.java("getNamesrvConfig"))["notifyMinBrokerIdChanged"] == "true"
+    both.ours("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "false")
 
 
 def test_key_value_config(both: Both) -> None:

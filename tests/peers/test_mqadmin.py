@@ -141,9 +141,9 @@ def test_kv_config(both: Both) -> None:
 def test_name_server_settings(both: Both) -> None:
     said = both("getNamesrvConfig", neutral=settings)
     assert "orderMessageEnable" in said
-    both("updateNamesrvConfig", "-k", "waitSecondsForService", "-v", "46")
-    assert re.search(r"waitSecondsForService +=  46", both("getNamesrvConfig", neutral=settings))
-    both("updateNamesrvConfig", "-k", "waitSecondsForService", "-v", "45")
+    both("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "true")
+    assert re.search(r"notifyMinBrokerIdChanged +=  true", both("getNamesrvConfig", neutral=settings))
+    both("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "false")
     both("updateNamesrvConfig", "-k", "kvConfigPath", "-v", "elsewhere", neutral=messages_only)
     assert both("getNamesrvConfig", neutral=settings) == said
 

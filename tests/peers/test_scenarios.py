@@ -27,6 +27,7 @@ NO_TABLE = "a registration without a topic table says nothing; Java records it, 
 MOVED = "Java keys groups by name alone and leaves a renamed broker in both clusters; we move it"
 ZONE_DIALECT = "Java writes the filtered route in the legacy dialect even for those who ask for standard JSON"
 BAD_VALUE = "Java drops a number that does not parse, and reads any other word as false; we refuse and change nothing"
+START_ONLY = "Java stops telling routes when told to wait for brokers again; we refuse what is only for the start"
 OVERTAKEN = "a registration older than the last on the same connection was overtaken; Java lets it win"
 FORGERY = "a name with a line break in it would let a peer write lines of its own into our log; no broker makes one"
 
@@ -50,6 +51,7 @@ ALLOWED: dict[str, Allowed] = {
     "17.bad-number": Allowed("code remark", BAD_VALUE),
     "17.bad-boolean": Allowed("code remark", BAD_VALUE),
     "17.bad-boolean-reads": Allowed("value", BAD_VALUE),
+    "21.wait": Allowed("code remark", START_ONLY),
     "19.members-are-legacy": Allowed("remark", UNSET_REMARK),
     "19.version-401": Allowed("text", ESCAPES),
     "19.asked-for": Allowed("text", ESCAPES),

@@ -3,7 +3,7 @@
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -99,7 +99,7 @@ class BrokerConfig(ServerConfig):
     # Sending and fetching
 
     max_message_size: int = setting(Scope.STORE, default=4 * 1024 * 1024, at_least=1, live=True)
-    start_accept_send_request_time_stamp: int = setting(Scope.BROKER, default=0, at_most=LONG_MAX, live=True)
+    start_accept_send_request_time_stamp: int = setting(Scope.BROKER, default=0, at_most=LONG_MAX)
     reject_transaction_message: bool = setting(Scope.BROKER, default=False, live=True)
     region_id: str = setting(Scope.BROKER, default="DefaultRegion")
     trace_on: bool = setting(Scope.BROKER, default=True)
@@ -163,8 +163,8 @@ class BrokerConfig(ServerConfig):
     flush_interval_commit_log: int = setting(Scope.STORE, default=500, at_least=1)
     sync_flush_timeout: int = setting(Scope.STORE, default=5000, at_least=1, live=True)
     delete_when: str = setting(Scope.STORE, default="04", may_be_empty=False, live=True)
-    file_reserved_time: int = setting(Scope.STORE, default=72)
-    disk_max_used_space_ratio: int = setting(Scope.STORE, default=75, at_least=1, at_most=100)
+    file_reserved_time: int = setting(Scope.STORE, default=72, live=True)
+    disk_max_used_space_ratio: int = setting(Scope.STORE, default=75, at_least=1, at_most=100, live=True)
     disk_space_clean_forcibly_ratio: int = setting(Scope.STORE, default=85, at_least=1, at_most=100)
     disk_space_warning_level_ratio: int = setting(Scope.STORE, default=90, at_least=1, at_most=100)
     clean_file_forcibly_enable: bool = setting(Scope.STORE, default=True)
@@ -268,6 +268,14 @@ class BrokerConfig(ServerConfig):
             disk_used_urgent=self.disk_space_clean_forcibly_ratio / 100 if self.clean_file_forcibly_enable else 1.0,
             disk_used_refuse=self.disk_space_warning_level_ratio / 100,
             expired_segments_max=self.delete_file_batch_max,
+        )
+
+    def with_retention(self, settings: StoreSettings) -> StoreSettings:
+        """Return the settings of a running store with how long messages are kept, which may change meanwhile."""
+        return replace(
+            settings,
+            reserved_ms=self.file_reserved_time * _HOUR_MS,
+            disk_used_max=self.disk_max_used_space_ratio / 100,
         )
 
     # What is found out, and what is refused

@@ -42,9 +42,6 @@ from skyroute.wire.codes import ResponseCode
 TOPICS_MAX: Final = 100_000
 """How many topics a broker keeps; every producer can make one by sending to it."""
 
-QUEUES_MAX: Final = 65_536
-"""How many queues a topic may have on one broker: many answers go through all of them."""
-
 _SCHEDULE_QUEUES: Final = 18
 _REVIVE_QUEUES: Final = 8
 _BENCHMARK_QUEUES: Final = 1024

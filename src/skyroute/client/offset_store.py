@@ -15,6 +15,7 @@ from skyroute.client import queues as calls
 from skyroute.client.errors import ClientError
 from skyroute.client.session import Session
 from skyroute.errors import SkyrouteError
+from skyroute.message.names import check_file_name
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.errors import BodyError
 from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys
@@ -128,7 +129,14 @@ class FileOffsets(_Noted):
     """
 
     def __init__(self, client_id: str, group: str, *, directory: Path | None = None) -> None:
+        """Name the file.
+
+        Raises:
+            InvalidNameError: the client id or the group cannot be the name of a folder.
+        """
         super().__init__()
+        for name in (client_id, group):
+            check_file_name(name)
         self.path = (directory or Path.home() / ".rocketmq_offsets") / client_id / group / "offsets.json"
         self._backup = self.path.with_name("offsets.json.bak")
         # Held by threads only: a cancelled task leaves its thread behind, and the next one must not write beside it.

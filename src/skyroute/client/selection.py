@@ -4,29 +4,48 @@ Pure: the time is an argument.
 """
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from skyroute.client.errors import ClientError
 from skyroute.message.queue_ref import QueueRef
-from skyroute.routing.topology import MASTER_ID, Permission, TopicRoute
+from skyroute.routing.topology import MASTER_ID, QUEUES_MAX, ROUTE_QUEUES_MAX, Permission, TopicRoute
+
+_COUNT_CHARS_MAX: Final = 18
 
 
 def publish_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
-    """Return the queues that can be written: on brokers that have a master, or just those an order config names."""
+    """Return the queues that can be written: on brokers that have a master, or just those an order config names.
+
+    Raises:
+        ClientError: there are more than a topic can have.
+    """
     if route.order_config:
-        return [
-            QueueRef(topic, name, queue_id)
-            for name, count in _order_entries(route.order_config)
-            for queue_id in range(count)
-        ]
+        return _list_queues(topic, _order_entries(route.order_config))
     masters = {group.name for group in route.groups if MASTER_ID in group.addresses}
-    return [
-        QueueRef(topic, queues.broker_name, queue_id)
-        for queues in sorted(route.queues, key=lambda queues: queues.broker_name)
-        if queues.settings.permission & Permission.WRITE and queues.broker_name in masters
-        for queue_id in range(queues.settings.write_queues)
-    ]
+    return _list_queues(
+        topic,
+        (
+            (queues.broker_name, queues.settings.write_queues)
+            for queues in sorted(route.queues, key=lambda queues: queues.broker_name)
+            if queues.settings.permission & Permission.WRITE and queues.broker_name in masters
+        ),
+    )
+
+
+def _list_queues(topic: str, counts: Iterable[tuple[str, int]]) -> list[QueueRef]:
+    """List the queues of a topic. The counts are a peer's word: no list gets as long as they say unchecked."""
+    found: list[QueueRef] = []
+    for name, count in counts:
+        if count > QUEUES_MAX or len(found) + count > ROUTE_QUEUES_MAX:
+            raise ClientError(
+                f"the route of topic {topic} has {count} queues on broker {name[:80]!r}, after {len(found)} on others:"
+                f" expected at most {QUEUES_MAX} on one broker, {ROUTE_QUEUES_MAX} on all; correct the topic's queue"
+                " counts or its order config"
+            )
+        found += [QueueRef(topic, name, queue_id) for queue_id in range(count)]
+    return found
 
 
 def _order_entries(config: str) -> list[tuple[str, int]]:
@@ -34,18 +53,22 @@ def _order_entries(config: str) -> list[tuple[str, int]]:
     for piece in config.split(";"):
         name, _, count = piece.strip().rpartition(":")
         if name and count.isdecimal():
-            entries.append((name, int(count)))
+            entries.append((name, int(count[:_COUNT_CHARS_MAX])))
     return entries
 
 
 def subscribe_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
-    """Return the queues that can be read; a slave alone will do."""
-    return sorted(
-        QueueRef(topic, queues.broker_name, queue_id)
+    """Return the queues that can be read; a slave alone will do.
+
+    Raises:
+        ClientError: there are more than a topic can have.
+    """
+    readable = (
+        (queues.broker_name, queues.settings.read_queues)
         for queues in route.queues
         if queues.settings.permission & Permission.READ
-        for queue_id in range(queues.settings.read_queues)
     )
+    return sorted(_list_queues(topic, readable))
 
 
 class Rotation:

@@ -34,6 +34,7 @@ from skyroute.wire.calls.clients import ConsumerData, encode_heartbeat, encode_u
 from skyroute.wire.calls.route import decode_route, encode_route_query
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response, WrittenRequest
+from skyroute.wire.errors import BodyError
 
 log = logging.getLogger(__name__)
 
@@ -400,7 +401,10 @@ class Session:
             return None
         if response.code != ResponseCode.SUCCESS:
             raise refusal(response, address)
-        return decode_route(response.body)
+        try:
+            return decode_route(response.body)
+        except BodyError as error:
+            raise BodyError(f"name server {address} sent an unusable route of topic {topic}: {error}") from None
 
     # ------------------------------------------------------------------------------------------------- connections
 

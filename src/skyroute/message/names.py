@@ -1,4 +1,7 @@
-"""What a topic and a group may be called: Apache's limits, and the very texts its servers refuse with."""
+"""What a topic and a group may be called: Apache's limits, and the very texts its servers refuse with.
+
+A name that becomes a folder or a file on the disk passes `check_file_name` first, whatever it names.
+"""
 
 import re
 from functools import lru_cache
@@ -13,9 +16,14 @@ RETRY_TOPIC_CHARS_MAX: Final = 255
 GROUP_CHARS_MAX: Final = 120
 """Less than a topic's, because retry topics are made of a group and a topic."""
 
+FILE_NAME_BYTES_MAX: Final = 255
+"""The longest name of a file on common file systems."""
+
 DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 
+_SAID_CHARS_MAX: Final = 512
+"""A refusal repeats no more of a name: it may be as long as a frame."""
 _PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -38,16 +46,17 @@ def _check_topic(topic: str) -> None:
         raise InvalidNameError(f"the name of a topic is text, not {topic!r}")
     if not topic or topic.isspace():
         raise InvalidNameError("The specified topic is blank.")
+    said = topic[:_SAID_CHARS_MAX]
     if _LEGAL.fullmatch(topic) is None:
-        raise InvalidNameError(f"The specified topic: {topic}, contains illegal characters, allowing only {_PATTERN}")
+        raise InvalidNameError(f"The specified topic: {said}, contains illegal characters, allowing only {_PATTERN}")
     if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
         if len(topic) > RETRY_TOPIC_CHARS_MAX:
             raise InvalidNameError(
-                f"The specified topic is DLQ or Retry topic: {topic}, "
+                f"The specified topic is DLQ or Retry topic: {said}, "
                 f"and it's longer than topic max length: {RETRY_TOPIC_CHARS_MAX}"
             )
     elif len(topic) > TOPIC_CHARS_MAX:
-        raise InvalidNameError(f"The specified topic: {topic}, is longer than topic max length: {TOPIC_CHARS_MAX}")
+        raise InvalidNameError(f"The specified topic: {said}, is longer than topic max length: {TOPIC_CHARS_MAX}")
 
 
 def check_group(group: str) -> None:
@@ -60,10 +69,26 @@ def check_group(group: str) -> None:
         raise InvalidNameError(f"the name of a group is text, not {group!r}")
     if not group or group.isspace():
         raise InvalidNameError("The specified group is blank.")
+    said = group[:_SAID_CHARS_MAX]
     if _LEGAL.fullmatch(group) is None:
-        raise InvalidNameError(f"The specified group: {group}, contains illegal characters, allowing only {_PATTERN}")
+        raise InvalidNameError(f"The specified group: {said}, contains illegal characters, allowing only {_PATTERN}")
     if len(group) > GROUP_CHARS_MAX:
-        raise InvalidNameError(f"The specified group: {group}, is longer than group max length: {GROUP_CHARS_MAX}")
+        raise InvalidNameError(f"The specified group: {said}, is longer than group max length: {GROUP_CHARS_MAX}")
+
+
+def check_file_name(name: str) -> None:
+    """Let pass what can be the name of one folder or file, and nothing that leads elsewhere.
+
+    Raises:
+        InvalidNameError: it cannot.
+    """
+    is_fit = name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    # A lone surrogate takes three bytes as well, and no file system is asked to keep one.
+    if is_fit and len(name.encode("utf-8", "surrogatepass")) <= FILE_NAME_BYTES_MAX:
+        return
+    raise InvalidNameError(
+        f"{name[:80]!r} cannot be the name of a folder: 1 to {FILE_NAME_BYTES_MAX} bytes without / and NUL are expected"
+    )
 
 
 def check_producer_group(group: str) -> None:

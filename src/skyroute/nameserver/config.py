@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from skyroute.nameserver.journal.recorder import JournalLimits
+from skyroute.nameserver.journal.recorder import QUEUE_BYTES_MAX, JournalLimits
 from skyroute.nameserver.memory import MemorySettings, WarmRestart
+from skyroute.routing.table import REGISTRATION_BYTES_MAX
 from skyroute.settings.config import ServerConfig, home_folder
 from skyroute.settings.errors import ConfigError
 from skyroute.settings.keys import INERT_SETTINGS, LONG_MAX, InertSettings, Scope, Value, inert_settings, setting
@@ -29,7 +30,7 @@ class NameServerConfig(ServerConfig):
 
     kv_config_path: str = setting(Scope.NAME_SERVER, default="", may_be_empty=False)
     config_store_path: str = setting(Scope.NAME_SERVER, default="", may_be_empty=False)
-    product_env_name: str = setting(Scope.NAME_SERVER, default="center")
+    product_env_name: str = setting(Scope.NAME_SERVER, default="center", live=True)
     cluster_test: bool = setting(Scope.NAME_SERVER, default=False)
     order_message_enable: bool = setting(Scope.NAME_SERVER, default=False, live=True)
     config_black_list: str = setting(Scope.NAME_SERVER, default="configBlackList;configStorePath;kvConfigPath")
@@ -40,14 +41,16 @@ class NameServerConfig(ServerConfig):
     enable_topic_list: bool = setting(Scope.NAME_SERVER, default=True, live=True)
     notify_min_broker_id_changed: bool = setting(Scope.NAME_SERVER, default=False, live=True)
     enable_controller_in_namesrv: bool = setting(Scope.NAME_SERVER, default=False)
-    need_wait_for_service: bool = setting(Scope.NAME_SERVER, default=False, live=True)
-    wait_seconds_for_service: int = setting(Scope.NAME_SERVER, default=45, live=True)
+    need_wait_for_service: bool = setting(Scope.NAME_SERVER, default=False)
+    wait_seconds_for_service: int = setting(Scope.NAME_SERVER, default=45)
     delete_topic_with_broker_registration: bool = setting(Scope.NAME_SERVER, default=False, live=True)
 
     registration_max_length: int = setting(Scope.OWN, default=64 * 1024 * 1024, at_least=1024)
     """Frames longer than `frame_max_length` may be registrations only; their inflated bodies end here too."""
     brokers_max: int = setting(Scope.OWN, default=20_000, at_least=1)
     topic_entries_max: int = setting(Scope.OWN, default=10_000_000, at_least=1)
+    registration_bytes_max: int = setting(Scope.OWN, default=REGISTRATION_BYTES_MAX, at_least=1024, at_most=LONG_MAX)
+    """What all registrations may hold in memory, roughly."""
     kv_config_max_bytes: int = setting(Scope.OWN, default=16 * 1024 * 1024, at_least=1024)
     watch_enable: bool = setting(Scope.OWN, default=True)
 
@@ -60,6 +63,7 @@ class NameServerConfig(ServerConfig):
     journal_max_age_hours: int = setting(Scope.OWN, default=168, at_least=1)
     journal_queue_max: int = setting(Scope.OWN, default=1_000_000, at_least=1)
     """Changes, and topics in them, that wait to be written."""
+    journal_queue_bytes_max: int = setting(Scope.OWN, default=QUEUE_BYTES_MAX, at_least=1024, at_most=LONG_MAX)
     warm_restart_enable: bool = setting(Scope.OWN, default=True)
     warm_restart_lease_seconds: int = setting(Scope.OWN, default=45, at_least=1)
     """Brokers speak every 30 seconds; half as much again is for those that are late."""
@@ -93,6 +97,7 @@ class NameServerConfig(ServerConfig):
             total_bytes=self.journal_max_bytes,
             age_s=self.journal_max_age_hours * 3600.0,
             queue_weight=self.journal_queue_max,
+            queue_bytes=self.journal_queue_bytes_max,
         )
         warm_restart = WarmRestart(
             # A snapshot of a table in which nothing happens must not come to look too old.

@@ -184,11 +184,11 @@ class Memory:
 
     def _write(self, image: TableImage, sequence: int, wall_ms: int, *, is_last: bool = False) -> bool:
         try:
-            content = encode_snapshot(image, server_id=self.folder.server_id, sequence=sequence, wall_ms=wall_ms)
+            lines = encode_snapshot(image, server_id=self.folder.server_id, sequence=sequence, wall_ms=wall_ms)
             # A thread goes on when its task is cancelled: the last snapshot waits for it, and is not overwritten.
             with self._writing:
                 if is_last or not self._stopping:
-                    write_snapshot(self.folder.snapshot, content)
+                    write_snapshot(self.folder.snapshot, lines)
         except (FileWriteError, UnicodeEncodeError) as error:
             self._complain(error)
             return False

@@ -52,7 +52,11 @@ class NameServer:
     def __init__(self, config: NameServerConfig, *, upstream: Sequence[str] = (), clock: Clock | None = None) -> None:
         self.config = config
         self.clock = clock or SystemClock()
-        self.table = RouteTable(brokers_max=config.brokers_max, topic_entries_max=config.topic_entries_max)
+        self.table = RouteTable(
+            brokers_max=config.brokers_max,
+            topic_entries_max=config.topic_entries_max,
+            registration_bytes_max=config.registration_bytes_max,
+        )
         self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
         self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
         self._repeats = Repeats()

@@ -5,6 +5,7 @@ group. Topics with the same settings share one entry, since most of ten thousand
 """
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,12 +52,17 @@ _group_decoder: Final = msgspec.json.Decoder(_Group)
 _header_decoder: Final = msgspec.json.Decoder(Header)
 
 
-def encode_snapshot(image: TableImage, *, server_id: str, sequence: int, wall_ms: int) -> bytes:
-    """Return an image as the content of a file. Line by line, so that other threads get their turn."""
+def encode_snapshot(image: TableImage, *, server_id: str, sequence: int, wall_ms: int) -> list[bytes]:
+    """Return an image as the lines of a file. Line by line, so that other threads get their turn.
+
+    A large table makes hundreds of megabytes: they are not put together once more.
+    """
     lines = [_encoder.encode(_to_line(group)) + b"\n" for group in image.groups]
-    body = b"".join(lines)
-    header = Header(FORM, VERSION, server_id, sequence, wall_ms, len(lines), len(body), zlib.crc32(body))
-    return _encoder.encode(header) + b"\n" + body
+    crc32 = 0
+    for line in lines:
+        crc32 = zlib.crc32(line, crc32)
+    header = Header(FORM, VERSION, server_id, sequence, wall_ms, len(lines), sum(map(len, lines)), crc32)
+    return [_encoder.encode(header) + b"\n", *lines]
 
 
 def decode_snapshot(content: bytes) -> tuple[Header, TableImage]:
@@ -82,13 +88,13 @@ def decode_snapshot(content: bytes) -> tuple[Header, TableImage]:
     return header, image
 
 
-def write_snapshot(path: Path, content: bytes) -> None:
+def write_snapshot(path: Path, lines: Sequence[bytes]) -> None:
     """Put a new snapshot in the place of the old one, on disk before this returns.
 
     Raises:
         FileWriteError: The disk refused, and the old one is still there.
     """
-    replace_file(path, content, keep_backup=False)
+    replace_file(path, lines, keep_backup=False)
 
 
 def _to_line(group: GroupImage) -> _Group:

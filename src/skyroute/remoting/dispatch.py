@@ -163,5 +163,8 @@ def failure(error: Exception, request: Request, peer: Peer) -> Response:
         if isinstance(error, RefusedError):
             return Response(error.code, str(error), None if error.fields is None else dict(error.fields))
         return Response.error(str(error))
-    log.error("request failed code=%d peer=%s", request.code, peer.address, exc_info=error)
+    if peer.is_worth_a_line():  # a traceback is long, and the peer may ask as often as it likes
+        log.error(
+            "request failed code=%d peer=%s refusals=%d", request.code, peer.address, peer.refusals, exc_info=error
+        )
     return Response.error(f"{type(error).__name__}: {error}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError
 from skyroute.routing.groups import Group, Member, QueueDelta
+from skyroute.routing.held_bytes import server_bytes
 from skyroute.routing.leases import Leases
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.topology import MASTER_ID, BrokerKey
@@ -47,7 +48,7 @@ class Claim:
     @property
     def is_partial(self) -> bool:
         """A single topic, as brokers announce a new one. Taken from a broker whose table we have."""
-        return len(self.table.topics) == 1
+        return len(self.table.topics) + len(self.table.left_out) == 1
 
     @property
     def edition(self) -> DataVersion:
@@ -58,6 +59,14 @@ class Claim:
         """
         own = self.own
         return own.version if own is not None and own.restored and self.is_partial else self.table.version
+
+    @property
+    def server_growth_bytes(self) -> int:
+        """How many bytes more a table holds of its filter servers, roughly."""
+        servers = self.table.filter_servers
+        if servers is None:
+            return 0
+        return server_bytes(servers) - (0 if self.own is None else server_bytes(self.own.filter_servers))
 
     def refuse_partial(self) -> None:
         """Refuse a single topic from a broker that is not there.

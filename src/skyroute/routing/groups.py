@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from skyroute.routing.held_bytes import mapping_bytes, topic_bytes
 from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import MASTER_ID, BrokerGroup, BrokerKey, Permission, QueueSettings, StaticMapping
 
@@ -59,6 +60,12 @@ class QueueDelta:
     restored: frozenset[str] = frozenset()
     """Topics that an operator had made read-only and that may be written again."""
     mappings: Mapping[str, tuple[StaticMapping | None, StaticMapping | None]] = field(default_factory=dict)
+    growth_bytes: int = field(init=False)
+    """How many bytes more a table holds of it, roughly. Found out once: it takes a look at every name."""
+
+    def __post_init__(self) -> None:
+        mapped = sum(mapping_bytes(after) - mapping_bytes(before) for before, after in self.mappings.values())
+        object.__setattr__(self, "growth_bytes", topic_bytes(self.added) - topic_bytes(self.removed) + mapped)
 
     @property
     def growth(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from skyroute.routing.errors import ImageError
 from skyroute.routing.groups import Group, Member
+from skyroute.routing.held_bytes import MEMBER_BYTES, mapping_bytes, server_bytes, topic_bytes
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.topology import QueueSettings, StaticMapping
 
@@ -54,6 +55,16 @@ class TableImage:
     @property
     def topic_entry_count(self) -> int:
         return sum(len(group.queues) for group in self.groups)
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes a table holds of it, roughly."""
+        return sum(
+            topic_bytes(group.queues)
+            + sum(map(mapping_bytes, group.mappings.values()))
+            + sum(MEMBER_BYTES + server_bytes(member.filter_servers) for member in group.members)
+            for group in self.groups
+        )
 
     def check(self) -> None:
         """Hold it against what is true of every table.

@@ -29,6 +29,8 @@ class TopicTable:
     """Topic to this broker's part of it; only static topics have one."""
     filter_servers: tuple[str, ...] | None = None
     """None leaves what is known alone; an empty tuple clears it."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Topics that the broker named and that are in none of the above, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

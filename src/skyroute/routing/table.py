@@ -15,6 +15,7 @@ from skyroute.routing.claims import Claim, find_claim
 from skyroute.routing.errors import TableFullError
 from skyroute.routing.events import BrokerLeft, Cause, FilterServersChanged, MappingsChanged, RouteEvent, TopicsChanged
 from skyroute.routing.groups import Group, Member, QueueDelta
+from skyroute.routing.held_bytes import MEMBER_BYTES, server_bytes
 from skyroute.routing.image import GroupImage, TableImage, image_of
 from skyroute.routing.leases import NOBODY, Leases
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
@@ -26,6 +27,8 @@ LEASE_S: Final = 120.0
 BROKERS_MAX: Final = 20_000
 TOPIC_ENTRIES_MAX: Final = 10_000_000
 """Bound on pairs of a broker group and a topic it serves."""
+REGISTRATION_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Bound on the bytes that all of it holds, as `held_bytes` counts them: 4.8 million pairs with names of 30 letters."""
 
 
 class Census(NamedTuple):
@@ -40,6 +43,8 @@ class Census(NamedTuple):
     """Brokers whose leases have run out and were lengthened."""
     topics: int
     topic_entries: int
+    held_bytes: int
+    """What all of it takes, roughly: what `registrationBytesMax` bounds."""
     age_s: float
     """How long ago the lease was renewed that was not for the longest time."""
     left_s: float
@@ -63,15 +68,18 @@ class RouteTable:
         lease_s: float = LEASE_S,
         brokers_max: int = BROKERS_MAX,
         topic_entries_max: int = TOPIC_ENTRIES_MAX,
+        registration_bytes_max: int = REGISTRATION_BYTES_MAX,
     ) -> None:
         self._lease_s = lease_s
         self._brokers_max = brokers_max
         self._topic_entries_max = topic_entries_max
+        self._registration_bytes_max = registration_bytes_max
         self._groups: dict[str, Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._leases = Leases()
         self._index = TopicIndex()
         self._topic_entries = 0
+        self._held_bytes = 0
 
     def __repr__(self) -> str:
         return (
@@ -149,6 +157,7 @@ class RouteTable:
             held=held,
             topics=len(self._index),
             topic_entries=self._topic_entries,
+            held_bytes=self._held_bytes,
             age_s=age_s,
             left_s=left_s,
         )
@@ -216,7 +225,11 @@ class RouteTable:
             claim.own.renew(now)
             return RegistrationOutcome(overtaken=True)
         delta = claim.compare_topics(delete_missing=delete_missing_topics)
-        self._check_room(brokers=int(claim.is_newcomer), topic_entries=delta.growth)
+        self._check_room(
+            brokers=int(claim.is_newcomer),
+            topic_entries=delta.growth,
+            held_bytes=delta.growth_bytes + MEMBER_BYTES * claim.is_newcomer + claim.server_growth_bytes,
+        )
         return self._admit(claim, delta, holder=holder, now=now)
 
     def register_topic(self, topic: str, settings: Mapping[str, QueueSettings]) -> tuple[RouteEvent, ...]:
@@ -228,7 +241,11 @@ class RouteTable:
         if not settings.keys() <= self._groups.keys():
             return ()
         deltas = {name: self._groups[name].compare_one(topic, one) for name, one in settings.items()}
-        self._check_room(brokers=0, topic_entries=sum(delta.growth for delta in deltas.values()))
+        self._check_room(
+            brokers=0,
+            topic_entries=sum(delta.growth for delta in deltas.values()),
+            held_bytes=sum(delta.growth_bytes for delta in deltas.values()),
+        )
         events: list[RouteEvent] = []
         for name, delta in deltas.items():
             self._groups[name].forget_fingerprints()
@@ -257,7 +274,7 @@ class RouteTable:
         """
         assert not self._groups, "only an empty table is restored"
         image.check()
-        self._check_room(brokers=image.broker_count, topic_entries=image.topic_entry_count)
+        self._check_room(brokers=image.broker_count, topic_entries=image.topic_entry_count, held_bytes=image.held_bytes)
         return tuple(event for saved in image.groups for event in self._restore_group(saved, now, lease_s))
 
     # Brokers and topics go.
@@ -326,13 +343,18 @@ class RouteTable:
 
     # How it is done.
 
-    def _check_room(self, *, brokers: int, topic_entries: int) -> None:
+    def _check_room(self, *, brokers: int, topic_entries: int, held_bytes: int) -> None:
         if brokers > 0 and len(self._leases) + brokers > self._brokers_max:
             raise TableFullError(f"the table is full: it holds {len(self._leases)} brokers (brokersMax)")
         if topic_entries > 0 and self._topic_entries + topic_entries > self._topic_entries_max:
             raise TableFullError(
                 f"the table is full: {self._topic_entries} topic entries and {topic_entries} new ones are more than"
                 f" {self._topic_entries_max} (topicEntriesMax)"
+            )
+        if held_bytes > 0 and self._held_bytes + held_bytes > self._registration_bytes_max:
+            raise TableFullError(
+                f"the table is full: {self._held_bytes} bytes of registrations and {held_bytes} new ones are more than"
+                f" {self._registration_bytes_max} (registrationBytesMax)"
             )
 
     def _register_unchanged(self, registration: Registration, *, holder: int, now: float) -> RegistrationOutcome:
@@ -374,6 +396,7 @@ class RouteTable:
             )
             group.members[member.broker_id] = member
             self._leases.add(member)
+            self._held_bytes += MEMBER_BYTES + server_bytes(member.filter_servers)
             yield reports.broker_joined(member, cause)
         mappings = {topic: (None, mapping) for topic, mapping in saved.mappings.items()}
         yield from self._apply(group, QueueDelta(added=saved.queues, mappings=mappings), cause)
@@ -426,6 +449,7 @@ class RouteTable:
                 cause=Cause.REGISTERED,
             )
             events.append(event)
+            self._held_bytes += server_bytes(table.filter_servers) - server_bytes(member.filter_servers)
             member.filter_servers = table.filter_servers
         events += reports.smallest_changed(group, smallest_before, Cause.REGISTERED, registrant=member)
         return _outcome(member, events)
@@ -471,6 +495,7 @@ class RouteTable:
         group.forget_fingerprints()
         group.members[member.broker_id] = member
         self._leases.add(member)
+        self._held_bytes += MEMBER_BYTES
         return member
 
     def _refresh(
@@ -516,6 +541,7 @@ class RouteTable:
         """
         group = member.group
         self._leases.remove(member)
+        self._held_bytes -= MEMBER_BYTES + server_bytes(member.filter_servers)
         del group.members[member.broker_id]
         group.forget_fingerprints()
         is_idle = member.holder != joining and not self._leases.held_by(member.holder)
@@ -539,6 +565,7 @@ class RouteTable:
         self, group: Group, delta: QueueDelta, cause: Cause, version: DataVersion | None = None
     ) -> list[RouteEvent]:
         """Write what changed of a group's topics."""
+        self._held_bytes += delta.growth_bytes
         events: list[RouteEvent] = []
         if delta.added or delta.changed or delta.removed:
             # Every group has its own copy of every name, and most settings are alike: keep one object of each.

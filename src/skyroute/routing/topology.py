@@ -7,6 +7,10 @@ from typing import Final, NamedTuple
 
 MASTER_ID: Final = 0
 """The broker id of a group's master; every larger id is a slave."""
+QUEUES_MAX: Final = 65_536
+"""The most queues of a topic on one broker group. Clients list every queue, so a count is not believed unchecked."""
+ROUTE_QUEUES_MAX: Final = 262_144
+"""The most queues of a topic on all broker groups together."""
 
 
 class Permission(IntFlag):
@@ -35,6 +39,10 @@ class QueueSettings(NamedTuple):
     write_queues: int
     permission: int
     sys_flag: int = 0
+
+    def is_within_bounds(self) -> bool:
+        """Whether both queue counts are from 0 to `QUEUES_MAX`."""
+        return 0 <= self.read_queues <= QUEUES_MAX and 0 <= self.write_queues <= QUEUES_MAX
 
     def read_only(self) -> "QueueSettings":
         # In plain numbers: the complement of a flag may lack the bits we do not know.

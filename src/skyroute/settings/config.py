@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from skyroute.remoting.connection import Limits
 from skyroute.remoting.tls_settings import TlsSettings
-from skyroute.settings.errors import BlackListedError, ConfigError
+from skyroute.settings.errors import BlackListedError, ConfigError, StartOnlyError
 from skyroute.settings.files import replace_file
 from skyroute.settings.keys import (
     ALIASES,
@@ -29,7 +29,8 @@ from skyroute.settings.keys import (
     text_of,
 )
 from skyroute.settings.properties import format_properties, parse_properties, read_properties
-from skyroute.settings.tls_keys import TlsValues, is_secret, is_tls_key, list_tls
+from skyroute.settings.secrets import HIDDEN, may_be_secret, shown
+from skyroute.settings.tls_keys import TlsValues, is_tls_key, list_tls
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +49,6 @@ def home_folder() -> Path:
         return Path.home()
     except RuntimeError:  # a container may run us under a user id that nobody has written down
         return Path.cwd()
-
-
-@dataclass(frozen=True, slots=True)
-class UpdatedConfig:
-    """What an update did: the keys whose value is another now, and those of them that wait for a restart."""
-
-    changed: frozenset[str]
-    needs_restart: frozenset[str]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,10 +103,10 @@ class ServerConfig:
     serialize_type: str = setting(Scope.SYSTEM, default="JSON", choices=("JSON", "ROCKETMQ"))
 
     tls: TlsSettings = field(default_factory=TlsSettings)
-    inert: dict[str, str] = field(default_factory=dict)
+    inert: dict[str, str] = field(default_factory=dict, repr=False)
     """Settings without meaning here that somebody set."""
-    extras: dict[str, str] = field(default_factory=dict)
-    """Settings that nobody knows, kept because the file has them."""
+    extras: dict[str, str] = field(default_factory=dict, repr=False)
+    """Settings that nobody knows, kept because the file has them. Any of them may be a secret."""
 
     _given: set[str] = field(default_factory=set, init=False, repr=False)
     _in_file: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -231,23 +224,27 @@ class ServerConfig:
     def render(self) -> str:
         """What a remote asker is told: lines `key=value` sorted by key, with values as they are.
 
-        Settings outside `LISTED` appear only where somebody set them, and passwords never.
+        Settings outside `LISTED` appear only where somebody set them. What may be a secret is hidden, and so is the
+        value of every setting that nobody knows.
         """
         listed = self._list(everything=False)
-        listed |= {key: text.strip() for key, text in self._in_file.items() if is_tls_key(key) and not is_secret(key)}
-        return _format_lines(listed)
+        in_file = {key: text.strip() for key, text in self._in_file.items() if is_tls_key(key)}
+        listed |= {key: text for key, text in in_file.items() if not may_be_secret(key)}
+        return _format_lines(listed | {key: HIDDEN for key, text in self.extras.items() if text})
 
     def render_all(self) -> str:
-        """What the operator at the command line is told: everything, TLS too, with passwords hidden."""
+        """What the operator at the command line is told: everything, TLS too, with what may be a secret hidden."""
         return _format_lines(self._list(everything=True) | list_tls(self.tls))
 
-    def apply_update(self, text: str) -> UpdatedConfig:
+    def apply_update(self, text: str) -> frozenset[str]:
         """Take new values from a properties text: all of them, on disk first, or none.
 
-        Keys that are not listed by `render` are ignored.
+        Keys that are not listed by `render` are ignored, and so are values that it has hidden. The file that results
+        is checked as a start checks it. Returns the keys whose value is another now.
 
         Raises:
             BlackListedError: a key may not be changed from afar.
+            StartOnlyError: a key takes effect only at the start.
             ConfigError: the text or a value in it is wrong.
             FileWriteError: the disk refused.
         """
@@ -260,18 +257,34 @@ class ServerConfig:
             raise BlackListedError(refused)
 
         before = self._list(everything=False)
-        accepted = {key: value.strip() for key, value in properties.items() if key in before}
+        trimmed = {key: value.strip() for key, value in properties.items() if key in before}
+        accepted = {key: value for key, value in trimmed.items() if value != HIDDEN}
         if not accepted:
-            return UpdatedConfig(frozenset(), frozenset())
+            return frozenset()
         parsed = self._parse(accepted, _UPDATE)
+        self._refuse_start_only(parsed, before)
         in_file = (self._in_file or self._stored()) | accepted
+        self._check_start(in_file)
         replace_file(self.settings_path, format_properties(in_file).encode("ascii"))
         self._in_file = in_file
         self._apply(parsed)
         after = self._list(everything=False)
-        changed = frozenset(key for key in accepted if after.get(key) != before[key])
+        return frozenset(key for key in accepted if after.get(key) != before[key])
+
+    @classmethod
+    def _check_start(cls, in_file: Mapping[str, str]) -> None:
+        """Read a file's settings as the next start will, which must not fail because of an update."""
+        config = cls()
+        config._take(in_file, _UPDATE)
+
+    def _refuse_start_only(self, parsed: Mapping[str, Value | None], before: Mapping[str, str]) -> None:
         known = _known(type(self))
-        return UpdatedConfig(changed, frozenset(key for key in changed if key in known and not known[key].setting.live))
+        for key, value in parsed.items():
+            if key in known and not known[key].setting.live and text_of(value) != before[key]:
+                raise StartOnlyError(
+                    f"{key}={text_of(value)[:80]} is refused, it stays {before[key][:80]}: this setting takes effect"
+                    " only at the start; edit the file that the server is started with (-c), and restart it"
+                )
 
     def _stored(self) -> dict[str, str]:
         """Return what earlier updates left in the file, where we did not start from it."""
@@ -370,4 +383,4 @@ def _under_own_names(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]
 
 def _format_lines(listed: Mapping[str, str]) -> str:
     # A value may hold a line break by way of an escape, and must not pass for another setting.
-    return "".join(f"{key}={listed[key]}".translate(_LINE_BREAKS) + "\n" for key in sorted(listed))
+    return "".join(f"{key}={shown(key, listed[key])}".translate(_LINE_BREAKS) + "\n" for key in sorted(listed))

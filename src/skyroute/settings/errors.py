@@ -11,6 +11,10 @@ class MalformedPropertiesError(ConfigError):
     """A text does not follow the syntax of Java properties."""
 
 
+class StartOnlyError(ConfigError):
+    """An update names settings that take effect only when the server starts."""
+
+
 class BlackListedError(SkyrouteError):
     """An update names a setting that may only be changed where the server runs."""
 

@@ -1,6 +1,7 @@
 """Replacing a small file whole, so that a crash at any moment leaves either the old one or the new one."""
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,10 @@ def backup_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.bak")
 
 
-def replace_file(path: Path, content: bytes, *, keep_backup: bool = True) -> None:
-    """Put `content` in place of the file, on disk before this returns; directories are created as needed.
+def replace_file(path: Path, content: bytes | Sequence[bytes], *, keep_backup: bool = True) -> None:
+    """Put `content`, whole or in pieces, in place of the file, on disk before this returns.
+
+    Directories are created as needed.
 
     `keep_backup` says whether the file that is being replaced is worth keeping as the backup.
 
@@ -57,7 +60,7 @@ def ensure_replaceable(path: Path) -> None:
         raise FileWriteError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _write_durably(path: Path, content: bytes, *, like: Path) -> None:
+def _write_durably(path: Path, content: bytes | Sequence[bytes], *, like: Path) -> None:
     # What a crash left behind is not a reason to fail, and an exclusive creation never writes through a link.
     path.unlink(missing_ok=True)
     with path.open("xb") as file:
@@ -66,7 +69,7 @@ def _write_durably(path: Path, content: bytes, *, like: Path) -> None:
             os.fchmod(file.fileno(), replaced.st_mode & 0o7777)
             with suppress(PermissionError):
                 os.fchown(file.fileno(), replaced.st_uid, replaced.st_gid)
-        file.write(content)
+        file.writelines((content,) if isinstance(content, bytes) else content)
         file.flush()
         os.fsync(file.fileno())
 

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TypeVar
 
 from skyroute.settings.errors import ConfigError
+from skyroute.settings.secrets import HIDDEN, may_be_secret
 
 T = TypeVar("T")
 Value = str | int | bool
@@ -211,4 +212,5 @@ def parse_setting(key: str, known: Setting, text: str, origin: str) -> Value | N
     try:
         return known.parse(text)
     except ValueError as error:
-        raise ConfigError(f"{key}={text[:80]!r} from {origin} is wrong: it must be {known.allowed}") from error
+        said = HIDDEN if may_be_secret(key) else repr(text[:80])
+        raise ConfigError(f"{key}={said} from {origin} is wrong: it must be {known.allowed}") from error

@@ -7,12 +7,12 @@ from pathlib import Path
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
 from skyroute.settings.keys import Scope, Setting, Value, parse_setting, text_of
 from skyroute.settings.properties import read_properties
+from skyroute.settings.secrets import HIDDEN
 
 log = logging.getLogger(__name__)
 
 CONFIG_FILE_KEY = "tls.config.file"
 CONFIG_FILE_DEFAULT = "/etc/rocketmq/tls.properties"
-HIDDEN = "******"
 
 _MODE_KEY = "tls.server.mode"
 _ENABLE_KEY = "tls.enable"
@@ -42,11 +42,6 @@ _NOT_FROM_EXTRA_FILE = frozenset({_MODE_KEY, _ENABLE_KEY, CONFIG_FILE_KEY})
 def is_tls_key(key: str) -> bool:
     """Whether `TlsValues.add` takes this key."""
     return key in _SETTINGS
-
-
-def is_secret(key: str) -> bool:
-    """Whether the value must never be shown."""
-    return key.endswith(".keyPassword")
 
 
 class TlsValues:

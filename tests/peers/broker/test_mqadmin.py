@@ -196,8 +196,8 @@ def test_settings_of_brokers(both: Both) -> None:
 def test_settings_of_name_servers(both: Both) -> None:
     said = both("getNamesrvConfig", neutral=shared_settings(both))
     assert "waitSecondsForService" in said
-    both("updateNamesrvConfig", "-k", "waitSecondsForService", "-v", "46")
-    both("updateNamesrvConfig", "-k", "waitSecondsForService", "-v", "45")
+    both("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "true")
+    both("updateNamesrvConfig", "-k", "notifyMinBrokerIdChanged", "-v", "false")
 
 
 def test_keys_and_values(both: Both) -> None:

@@ -1,11 +1,14 @@
 import logging
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.errors import SkyrouteError
+from skyroute.nameserver.config import NameServerConfig
 from skyroute.settings.errors import BlackListedError, ConfigError
 from skyroute.settings.properties import parse_properties, read_properties
 
@@ -185,17 +188,61 @@ def test_a_remote_asker_is_told_of_everything_by_javas_names() -> None:
 
 def test_an_update_takes_effect_and_is_kept_with_the_store(tmp_path: Path) -> None:
     config = BrokerConfig(store_path_root_dir=str(tmp_path))
-    updated = config.apply_update("brokerPermission=4\nlistenPort=1\n")
-    assert updated.changed == {"brokerPermission", "listenPort"}
-    assert updated.needs_restart == {"listenPort"}
+    assert config.apply_update("brokerPermission=4\nlistenPort=10911\n") == {"brokerPermission"}
     assert config.broker_permission == 4
-    assert read_properties(tmp_path / "config" / "broker.properties") == {"brokerPermission": "4", "listenPort": "1"}
+    stored = {"brokerPermission": "4", "listenPort": "10911"}
+    assert read_properties(tmp_path / "config" / "broker.properties") == stored
 
 
 def test_an_update_goes_to_the_file_we_started_from(tmp_path: Path) -> None:
     config = load(BROKER_CONF, tmp_path, storePathRootDir=str(tmp_path / "store"))
-    config.apply_update("fileReservedTime=1")
-    assert read_properties(tmp_path / "broker.conf")["fileReservedTime"] == "1"
+    config.apply_update("maxMessageSize=1")
+    assert read_properties(tmp_path / "broker.conf")["maxMessageSize"] == "1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mappedFileSizeCommitLog=4096",
+        "storePathRootDir=/elsewhere",
+        "brokerName=another",
+        "bindAddress=192.0.2.1",
+        "flushDiskType=SYNC_FLUSH",
+        "timerPrecisionMs=100",
+        "metricsPort=1",
+        "indexInOwnProcess=false",
+        "startAcceptSendRequestTimeStamp=9223372036854775807",
+        "storeType=defaultRocksDB",
+        "brokerRole=SLAVE",
+        "deleteWhen=never",
+    ],
+)
+def test_no_update_keeps_a_broker_from_starting_again(tmp_path: Path, text: str) -> None:
+    config = load(BROKER_CONF, tmp_path, storePathRootDir=str(tmp_path / "store"))
+    before = (tmp_path / "broker.conf").read_bytes()
+    with pytest.raises(SkyrouteError, match=text.partition("=")[0]):
+        config.apply_update(f"maxMessageSize=77\n{text}")
+    assert config.max_message_size != 77
+    assert (tmp_path / "broker.conf").read_bytes() == before
+
+
+VALUES = ("", "0", "1", "-1", "7", "65536", "2147483647", "9223372036854775807", "true", "false", "x", "05", "1s 2s")
+
+
+@pytest.mark.parametrize("kind", [BrokerConfig, NameServerConfig])
+def test_whatever_update_is_taken_the_next_start_reads_its_file(
+    tmp_path: Path, kind: type[BrokerConfig] | type[NameServerConfig]
+) -> None:
+    path = tmp_path / "file.properties"
+    path.write_text("brokerClusterName=C\n")
+    taken = 0
+    config = kind.load(str(path))
+    for key in {line.partition("=")[0] for line in config.render().splitlines()} - kind.INERT.keys():
+        for value in VALUES:
+            with suppress(SkyrouteError):
+                taken += key in config.apply_update(f"{key}={value}")
+        assert kind.load(str(path)).render() == config.render(), key
+    assert taken > 20
 
 
 @pytest.mark.parametrize("key", ["storePathRootDir", "brokerConfigPath", "rocketmqHome", "tls.server.mode"])

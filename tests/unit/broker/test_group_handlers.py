@@ -46,6 +46,11 @@ async def test_a_group_is_on_the_disk_when_its_creation_is_answered(state: State
         (Request(200, body=b"{}"), 29, "The specified group is blank."),
         (encode_group_update(GroupConfig("a b")), 29, "contains illegal characters"),
         (encode_group_update(GroupConfig("x" * 121)), 29, "is longer than group max length: 120"),
+        (
+            encode_group_update(GroupConfig("g", retry_queues=2**31 - 1)),
+            29,
+            "retryQueueNums=2147483647 (expected",
+        ),
         (encode_group_update(GroupConfig("g"), {"colour": "red"}), 1, "unsupported key: colour"),
         (encode_group_update(GroupConfig("g", retry_policy={"ratio": 0.5})), 1, "could not be kept"),
         (Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"{"), 1, "a group's settings"),

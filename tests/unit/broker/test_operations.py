@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from skyroute.broker.identity import Identity
 from skyroute.broker.parts import Parts
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.settings.errors import StartOnlyError
 from skyroute.wire.calls.settings import (
     decode_broker_state,
     decode_broker_stats,
@@ -76,6 +78,35 @@ def test_settings_can_be_changed_and_kept(room: Room) -> None:
     answer = room.on.settings(encode_broker_settings_query(), PEER)
     assert answer.fields is not None
     assert '"counter":1' in answer.fields["version"]
+
+
+def test_secrets_are_not_told(room: Room) -> None:
+    room.config.extras |= {
+        "innerClientAuthenticationCredentials": "geheim",
+        "initAuthenticationUser": "geheim",
+        "x": "y",
+    }
+    room.config.inert["metricsGrpcExporterHeader"] = "Authorization:geheim"
+    told = decode_settings(room.on.settings(encode_broker_settings_query(), PEER).body)
+    assert "geheim" not in told.values()
+    assert [told[key] for key in ("innerClientAuthenticationCredentials", "initAuthenticationUser", "x")] == [
+        "******"
+    ] * 3
+    assert told["metricsGrpcExporterHeader"] == "******"
+    assert told["socksProxyConfig"] == "{}"
+
+
+def test_how_long_messages_are_kept_changes_at_once(room: Room) -> None:
+    before = room.parts.store.settings
+    update = encode_broker_settings_update({"fileReservedTime": "1", "diskMaxUsedSpaceRatio": "50"})
+    whole(room.on.update_settings(update, PEER))
+    assert room.parts.store.settings == replace(before, reserved_ms=3_600_000, disk_used_max=0.5)
+
+
+async def test_what_is_only_for_the_start_stays(room: Room) -> None:
+    with pytest.raises(StartOnlyError, match="flushDiskType=SYNC_FLUSH is refused, it stays ASYNC_FLUSH"):
+        room.on.update_settings(encode_broker_settings_update({"flushDiskType": "SYNC_FLUSH"}), PEER)
+    assert not room.config.settings_path.exists()
 
 
 async def test_what_the_broker_allows_is_a_new_edition_of_its_topics(room: Room) -> None:

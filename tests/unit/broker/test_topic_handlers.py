@@ -145,6 +145,17 @@ async def test_not_everything_may_be_deleted(state: State, topic: str, remark: s
     assert remark in (response.remark or "")
 
 
+@pytest.mark.parametrize("outside", ["../beside", "..", ".", "/", "a/../../beside", "beside\0", "\ud800"])
+async def test_no_name_reaches_a_folder_outside_the_queues(state: State, outside: str) -> None:
+    beside = state.folder / "beside"
+    beside.mkdir()
+    for name in (outside, str(beside)):
+        response = await state.ask(state.on_topics.delete, Request(215, {"topic": name}))
+        assert response.code == 29
+        assert "contains illegal characters" in (response.remark or "")
+    assert beside.is_dir()
+
+
 async def test_who_deletes_what_is_not_there_is_told_that_all_is_well(state: State) -> None:
     assert (await state.ask(state.on_topics.delete, encode_topic_deletion("Unknown"))).code == 0
 

@@ -138,6 +138,18 @@ async def test_settings_of_brokers() -> None:
     assert second in result.stderr
 
 
+async def test_secrets_of_a_server_that_tells_them_are_not_shown() -> None:
+    async with admin_cluster("a") as cluster:
+        cluster.on(
+            26, lambda _command, _peer: Reply(body=b"brokerId=0\ninitAuthenticationUser={u:geheim}\nmyPasswd=\n")
+        )
+        (server,) = cluster.brokers
+        text = (await run(cluster, "getBrokerConfig", "-b", server.address)).stdout
+        shown = json.loads((await run(cluster, "getBrokerConfig", "-b", server.address, "--json")).stdout)
+    assert "geheim" not in text
+    assert shown == {server.address: {"brokerId": "0", "initAuthenticationUser": "******", "myPasswd": ""}}
+
+
 async def test_settings_of_brokers_are_changed() -> None:
     async with admin_cluster("a", "b") as cluster:
         cluster.on(25, lambda _command, _peer: Reply())

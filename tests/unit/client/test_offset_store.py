@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from skyroute.client.errors import ServerFailedError
 from skyroute.client.offset_store import BrokerOffsets, FileOffsets, OffsetFileError, _from_file, _to_text
 from skyroute.client.session import Session
+from skyroute.message.errors import InvalidNameError
 from skyroute.message.queue_ref import QueueRef
 from tests.support.fake_broker import FakeCluster, fake_cluster
 
@@ -229,3 +230,9 @@ async def test_an_offset_that_could_not_be_committed_is_logged_and_the_others_ar
     await offsets.persist([nowhere, cluster.queue("T", 0)], wait=True)
     assert "offset not committed" in caplog.text
     assert cluster.offsets == {("g", cluster.queue("T", 0)): 2}
+
+
+@pytest.mark.parametrize(("client_id", "group"), [("../../x", "g"), ("10.0.0.1@a/b", "g"), ("c", ".."), ("c", "g\0")])
+def test_offsets_are_not_kept_in_a_folder_elsewhere(tmp_path: Path, client_id: str, group: str) -> None:
+    with pytest.raises(InvalidNameError):
+        FileOffsets(client_id, group, directory=tmp_path)

@@ -9,6 +9,7 @@ from skyroute.message.errors import InvalidNameError, TagExpressionError
 from skyroute.message.flags import TransactionState, transaction_of, with_transaction
 from skyroute.message.names import (
     check_consumer_group,
+    check_file_name,
     check_group,
     check_not_system_topic,
     check_open_to_senders,
@@ -144,3 +145,22 @@ def test_the_transaction_is_two_bits_taken_together() -> None:
 
 def test_a_queue_is_short_in_a_log() -> None:
     assert str(QueueRef("Orders", "broker-a", 3)) == "Orders@broker-a:3"
+
+
+@pytest.mark.parametrize("name", ["T", "%RETRY%g", "a.b", "主题", "..a", "a" * 255])
+def test_a_name_can_be_a_folder(name: str) -> None:
+    check_file_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/etc", "../x", "a/b", "a/../../b", "a\0b", "a" * 256, "主" * 86])
+def test_a_name_that_leads_elsewhere_cannot_be_a_folder(name: str) -> None:
+    with pytest.raises(InvalidNameError, match="cannot be the name of a folder"):
+        check_file_name(name)
+
+
+@pytest.mark.parametrize("check", [check_topic, check_group])
+def test_a_refusal_does_not_repeat_a_name_of_megabytes(check: Callable[[str], None]) -> None:
+    for name in ("/" * 1_000_000, "x" * 1_000_000):
+        with pytest.raises(InvalidNameError) as caught:
+            check(name)
+        assert len(str(caught.value)) < 1_000

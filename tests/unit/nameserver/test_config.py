@@ -36,10 +36,10 @@ CLIENT_KEYS = split("""
 """)
 OWN_KEYS = split("""
     frameMaxLength registrationMaxLength serverMaxConnections serverBufferedBytesMax prologueTimeoutSeconds
-    brokersMax topicEntriesMax kvConfigMaxBytes
+    brokersMax topicEntriesMax registrationBytesMax kvConfigMaxBytes
     memoryPath journalEnable journalSegmentBytes journalSegmentSeconds journalMaxBytes journalMaxAgeHours
-    journalQueueMax warmRestartEnable warmRestartLeaseSeconds snapshotIntervalSeconds snapshotMaxAgeSeconds
-    massExpiryPercent watchEnable metricsPort metricsHost
+    journalQueueMax journalQueueBytesMax warmRestartEnable warmRestartLeaseSeconds snapshotIntervalSeconds
+    snapshotMaxAgeSeconds massExpiryPercent watchEnable metricsPort metricsHost
 """)
 
 
@@ -210,14 +210,15 @@ def test_settings_without_meaning_are_accepted_and_said_once(tmp_path: Path, cap
 def test_unknown_settings_are_kept_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = NameServerConfig.load(properties_file(tmp_path, "zebra = a b \napple=1"), options={"user.region": "x"})
     assert config.extras == {"zebra": "a b", "apple": "1", "user.region": "x"}
-    assert {"zebra=a b", "apple=1", "user.region=x"} <= set(config.render().splitlines())
+    assert {"zebra=a b", "apple=1", "user.region=x"} <= set(config.render_all().splitlines())
+    assert {"zebra=******", "apple=******", "user.region=******"} <= set(config.render().splitlines())
     assert warnings(caplog) == ["unknown settings are kept without effect keys=apple,user.region,zebra"]
 
 
 def test_a_line_break_in_a_value_does_not_pass_for_a_setting(tmp_path: Path) -> None:
     config = NameServerConfig.load(properties_file(tmp_path, r"extra=a\nlistenPort=1"))
-    assert r"extra=a\nlistenPort=1" in config.render().splitlines()
-    assert parse_properties(config.render())["listenPort"] == "9876"
+    assert r"extra=a\nlistenPort=1" in config.render_all().splitlines()
+    assert parse_properties(config.render_all())["listenPort"] == "9876"
 
 
 def test_tls_comes_from_the_file_and_the_command_line(tmp_path: Path) -> None:

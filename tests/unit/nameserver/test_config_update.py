@@ -3,9 +3,16 @@ from pathlib import Path
 import pytest
 
 from skyroute.nameserver.config import NameServerConfig
-from skyroute.settings.config import UPDATE_CHARS_MAX, UpdatedConfig
-from skyroute.settings.errors import BlackListedError, ConfigError, FileWriteError, MalformedPropertiesError
-from skyroute.settings.properties import parse_properties, read_properties
+from skyroute.settings.config import UPDATE_CHARS_MAX
+from skyroute.settings.errors import (
+    BlackListedError,
+    ConfigError,
+    FileWriteError,
+    MalformedPropertiesError,
+    StartOnlyError,
+)
+from skyroute.settings.properties import format_properties, parse_properties, read_properties
+from skyroute.settings.secrets import HIDDEN
 
 FILE = "# of the operator\nlistenPort=1111\nextra=1\ntls.server.keyPassword=geheim\nconnectTimeoutMillis=5\n"
 
@@ -22,8 +29,8 @@ def config(path: Path) -> NameServerConfig:
     return NameServerConfig.load(str(path), options={"brokersMax": "5"})
 
 
-def changed(*keys: str, restart: tuple[str, ...] = ()) -> UpdatedConfig:
-    return UpdatedConfig(frozenset(keys), frozenset(restart))
+def changed(*keys: str) -> frozenset[str]:
+    return frozenset(keys)
 
 
 def test_a_flag_takes_effect_at_once_and_survives_a_restart(config: NameServerConfig, path: Path) -> None:
@@ -33,18 +40,60 @@ def test_a_flag_takes_effect_at_once_and_survives_a_restart(config: NameServerCo
     assert NameServerConfig.load(str(path)).support_acting_master
 
 
-def test_a_port_waits_for_a_restart(config: NameServerConfig) -> None:
-    assert config.apply_update("listenPort=2222") == changed("listenPort", restart=("listenPort",))
+@pytest.mark.parametrize(
+    ("key", "value", "now"),
+    [
+        ("needWaitForService", "true", "false"),
+        ("waitSecondsForService", "2147483647", "45"),
+        ("listenPort", "2222", "1111"),
+        ("bindAddress", "10.9.9.9", "0.0.0.0"),
+        ("scanNotActiveBrokerInterval", "9223372036854775807", "5000"),
+        ("brokersMax", "1", "5"),
+        ("connectTimeoutMillis", "6", "5"),
+        ("com.rocketmq.remoting.frameMaxLength", "4096", "16777216"),
+    ],
+)
+def test_what_is_only_for_the_start_is_refused_and_nothing_is_applied(
+    config: NameServerConfig, path: Path, key: str, value: str, now: str
+) -> None:
+    before = config.render()
+    with pytest.raises(StartOnlyError) as caught:
+        config.apply_update(f"orderMessageEnable=true\n{key}={value}")
+    name = key.rpartition(".")[2]
+    assert str(caught.value) == (
+        f"{name}={value} is refused, it stays {now}: this setting takes effect only at the start;"
+        " edit the file that the server is started with (-c), and restart it"
+    )
+    assert config.render() == before
+    assert path.read_text(encoding="ascii") == FILE
+
+
+def test_all_that_is_listed_can_be_sent_back(config: NameServerConfig, path: Path) -> None:
+    """Tools read all settings, change one and send them all."""
+    keys = {"configBlackList", "configStorePath", "kvConfigPath", "memoryPath"}
+    lines = [line for line in config.render().splitlines() if line.partition("=")[0] not in keys]
+    told = "\n".join(lines).replace("enableTopicList=true", "enableTopicList=false")
+    assert config.apply_update(told) == changed("enableTopicList")
+    assert config.extras == {"extra": "1"}
+    assert read_properties(path)["tls.server.keyPassword"] == "geheim"
+
+
+def test_a_file_that_could_not_be_started_from_is_not_written(config: NameServerConfig, path: Path) -> None:
+    config._in_file["brokersMax"] = "none"  # by an earlier version
+    with pytest.raises(ConfigError, match="brokersMax='none' from the update is wrong"):
+        config.apply_update("enableTopicList=false")
+    assert config.enable_topic_list
+    assert path.read_text(encoding="ascii") == FILE
 
 
 def test_the_file_keeps_what_the_operator_set_and_gains_what_was_updated(config: NameServerConfig, path: Path) -> None:
-    config.apply_update("listenPort = 2222 \nextra=zwei ä\nwaitSecondsForService=9\nserverWorkerThreads=3")
+    config.apply_update("listenPort = 1111 \nextra=zwei ä\nmassExpiryPercent=9\nserverWorkerThreads=3")
     assert read_properties(path) == {
-        "listenPort": "2222",
+        "listenPort": "1111",
         "extra": "zwei ä",
         "tls.server.keyPassword": "geheim",
         "connectTimeoutMillis": "5",
-        "waitSecondsForService": "9",
+        "massExpiryPercent": "9",
         "serverWorkerThreads": "3",
     }
     assert path.with_name("namesrv.properties.bak").read_text(encoding="ascii") == FILE
@@ -70,17 +119,9 @@ def test_what_is_not_listed_is_ignored(config: NameServerConfig, path: Path, tex
     assert path.read_text(encoding="ascii") == FILE
 
 
-def test_client_settings_and_extras_of_the_file_can_be_updated(config: NameServerConfig) -> None:
-    assert config.apply_update("extra=2\nconnectTimeoutMillis=6") == changed(
-        "extra", "connectTimeoutMillis", restart=("connectTimeoutMillis",)
-    )
+def test_extras_of_the_file_can_be_updated(config: NameServerConfig) -> None:
+    assert config.apply_update("extra=2\nconnectTimeoutMillis=5") == changed("extra")
     assert config.extras == {"extra": "2"}
-    assert config.connect_timeout_millis == 6
-
-
-def test_a_property_of_the_java_machine_updates_what_it_stands_for(config: NameServerConfig) -> None:
-    config.apply_update("com.rocketmq.remoting.frameMaxLength=4096")
-    assert config.frame_max_length == 4096
 
 
 @pytest.mark.parametrize(
@@ -126,6 +167,7 @@ def test_escapes_do_not_smuggle_a_key_past_the_black_list(config: NameServerConf
         "enableControllerInNamesrv=true",
         "serverWorkerThreads=x",
         "writeBufferHighWaterMark=1\nwriteBufferLowWaterMark=2",
+        "massExpiryPercent=101",
     ],
 )
 def test_one_wrong_value_spoils_the_whole_update(config: NameServerConfig, path: Path, text: str) -> None:
@@ -158,3 +200,37 @@ def test_an_update_that_cannot_be_written_is_not_applied(config: NameServerConfi
     obstacle.rmdir()
     config.apply_update("orderMessageEnable=true")
     assert "enableTopicList" not in read_properties(path)
+
+
+SECRETS = {
+    "innerClientAuthenticationCredentials": '{"accessKey":"me","secretKey":"geheim"}',
+    "initAuthenticationUser": '{"username":"root","password":"geheim"}',
+    "my.own.setting": "geheim",
+    "accessKey": "geheim",
+    "ssl.keystore.password": "geheim",
+    "socksProxyConfig": '{"0.0.0.0/0":{"addr":"x:1","password":"geheim"}}',
+}
+
+
+@pytest.fixture
+def with_secrets(path: Path) -> NameServerConfig:
+    path.write_text(format_properties(SECRETS), encoding="ascii")
+    return NameServerConfig.load(str(path))
+
+
+def test_what_may_be_a_secret_is_told_to_nobody(
+    with_secrets: NameServerConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = parse_properties(with_secrets.render())
+    assert {key: told[key] for key in SECRETS} == dict.fromkeys(SECRETS, HIDDEN)
+    assert "geheim" not in with_secrets.render() + repr(with_secrets) + caplog.text
+    shown = parse_properties(with_secrets.render_all())
+    assert {key for key in SECRETS if shown[key] != HIDDEN} == {"my.own.setting"}
+
+
+def test_a_hidden_value_that_is_sent_back_leaves_the_secret(with_secrets: NameServerConfig, path: Path) -> None:
+    hidden = "\n".join(f"{key}={HIDDEN}" for key in SECRETS)
+    assert with_secrets.apply_update(f"{hidden}\norderMessageEnable=true") == changed("orderMessageEnable")
+    assert read_properties(path) == SECRETS | {"orderMessageEnable": "true"}
+    assert with_secrets.apply_update("accessKey=neu") == changed("accessKey")
+    assert read_properties(path)["accessKey"] == "neu"

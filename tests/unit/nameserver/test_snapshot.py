@@ -21,7 +21,7 @@ def full_table() -> RouteTable:
 
 
 def content(image: TableImage) -> bytes:
-    return encode_snapshot(image, server_id="ns-1", sequence=42, wall_ms=7)
+    return b"".join(encode_snapshot(image, server_id="ns-1", sequence=42, wall_ms=7))
 
 
 def test_what_was_written_is_read() -> None:

@@ -100,3 +100,16 @@ def test_who_answers_what_can_be_said_later() -> None:
     assert dispatcher.answer(Request(7), peer) == Response(3, " request type 7 not supported")
     dispatcher.answer_with({7: lambda _request, _peer: YES})
     assert dispatcher.answer(Request(7), peer) is YES
+
+
+def test_a_peer_that_makes_a_handler_fail_again_and_again_does_not_flood_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(_request: Request, _peer: Peer) -> Response:
+        raise ValueError("embedded null byte")
+
+    peer = Peer(1, "10.0.0.1:1")
+    dispatcher = Dispatcher({1: fail})
+    answers = [dispatcher.answer(Request(1), peer) for _ in range(1_000)]
+    assert {answer.remark for answer in answers if isinstance(answer, Response)} == {"ValueError: embedded null byte"}
+    assert len(caplog.records) == 10  # the 1st, 2nd, 4th … 512th

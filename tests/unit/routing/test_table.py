@@ -14,10 +14,10 @@ from skyroute.routing.events import (
     SmallestIdChanged,
     TopicsChanged,
 )
-from skyroute.routing.registration import DataVersion, RegistrationOutcome
+from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
 from skyroute.routing.table import RouteTable
-from skyroute.routing.topology import BrokerKey, ClusterView
-from tests.unit.routing.brokers import HA, MASTER, OTHER, SLAVE, only, registration, tell
+from skyroute.routing.topology import BrokerKey, ClusterView, StaticMapping
+from tests.unit.routing.brokers import HA, MASTER, OTHER, SLAVE, mapping, only, registration, tell
 
 EMPTY = "<RouteTable clusters=0 groups=0 brokers=0 holders=0 topics=0 topic_entries=0>"
 
@@ -160,6 +160,44 @@ def test_too_many_topics_are_refused_before_one_of_them_is_written() -> None:
         tell(table, registration(topics=("T1", "T2", "T3", "T4"), version=2))
     assert all_topics(table) == ("T1", "T2")
     assert table.version_of(BrokerKey("c1", MASTER)) == DataVersion(0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "much",
+    [
+        registration(name="broker-b", address=OTHER, topics=[f"{'x' * 200}{number}" for number in range(20)]),
+        registration(name="broker-b", address=OTHER, topics=[f"{'主' * 200}{number}" for number in range(8)]),
+        registration(name="broker-b", address=OTHER, topics=map(str, range(100))),
+        registration(name="broker-b", address=OTHER, filter_servers=("f" * 500,) * 20),
+        registration(
+            name="broker-b",
+            address=OTHER,
+            mappings={"T1": StaticMapping("T1", "broker-b", 100, 1, current_ids={n: n for n in range(100)})},
+        ),
+        registration(1, OTHER, topics=[f"{'x' * 2000}{number}" for number in range(20)], filter_servers=("f" * 9000,)),
+    ],
+)
+def test_registrations_are_bounded_by_what_they_hold(much: Registration) -> None:
+    table = RouteTable(registration_bytes_max=12_000)
+    tell(table, registration(topics=("T1", "T2")))
+    before = table.census(0.0)
+    with pytest.raises(TableFullError, match=r"bytes of registrations and \d+ new .* 12000 .registrationBytesMax."):
+        tell(table, much)
+    assert table.census(0.0) == before
+    tell(table, registration(topics=("T1", "T2"), version=2))
+
+
+def test_what_was_held_is_free_again_when_its_brokers_leave() -> None:
+    table = RouteTable(registration_bytes_max=20_000)
+    large = [f"{'x' * 50}{number}" for number in range(40)]
+    for _ in range(3):
+        tell(
+            table, registration(topics=large, filter_servers=("f:1",), mappings={large[0]: mapping(large[0])}), holder=1
+        )
+        with pytest.raises(TableFullError):
+            tell(table, registration(name="broker-b", address=OTHER, topics=large))
+        table.drop_holder(1)
+        assert table.census(0.0).held_bytes == 0
 
 
 # One address, one id

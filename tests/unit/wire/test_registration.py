@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from skyroute.remoting.pace import run_through
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
-from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
+from skyroute.routing.topology import QUEUES_MAX, BrokerKey, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (
     FILTER_SERVERS_MAX,
     MAPPED_QUEUES_MAX,
@@ -673,7 +673,7 @@ def test_any_version_is_read_back_as_it_was(version: DataVersion) -> None:
 @given(
     st.dictionaries(
         st.text(min_size=1, max_size=10).filter(str.isprintable),
-        st.tuples(*[st.integers(0, (1 << 31) - 1)] * 4),
+        st.tuples(*[st.integers(0, QUEUES_MAX)] * 2, *[st.integers(0, (1 << 31) - 1)] * 2),
         max_size=6,
     )
 )

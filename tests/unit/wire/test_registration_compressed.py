@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from skyroute.remoting.pace import run_through
 from skyroute.routing.registration import DataVersion, TopicTable
-from skyroute.routing.topology import QueueSettings, StaticMapping
+from skyroute.routing.topology import QUEUES_MAX, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (
     FILTER_SERVERS_MAX,
     LINES_A_STEP,
@@ -119,7 +119,7 @@ def test_the_data_version_may_have_a_state_version_or_none() -> None:
         (b"T 8 4 6 SINGLE_TAG not even JSON \\", QueueSettings(8, 4, 6)),
         (b"T 8 4 6 SINGLE_TAG ", QueueSettings(8, 4, 6)),
         (b"T 0 0 0 SINGLE_TAG", QueueSettings(0, 0, 0)),
-        (b"T 2147483647 1 255 SINGLE_TAG", QueueSettings(2147483647, 1, 255)),
+        (b"T 65536 1 255 SINGLE_TAG", QueueSettings(65536, 1, 255)),
     ],
 )
 def test_a_topic_line_is_read_up_to_its_attributes(line: bytes, read: QueueSettings) -> None:
@@ -397,7 +397,8 @@ def test_a_long_table_is_read_a_few_lines_at_a_time(lines: int) -> None:
     lines=st.lists(
         st.tuples(
             st.text(min_size=1, max_size=10).filter(lambda name: name.isprintable() and " " not in name),
-            *[st.integers(0, (1 << 31) - 1)] * 3,
+            *[st.integers(0, QUEUES_MAX)] * 2,
+            st.integers(0, (1 << 31) - 1),
         ),
         max_size=5,
     ),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyroute.routing.topology import (
+    QUEUES_MAX,
     BrokerGroup,
     BrokerQueues,
     ClusterView,
@@ -202,7 +203,8 @@ GROUPS = st.builds(
     st.booleans(),
     st.none() | NAMES,
 )
-QUEUES = st.builds(BrokerQueues, NAMES, st.builds(QueueSettings, INT32S, INT32S, INT32S, INT32S))
+COUNTS = st.integers(0, QUEUES_MAX)
+QUEUES = st.builds(BrokerQueues, NAMES, st.builds(QueueSettings, COUNTS, COUNTS, INT32S, INT32S))
 PARTS = st.builds(
     StaticMapping,
     NAMES,

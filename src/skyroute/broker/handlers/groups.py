@@ -19,6 +19,7 @@ from skyroute.message.names import check_group
 from skyroute.message.reserved_topics import is_retry_topic
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
 from skyroute.wire.calls.groups import (
     GroupConfig,
@@ -74,6 +75,10 @@ class GroupHandlers:
             check_group(config.name)
         except InvalidNameError as error:
             raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
+        if config.retry_queues > QUEUES_MAX:
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER, f"retryQueueNums={config.retry_queues} (expected at most {QUEUES_MAX})"
+            )
         known = self.groups.get(config.name)
         attributes = alter(None if known is None else known.attributes, update.attribute_changes, GROUP_ATTRIBUTES)
         return msgspec.structs.replace(config, attributes=attributes)

@@ -61,21 +61,17 @@ class OperationHandlers:
         """Change settings: all that are named, or none."""
         config = self._parts.config
         try:
-            updated = config.apply_update(request.body.decode())
+            changed = config.apply_update(request.body.decode())
         except BlackListedError:
             raise RefusedError(ResponseCode.NO_PERMISSION, "Can not update config in black list.") from None
         except (UnicodeDecodeError, MalformedPropertiesError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
-        if updated.changed:
+        if changed:
+            store = self._parts.store
+            store.settings = config.with_retention(store.settings)
             self._settings_version = next_version(self._settings_version, self._now_ms())
-            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(updated.changed)))
-        if updated.needs_restart:
-            log.warning(
-                "settings take effect after a restart keys=%s file=%s (give it with -c)",
-                ",".join(sorted(updated.needs_restart)),
-                config.settings_path,
-            )
-        return self._register_anew() if "brokerPermission" in updated.changed else Response()
+            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
+        return self._register_anew() if "brokerPermission" in changed else Response()
 
     async def _register_anew(self) -> Response:
         """Name servers know what a broker allows by its topics, and look at these only if they are a new edition."""

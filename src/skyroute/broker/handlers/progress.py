@@ -12,10 +12,11 @@ from skyroute.broker.members import Members
 from skyroute.broker.offsets import Offsets
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import QUEUES_MAX, Topics
+from skyroute.broker.topics import Topics
 from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.consumers import OffsetReset, encode_offset_reset
 from skyroute.wire.calls.groups import ConsumeStats, QueueProgress, release_name
 from skyroute.wire.calls.progress import (

@@ -14,13 +14,14 @@ from skyroute.broker.members import Members
 from skyroute.broker.offsets import Offsets
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import QUEUES_MAX, Announce, Topics
+from skyroute.broker.topics import Announce, Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX, pop_retry_topic
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.topics import (
     QueueSpan,
     TopicConfig,
@@ -84,10 +85,7 @@ class TopicHandlers:
 
     def _wanted(self, update: TopicUpdate) -> TopicConfig:
         config, changes = update.config, update.attribute_changes
-        try:
-            check_topic(config.name)
-        except InvalidNameError as error:
-            raise _invalid(str(error)) from None
+        _check_name(config.name)
         self._check_not_system(config.name)
         if changes.get(MESSAGE_TYPE) == MIXED and not self.config.enable_mixed_message_type:
             raise _invalid("MIXED message type is not supported.")
@@ -114,6 +112,8 @@ class TopicHandlers:
         if not topic.strip():
             raise _invalid("The specified topic is blank.")
         self._check_not_system(topic)
+        if self.topics.get(topic) is None:
+            _check_name(topic)
         for name in [topic, *self._pop_retry_topics(topic)]:
             if self.topics.delete(name):
                 log.info("topic deleted topic=%s peer=%s", name, peer.address)
@@ -194,6 +194,13 @@ class TopicHandlers:
                 self.store.delete_topic(topic)
                 log.info("queues of an unknown topic removed topic=%s peer=%s", topic, peer.address)
         return Response()
+
+
+def _check_name(topic: str) -> None:
+    try:
+        check_topic(topic)
+    except InvalidNameError as error:
+        raise _invalid(str(error)) from None
 
 
 def _invalid(reason: str) -> RefusedError:

@@ -34,6 +34,7 @@ from skyroute.broker.store.topic_queue import TopicQueue, Unit
 from skyroute.message.batch import RawItem
 from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH
+from skyroute.message.names import check_file_name
 from skyroute.message.property_names import INNER_BASE, INNER_COUNT
 
 SCANNED_UNITS_MIN: Final = 800
@@ -155,11 +156,11 @@ class MessageStore:
     def _find_or_create(self, topic: str, queue_id: int) -> TopicQueue:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
-            if not _can_be_a_folder(topic) or queue_id < 0:
-                raise InvalidNameError(f"no queue can have this name: {topic[:80]!r} {queue_id}")
+            if queue_id < 0:
+                raise InvalidNameError(f"no queue has a negative number: {topic[:80]!r} {queue_id}")
             if self._is_for_batches(topic):
                 # Recovery has to know, even if the process dies before there is a file.
-                self._disk.make_folder(self._batch_root / topic)
+                self._disk.make_folder(_topic_folder(self._batch_root, topic))
                 queue = self._create(BatchQueue, self._batch_root, topic, queue_id, self.settings.batch_segment_units)
             else:
                 queue = self._create(ConsumeQueue, self._queue_root, topic, queue_id, self.settings.queue_segment_units)
@@ -167,13 +168,13 @@ class MessageStore:
         return queue
 
     def _create(self, kind: type[TopicQueue], root: Path, topic: str, queue_id: int, units: int) -> TopicQueue:
-        return kind(root / topic / str(queue_id), topic, queue_id, units, self._disk, self._opened)
+        return kind(_topic_folder(root, topic) / str(queue_id), topic, queue_id, units, self._disk, self._opened)
 
     def _is_for_batches(self, topic: str) -> bool:
         # Nobody, nor Apache's broker, opens a folder where a topic has queues of both kinds: the first one decides.
-        if (self._batch_root / topic).exists():
+        if _topic_folder(self._batch_root, topic).exists():
             return True
-        if (self._queue_root / topic).exists():
+        if _topic_folder(self._queue_root, topic).exists():
             return False
         return self._keeps_batches is not None and self._keeps_batches(topic)
 
@@ -598,8 +599,10 @@ class MessageStore:
         """Remove the queues of a topic. Its records stay in the log until they expire, but nobody finds them.
 
         Raises:
+            InvalidNameError: no topic has this name; nothing is touched.
             StoreWriteError: the disk refuses; some queues may be gone.
         """
+        folders = [_topic_folder(root, topic) for root in (self._queue_root, self._batch_root)]
         self._derive_quietly()
         for key in [key for key in self._queues if key[0] == topic]:
             queue = self._queues[key]
@@ -608,9 +611,9 @@ class MessageStore:
             del self._queues[key]
             with suppress(OSError):
                 queue.folder.rmdir()
-        for root in (self._queue_root, self._batch_root):
+        for folder in folders:
             with suppress(OSError):
-                (root / topic).rmdir()
+                folder.rmdir()
 
 
 def _what_was_left(abort: list[str] | None, boot_id: str) -> LeftBehind:
@@ -624,5 +627,11 @@ def _what_was_left(abort: list[str] | None, boot_id: str) -> LeftBehind:
     return LeftBehind.UNKNOWN
 
 
-def _can_be_a_folder(topic: str) -> bool:
-    return topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic and len(topic.encode()) <= 255
+def _topic_folder(root: Path, topic: str) -> Path:
+    """Return where the queues of a topic lie. Every path made from a topic's name is made here.
+
+    Raises:
+        InvalidNameError: the name would lead elsewhere, or nowhere.
+    """
+    check_file_name(topic)
+    return root / topic

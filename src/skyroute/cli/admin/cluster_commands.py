@@ -13,6 +13,7 @@ from skyroute.client.admin import Admin
 from skyroute.client.admin.broker_load import read_load
 from skyroute.client.admin.cluster import BrokerInfo, ServerTexts
 from skyroute.errors import SkyrouteError
+from skyroute.settings.secrets import shown
 
 interval = click.option(
     "-i",
@@ -243,8 +244,13 @@ async def get_broker_config(admin: Admin, broker: str | None, cluster: str | Non
 
 
 def _settings(settings: ServerTexts) -> Answer:
-    parts = (f"============{address}============\n{pairs(found)}" for address, found in settings.by_address.items())
-    return "\n\n".join(parts), settings.by_address, settings.failures
+    # Apache's servers tell everybody their secrets; a terminal and its log need not.
+    told = {
+        address: {key: shown(key, text) for key, text in found.items()}
+        for address, found in settings.by_address.items()
+    }
+    parts = (f"============{address}============\n{pairs(found)}" for address, found in told.items())
+    return "\n\n".join(parts), told, settings.failures
 
 
 @admin_command("updateBrokerConfig", "-c DefaultCluster -k fileReservedTime -v 72")
@@ -287,7 +293,7 @@ async def get_namesrv_config(admin: Admin) -> Answer:
     return _settings(await admin.name_server_settings())
 
 
-@admin_command("updateNamesrvConfig", "-k needWaitForService -v true")
+@admin_command("updateNamesrvConfig", "-k orderMessageEnable -v true")
 @setting_key
 @setting_value
 async def update_namesrv_config(admin: Admin, key: str, value: str) -> Answer:

@@ -28,14 +28,11 @@ from skyroute.client.errors import ArgumentError
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import namespace_of, with_namespace, without_namespace
-from skyroute.routing.topology import Permission
+from skyroute.routing.topology import QUEUES_MAX, Permission
 from skyroute.wire.calls.clients import Subscription
 from skyroute.wire.calls.consumers import RunningConsumer
 from skyroute.wire.calls.groups import ConsumerConnections, GroupConfig
 from skyroute.wire.calls.topics import TopicConfig
-
-QUEUES_MAX: Final = 65_536
-"""Of one topic on one broker."""
 
 C = TypeVar("C", bound=type)
 

@@ -5,10 +5,9 @@ from typing import Final, NamedTuple
 from skyroute.client.admin.cluster import ServerTexts
 from skyroute.console.actions import Fields
 from skyroute.console.errors import ConsoleError
+from skyroute.settings.secrets import HIDDEN, may_be_secret, shown
 
 VALUE_CHARS_MAX: Final = 4_000
-_SECRET: Final = ("secret", "password", "credential", "initauthenticationuser")
-"""Parts of the names of settings that nobody gets to see here."""
 
 
 class Setting(NamedTuple):
@@ -19,18 +18,13 @@ class Setting(NamedTuple):
 
     @property
     def is_secret(self) -> bool:
-        return is_secret(self.key)
+        return may_be_secret(self.key)
 
     @property
     def agreed(self) -> str | None:
         """What all servers have, or None if they differ."""
         different = set(self.values.values())
         return different.pop() if len(different) == 1 else None
-
-
-def is_secret(key: str) -> bool:
-    """Whether a setting is a secret, by its name."""
-    return any(word in key.lower() for word in _SECRET)
 
 
 def find_settings(texts: ServerTexts, wanted: str) -> list[Setting]:
@@ -42,7 +36,7 @@ def find_settings(texts: ServerTexts, wanted: str) -> list[Setting]:
     return [
         Setting(key, values)
         for key, values in sorted(rows.items())
-        if wanted in key.lower() or (not is_secret(key) and any(wanted in value.lower() for value in values.values()))
+        if wanted in key.lower() or any(wanted in shown(key, value).lower() for value in values.values())
     ]
 
 
@@ -55,7 +49,7 @@ def read_change(fields: Fields) -> tuple[str, str]:
     key, value = fields.get("key", ""), fields.get("value", "")
     if not key:
         raise ConsoleError("key is the name of a setting: it is empty")
-    if is_secret(key):
+    if may_be_secret(key):
         raise ConsoleError(
             f"{key} is a secret: change it in the server's own file, since what is done here is recorded"
         )
@@ -71,6 +65,6 @@ def check_took(texts: ServerTexts, key: str, value: str) -> None:
         ConsoleError: they have not.
     """
     for address, settings in texts.by_address.items():
-        if settings.get(key, "").strip() != value:
+        if settings.get(key, "").strip() not in (value, HIDDEN):
             said = f"still says {key}={settings[key]}" if key in settings else f"has no setting {key}"
             raise ConsoleError(f"{address} raised no objection, but {said}: look at the spelling, and at its log")

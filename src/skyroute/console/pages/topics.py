@@ -26,11 +26,8 @@ from skyroute.console.forms import whole
 from skyroute.console.problems import PROBLEMS, Finding, Problem, Severity
 from skyroute.console.visitors import Visitor
 from skyroute.console.watcher import Inventory, Look
-from skyroute.routing.topology import MASTER_ID, Permission, TopicFlag
+from skyroute.routing.topology import MASTER_ID, QUEUES_MAX, Permission, TopicFlag
 from skyroute.wire.calls.topics import TopicConfig
-
-QUEUES_MAX: Final = 65_536
-"""Of one topic on one broker."""
 
 KIND_LABELS: Final = {
     Kind.NORMAL: "Normal",

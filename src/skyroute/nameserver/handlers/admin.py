@@ -55,7 +55,7 @@ class AdminHandlers:
     def update_config(self, request: Request, peer: Peer) -> Response:
         before = _listed(self.config)
         try:
-            updated = self.config.apply_update(request.body.decode())
+            changed = self.config.apply_update(request.body.decode())
         except BlackListedError as error:
             if peer.is_worth_a_line():
                 log.warning("settings update refused peer=%s reason=%s", peer.address, error)
@@ -64,17 +64,11 @@ class AdminHandlers:
             if peer.is_worth_a_line():
                 log.warning("settings update refused peer=%s reason=%s", peer.address, error)
             return Response.error(f"string2Properties error: {error}")
-        if updated.changed:
-            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(updated.changed)))
+        if changed:
+            log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
             after = _listed(self.config)
-            values = {key: (before.get(key), after.get(key)) for key in sorted(updated.changed)}
+            values = {key: (before.get(key), after.get(key)) for key in sorted(changed)}
             self.record([SettingsChanged(values, peer.address)])
-        if updated.needs_restart:
-            log.warning(
-                "settings take effect after a restart keys=%s file=%s (give it with -c)",
-                ",".join(sorted(updated.needs_restart)),
-                self.config.config_store_path,
-            )
         self.on_config_changed()
         return Response()
 

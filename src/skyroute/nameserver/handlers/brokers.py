@@ -66,6 +66,12 @@ class BrokerHandlers:
             now_ms = int(self.clock.wall() * 1000)
             table = yield from decode_topic_table(request, self.config.registration_max_length, now_ms=now_ms)
             registration = replace(registration, table=table)
+            if table.left_out and peer.is_worth_a_line():
+                topic, reason = next(iter(table.left_out.items()))
+                log.warning(
+                    "topics left out of a registration broker=%s peer=%s topics=%d first=%s reason=%s",
+                    *(registration.broker_name, peer.address, len(table.left_out), topic, reason),
+                )
             yield
         if peer.gone:
             return Response.error("the connection ended")  # nobody reads this; and nobody must join through it

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from skyroute.nameserver.changes import KvChanged, Record
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.dispatch import Peer
-from skyroute.wire.calls.kv import decode_kv_key, encode_kv_table
+from skyroute.wire.calls.kv import ORDER_TOPICS, check_order_config, decode_kv_key, encode_kv_table
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
@@ -24,6 +24,8 @@ class KvHandlers:
         value = request.fields.get("value")
         if value is None:
             raise FieldError("value is required")
+        if where.namespace == ORDER_TOPICS:
+            check_order_config(value)
         before = self.kv.get(where.namespace, where.key)
         self.kv.put(where.namespace, where.key, value)
         self._tell(KvChanged(where.namespace, where.key, before, value, peer.address))

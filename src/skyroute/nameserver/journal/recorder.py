@@ -16,7 +16,7 @@ from typing import Final
 from skyroute.clock import Clock
 from skyroute.nameserver.changes import Change, Gap
 from skyroute.nameserver.journal.disk import Disk
-from skyroute.nameserver.journal.records import Numbered, encode, weight_of
+from skyroute.nameserver.journal.records import Numbered, bytes_of, encode, split, weight_of
 from skyroute.nameserver.journal.recovery import Found, recover
 from skyroute.nameserver.journal.retention import outdated
 from skyroute.nameserver.journal.segments import OpenSegment, TornSegmentError, mend, open_segments
@@ -32,6 +32,7 @@ LINGER_S: Final = 0.05
 SYNC_S: Final = 1.0
 """How long what was written may stay in the system's memory alone."""
 RETRY_S: Final = 1.0
+QUEUE_BYTES_MAX: Final = 256 * 1024 * 1024
 CLOSE_S: Final = 10.0
 """How long a stop waits for the disk."""
 
@@ -49,6 +50,8 @@ class JournalLimits:
     age_s: float = 7 * 86_400.0
     queue_weight: int = 1_000_000
     """Names in changes that wait to be written, roughly."""
+    queue_bytes: int = QUEUE_BYTES_MAX
+    """Bytes that those changes hold, roughly."""
 
 
 class Journal:
@@ -75,6 +78,8 @@ class Journal:
         self._queue: deque[Numbered] = deque()
         self._weight_in = 0  # written by the loop alone
         self._weight_out = 0  # written by the writer alone
+        self._bytes_in = 0  # as above
+        self._bytes_out = 0
         self._missing_from: int | None = None
         self._signalled = False
         self._wake = threading.Event()
@@ -142,19 +147,21 @@ class Journal:
     def append(self, changes: Iterable[Change]) -> None:
         """Record what just happened, in this order."""
         wall_ms, mono_ms = int(self._clock.wall() * 1000), int(self._clock.monotonic() * 1000)
-        for change in changes:
-            weight = weight_of(change)
-            waiting = self._weight_in - self._weight_out
-            if waiting and waiting + weight > self._limits.queue_weight:
+        limits = self._limits
+        for change in (part for whole in changes for part in split(whole)):
+            weight, size = weight_of(change), bytes_of(change)
+            waiting, waiting_bytes = self._weight_in - self._weight_out, self._bytes_in - self._bytes_out
+            if waiting and (waiting + weight > limits.queue_weight or waiting_bytes + size > limits.queue_bytes):
                 if self._missing_from is None:
                     self._missing_from = self.sequence + 1
-                    log.warning("journal loses changes reason=%s waiting=%d", OVERFLOW, waiting)
+                    log.warning("journal loses changes reason=%s waiting=%d bytes=%d", OVERFLOW, waiting, waiting_bytes)
                 self.sequence += 1
                 self.lost += 1
                 continue
             self._close_gap()
             self.sequence += 1
             self._weight_in += weight
+            self._bytes_in += size
             self._queue.append(Numbered(self.sequence, wall_ms, mono_ms, change))
         if not self._signalled:
             self._signalled = True
@@ -168,9 +175,11 @@ class Journal:
 
     def _enqueue_gap(self, missing_from: int, reason: str) -> None:
         wall_ms, mono_ms = int(self._clock.wall() * 1000), int(self._clock.monotonic() * 1000)
-        self._weight_in += 1
+        gap = Gap(missing_from, reason)
+        self._weight_in += weight_of(gap)
+        self._bytes_in += bytes_of(gap)
         # It stands in the place of what is missing, so it has the last of the missing numbers.
-        self._queue.append(Numbered(self.sequence, wall_ms, mono_ms, Gap(missing_from, reason)))
+        self._queue.append(Numbered(self.sequence, wall_ms, mono_ms, gap))
 
     def close(self) -> None:
         """Write what waits, close the segment and end. Blocks, for a bounded time: not for the loop."""
@@ -217,6 +226,7 @@ class Journal:
                 size += len(lines[-1])
             self._write(b"".join(lines))
             self._weight_out += sum(weight_of(numbered.change) for numbered in self._batch)
+            self._bytes_out += sum(bytes_of(numbered.change) for numbered in self._batch)
             self.written += len(self._batch)
             self._batch = []
 

@@ -1,7 +1,9 @@
 """From what happened to what is written of it."""
 
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,8 +23,17 @@ from skyroute.routing.events import (
     TopicsChanged,
     WritesChanged,
 )
+from skyroute.routing.held_bytes import mapping_bytes, server_bytes, text_bytes
+
+T = TypeVar("T")
 
 _encoder: Final = msgspec.json.Encoder()
+
+
+TOPICS_A_RECORD: Final = 10_000
+"""More topics of one change are written as several records, so that no line and no segment gets as long as a table."""
+_NAME_BYTES: Final = 128
+"""Of one name in a change that waits, besides its letters."""
 
 
 class Numbered(NamedTuple):
@@ -32,6 +43,43 @@ class Numbered(NamedTuple):
     wall_ms: int
     mono_ms: int
     change: Change
+
+
+def split(change: Change) -> Iterator[Change]:
+    """Give a change in parts that each make a record of a bounded length. Applied in order they are the same change."""
+    if not isinstance(change, TopicsChanged) or weight_of(change) <= TOPICS_A_RECORD:
+        yield change
+        return
+    for removed in _parts(change.removed):
+        yield replace(change, added={}, changed={}, removed=removed)
+    for changed in _parts(change.changed):
+        yield replace(change, added={}, changed=changed, removed={})
+    for added in _parts(change.added):
+        yield replace(change, added=added, changed={}, removed={})
+
+
+def _parts(topics: Mapping[str, T]) -> Iterator[dict[str, T]]:
+    items = iter(topics.items())
+    while part := dict(islice(items, TOPICS_A_RECORD)):
+        yield part
+
+
+def bytes_of(change: Change) -> int:
+    """Roughly how many bytes a change holds while it waits to be written."""
+    match change:
+        case TopicsChanged():
+            names = text_bytes(change.added) + text_bytes(change.changed) + text_bytes(change.removed)
+        case WritesChanged():
+            names = text_bytes(change.forbidden) + text_bytes(change.restored)
+        case MappingsChanged():
+            names = sum(mapping_bytes(each) for pair in change.changed.values() for each in pair)
+        case KvChanged():
+            names = text_bytes((change.before or "", change.after or ""))
+        case FilterServersChanged():
+            names = server_bytes(change.before) + server_bytes(change.after)
+        case _:
+            names = 0
+    return _NAME_BYTES * weight_of(change) + names
 
 
 def weight_of(change: Change) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from skyroute.routing.topology import QUEUES_MAX, ROUTE_QUEUES_MAX
 from skyroute.wire import fastjson
 from skyroute.wire.command import Request
 from skyroute.wire.errors import FieldError
@@ -10,6 +11,7 @@ from skyroute.wire.fastjson import Dialect
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 """The namespace that says on which brokers, with how many queues, an ordered topic lives."""
+_COUNT_CHARS_MAX: Final = 9
 
 
 class KvKey(NamedTuple):
@@ -29,6 +31,22 @@ def decode_kv_key(request: Request) -> KvKey:
     if not namespace or not key:
         raise FieldError("namespace or key is null")
     return KvKey(namespace, key)
+
+
+def check_order_config(text: str) -> None:
+    """Let pass an order config, `broker:queues;broker:queues`, whose clients may list the queues.
+
+    Raises:
+        FieldError: a queue count, or all together, is out of bounds.
+    """
+    # A client takes the second piece of an item for the count, another one the last: none of them may lie.
+    pieces = [piece.strip() for item in text.split(";") for piece in item.split(":")[1:]]
+    counts = [piece for piece in pieces if piece.isdecimal()]
+    for count in counts:
+        if len(count) > _COUNT_CHARS_MAX or int(count) > QUEUES_MAX:
+            raise FieldError(f"value: an order config has {count[:20]} queues on a broker (expected 0 to {QUEUES_MAX})")
+    if sum(map(int, counts)) > ROUTE_QUEUES_MAX:
+        raise FieldError(f"value: an order config has more than {ROUTE_QUEUES_MAX} queues on all brokers")
 
 
 def encode_kv_table(table: Mapping[str, str]) -> bytes:

@@ -11,7 +11,14 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
-from skyroute.routing.topology import BrokerKey, Permission, QueueSettings, StaticMapping
+from skyroute.routing.topology import (
+    QUEUES_MAX,
+    ROUTE_QUEUES_MAX,
+    BrokerKey,
+    Permission,
+    QueueSettings,
+    StaticMapping,
+)
 from skyroute.wire import fastjson
 from skyroute.wire.calls.mapping import MappingBody, mapping_members
 from skyroute.wire.calls.topics import TopicConfig
@@ -252,7 +259,30 @@ def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None, now_m
     _check_names(topics)
     _check_names(mappings)
     version = configs.dataVersion.value() if configs.dataVersion else DataVersion(timestamp_ms=now_ms)
-    return TopicTable(version, topics, mappings, filter_servers)
+    return TopicTable(version, topics, mappings, filter_servers, _leave_out(topics, mappings, shared.values()))
+
+
+def _leave_out(
+    topics: dict[str, QueueSettings], mappings: dict[str, StaticMapping], kinds: Collection[QueueSettings]
+) -> dict[str, str]:
+    """Remove topics whose queue counts are out of bounds, and return the reason for each.
+
+    One such topic is no reason to lose its broker. `kinds` are all different settings among the topics.
+    """
+    reasons: dict[str, str] = {}
+    if not all(kind.is_within_bounds() for kind in kinds):
+        for topic, said in topics.items():
+            if not said.is_within_bounds():
+                counts = f"{said.read_queues} read and {said.write_queues} write queues"
+                reasons[topic] = f"{counts} (expected 0 to {QUEUES_MAX})"
+    for topic, mapping in mappings.items():
+        ids = (*mapping.current_ids.keys(), *mapping.current_ids.values())
+        if not (0 <= mapping.total_queues <= ROUTE_QUEUES_MAX and all(0 <= each < ROUTE_QUEUES_MAX for each in ids)):
+            reasons[topic] = f"a static topic of {mapping.total_queues} queues (expected 0 to {ROUTE_QUEUES_MAX})"
+    for topic in reasons:
+        topics.pop(topic, None)
+        mappings.pop(topic, None)
+    return reasons
 
 
 def _mapping(part: MappingBody, topic: str) -> StaticMapping:
@@ -365,7 +395,7 @@ def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> Generator[Non
         parts.append(_decode_json(reader.piece(), MappingBody))
     _check_extent(filter_servers, parts)
     mappings = {part.topic: _mapping(part, part.topic) for part in parts}
-    return TopicTable(version, topics, mappings, filter_servers)
+    return TopicTable(version, topics, mappings, filter_servers, _leave_out(topics, mappings, shared))
 
 
 def _decode_topic_line(line: bytes) -> tuple[str, QueueSettings]:

@@ -1,11 +1,13 @@
 """Asking where a topic is, and the answer, in both of its dialects."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 
 import msgspec
 
 from skyroute.routing.topology import (
+    QUEUES_MAX,
+    ROUTE_QUEUES_MAX,
     BrokerGroup,
     BrokerQueues,
     ClusterView,
@@ -120,19 +122,33 @@ def decode_route(body: bytes) -> TopicRoute:
     """Read a route in either dialect.
 
     Raises:
-        BodyError: it cannot be read.
+        BodyError: it cannot be read, or a queue count is out of bounds.
     """
     try:
         decoded: _Route = fastjson.decode(body, _Route)
         return TopicRoute(
             groups=tuple(data.value() for data in decoded.brokerDatas or ()),
-            queues=tuple(BrokerQueues(data.brokerName, data.value()) for data in decoded.queueDatas or ()),
+            queues=_queues(decoded.queueDatas or (), "not a route"),
             filter_servers={key: tuple(servers) for key, servers in (decoded.filterServerTable or {}).items()},
             mappings={name: part.value("?") for name, part in (decoded.topicQueueMappingByBroker or {}).items()},
             order_config=decoded.orderTopicConf,
         )
     except fastjson.JsonError as error:
         raise BodyError(f"not a route: {error}") from None
+
+
+def _queues(datas: Collection[_QueueData], problem: str) -> tuple[BrokerQueues, ...]:
+    queues = tuple(BrokerQueues(data.brokerName, data.value()) for data in datas)
+    for name, said in ((each.broker_name, each.settings) for each in queues):
+        if not said.is_within_bounds():
+            raise BodyError(
+                f"{problem}: broker {name[:80]!r} has {said.read_queues} read and {said.write_queues} write queues"
+                f" (expected 0 to {QUEUES_MAX})"
+            )
+    total = sum(max(each.settings.read_queues, each.settings.write_queues) for each in queues)
+    if total > ROUTE_QUEUES_MAX:
+        raise BodyError(f"{problem}: {len(queues)} brokers have {total} queues (expected at most {ROUTE_QUEUES_MAX})")
+    return queues
 
 
 def structure_dialect(request: Request) -> Dialect:
@@ -164,7 +180,7 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
 
     Raises:
         FieldError: it names no topic.
-        BodyError: the body cannot be read.
+        BodyError: the body cannot be read, or a queue count is out of bounds.
     """
     topic = required_name(request.fields, "topic")
     if not request.body:
@@ -176,4 +192,5 @@ def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSet
     for data in announced.queueDatas or ():
         if not is_name(data.brokerName):
             raise BodyError(f"not a topic's queues: brokerName is no name: {data.brokerName[:80]!r}")
-    return topic, {data.brokerName: data.value() for data in announced.queueDatas or ()}
+    queues = _queues(announced.queueDatas or (), "not a topic's queues")
+    return topic, {each.broker_name: each.settings for each in queues}

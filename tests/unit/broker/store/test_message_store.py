@@ -130,6 +130,17 @@ def test_what_does_not_fit_a_record_is_refused_and_nothing_is_stored(tmp_path: P
     assert store.append(draft(), NOW_MS).queue_offset == 0
 
 
+@pytest.mark.parametrize("name", ["../../beside", "..", "", "a/../../beside", "beside\0", "x" * 256])
+def test_a_deletion_reaches_no_folder_outside(tmp_path: Path, name: str) -> None:
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    store = small_store(tmp_path / "store")
+    for each in (name, str(beside)):
+        with pytest.raises(InvalidNameError):
+            store.delete_topic(each)
+    assert beside.is_dir()
+
+
 def test_half_and_withdrawn_messages_take_no_place_in_their_queue(store: MessageStore) -> None:
     for state in TransactionState:
         store.append(draft(properties={"UNIQ_KEY": state.name}, sys_flag=int(state)), NOW_MS)

@@ -13,10 +13,13 @@ from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH, SYNC_S
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.nameserver.journal.segments import closed_segments, open_segments
 from skyroute.nameserver.journal.verify import verify
+from skyroute.routing.events import Cause, TopicsChanged
 from tests.support.clock import ManualClock
 from tests.support.process import eventually
 from tests.unit.nameserver.journal.changes import (
     EVERY_KIND,
+    FOUR,
+    NEW,
     STOP,
     catch_up,
     joined,
@@ -198,6 +201,30 @@ def test_what_does_not_fit_is_a_gap_in_its_place(tmp_path: Path, caplog: pytest.
     report = verify(tmp_path)
     assert (report.problems, report.gaps) == ([], 1)
     assert caplog.text.count("journal loses changes") == 1
+
+
+def test_what_waits_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    disk = GatedDisk()
+    journal = open_journal(tmp_path, disk=disk, queue_bytes=100_000)
+    for number in range(10):
+        topics = {f"{'x' * 200}{number}-{at}": FOUR for at in range(100)}
+        journal.append([TopicsChanged("c", "b", Cause.REGISTERED, NEW, topics, {}, {})])
+    assert (journal.sequence, journal.lost) == (10, 7)
+    disk.gate.set()
+    journal.close()
+    assert [record.seq for record in read(tmp_path)] == [1, 2, 3, 10]
+
+
+def test_a_table_of_any_size_makes_lines_and_segments_of_a_bounded_size(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path, segment_bytes=4 << 20, total_bytes=12 << 20)
+    large = {f"{'x' * 100}{number:06}": FOUR for number in range(100_000)}
+    journal.append([TopicsChanged("c", "b", Cause.REGISTERED, NEW, large, {}, {})])
+    journal.append([TopicsChanged("c", "b", Cause.GROUP_GONE, None, {}, {}, large)])
+    journal.close()
+    sizes = [path.stat().st_size for path in closed_segments(tmp_path).values()]
+    assert max(sizes) <= 4 << 20
+    assert sum(sizes) <= (12 + 4) << 20
+    assert verify(tmp_path).problems == []
 
 
 def test_what_is_lost_at_the_very_end_is_recorded_too(tmp_path: Path) -> None:

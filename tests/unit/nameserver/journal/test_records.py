@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from skyroute.nameserver.changes import Change, KvChanged
-from skyroute.nameserver.journal.records import Numbered, encode, weight_of
+from skyroute.nameserver.journal.records import TOPICS_A_RECORD, Numbered, encode, split, weight_of
 from skyroute.nameserver.journal.schema import Kind, Record, State, record_decoder
-from skyroute.routing.events import TopicsChanged
+from skyroute.routing.events import Cause, TopicsChanged
 from tests.unit.nameserver.journal.changes import EIGHT, EVERY_KIND, FOUR, MAPPING, NEW, OLD
 
 
@@ -30,6 +30,33 @@ def test_every_record_says_when_who_and_what(change: Change) -> None:
     assert record.kind in list(Kind)
     assert record.cause == getattr(change, "cause", None)
     assert record.broker == getattr(change, "broker_name", None)
+
+
+def test_a_change_of_many_topics_is_written_in_parts_that_are_the_same_change() -> None:
+    def some(letter: str, count: int) -> list[str]:
+        return [f"{letter}{number}" for number in range(count)]
+
+    changed = dict.fromkeys(some("c", TOPICS_A_RECORD + 1), (FOUR, EIGHT))
+    whole = TopicsChanged(
+        "c",
+        "b",
+        Cause.REGISTERED,
+        NEW,
+        dict.fromkeys(some("a", 2 * TOPICS_A_RECORD), FOUR),
+        changed,
+        dict.fromkeys(some("r", 3), EIGHT),
+    )
+    parts = [part for part in split(whole) if isinstance(part, TopicsChanged)]
+    assert [(len(part.added), len(part.changed), len(part.removed)) for part in parts] == [
+        *((0, 0, 3), (0, TOPICS_A_RECORD, 0), (0, 1, 0)),
+        *((TOPICS_A_RECORD, 0, 0), (TOPICS_A_RECORD, 0, 0)),
+    ]
+    for name in ("added", "changed", "removed"):
+        assert {key: value for part in parts for key, value in getattr(part, name).items()} == getattr(whole, name)
+    assert {(part.cluster, part.broker_name, part.cause, part.version) for part in parts} == {
+        ("c", "b", Cause.REGISTERED, NEW)
+    }
+    assert [list(split(change)) for change in EVERY_KIND] == [[change] for change in EVERY_KIND]
 
 
 def test_every_kind_is_written_by_something() -> None:
