@@ -1,0 +1,37 @@
+"""Lists of trusted IP addresses and networks, as settings hold them: `10.0.0.5, 192.168.0.0/16, fd00::/8`."""
+
+import ipaddress
+from dataclasses import dataclass
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class Networks:
+    """IP networks; a single address is a network of one."""
+
+    networks: tuple[Network, ...] = ()
+
+    def contains(self, address: str) -> bool:
+        """Return whether an IP address, without a port, is in one of the networks; false for anything else.
+
+        An IPv4 address that a dual-stack socket shows as `::ffff:10.0.0.5` counts as `10.0.0.5`.
+        """
+        if not self.networks:
+            return False
+        try:
+            found = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
+            found = found.ipv4_mapped
+        return any(found in network for network in self.networks)
+
+
+def parse_networks(text: str) -> Networks:
+    """Read comma-separated addresses and networks in CIDR form; an empty text names none.
+
+    Raises:
+        ValueError: a part is neither. The text says which and why.
+    """
+    return Networks(tuple(ipaddress.ip_network(part) for word in text.split(",") if (part := word.strip())))
