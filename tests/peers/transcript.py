@@ -50,6 +50,7 @@ OUR_KEYS = frozenset(
         "snapshotIntervalSeconds",
         "snapshotMaxAgeSeconds",
         "topicEntriesMax",
+        "trustedProxies",
         "warmRestartEnable",
         "warmRestartLeaseSeconds",
         "watchEnable",

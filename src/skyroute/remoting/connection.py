@@ -19,7 +19,7 @@ from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
 from skyroute.wire.header import as_response, decode_command, encode_request, response_head
-from skyroute.wire.proxy_protocol import read_proxy_header
+from skyroute.wire.proxy_protocol import PROXY_STARTS, read_proxy_header
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ TLS_HANDSHAKE_BYTES: Final = 64 * 1024
 
 SERVER_LANGUAGE: Final = "JAVA"
 """What every peer expects of a server."""
+
+UNKNOWN_ADDRESS: Final = "?"
+"""Address of a peer that was gone before the system could say where it was."""
 
 Piece = bytes | memoryview
 """A part of what is written."""
@@ -82,6 +85,8 @@ class Limits:
     send_buffer_bytes: int = 0
     receive_buffer_bytes: int = 0
     """Sizes of the system's own buffers; 0 leaves them to the system."""
+    trusts_proxy: Callable[[str], bool] = field(default=lambda address: False)
+    """Whether a PROXY header from this IP address is believed."""
 
 
 class Tally:
@@ -205,7 +210,7 @@ class Connection(asyncio.Protocol):
         self.first_byte_at: float | None = None
         self.active_at = service.clock.monotonic()
         self.closing_since: float | None = None
-        self.peer = Peer(number, "?", line=self)
+        self.peer = Peer(number, UNKNOWN_ADDRESS, line=self)
 
     def __repr__(self) -> str:
         state = "closing" if self.closing_since is not None else "opening" if self.opening else "open"
@@ -353,6 +358,11 @@ class Connection(asyncio.Protocol):
         if self._tls is not None:
             return self._decrypt(data)
         data = self._first_bytes + data
+        if data.startswith(PROXY_STARTS) and not self._is_trusted_proxy():
+            if self.peer.address == UNKNOWN_ADDRESS:
+                self.close()
+                return b""
+            raise FrameError("a PROXY header from an address that trustedProxies does not name")
         proxied = read_proxy_header(data)
         if proxied is None or _has_only_begun(data[proxied.header_bytes :]):
             self._first_bytes = data
@@ -378,6 +388,10 @@ class Connection(asyncio.Protocol):
             raise TlsError("the peer does not speak TLS, which tls.server.mode=enforcing demands")
         self.opening = False
         return rest
+
+    def _is_trusted_proxy(self) -> bool:
+        address = self._transport.get_extra_info("peername")
+        return isinstance(address, tuple) and self._service.limits.trusts_proxy(str(address[0]))
 
     async def _open_when_prepared(self) -> None:
         try:

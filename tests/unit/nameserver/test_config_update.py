@@ -91,6 +91,7 @@ def test_a_property_of_the_java_machine_updates_what_it_stands_for(config: NameS
         "kvConfigPath",
         "rocketmqHome",
         "rocketmq.home.dir",
+        "trustedProxies",
         "tls.server.mode",
         "tls.config.file",
         "tls.unknown",
