@@ -14,6 +14,7 @@ from skyroute.clock import Clock
 from skyroute.remoting.connection import Complaints, Connection, Limits, Service, Tally, join_address
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
+from skyroute.remoting.fair_queue import FairQueue
 from skyroute.remoting.lateness import Lateness
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.traffic import Traffic, TurnEnd
@@ -55,6 +56,7 @@ class Server:
             complaints=Complaints(),
             traffic=traffic or Traffic(),
             turn_end=TurnEnd(),
+            queue=FairQueue(clock.monotonic),
             on_made=self._on_made,
             on_lost=self._on_lost,
             spawn=self.spawn,
