@@ -103,12 +103,14 @@ class Limits:
 class Tally:
     """A sum over all connections that must stay within a bound."""
 
-    __slots__ = ("_bound", "_shares", "total")
+    __slots__ = ("_bound", "_shares", "freed", "total")
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._shares: dict[int, int] = {}
         self.total = 0
+        self.freed = 0
+        """What all connections have given up since the start."""
 
     def put(self, connection: int, share: int) -> bool:
         """Set one connection's share; false means that it grew and the sum is now too large."""
@@ -118,6 +120,8 @@ class Tally:
         else:
             self._shares.pop(connection, None)
         self.total += grown
+        if grown < 0:
+            self.freed -= grown
         return grown <= 0 or self.total <= self._bound
 
 
@@ -197,6 +201,7 @@ class Connection(asyncio.Protocol):
         "first_byte_at",
         "opening",
         "peer",
+        "virtual_s",
     )
 
     def __init__(self, service: Service, number: int) -> None:
@@ -216,6 +221,8 @@ class Connection(asyncio.Protocol):
         """Nothing is read at present."""
         self._has_ended = False
         """The peer has sent everything it will ever send."""
+        self.virtual_s = 0.0
+        """Its time in that queue."""
         self.cost_s = FIRST_COST_S
         """How long its requests may be expected to take, by the longest of late."""
         self._held = 0
@@ -279,7 +286,8 @@ class Connection(asyncio.Protocol):
         self._service.on_lost(self, exc)
 
     def eof_received(self) -> bool:
-        """Keep the connection until what waits is answered."""
+        """Write the answers of this turn, and keep the connection until what waits is answered, too."""
+        self._flush()
         self._has_ended = True
         return self._is_queued and not self._is_over
 

@@ -1,9 +1,11 @@
 """Shares the loop between connections: peers whose requests cost little are answered before those that cost much.
 
 A connection is answered as soon as it is read, as long as its requests are short and the loop has time. Otherwise it
-waits here, and the loop works on those that wait for `TURN_S` between two looks at the sockets. This is weighted fair
-queueing: the next one is the one with the lowest start in virtual time plus expected cost, so that no connection has
-to wait for more of another's work than of its own, and none waits for ever.
+waits here, and the loop works on those that wait for `TURN_S` between two looks at the sockets.
+
+This is start-time fair queueing. Each connection has a virtual time, which its expected cost advances at every turn;
+the one that would finish first in virtual time is next. So no connection waits while another is given much more time
+than itself, and one that costs little is answered before those that cost much.
 """
 
 import asyncio
@@ -30,6 +32,8 @@ class Waiting(Protocol):
 
     cost_s: float
     """How long answering it is expected to take."""
+    virtual_s: float
+    """Its virtual time, which the queue keeps here. 0.0 at first."""
 
     def take_turn(self) -> None:
         """Answer for about `SHARE_S`; call `add` again if something is left."""
@@ -42,12 +46,13 @@ class FairQueue:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._heap: list[tuple[float, int, Waiting]] = []
+        self._heap: list[tuple[float, int, float, Waiting]] = []
+        """When each will have finished, its number, when it begins, both in virtual time, and the connection."""
         self._is_planned = False
         self._numbers = count()
-        """Tells apart connections with the same place, in order of arrival."""
+        """In order of arrival, for connections that finish at the same time."""
         self._virtual_s = 0.0
-        """The place of the connection that was last answered."""
+        """When the connection that was last answered began, in virtual time."""
         self.spent_s = 0.0
         """How long connections were answered as they were read, since the queue last had its turn."""
 
@@ -56,7 +61,9 @@ class FairQueue:
 
     def add(self, connection: Waiting) -> None:
         """Have a connection answered when its turn comes. It must not wait already."""
-        heappush(self._heap, (self._virtual_s + connection.cost_s, next(self._numbers), connection))
+        begins = max(self._virtual_s, connection.virtual_s)
+        connection.virtual_s = finishes = begins + connection.cost_s
+        heappush(self._heap, (finishes, next(self._numbers), begins, connection))
         if not self._is_planned:
             self._plan()
 
@@ -68,7 +75,8 @@ class FairQueue:
         heap, until = self._heap, self._monotonic() + TURN_S
         try:
             while heap:
-                self._virtual_s, _, connection = heappop(heap)
+                _, _, begins, connection = heappop(heap)
+                self._virtual_s = max(self._virtual_s, begins)
                 connection.take_turn()
                 if self._monotonic() > until:
                     break
