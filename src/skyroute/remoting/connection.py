@@ -477,7 +477,7 @@ class Connection(asyncio.Protocol):
 
     def _receive(self, data: bytes) -> None:
         now = self._service.clock.monotonic()
-        if self._must_queue or self._is_queued or self._backlog or self._stalled:
+        if self._is_queued or self._must_queue or self._stalled:
             self._wait(data, now)
         else:
             self._take(data, now)
@@ -619,8 +619,11 @@ class Connection(asyncio.Protocol):
         else:
             self._write(out, size)
         if now > began:
-            service.queue.spent_s += now - began
-            self.cost_s = max(now - began, FADING * self.cost_s)
+            took_s, queue = now - began, service.queue
+            queue.spent_s += took_s
+            if queue.is_busy:
+                self.virtual_s += took_s
+            self.cost_s = max(took_s, FADING * self.cost_s)
 
     def _carry_out(self, frame: bytes, out: list[Piece]) -> int:
         """Carry out one request; add its answer to `out`, if there is one yet, and return the size of its body."""

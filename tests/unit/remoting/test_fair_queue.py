@@ -44,6 +44,7 @@ class Costly:
 
     def take_turn(self) -> None:
         self._bench.clock.advance(self.cost_s)
+        self.virtual_s += self.cost_s
         self._bench.answered.append(self._name)
         self._turns -= 1
         if self._turns:
