@@ -181,6 +181,21 @@ def test_unfinished_bytes_of_all_peers_together_have_a_bound(start: Start, loop:
     assert_sound(server.log)
 
 
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+@pytest.mark.parametrize(("size", "count"), [(15 * MIB, 20), (900 * KIB, 100), (100 * KIB, 1_000)])
+def test_memory_of_unfinished_frames_comes_back(start: Start, loop: Loop, size: int, count: int) -> None:
+    server = start(loop=loop)
+    half = struct.pack(">II", size, 12) + b'{"code":105}' + bytes(size // 2)
+    with survived(server, lines_max=0), Line(server.address) as other:
+        before_mb = server.rss_mb
+        with holding(server, half, count):
+            eventually(lambda: server.rss_mb > before_mb + 0.4 * size * count / 1e6, "all of it has come")
+            assert server.rss_mb < before_mb + 0.7 * size * count / 1e6 + 20, "no more is kept than has come"
+            assert other.call(GET_CLUSTERS).code == SUCCESS
+        eventually(lambda: server.rss_mb < before_mb + 20, "the memory has come back")
+        assert other.call(GET_CLUSTERS).code == SUCCESS
+
+
 def test_peers_that_leave_before_their_answer_leave_nothing_behind(start: Start) -> None:
     """A server of a test environment asks another one, which answers nothing and hangs up."""
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:

@@ -158,11 +158,13 @@ async def test_unfinished_frames_of_all_peers_together_have_a_bound(
         half = encode(Request(9999, body=bytes(80_000)), 1)[:60_000]
         async with line_to(here.address) as first, line_to(here.address) as second:
             await first.write(half)
-            await eventually(lambda: here.buffered_bytes == len(half))
+            await eventually(lambda: here.buffered_bytes >= len(half))
+            held = here.buffered_bytes
+            assert held < 1.2 * len(half), "what the buffer takes, which is a little more than it needs"
             await second.write(half)
             await second.until_closed()
             assert await topics(good) == []
-            assert here.buffered_bytes == len(half)
+            assert here.buffered_bytes == held
             await first.write(encode(Request(9999, body=bytes(80_000)), 1)[60_000:])
             assert (await first.receive()).code == 3
             assert here.buffered_bytes == 0

@@ -1,9 +1,10 @@
-"""A load balancer's word on who is behind it, before plain text and before TLS."""
+"""PROXY headers of trusted load balancers, before plain text and before TLS, and of others."""
 
 from __future__ import annotations
 
 import ipaddress
 import struct
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ HEADERS = {
 headers = pytest.mark.parametrize(("header", "shown"), HEADERS.values(), ids=HEADERS)
 
 
+@pytest.fixture
+async def nameserver(tmp_path: Path) -> AsyncIterator[Running]:
+    """A name server that believes PROXY headers from this machine."""
+    async with running(tmp_path, trusted_proxies="127.0.0.0/8") as here:
+        yield here
+
+
 async def shows(nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture, shown: str | None) -> None:
     """The peer is served, and appears in the log as it should."""
     await register(line, MASTER)
@@ -71,11 +79,29 @@ async def test_tls_may_follow(
         await shows(nameserver, line, caplog, shown)
 
 
+@headers
+@pytest.mark.parametrize("trusted", ["", "10.0.0.0/8,::1"])
+async def test_a_header_from_an_address_that_is_not_trusted_ends_the_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None, trusted: str
+) -> None:
+    async with (
+        running(tmp_path, trusted_proxies=trusted) as here,
+        line_to(here.address) as line,
+        line_to(here.address) as other,
+    ):
+        await line.write(header[:30] + encode(Request(206), 1))
+        await line.until_closed()
+        assert line.strays == []
+        expected = "a PROXY header from an address that trustedProxies does not name"
+        assert f"connection closed peer={line.own_address} reason={expected}" in caplog.text
+        assert (await other.call(206)).code == 0, "a peer without a header is served"
+
+
 async def test_tls_must_follow_where_it_is_demanded(tmp_path: Path) -> None:
     authority = trustme.CA()
     tls = Files(tmp_path / "tls", authority).settings(mode=TlsMode.ENFORCING)
     header = v1("TCP4 203.0.113.7 192.0.2.1 4711 9876")
-    async with running(tmp_path, tls=tls) as here:
+    async with running(tmp_path, tls=tls, trusted_proxies="127.0.0.1") as here:
         async with line_to(here.address, prologue=header, tls=client_of(authority)) as line:
             await register(line, MASTER)
         async with line_to(here.address, prologue=header) as line:

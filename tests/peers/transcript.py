@@ -52,6 +52,7 @@ OUR_KEYS = frozenset(
         "snapshotIntervalSeconds",
         "snapshotMaxAgeSeconds",
         "topicEntriesMax",
+        "trustedProxies",
         "warmRestartEnable",
         "warmRestartLeaseSeconds",
         "watchEnable",

@@ -359,7 +359,16 @@ class SkyrouteNameServer(NameServerProcess):
     """Ours, as an operator runs it."""
 
     def command(self) -> list[str]:
-        return [sys.executable, "-m", "skyroute", "nameserver", "-c", str(self.config_file)]
+        return [
+            sys.executable,
+            "-m",
+            "skyroute",
+            "nameserver",
+            "-c",
+            str(self.config_file),
+            "-D",
+            "trustedProxies=127.0.0.1",
+        ]
 
 
 class ApacheNameServer(NameServerProcess):

@@ -154,6 +154,7 @@ def server_process(
         "bindAddress": "127.0.0.1",
         "kvConfigPath": folder / "kvConfig.json",
         "configStorePath": folder / "namesrv.properties",
+        "trustedProxies": "127.0.0.1",  # so that tests can speak as a proxy
     }
     values |= settings or {}
     options = [word for key, value in values.items() for word in ("-D", f"{key}={value}")]

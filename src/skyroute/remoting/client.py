@@ -94,6 +94,8 @@ class Channel(asyncio.Protocol):
                 call.answer.set_exception(ConnectionLostError(reason))
         self._awaited.clear()
         self._held_back.clear()
+        self._outbox.clear()
+        self._decoder = FrameDecoder()  # so that half a frame does not live as long as whoever still holds this
         if self._look_timer is not None:
             self._look_timer.cancel()
         self.ended.set_result(None)
@@ -123,10 +125,11 @@ class Channel(asyncio.Protocol):
                         call.answer.set_result(as_response(command))
                 elif self._on_request is not None:
                     self._on_request(command, self)
-            if self._decoder.failure is not None:
-                raise self._decoder.failure
+            failure = self._decoder.failure
         except FrameError as error:
-            self._hang_up(f"{self.address} does not speak RocketMQ's protocol: {error}")
+            failure = str(error)
+        if failure is not None:
+            self._hang_up(f"{self.address} does not speak RocketMQ's protocol: {failure}")
         if self._retired:
             self._close_if_idle()
 

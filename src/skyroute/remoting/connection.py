@@ -12,14 +12,16 @@ from typing import Any, Final, cast
 from skyroute.clock import Clock
 from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Later, Peer, failure
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, TlsError
+from skyroute.remoting.fair_queue import FADING, FIRST_COST_S, SHARE_S, TURN_S, FairQueue
 from skyroute.remoting.tls import ServerTls, TlsStream
 from skyroute.remoting.tls_settings import TlsMode
 from skyroute.remoting.traffic import Traffic, TurnEnd
+from skyroute.wire.codes import QUESTIONS
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
 from skyroute.wire.header import as_response, decode_command, encode_request, response_head
-from skyroute.wire.proxy_protocol import read_proxy_header
+from skyroute.wire.proxy_protocol import PROXY_STARTS, read_proxy_header
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,15 @@ WRITE_BYTES: Final = 64 * 1024
 
 AWAITED_MAX: Final = 1024
 """How many answers of one connection may be waited for before reading stops."""
+
+LOOK_EVERY: Final = 32
+"""After so many answers that were ready, the connection looks whether its share of time is used up."""
+
+BACKLOG_FRAMES: Final = 256
+"""How many frames that wait are taken up at a time."""
+
+FRAME_OVERHEAD_BYTES: Final = 64
+"""What a frame that waits takes of the memory besides its bytes."""
 
 LATER_MAX: Final = 100_000
 """How many answers of one connection that cost no task, such as those to parked pulls, may be waited for."""
@@ -47,6 +58,9 @@ TLS_HANDSHAKE_BYTES: Final = 64 * 1024
 
 SERVER_LANGUAGE: Final = "JAVA"
 """What every peer expects of a server."""
+
+UNKNOWN_ADDRESS: Final = "?"
+"""Address of a peer that was gone before the system could say where it was."""
 
 Piece = bytes | memoryview
 """A part of what is written."""
@@ -82,17 +96,21 @@ class Limits:
     send_buffer_bytes: int = 0
     receive_buffer_bytes: int = 0
     """Sizes of the system's own buffers; 0 leaves them to the system."""
+    trusts_proxy: Callable[[str], bool] = field(default=lambda address: False)
+    """Whether a PROXY header from this IP address is believed."""
 
 
 class Tally:
     """A sum over all connections that must stay within a bound."""
 
-    __slots__ = ("_bound", "_shares", "total")
+    __slots__ = ("_bound", "_shares", "freed", "total")
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._shares: dict[int, int] = {}
         self.total = 0
+        self.freed = 0
+        """What all connections have given up since the start."""
 
     def put(self, connection: int, share: int) -> bool:
         """Set one connection's share; false means that it grew and the sum is now too large."""
@@ -102,6 +120,8 @@ class Tally:
         else:
             self._shares.pop(connection, None)
         self.total += grown
+        if grown < 0:
+            self.freed -= grown
         return grown <= 0 or self.total <= self._bound
 
 
@@ -135,6 +155,7 @@ class Service:
     complaints: Complaints
     traffic: Traffic
     turn_end: TurnEnd
+    queue: FairQueue
     on_made: "Callable[[Connection], None]"
     on_lost: "Callable[[Connection, Exception | None], None]"
     """Called exactly once for every connection that was made."""
@@ -146,16 +167,21 @@ class Connection(asyncio.Protocol):
     """Reads frames, has them answered in order, and writes the answers.
 
     A connection is *opening* until its first bytes have told whether a PROXY header and TLS come first. It stops
-    reading, and answering, while its peer does not take the answers.
+    reading, and answering, while its peer does not take the answers. One that was answered for longer than its share,
+    or is read when the loop has much to do, waits in the server's `FairQueue`.
     """
 
     __slots__ = (
         "_awaited",
         "_backlog",
+        "_backlog_bytes",
         "_calls",
         "_decoder",
         "_first_bytes",
+        "_has_ended",
         "_held",
+        "_is_paused",
+        "_is_queued",
         "_last_call",
         "_later",
         "_lost",
@@ -164,14 +190,18 @@ class Connection(asyncio.Protocol):
         "_service",
         "_tls",
         "_transport",
-        "_turn_bytes",
+        "_turn",
+        "_unread",
         "_unsent",
         "_waiting",
+        "_working_bytes",
         "active_at",
         "closing_since",
+        "cost_s",
         "first_byte_at",
         "opening",
         "peer",
+        "virtual_s",
     )
 
     def __init__(self, service: Service, number: int) -> None:
@@ -180,14 +210,29 @@ class Connection(asyncio.Protocol):
         self._decoder = FrameDecoder(service.limits.frame_bytes_max, service.limits.exempt)
         self._first_bytes = b""
         self._tls: TlsStream | None = None
+        self._unread = b""
+        """Bytes that came while frames before them wait."""
         self._backlog: deque[bytes] = deque()
-        """Frames that wait for the peer to take earlier answers."""
+        """Frames that wait for their turn, or for the peer to take earlier answers."""
+        self._backlog_bytes = 0
+        self._is_queued = False
+        """It waits in the server's queue."""
+        self._is_paused = False
+        """Nothing is read at present."""
+        self._has_ended = False
+        """The peer has sent everything it will ever send."""
+        self.virtual_s = 0.0
+        """Its time in that queue."""
+        self.cost_s = FIRST_COST_S
+        """How long its requests may be expected to take, by the longest of late."""
         self._held = 0
         """Bytes of this connection in the server's account of what it buffers."""
         self._waiting = False
         """The peer does not take our answers at present."""
         self._awaited = 0
         """Answers that a handler is still working on."""
+        self._working_bytes = 0
+        """Bytes of the frames of those."""
         self._later = 0
         """Answers that somebody will give, and nobody works on."""
         self._outbox: list[Piece] = []
@@ -196,8 +241,8 @@ class Connection(asyncio.Protocol):
         self._calls: dict[int, asyncio.Future[Response]] = {}
         """What we asked the peer, by number."""
         self._last_call = 0
-        self._turn_bytes = 0
-        """Size of a frame whose answer all later ones wait for; 0 where there is none."""
+        self._turn: asyncio.Task[None] | None = None
+        """Work on an answer that all later ones wait for."""
         self._unsent = 0
         """Bytes not yet taken by the peer when the server last looked."""
         self._lost = False
@@ -205,7 +250,7 @@ class Connection(asyncio.Protocol):
         self.first_byte_at: float | None = None
         self.active_at = service.clock.monotonic()
         self.closing_since: float | None = None
-        self.peer = Peer(number, "?", line=self)
+        self.peer = Peer(number, UNKNOWN_ADDRESS, line=self)
 
     def __repr__(self) -> str:
         state = "closing" if self.closing_since is not None else "opening" if self.opening else "open"
@@ -224,9 +269,14 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = self.peer.gone = True
-        self._backlog.clear()
+        # Whoever still knows this connection or its peer must not keep alive what was read.
+        self.peer.line = None
+        self._tls = None
+        self._drop_input()
         self._outbox.clear()
-        self._hold(0)
+        if self._turn is not None:
+            self._turn.cancel()
+        self._hold(self._working_bytes)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(
@@ -234,6 +284,12 @@ class Connection(asyncio.Protocol):
                 )
         self._service.unsent.put(self.peer.connection, 0)
         self._service.on_lost(self, exc)
+
+    def eof_received(self) -> bool:
+        """Write the answers of this turn, and keep the connection until what waits is answered, too."""
+        self._flush()
+        self._has_ended = True
+        return self._is_queued and not self._is_over
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -243,7 +299,7 @@ class Connection(asyncio.Protocol):
                 data = self._decrypt(data)
             if data:
                 self._receive(data)
-            if self._tls is not None and self._tls.ended:
+            if self._tls is not None and self._tls.ended and not self.eof_received():
                 self.close()
         except (FrameError, TlsError) as error:
             self.close(str(error))
@@ -268,7 +324,7 @@ class Connection(asyncio.Protocol):
         self._flush()
         self._complain(reason)
         self.closing_since = self._service.clock.monotonic()
-        self._backlog.clear()
+        self._drop_input()
         if self._tls is not None and not self._transport.is_closing():
             self._tls.finish()
             self._transport.write(self._tls.pending())
@@ -278,8 +334,15 @@ class Connection(asyncio.Protocol):
         """End the connection at once, sent or not."""
         self._complain(reason)
         self.closing_since = self._service.clock.monotonic()
-        self._backlog.clear()
+        self._drop_input()
         self._transport.abort()
+
+    def _drop_input(self) -> None:
+        """Give up everything that was read and not answered."""
+        self._first_bytes = self._unread = b""
+        self._backlog.clear()
+        self._backlog_bytes = 0
+        self._decoder.buffer = bytearray()
 
     def _complain(self, reason: str | None) -> None:
         if reason is not None and self._service.complaints.is_heard(self._service.clock.monotonic()):
@@ -353,6 +416,11 @@ class Connection(asyncio.Protocol):
         if self._tls is not None:
             return self._decrypt(data)
         data = self._first_bytes + data
+        if data.startswith(PROXY_STARTS) and not self._is_trusted_proxy():
+            if self.peer.address == UNKNOWN_ADDRESS:
+                self.close()
+                return b""
+            raise FrameError("a PROXY header from an address that trustedProxies does not name")
         proxied = read_proxy_header(data)
         if proxied is None or _has_only_begun(data[proxied.header_bytes :]):
             self._first_bytes = data
@@ -379,6 +447,10 @@ class Connection(asyncio.Protocol):
         self.opening = False
         return rest
 
+    def _is_trusted_proxy(self) -> bool:
+        address = self._transport.get_extra_info("peername")
+        return isinstance(address, tuple) and self._service.limits.trusts_proxy(str(address[0]))
+
     async def _open_when_prepared(self) -> None:
         try:
             await self._service.tls.prepare()
@@ -386,7 +458,7 @@ class Connection(asyncio.Protocol):
             self.close(str(error))
         if not self._is_over:
             data, self._first_bytes = self._first_bytes, b""
-            self._transport.resume_reading()
+            self._resume_reading()
             self.data_received(data)
 
     def _decrypt(self, data: bytes) -> bytes:
@@ -404,20 +476,83 @@ class Connection(asyncio.Protocol):
     # Frames and answers
 
     def _receive(self, data: bytes) -> None:
+        now = self._service.clock.monotonic()
+        if self._is_queued or self._must_queue or self._stalled:
+            self._wait(data, now)
+        else:
+            self._take(data, now)
+
+    def _take(self, data: bytes, now: float) -> None:
+        """Cut bytes into frames and answer them."""
         decoder = self._decoder
         frames = decoder.feed(data)
         if decoder.buffer or self._held:
             self._account()
-        if not frames or self.closing_since is not None:
-            return
-        self.active_at = self._service.clock.monotonic()
-        self._service.traffic.heard(self.active_at)
-        if self._backlog or self._stalled:
-            self._put_back(frames)
-        else:
+        if frames and self.closing_since is None:
+            self.active_at = now
+            self._service.traffic.heard(now)
             self._answer(frames)
-        if not self._backlog:
+        if decoder.failure is not None:
             self._end_if_broken()
+
+    # Waiting for a turn
+
+    @property
+    def _must_queue(self) -> bool:
+        """This connection has cost much of late, or the loop has had enough to do since it last turned."""
+        return self.cost_s > SHARE_S or self._service.queue.spent_s > TURN_S
+
+    def _wait(self, data: bytes, now: float) -> None:
+        """Keep bytes for later; read no more if some are kept already."""
+        self._service.traffic.heard(now)
+        if self._unread or self._backlog or self._stalled:
+            self._pause_reading()
+        self._unread += data
+        self._account()
+        self._queue_up()
+
+    def _queue_up(self) -> None:
+        if not self._is_queued and not self._stalled and not self._is_over:
+            self._is_queued = True
+            self._service.queue.add(self)
+
+    def take_turn(self) -> None:
+        """Answer what waits, for one share of time. Called by the queue."""
+        self._is_queued = False
+        if not self._is_over and not self._stalled:
+            self._proceed()
+
+    def _go_on(self) -> None:
+        """Take up what waits, now that the reason is gone."""
+        if self._is_over or self._stalled or self._is_queued:
+            return
+        if self._must_queue and (self._backlog or self._unread):
+            self._queue_up()
+        else:
+            self._proceed()
+
+    def _proceed(self) -> None:
+        """Answer what waits, and read again once nothing is left of it."""
+        try:
+            if self._backlog:
+                self.active_at = self._service.clock.monotonic()
+                self._answer(self._take_back())
+            elif self._unread:
+                data, self._unread = self._unread, b""
+                self._take(data, self._service.clock.monotonic())
+        except FrameError as error:
+            self.close(str(error))
+        if self._is_over or self._stalled or self._is_queued:
+            return
+        if self._backlog or self._unread:
+            self._queue_up()
+            return
+        self._account()
+        self._end_if_broken()
+        if self._has_ended:
+            self.close()
+        elif not self._is_over:
+            self._resume_reading()
 
     @property
     def _is_over(self) -> bool:
@@ -425,98 +560,138 @@ class Connection(asyncio.Protocol):
 
     @property
     def _stalled(self) -> bool:
-        return self._waiting or self._turn_bytes > 0 or self._awaited >= AWAITED_MAX or self._later >= LATER_MAX
+        return self._waiting or self._turn is not None or self._awaited >= AWAITED_MAX or self._later >= LATER_MAX
 
     def _put_back(self, frames: list[bytes]) -> None:
-        self._backlog.extend(frames)
+        """Have frames wait before all others."""
+        self._backlog.extendleft(reversed(frames))
+        self._backlog_bytes += sum(map(len, frames)) + FRAME_OVERHEAD_BYTES * len(frames)
         self._account()
         self._pause_reading()
 
+    def _take_back(self) -> list[bytes]:
+        """Return the first frames that wait."""
+        backlog = self._backlog
+        frames = [backlog.popleft() for _ in range(min(BACKLOG_FRAMES, len(backlog)))]
+        self._backlog_bytes -= sum(map(len, frames)) + FRAME_OVERHEAD_BYTES * len(frames)
+        return frames
+
     def _pause_reading(self) -> None:
-        if not self._transport.is_closing():  # uvloop refuses to pause what is closing
+        if not self._is_paused and not self._transport.is_closing():  # uvloop refuses to pause what is closing
+            self._is_paused = True
             self._transport.pause_reading()
 
+    def _resume_reading(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+
     def _answer(self, frames: list[bytes]) -> None:
-        """Answer frames in order."""
-        dispatcher, peer = self._service.dispatcher, self.peer
-        dispatcher.free_since = self.active_at
-        find_repeat, answer = dispatcher.repeats.find, dispatcher.answer
+        """Answer frames in order, for one share of time; the others wait."""
+        service = self._service
+        find_repeat, monotonic = service.dispatcher.repeats.find, service.clock.monotonic
+        service.dispatcher.free_since = began = now = self.active_at
         out: list[Piece] = []
         size = 0
         try:
             for at, frame in enumerate(frames):
                 known = find_repeat(frame)
-                if known is not None:
+                if known is None:
+                    size += self._carry_out(frame, out)
+                    now = monotonic()
+                else:
                     out += known
                     size += len(known[3])
-                else:
-                    request = decode_command(frame)
-                    if request.flag & FLAG_RESPONSE:
-                        self._take_response(request)
-                        continue
-                    response = answer(request, peer)
-                    if type(response) is not Response:
-                        self._await_answer(request, len(frame), response)
-                    elif not request.flag & FLAG_ONEWAY:
-                        head = response_head(response, request.request_id, request.form)
-                        out += (head, response.body, *response.more)
-                        size += response.body_bytes if response.more else len(response.body)
-                        if response.lasting:
-                            dispatcher.keep(frame, request, response)
-                if size > WRITE_BYTES or self._awaited:
+                    if at % LOOK_EVERY == LOOK_EVERY - 1:
+                        now = monotonic()
+                if size > WRITE_BYTES or self._awaited or now - began > SHARE_S:
                     self._write(out, size)
                     out, size = [], 0
                     if self._is_over:
-                        return
-                    if self._stalled:
+                        break
+                    if at + 1 < len(frames) and (self._stalled or now - began > SHARE_S):
                         self._put_back(frames[at + 1 :])
-                        return
+                        self._queue_up()
+                        break
         except FrameError as error:
             self._write(out, size)
             self.close(str(error))
         else:
             self._write(out, size)
+        if now > began:
+            took_s, queue = now - began, service.queue
+            queue.spent_s += took_s
+            if queue.is_busy:
+                self.virtual_s += took_s
+            self.cost_s = max(took_s, FADING * self.cost_s)
+
+    def _carry_out(self, frame: bytes, out: list[Piece]) -> int:
+        """Carry out one request; add its answer to `out`, if there is one yet, and return the size of its body."""
+        request, dispatcher = decode_command(frame), self._service.dispatcher
+        if request.flag & FLAG_RESPONSE:
+            self._take_response(request)
+            return 0
+        is_oneway = request.flag & FLAG_ONEWAY
+        if is_oneway and request.code in QUESTIONS:
+            return 0
+        response = dispatcher.answer(request, self.peer)
+        if type(response) is not Response:
+            self._await_answer(request, len(frame), response)
+            return 0
+        if is_oneway:
+            return 0
+        out += (response_head(response, request.request_id, request.form), response.body, *response.more)
+        if response.lasting:
+            dispatcher.keep(frame, request, response)
+        return response.body_bytes if response.more else len(response.body)
 
     def _await_answer(self, request: Request, frame_bytes: int, answer: Answer) -> None:
         if isinstance(answer, Later):
             self._later += 1
-            answer.then(partial(self._receive_late, request))
+            # The request itself may be large, and the answer long in coming.
+            request_id = None if request.is_oneway else request.request_id
+            answer.then(partial(self._receive_late, request_id, request.form))
             return
         self._awaited += 1
+        self._working_bytes += frame_bytes
+        self._account()
         in_turn = isinstance(answer, InTurn)
-        if isinstance(answer, InTurn):
-            self._turn_bytes = frame_bytes
-            answer = answer.work
-        task = self._service.spawn(self._finish(request, cast("Awaitable[Response]", answer), in_turn=in_turn))
-        if isinstance(answer, Coroutine):
-            # A server that ends before this has begun would leave it behind, and Python would complain.
-            task.add_done_callback(partial(_close, answer))
+        work = cast("Awaitable[Response]", answer.work if isinstance(answer, InTurn) else answer)
+        task = self._service.spawn(self._finish(request, work))
+        task.add_done_callback(partial(self._end_work, work, frame_bytes))
+        if in_turn:
+            self._turn = task
 
-    def _receive_late(self, request: Request, response: Response) -> None:
+    def _receive_late(self, request_id: int | None, form: int, response: Response) -> None:
         self._later -= 1
         if self._is_over:
             return
-        if not request.is_oneway:
-            head = response_head(response, request.request_id, request.form)
+        if request_id is not None:
+            head = response_head(response, request_id, form)
             self._write((head, response.body, *response.more), response.body_bytes)
         if self._later == LATER_MAX - 1:
             self._go_on()
 
-    async def _finish(self, request: Request, awaited: Awaitable[Response], *, in_turn: bool) -> None:
+    async def _finish(self, request: Request, work: Awaitable[Response]) -> None:
         try:
-            response = await awaited
+            response = await work
         except Exception as error:  # noqa: BLE001 - one peer's request must not end the others' service
             response = failure(error, request, self.peer)
-        finally:
-            self._awaited -= 1
-            if in_turn:
-                self._turn_bytes = 0
-        if self._is_over:
-            return
-        if not request.is_oneway:
+        if not self._is_over and not request.is_oneway:
             head = response_head(response, request.request_id, request.form)
             self._write((head, response.body, *response.more), response.body_bytes)
-        self._go_on()
+
+    def _end_work(self, work: Awaitable[Response], frame_bytes: int, task: "asyncio.Task[None]") -> None:
+        if isinstance(work, Coroutine):
+            work.close()  # one that was cancelled before it began would have Python complain
+        self._awaited -= 1
+        self._working_bytes -= frame_bytes
+        if self._turn is task:
+            self._turn = None
+        if self._lost:
+            self._hold(self._working_bytes)
+        else:
+            self._go_on()
 
     def _write(self, out: Sequence[Piece], body_bytes: int) -> None:
         """Have something written at the end of this turn of the loop, or now if there is much to write."""
@@ -545,31 +720,15 @@ class Connection(asyncio.Protocol):
         ):
             self.abort("too many unread answers in all")
 
-    def _go_on(self) -> None:
-        """Take up what was put back, and read again once nothing is left of it."""
-        if self._is_over or self._stalled:
-            return
-        if self._backlog:
-            frames = list(self._backlog)
-            self._backlog.clear()
-            self.active_at = self._service.clock.monotonic()
-            self._answer(frames)
-        self._read_on()
-
-    def _read_on(self) -> None:
-        if self._backlog or self._stalled or self._is_over:
-            return
-        self._account()
-        self._transport.resume_reading()
-        self._end_if_broken()
-
     def _end_if_broken(self) -> None:
         """Close once everything before the broken part of the stream has been answered."""
-        if self._decoder.failure is not None and not self._stalled:
-            self.close(str(self._decoder.failure))
+        if self._decoder.failure is not None and not self._backlog and not self._stalled:
+            self.close(self._decoder.failure)
 
     def _account(self) -> None:
-        held = len(self._first_bytes) + len(self._decoder.buffer) + self._turn_bytes + sum(map(len, self._backlog))
+        held = len(self._first_bytes) + len(self._unread) + self._backlog_bytes + self._working_bytes
+        if self._decoder.buffer:
+            held += self._decoder.held_bytes
         if self._tls is not None:
             held += self._tls.buffered if self._tls.established else TLS_HANDSHAKE_BYTES
         self._hold(held)
@@ -584,7 +743,3 @@ class Connection(asyncio.Protocol):
 def _has_only_begun(data: bytes) -> bool:
     """Return whether a peer has hardly said anything: neither a short frame, whole or hopeless, nor more than one."""
     return len(data) < _DECIDING_BYTES and (len(data) < 4 or int.from_bytes(data[:4]) > len(data) - 4)
-
-
-def _close(work: Coroutine[Any, Any, Response], _: "asyncio.Task[None]") -> None:
-    work.close()

@@ -65,7 +65,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class InTurn:
-    """An answer that takes a while, and that later requests of the same connection wait for."""
+    """An answer that takes a while, and that later requests of the same connection wait for.
+
+    The work is cancelled if the connection ends; see `remoting/pace.py` for long work in steps.
+    """
 
     work: Awaitable[Response]
 

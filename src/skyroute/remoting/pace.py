@@ -1,17 +1,26 @@
-"""How long work shares the loop with everybody else.
+"""Long work in steps, so that other requests are answered in between.
 
-Long work is written as a generator that yields between its steps and returns its result. `run_through` does it in one
-go, `Pace` lets others have their turn in between.
+A handler writes long work as a generator that yields between its steps and returns its `Response`, and answers with
+`InTurn(pace.run(steps))`. Rules for such a generator:
+
+- A step takes at most a few milliseconds; what is shared may have changed when it goes on after a `yield`.
+- If the peer hangs up, the generator is closed at its next `yield`. So an effect belongs in one step, the last one.
+- Later requests of the same connection wait for it: each connection has at most one such work.
+
+`run_through` does the same work at once, where it is known to be short.
 """
 
 import asyncio
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from skyroute.clock import Clock
 from skyroute.remoting.traffic import Traffic
 
 T = TypeVar("T")
+
+ROUND_S: Final = 0.1
+"""Work that has taken this long lets the others that wait go first. A registration rarely takes as long."""
 
 
 def run_through(steps: Generator[None, None, T]) -> T:
@@ -25,7 +34,11 @@ def run_through(steps: Generator[None, None, T]) -> T:
 
 
 class Pace:
-    """Rests between the steps of long work: as long as the step took, but only while others have something to say."""
+    """Runs long works one at a time, with a rest after each step.
+
+    The rest lasts as long as the step took if other peers are heard from meanwhile, and is one turn of the loop if
+    not. Works that take longer than `ROUND_S` take turns, in the order in which they came.
+    """
 
     def __init__(self, traffic: Traffic, clock: Clock) -> None:
         self._traffic = traffic
@@ -33,19 +46,26 @@ class Pace:
         self._lane = asyncio.Lock()
 
     async def run(self, steps: Generator[None, None, T]) -> T:
-        """Do the steps with rests in between, after the long work that came before has ended."""
-        async with self._lane:
+        """Do all steps and return the result. If this is cancelled, the generator is closed."""
+        try:
             while True:
-                began_at = self._clock.monotonic()
-                try:
-                    next(steps)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
-                await self._rest(self._clock.monotonic() - began_at)
+                async with self._lane:  # whoever waits for it gets it in order of arrival
+                    worked_s = 0.0
+                    while worked_s < ROUND_S:
+                        began_at = self._clock.monotonic()
+                        try:
+                            next(steps)
+                        except StopIteration as end:
+                            result: T = end.value
+                            return result
+                        step_s = self._clock.monotonic() - began_at
+                        worked_s += step_s
+                        await self._rest(step_s)
+        finally:
+            steps.close()
 
-    async def _rest(self, worked_s: float) -> None:
+    async def _rest(self, step_s: float) -> None:
         reads_before = self._traffic.reads
         await asyncio.sleep(0)  # the loop looks at every socket once
         if self._traffic.reads != reads_before:
-            await asyncio.sleep(worked_s)
+            await asyncio.sleep(step_s)

@@ -14,6 +14,8 @@ from skyroute.clock import Clock
 from skyroute.remoting.connection import Complaints, Connection, Limits, Service, Tally, join_address
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
+from skyroute.remoting.fair_queue import FairQueue
+from skyroute.remoting.free_memory import Trimming, trim
 from skyroute.remoting.lateness import Lateness
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.traffic import Traffic, TurnEnd
@@ -55,6 +57,7 @@ class Server:
             complaints=Complaints(),
             traffic=traffic or Traffic(),
             turn_end=TurnEnd(),
+            queue=FairQueue(clock.monotonic),
             on_made=self._on_made,
             on_lost=self._on_lost,
             spawn=self.spawn,
@@ -70,6 +73,7 @@ class Server:
         self._empty = asyncio.Event()
         self._stopping = False
         self._lateness = Lateness(SWEEP_S, SWEEP_S, clock.monotonic())
+        self._trimming = Trimming(clock.monotonic())
 
     def __repr__(self) -> str:
         held = self._service
@@ -215,6 +219,12 @@ class Server:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.sweep(self._service.clock.monotonic())
+            self._trim_if_due()
+
+    def _trim_if_due(self) -> None:
+        freed = self._service.buffered.freed + self._service.unsent.freed
+        if self._trimming.is_due(freed, self._service.clock.monotonic()):
+            trim()
 
     def _accept(self) -> Connection:
         return Connection(self._service, next(_numbers))
@@ -246,6 +256,7 @@ class Server:
             log.debug("connection lost peer=%s reason=%s", connection.peer.address, error)
         if not self._stopping:
             self._on_disconnect(number)
+            self._trim_if_due()
 
 
 def listens(listener: asyncio.Server) -> bool:

@@ -28,6 +28,7 @@ from skyroute.settings.keys import (
     setting,
     text_of,
 )
+from skyroute.settings.networks import parse_networks
 from skyroute.settings.properties import format_properties, parse_properties, read_properties
 from skyroute.settings.secrets import HIDDEN, may_be_secret, shown
 from skyroute.settings.tls_keys import TlsValues, is_tls_key, list_tls
@@ -66,7 +67,7 @@ class ServerConfig:
     INERT: ClassVar[InertSettings] = INERT_SETTINGS
     LISTED: ClassVar[frozenset[Scope]] = frozenset({Scope.SERVER, Scope.OWN})
     """What a remote asker is always told; the others are listed only where somebody set them."""
-    FIXED: ClassVar[frozenset[str]] = frozenset({"configBlackList", "rocketmqHome"})
+    FIXED: ClassVar[frozenset[str]] = frozenset({"configBlackList", "rocketmqHome", "trustedProxies"})
     """Keys that nobody may change from afar."""
     PATH_FIELD: ClassVar[str]
     """The field that says where updates are written."""
@@ -91,6 +92,9 @@ class ServerConfig:
     """All incomplete frames of all connections together."""
     prologue_timeout_seconds: int = setting(Scope.OWN, default=10, at_least=1)
     """How long a new connection may take to show what it speaks."""
+
+    trusted_proxies: str = setting(Scope.OWN, default="")
+    """Addresses and networks of load balancers whose PROXY header is believed, separated by commas."""
 
     metrics_port: int = setting(Scope.OWN, default=0, at_most=65535)
     """Where `/metrics`, `/livez` and `/readyz` are served; 0: nowhere."""
@@ -218,6 +222,7 @@ class ServerConfig:
             listen_backlog=self.server_socket_backlog,
             send_buffer_bytes=self.server_socket_snd_buf_size,
             receive_buffer_bytes=self.server_socket_rcv_buf_size,
+            trusts_proxy=parse_networks(self.trusted_proxies).contains,
             **more,
         )
 
@@ -309,6 +314,7 @@ class ServerConfig:
             elif not is_tls_key(key):
                 parsed[key] = text
         self._check_water_marks(parsed, origin)
+        self._check_proxies(parsed, origin)
         self._refuse(parsed, origin)
         return parsed
 
@@ -321,6 +327,16 @@ class ServerConfig:
                 f"writeBufferLowWaterMark={low} from {origin} is wrong: "
                 f"it must not be above writeBufferHighWaterMark, which is {high}"
             )
+
+    def _check_proxies(self, parsed: Mapping[str, Value | None], origin: str) -> None:
+        text = str(parsed.get("trustedProxies", ""))
+        try:
+            parse_networks(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"trustedProxies={text[:80]!r} from {origin} is wrong: {error} "
+                "(expected addresses and networks separated by commas, such as 10.0.0.5,192.168.0.0/16)"
+            ) from None
 
     def _apply(self, parsed: Mapping[str, Value | None]) -> None:
         known = _known(type(self))

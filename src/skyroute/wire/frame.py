@@ -41,8 +41,13 @@ class FrameDecoder:
         """How many buffered bytes it takes before looking again makes sense."""
         self.buffer = bytearray()
         """What is held of a frame that is not whole yet."""
-        self.failure: FrameError | None = None
+        self.failure: str | None = None
         """Why nothing more can be read, though frames before that point were."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What the buffer takes of the memory: it grows by more than it needs at a time."""
+        return self.buffer.__alloc__()
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes of the stream and return the frames they complete.
@@ -77,7 +82,7 @@ class FrameDecoder:
             else:
                 self._wanted = 4
         except FrameError as error:
-            self.failure = error
+            self.failure = str(error)  # the error itself would keep the bytes of this call alive
             if not frames:
                 raise
             return frames

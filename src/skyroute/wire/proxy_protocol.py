@@ -1,6 +1,6 @@
 """The PROXY protocol's header: a load balancer puts it first on a connection, to say who is behind it.
 
-Nobody vouches for it: any peer can send one. It serves for display only.
+Any peer can send one: the caller decides which peers it believes.
 """
 
 import ipaddress
@@ -13,6 +13,8 @@ from skyroute.wire.errors import FrameError
 V2_SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 V1_START: Final = b"PROXY"
 V1_BYTES_MAX: Final = 108
+PROXY_STARTS: Final = (V1_START, V2_SIGNATURE)
+"""A stream that starts with one of these starts with a header."""
 
 _V2_FAMILIES: Final = frozenset({0x00, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32})
 _V2_FIXED = Struct(">12sBBH")

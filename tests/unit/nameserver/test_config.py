@@ -39,7 +39,7 @@ OWN_KEYS = split("""
     brokersMax topicEntriesMax registrationBytesMax kvConfigMaxBytes
     memoryPath journalEnable journalSegmentBytes journalSegmentSeconds journalMaxBytes journalMaxAgeHours
     journalQueueMax journalQueueBytesMax warmRestartEnable warmRestartLeaseSeconds snapshotIntervalSeconds
-    snapshotMaxAgeSeconds massExpiryPercent watchEnable metricsPort metricsHost
+    snapshotMaxAgeSeconds massExpiryPercent watchEnable metricsPort metricsHost trustedProxies
 """)
 
 
@@ -126,6 +126,10 @@ def test_properties_of_the_java_machine_stand_behind_settings(tmp_path: Path) ->
         ("listenPort=9_876", "listenPort='9_876' from {path} is wrong: it must be a whole number from 0 to 65535"),
         ("clusterTest=yes", "clusterTest='yes' from {path} is wrong: it must be true or false"),
         ("serverWorkerThreads=many", "serverWorkerThreads='many' from {path} is wrong: it must be a whole number"),
+        (
+            "trustedProxies=10.0.0.1,lb-1",
+            "trustedProxies='10.0.0.1,lb-1' from {path} is wrong: 'lb-1' does not appear to be an IPv4 or IPv6 network",
+        ),
         ("useTLS=on", "useTLS='on' from {path} is wrong: it must be true or false"),
         (
             "rocketmq.serialize.type=XML",

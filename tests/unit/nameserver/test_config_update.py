@@ -132,6 +132,7 @@ def test_extras_of_the_file_can_be_updated(config: NameServerConfig) -> None:
         "kvConfigPath",
         "rocketmqHome",
         "rocketmq.home.dir",
+        "trustedProxies",
         "tls.server.mode",
         "tls.config.file",
         "tls.unknown",

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from skyroute.remoting.pace import Pace, run_through
+from skyroute.remoting.pace import ROUND_S, Pace, run_through
 from skyroute.remoting.traffic import Traffic
 from tests.support.clock import ManualClock
 
@@ -33,7 +33,7 @@ class Bench:
         return f"result of {name}"
 
     def broken(self, steps: int) -> Generator[None, None, str]:
-        yield from self.work("broken", steps)
+        yield from self.work("broken", steps, 0.0)
         raise RuntimeError("broken")
 
     def speak_once(self) -> None:
@@ -84,9 +84,43 @@ async def test_paced_work_does_all_steps_in_order_and_gives_the_result(steps: in
 async def test_one_long_work_is_done_at_a_time_in_the_order_they_came() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
-        results = await asyncio.gather(*(bench.pace.run(bench.work(name, 3)) for name in "abc"))
+        results = await asyncio.gather(*(bench.pace.run(bench.work(name, 3, ROUND_S / 5)) for name in "abc"))
     assert results == ["result of a", "result of b", "result of c"]
     assert bench.done == [line for name in "abc" for line in (*(f"{name}{n}" for n in range(3)), f"{name} ends")]
+
+
+async def test_works_that_take_longer_than_a_round_take_turns() -> None:
+    bench = Bench()
+    async with asyncio.timeout(30):
+        works = [
+            bench.work("long", 6, 0.6 * ROUND_S),
+            bench.work("other", 4, 0.6 * ROUND_S),
+            bench.work("short", 1, 0.0),
+        ]
+        await asyncio.gather(*map(bench.pace.run, works))
+    rounds = "long0 long1 other0 other1 short0 short ends long2 long3 other2 other3 long4 long5 other ends long ends"
+    assert " ".join(bench.done) == rounds
+
+
+async def test_work_is_closed_when_nobody_waits_for_it_any_more() -> None:
+    bench = Bench()
+    closed: list[str] = []
+
+    def work(name: str) -> Generator[None, None, None]:
+        try:
+            while True:
+                yield
+        finally:
+            closed.append(name)
+
+    running, waiting = work("running"), work("waiting")
+    next(waiting)
+    tasks = [asyncio.ensure_future(bench.pace.run(steps)) for steps in (running, waiting)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert closed == ["running", "waiting"]
 
 
 async def test_work_on_another_pace_is_not_waited_for() -> None:

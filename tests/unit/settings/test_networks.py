@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from skyroute.settings.networks import Networks, parse_networks
@@ -37,5 +39,5 @@ def test_an_empty_list_contains_nothing(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["localhost", "10.0.0.5/8", "10.0.0.256", "10.0.0.0/33", "10.0.0.1 10.0.0.2", "*"])
 def test_what_is_no_network_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ValueError, match=text.split("/")[0].replace("*", r"\*")):
+    with pytest.raises(ValueError, match=re.escape(text)):
         parse_networks(f"127.0.0.1,{text}")

@@ -94,7 +94,7 @@ def test_a_frame_that_contradicts_itself_is_not_waited_for(start: bytes) -> None
         FrameDecoder().feed(start)
     decoder = FrameDecoder()
     assert decoder.feed(ROUTE_REQUEST + start + b"{") == [ROUTE_REQUEST]
-    assert isinstance(decoder.failure, FrameError)
+    assert decoder.failure is not None
 
 
 def test_no_bytes_are_no_frames() -> None:
@@ -233,15 +233,15 @@ def test_good_frames_before_a_bad_one_come_out_and_the_failure_is_kept(bad: byte
         assert frames + decoder.feed(stream[at:] + bad) == [ROUTE_REQUEST, HEARTBEAT]
         failures.append(decoder.failure)
         assert failures[0] is None
-        assert isinstance(failures[1], FrameError)
-        assert reason in str(failures[1])
+        assert failures[1] is not None
+        assert reason in failures[1]
 
 
 def test_a_bad_frame_with_nothing_before_it_is_raised_and_kept() -> None:
     decoder = FrameDecoder()
     with pytest.raises(FrameError) as caught:
         decoder.feed(bytes(4) + ROUTE_REQUEST)
-    assert decoder.failure is caught.value
+    assert decoder.failure == str(caught.value)
 
 
 def test_a_stream_without_fault_has_no_failure() -> None:

@@ -1,0 +1,271 @@
+"""A peer that asks for much is answered in turns, and others are answered in between.
+
+What a request costs is told by the clock, which only the handlers move: so turns are counted here, not seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Generator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import pytest
+
+from skyroute.remoting.connection import LOOK_EVERY
+from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Peer
+from skyroute.remoting.fair_queue import SHARE_S, TURN_S
+from skyroute.remoting.pace import Pace
+from skyroute.remoting.server import Server
+from skyroute.remoting.tls import ServerTls
+from skyroute.remoting.tls_settings import TlsSettings
+from skyroute.remoting.traffic import Traffic
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request, Response
+from tests.network.certificates import client_that_trusts_anyone
+from tests.support import raw
+from tests.support.clock import ManualClock
+from tests.support.lines import AsyncLine, eventually, line_to
+
+DEAR, DEARER, CHEAP, LASTING, LONG, EFFECT = range(10001, 10007)
+QUESTION: Final = int(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+DEAR_S: Final = 0.001
+CHEAP_S: Final = 0.00002
+A_TURN: Final = round(2 * (TURN_S + SHARE_S) / DEAR_S)
+"""How many dear requests are carried out at most while the loop turns once."""
+
+
+class TickingClock(ManualClock):
+    """Goes on by `tick_s` whenever it is looked at."""
+
+    tick_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.advance(self.tick_s)
+
+
+class Asked:
+    """A server, and who was answered in which order."""
+
+    def __init__(self) -> None:
+        self.clock = TickingClock()
+        self.traffic = Traffic()
+        self.pace = Pace(self.traffic, self.clock)
+        self.order: list[int] = []
+        """Connections, as their requests were carried out."""
+        self.closed: list[int] = []
+        """Connections whose long work was given up."""
+        self.server = Server(
+            Dispatcher(
+                {
+                    DEAR: self._dear,
+                    DEARER: self._dearer,
+                    EFFECT: self._dear,
+                    CHEAP: self._cheap,
+                    LASTING: self._lasting,
+                    LONG: self._long,
+                    QUESTION: self._dear,
+                }
+            ),
+            tls=ServerTls(TlsSettings()),
+            clock=self.clock,
+            on_disconnect=lambda _: None,
+            traffic=self.traffic,
+        )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    @property
+    def dear(self) -> int:
+        return len(self.order)
+
+    def _dear(self, request: Request, peer: Peer) -> Answer:
+        self.clock.advance(DEAR_S)
+        self.order.append(peer.connection)
+        return Response()
+
+    def _dearer(self, request: Request, peer: Peer) -> Answer:
+        self.clock.advance(5 * SHARE_S)
+        return Response()
+
+    def _cheap(self, request: Request, peer: Peer) -> Answer:
+        self.clock.advance(CHEAP_S)
+        return Response()
+
+    def _lasting(self, request: Request, peer: Peer) -> Answer:
+        return Response(lasting=True)
+
+    def _long(self, request: Request, peer: Peer) -> Answer:
+        return InTurn(self.pace.run(self._steps(peer)))
+
+    def _steps(self, peer: Peer) -> Generator[None, None, Response]:
+        try:
+            while True:
+                self.order.append(peer.connection)
+                yield
+        finally:
+            self.closed.append(peer.connection)
+
+
+@pytest.fixture
+async def asked() -> AsyncIterator[Asked]:
+    here = Asked()
+    await here.server.start("127.0.0.1", 0)
+    yield here
+    await here.server.stop()
+
+
+def many(code: int, count: int, *, flag: int = 0) -> bytes:
+    return b"".join(raw.encode(raw.Request(code), number, flag=flag) for number in range(1, count + 1))
+
+
+async def be_known(line: AsyncLine) -> None:
+    """Ask for little, often enough that little is expected."""
+    for _ in range(30):
+        await line.call(CHEAP)
+
+
+@asynccontextmanager
+async def lines(asked: Asked, count: int) -> AsyncIterator[list[AsyncLine]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(line_to(asked.address)) for _ in range(count)]
+
+
+async def test_everything_one_peer_asked_is_answered_in_order(asked: Asked) -> None:
+    async with line_to(asked.address) as line:
+        sending = asyncio.ensure_future(line.write(many(DEAR, 3_000)))
+        assert [(await line.receive()).opaque for _ in range(3_000)] == list(range(1, 3_001))
+        await sending
+        await eventually(lambda: asked.server.buffered_bytes == 0)
+
+
+@pytest.mark.parametrize("flag", [0, 2], ids=["answered", "one-way"])
+async def test_a_peer_is_answered_while_another_one_asks_for_much(asked: Asked, flag: int) -> None:
+    async with lines(asked, 2) as (hostile, polite):
+        await be_known(polite)
+        sending = asyncio.ensure_future(hostile.write(many(EFFECT, 10_000, flag=flag)))
+        await eventually(lambda: asked.dear > 0)
+        for _ in range(20):
+            before = asked.dear
+            await polite.call(CHEAP)
+            assert asked.dear - before <= 3 * A_TURN, "it takes both ends some turns to write, read and write"
+        assert asked.dear < 10_000, "the other one is not done yet"
+        hostile.abort()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+async def test_a_peer_is_answered_while_a_hundred_ask_for_much(asked: Asked) -> None:
+    async with lines(asked, 101) as (polite, *hostile):
+        await be_known(polite)
+        for line in hostile:
+            await line.write(many(DEAR, 500))
+        for _ in range(20):
+            before = asked.dear
+            await polite.call(CHEAP)
+            assert asked.dear - before <= 3 * A_TURN
+        assert asked.dear < 50_000
+        async with line_to(asked.address) as late:
+            before = asked.dear
+            await late.call(CHEAP)
+            assert asked.dear - before <= 6 * A_TURN, "one that came later is answered soon, too"
+        for line in hostile:
+            line.abort()
+
+
+async def test_those_that_ask_for_much_get_the_same(asked: Asked) -> None:
+    async with lines(asked, 10) as hostile:
+        for line in hostile:
+            await line.write(many(DEAR, 200))
+        await eventually(lambda: asked.dear == 2_000)
+        first_half = asked.order[:1_000]
+        counts = [first_half.count(number) for number in set(asked.order)]
+        assert len(counts) == 10
+        assert max(counts) - min(counts) <= A_TURN
+
+
+async def test_a_peer_that_asked_for_much_waits_until_it_asked_for_less(asked: Asked) -> None:
+    async with line_to(asked.address) as line:
+        await be_known(line)
+        (connection,) = asked.server._connections.values()
+        assert not connection._must_queue
+        await line.call(DEARER)
+        assert connection._must_queue
+        await line.call(CHEAP)
+        assert connection._must_queue, "one that costs little does not make up for it"
+        await be_known(line)
+        assert not connection._must_queue
+
+
+async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:
+    repeats = asked.server._service.dispatcher.repeats
+    async with lines(asked, 2) as (hostile, polite):
+        await be_known(polite)
+        await hostile.call(LASTING)
+        asked.clock.tick_s = SHARE_S
+        await hostile.write(many(LASTING, 2_000))
+        await eventually(lambda: repeats.found > 0)
+        before = repeats.found
+        await polite.call(CHEAP)
+        assert repeats.found - before <= 8 * LOOK_EVERY
+
+
+async def test_requests_are_answered_after_the_peer_has_said_that_nothing_follows(asked: Asked) -> None:
+    async with line_to(asked.address) as line:
+        await line.write(many(DEAR, 300))
+        line.say_no_more()
+        assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
+        await line.until_closed()
+    await eventually(lambda: asked.server.connection_count == 0)
+
+
+async def test_requests_in_tls_are_answered_in_order_as_well(asked: Asked) -> None:
+    async with line_to(asked.address, tls=client_that_trusts_anyone()) as line:
+        await line.write(many(DEAR, 300))
+        assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
+
+
+async def test_what_waits_before_a_broken_frame_is_answered(asked: Asked) -> None:
+    async with line_to(asked.address) as line:
+        await line.write(many(DEAR, 300) + bytes(40))
+        await line.until_closed()
+        assert [stray.opaque for stray in line.strays] == list(range(1, 301))
+
+
+# One-way
+
+
+async def test_a_question_that_wants_no_answer_is_not_carried_out(asked: Asked) -> None:
+    async with line_to(asked.address) as line:
+        await line.write(many(QUESTION, 100, flag=2))
+        assert (await line.call(CHEAP)).code == 0
+        assert asked.order == []
+        assert (await line.call(QUESTION)).code == 0
+        assert len(asked.order) == 1
+
+
+async def test_what_has_an_effect_is_carried_out_one_way(asked: Asked) -> None:
+    async with line_to(asked.address) as line:
+        await line.write(many(EFFECT, 100, flag=2))
+        assert (await line.call(CHEAP)).code == 0
+        assert len(asked.order) == 100
+
+
+# Long work
+
+
+async def test_long_work_ends_with_its_connection(asked: Asked) -> None:
+    async with lines(asked, 2) as (first, second):
+        await first.send(LONG)
+        await eventually(lambda: len(asked.order) > 3)
+        await second.send(LONG)
+        (number,) = set(asked.order)
+        await eventually(lambda: asked.server.buffered_bytes > 0)
+    await eventually(lambda: asked.server.connection_count == 0)
+    await eventually(lambda: asked.server.buffered_bytes == 0)
+    assert asked.closed[0] == number
+    done = len(asked.order)
+    async with line_to(asked.address) as line:
+        await line.call(CHEAP)
+        assert len(asked.order) == done

@@ -1,0 +1,137 @@
+"""Connections that wait to be answered: who is next, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from skyroute.remoting.fair_queue import FIRST_COST_S, SHARE_S, TURN_S, FairQueue
+from tests.support.clock import ManualClock
+
+
+class Bench:
+    """A queue, and what happened in which turn of the loop."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.queue = FairQueue(self.clock.monotonic)
+        self.answered: list[str] = []
+
+    def connection(self, name: str, cost_s: float, turns: int = 1) -> Costly:
+        return Costly(self, name, cost_s, turns)
+
+    async def turn_s(self) -> float:
+        """Let the loop turn once, and return how long connections were answered."""
+        began_at = self.clock.monotonic()
+        await asyncio.sleep(0)
+        return self.clock.monotonic() - began_at
+
+    async def until_empty(self) -> None:
+        async with asyncio.timeout(10):
+            while len(self.queue):
+                await self.turn_s()
+
+
+class Costly:
+    """Takes `cost_s` for each of so many turns."""
+
+    def __init__(self, bench: Bench, name: str, cost_s: float, turns: int) -> None:
+        self._bench = bench
+        self._name = name
+        self._turns = turns
+        self.cost_s = cost_s
+        self.virtual_s = 0.0
+
+    def take_turn(self) -> None:
+        self._bench.clock.advance(self.cost_s)
+        self.virtual_s += self.cost_s
+        self._bench.answered.append(self._name)
+        self._turns -= 1
+        if self._turns:
+            self._bench.queue.add(self)
+
+
+async def test_one_that_waits_is_answered_in_the_next_turn() -> None:
+    bench = Bench()
+    bench.queue.add(bench.connection("a", SHARE_S))
+    assert bench.answered == []
+    await bench.turn_s()
+    assert bench.answered == ["a"]
+    assert len(bench.queue) == 0
+
+
+async def test_the_loop_turns_after_a_bounded_time() -> None:
+    bench = Bench()
+    for number in range(100):
+        bench.queue.add(bench.connection(str(number), SHARE_S, turns=3))
+    while len(bench.queue):
+        assert 0 < await bench.turn_s() <= TURN_S + SHARE_S
+    assert len(bench.answered) == 300
+
+
+async def test_those_that_cost_the_same_take_turns() -> None:
+    bench = Bench()
+    for name in "abc":
+        bench.queue.add(bench.connection(name, SHARE_S, turns=3))
+    await bench.until_empty()
+    assert bench.answered == list("abcabcabc")
+
+
+async def test_one_that_costs_little_is_answered_before_a_hundred_that_cost_much() -> None:
+    bench = Bench()
+    for number in range(100):
+        bench.queue.add(bench.connection(f"dear {number}", 5 * SHARE_S, turns=10))
+    for _ in range(20):
+        bench.queue.add(bench.connection("cheap", 0.00005))
+        before = len(bench.answered)
+        while "cheap" not in bench.answered[before:]:
+            await bench.turn_s()
+        assert bench.answered[before:].index("cheap") <= 1
+
+
+async def test_a_new_connection_is_answered_before_most_of_those_that_cost_much() -> None:
+    bench = Bench()
+    for number in range(100):
+        bench.queue.add(bench.connection(f"dear {number}", 5 * SHARE_S, turns=10))
+    for _ in range(150):
+        await bench.turn_s()
+    bench.queue.add(bench.connection("new", FIRST_COST_S))
+    before = len(bench.answered)
+    while "new" not in bench.answered[before:]:
+        await bench.turn_s()
+    assert bench.answered[before:].index("new") < 10
+
+
+async def test_one_that_costs_much_is_not_left_waiting_by_many_that_cost_little() -> None:
+    bench = Bench()
+    bench.queue.add(bench.connection("dear", 10 * SHARE_S))
+    for number in range(5):
+        bench.queue.add(bench.connection(f"cheap {number}", SHARE_S / 10, turns=10_000))
+    while "dear" not in bench.answered:
+        await bench.turn_s()
+    counts = Counter(bench.answered)
+    assert max(counts.values()) <= 101, "none had more time meanwhile than it had itself"
+
+
+async def test_time_spent_outside_the_queue_is_forgotten_once_it_had_its_turn() -> None:
+    bench = Bench()
+    bench.queue.spent_s = 2 * TURN_S
+    bench.queue.add(bench.connection("a", SHARE_S))
+    await bench.turn_s()
+    assert bench.queue.spent_s == 0.0
+
+
+async def test_one_that_fails_does_not_stop_the_others() -> None:
+    bench = Bench()
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["exception"]))
+
+    class Broken(Costly):
+        def take_turn(self) -> None:
+            raise RuntimeError("broken")
+
+    bench.queue.add(Broken(bench, "broken", 0.0, 1))
+    bench.queue.add(bench.connection("a", SHARE_S))
+    await bench.until_empty()
+    assert bench.answered == ["a"]
+    assert [str(each) for each in complaints] == ["broken"]
