@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from skyroute.broker.store.commit_log import ScannedRecord
 from skyroute.broker.store.disk import Disk
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.json_file import JsonFile
+from skyroute.wire.fastjson import JsonError, loads
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +102,10 @@ class DamageFile:
     def load(self) -> DamageReport:
         """Return what was kept; an empty report where there is nothing, or a damaged file."""
         try:
-            said: Any = self._file.load()
-            return DamageReport() if said is None else self._decode(said)
-        except (StoreError, KeyError, TypeError, ValueError, AttributeError) as error:
+            return self._decode(loads(self._file.path.read_bytes()))
+        except FileNotFoundError:
+            return DamageReport()
+        except (OSError, JsonError, KeyError, TypeError, ValueError, AttributeError) as error:
             log.warning("damage report not readable file=%s cause=%s", self._file.path, error)
             return DamageReport()
 
