@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
-from skyroute.broker.store.topic_queue import GAP_MAX, TopicQueue, Unit
+from skyroute.broker.store.topic_queue import GAP_MAX, NO_MESSAGE_BYTES, TopicQueue, Unit
 from skyroute.message.batch import ITEM_BYTES_MIN
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import INNER_COUNT
@@ -25,16 +25,21 @@ class BatchQueue(TopicQueue):
 
     __slots__ = ()
     unit_bytes = _BATCH_UNIT.size
+    is_for_batches = True
 
     def messages_in(self, raw_properties: bytes) -> int:
-        text = find_property(raw_properties, INNER_COUNT) or ""
-        messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
-        return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1
+        return messages_in_batch(raw_properties)
 
     def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
         self._tail += _BATCH_UNIT.pack(position, size, code, stored_at_ms, offset, messages, _NOT_COMPACTED, 0)
         self._count += 1
         self.end = offset + messages
+
+    def fill_up(self, offset: int, position: int) -> None:
+        while self.end < offset:
+            messages = min(offset - self.end, BATCH_MESSAGES_MAX)
+            self.add(self.end, position, NO_MESSAGE_BYTES, 0, 0, messages)
+        self.next_offset = self.end
 
     def make_place(self, offset: int, position: int) -> bool:
         if offset == 0:
@@ -50,11 +55,17 @@ class BatchQueue(TopicQueue):
         return super()._is_empty(unit) or offset < 0 or messages <= 0
 
     def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
-        units = self._units(self._row_of(offset), units_max)
+        row = self._row_of(offset)
+        units = self._units(row, units_max)
         if not units:
             return None
-        offsets = list(_OFFSETS.iter_unpack(units))
-        return offsets[0][0], _UNIT_START.iter_unpack(units), [first + messages for first, messages in offsets]
+        offsets: list[tuple[int, int]] = list(_OFFSETS.iter_unpack(units))
+        count = len(offsets)
+        for following in range(row + count, min(row + count + 2, self._count)):
+            offsets += _OFFSETS.iter_unpack(self._units(following, 1))
+        stops = [_stop_among(offsets, place, self.end) for place in range(count)]
+        stops[0] = max(stops[0], offset + 1)
+        return min(offsets[0][0], stops[0] - 1), _UNIT_START.iter_unpack(units), stops
 
     def next_segment(self, offset: int) -> int:
         at = self._row_of(offset) * self.unit_bytes
@@ -63,15 +74,23 @@ class BatchQueue(TopicQueue):
 
     def _row_of(self, offset: int) -> int:
         """Return the row of the unit that stands for a message, or of the next one where that is missing."""
-        # By segment first: one in between may be missing.
-        starts = [segment.start // self.unit_bytes for segment in self.segments]
-        if self._tail and self._offset_of(self._written) <= offset:
-            first, stop = self._written, self._count
-        else:
-            place = max(bisect_right(starts, offset, key=self._offset_of) - 1, 0)
-            first, stop = starts[place], min(self.segments[place].stop // self.unit_bytes, self._written)
-        row = max(bisect_right(range(stop), offset, lo=first, hi=stop, key=self._offset_of) - 1, first)
+        row = self._find_row_among(offset, self._first_row, self._count)
         return row if row + 1 == self._count or offset < self._stop_of(row) else row + 1
+
+    def _find_row_among(self, offset: int, low: int, high: int) -> int:
+        """Return the last of some rows whose first offset is not behind this one, or the first row."""
+        first = low
+        while True:
+            row = bisect_right(range(high), offset, lo=low, hi=high, key=self._offset_of) - 1
+            # Halving ends at a unit that was hurt, if it met one: then its neighbours disagree with it.
+            if row >= first and self._offset_of(row) <= offset < self._stop_of(row):
+                return row
+            if row + 2 < high and self._offset_of(row + 2) <= offset:
+                low = row + 2
+            elif row - 1 >= low and self._offset_of(row - 1) > offset:
+                high = row - 1
+            else:
+                return max(row, first)
 
     def _offset_of(self, row: int) -> int:
         if row >= self._count:
@@ -82,3 +101,21 @@ class BatchQueue(TopicQueue):
     def _stop_of(self, row: int) -> int:
         units = self._units(row, 1)
         return sum(_OFFSETS.unpack(units)) if units else 0
+
+
+def messages_in_batch(raw_properties: bytes) -> int:
+    """Return how many messages a record holds whose flag says that it is a batch."""
+    text = find_property(raw_properties, INNER_COUNT) or ""
+    messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
+    return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1
+
+
+def _stop_among(offsets: list[tuple[int, int]], place: int, end: int) -> int:
+    """Return the offset behind the messages of a unit, given those of the units around it, one of which may be hurt."""
+    first, messages = offsets[place]
+    stop = first + messages
+    following = [each[0] for each in offsets[place + 1 : place + 3]]
+    next_first = following[0] if following else end
+    if stop <= next_first or (len(following) == 2 and next_first < first and stop <= following[1]):
+        return stop
+    return next_first

@@ -8,6 +8,7 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Final, NamedTuple
 
+from skyroute.broker.store.damage_map import DamageMap
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import RecordTooLargeError, StoreError
 from skyroute.broker.store.segment import OpenSegments, Segment
@@ -56,7 +57,7 @@ class ScannedRecord(NamedTuple):
     raw_properties: bytes
 
 
-_Scanned = tuple[int, int, str, int, int, int, int, bytes]
+ScannedTuple = tuple[int, int, str, int, int, int, int, bytes]
 """The same without names, of which there are millions."""
 
 
@@ -67,6 +68,8 @@ class CommitLog:
         self._log = SegmentedLog(folder, segment_bytes, disk, opened)
         self._disk = disk
         self._mapped_bytes = 0
+        self.damaged = DamageMap()
+        """Where no sound record is, as far as that is known."""
         self.end = 0
         """Where the next record goes, unless its segment has no room for it."""
         self.flushed = 0
@@ -94,6 +97,11 @@ class CommitLog:
         """The position of the oldest byte that is kept."""
         return self._log.segments[0].start if self._log.segments else self.end
 
+    @property
+    def stop(self) -> int:
+        """The position behind the last file."""
+        return self._log.segments[-1].stop if self._log.segments else self.end
+
     # ------------------------------------------------------------------------------------------------------- writing
 
     def place(self, size: int) -> int:
@@ -114,7 +122,7 @@ class CommitLog:
             last = segments[-1]
             if self.end < last.stop:
                 last.write(self.end - last.start, segment_end(last.stop - self.end))
-            self.end = last.stop
+            self.end = max(self.end, last.stop)
         self.limit = self._log.add(self.end).stop - SEGMENT_END_BYTES
         return self.end
 
@@ -140,6 +148,14 @@ class CommitLog:
         self.end = position
         self.limit = self._log.segments[-1].stop - SEGMENT_END_BYTES if self._log.segments else 0
         self.flushed = min(self.flushed, position)
+
+    def finish_at(self, position: int) -> None:
+        """End the log here. Where the file of this position is gone, it ends with that file."""
+        if position < self.stop and self._log.find(position) is None:
+            position = self.stop
+        elif position > self.stop:
+            position += -position % self.segment_bytes
+        self.truncate(position)
 
     def unflushed(self) -> list[Segment]:
         """Return the segments that hold something which may not be on the disk."""
@@ -175,7 +191,9 @@ class CommitLog:
                 segment.release_memory()
 
     def record_at(self, position: int) -> bytes | None:
-        """Return the record that starts here, or None where none does."""
+        """Return the record that starts here, or None where none does, or a damaged one."""
+        if self.damaged and position in self.damaged:
+            return None
         words = self.read(position, _WORDS.size)
         if words is None:
             return None
@@ -201,28 +219,17 @@ class CommitLog:
         segment = self._log.find(position)
         if segment is None:
             return None
-        found = next(_scan_segment(segment, position, {}, trusted_ms=-1), None)
+        found = next(scan_segment(segment, position, {}), None)
         return None if found is None else ScannedRecord(*found)
 
-    def scan(self, position: int, *, trusted_ms: int = -1) -> Generator[_Scanned, None, None]:
-        """Walk over the good records from here on, and set `end` behind the last; each is what `ScannedRecord` has.
 
-        A body that is not what was stored ends the walk, unless it was stored before `trusted_ms`: what was whole on
-        the disk then is a bad spot by now, not the torn end of the log.
-        """
-        self.end = position
-        topics: dict[bytes, str] = {}
-        segment = self._log.find(position)
-        while segment is not None:
-            self.end, goes_on = yield from _scan_segment(segment, max(position, segment.start), topics, trusted_ms)
-            segment.release_memory()
-            segment = self._log.find(segment.stop) if goes_on else None
+def scan_segment(
+    segment: Segment, position: int, topics: dict[bytes, str]
+) -> Generator[ScannedTuple, None, tuple[int, bool]]:
+    """Walk over sound records, each as `ScannedRecord` has it; return where they end, and whether the segment does.
 
-
-def _scan_segment(
-    segment: Segment, position: int, topics: dict[bytes, str], trusted_ms: int
-) -> Generator[_Scanned, None, tuple[int, bool]]:
-    """Walk over good records; return where they end, and whether the log goes on in the next segment."""
+    `log_scan` goes on where they end before.
+    """
     view = segment.content
     at, end, start = position - segment.start, segment.size, segment.start
     read_head = _SCANNED[0].unpack_from
@@ -261,14 +268,10 @@ def _scan_segment(
                 or body_bytes < 0
                 or stop > end
                 or topic_stop + 2 + (view[topic_stop] << 8 | view[topic_stop + 1]) != stop
-                or (
-                    body_bytes
-                    and stored_at > trusted_ms
-                    and crc32(view[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc
-                )
+                or (body_bytes and crc32(view[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc)
             ):
                 break
-            if not view[stop - 1] and _is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
+            if not view[stop - 1] and is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
                 break
             raw_topic = view[topic_at:topic_stop]
             topic = topics.get(raw_topic)
@@ -281,11 +284,13 @@ def _scan_segment(
                 segment.release_memory()
     except (StructError, IndexError):
         pass  # too near to the segment's end for a head; there may still be the mark that ends it
-    is_marked = end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at)[1] == MAGIC_SEGMENT_END
-    return start + at, is_marked
+    is_over = at == end or (
+        end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at) == (end - at, MAGIC_SEGMENT_END)
+    )
+    return start + at, is_over
 
 
-def _is_torn(view: mmap, last_at: int, stop: int) -> bool:
+def is_torn(view: mmap, last_at: int, stop: int) -> bool:
     """Return whether a record was cut before its end: its last text ends with zero, and nothing comes after it.
 
     No checksum covers topic and properties.
