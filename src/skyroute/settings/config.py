@@ -67,7 +67,7 @@ class ServerConfig:
     INERT: ClassVar[InertSettings] = INERT_SETTINGS
     LISTED: ClassVar[frozenset[Scope]] = frozenset({Scope.SERVER, Scope.OWN})
     """What a remote asker is always told; the others are listed only where somebody set them."""
-    FIXED: ClassVar[frozenset[str]] = frozenset({"configBlackList", "rocketmqHome", "trustedProxies"})
+    FIXED: ClassVar[frozenset[str]] = frozenset({"configBlackList", "rocketmqHome"})
     """Keys that nobody may change from afar."""
     PATH_FIELD: ClassVar[str]
     """The field that says where updates are written."""

@@ -132,7 +132,6 @@ def test_extras_of_the_file_can_be_updated(config: NameServerConfig) -> None:
         "kvConfigPath",
         "rocketmqHome",
         "rocketmq.home.dir",
-        "trustedProxies",
         "tls.server.mode",
         "tls.config.file",
         "tls.unknown",
