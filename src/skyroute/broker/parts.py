@@ -47,7 +47,9 @@ from skyroute.broker.topics import Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
 from skyroute.remoting.dispatch import Handler
+from skyroute.remoting.pace import Pace
 from skyroute.remoting.tls import client_context
+from skyroute.remoting.traffic import Traffic
 from skyroute.wire.codes import RequestCode
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class Parts:
         clock: Clock,
         close_connection: Callable[[int], None],
         disk: Disk | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         # Whatever of the settings turns out to be wrong does so before the store is opened.
         tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
@@ -71,6 +74,7 @@ class Parts:
         self.identity = identity
         self.clock = clock
         now_ms = self._now_ms
+        self.pace = Pace(traffic or Traffic(), clock)
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = Offsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
@@ -253,6 +257,7 @@ class Parts:
             *(self.offsets, self.topics, self.groups, self.members, self.store),
             delay_offsets=self.delays.render,
             young_bytes=bytes_in_memory(),
+            pace=self.pace,
         )
         send_back = SendBackHandlers(
             self.store, self.intake, self.topics, self.groups, self.stats, announce, self.config, self.identity
@@ -287,12 +292,15 @@ class Parts:
         announce = self.registrar.announce
         now_ms = self._now_ms
         topics = TopicHandlers(
-            self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms
+            *(self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms),
+            pace=self.pace,
         )
-        groups = GroupHandlers(self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity)
+        groups = GroupHandlers(
+            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.pace
+        )
         progress = ProgressHandlers(
             *(self.offsets, self.topics, self.groups, self.members, self.store),
-            *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
+            *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue, self.pace),
         )
         queries = QueryHandlers(self.store, self.topics, self.members, self.config)
         operations = OperationHandlers(self)

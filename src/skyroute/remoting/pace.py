@@ -9,9 +9,14 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from skyroute.clock import Clock
+from skyroute.remoting.dispatch import Answer, InTurn
 from skyroute.remoting.traffic import Traffic
+from skyroute.wire.command import Response
 
 T = TypeVar("T")
+
+Steps = Generator[None, None, Response]
+"""An answer that is made in steps, each of which takes a few milliseconds at most."""
 
 
 def run_through(steps: Generator[None, None, T]) -> T:
@@ -31,6 +36,15 @@ class Pace:
         self._traffic = traffic
         self._clock = clock
         self._lane = asyncio.Lock()
+
+    def answer(self, steps: Steps) -> Answer:
+        """Return the answer if one step is enough for it; else one that is given when all steps are done."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: Response = end.value
+            return response
+        return InTurn(self.run(steps))
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Do the steps with rests in between, after the long work that came before has ended."""

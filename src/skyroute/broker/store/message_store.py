@@ -5,7 +5,7 @@ One writer, one thread, no clock. Only `Flush.run` may run elsewhere, because a 
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count, repeat
 from operator import sub
@@ -38,6 +38,13 @@ from skyroute.message.property_names import INNER_BASE, INNER_COUNT
 
 SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
+
+
+KEYS_A_STEP: Final = 10_000
+"""How many queues are looked at for those of a topic that is removed, before others are served."""
+
+REMOVED_A_STEP: Final = 50
+"""How many queues are removed before others are served; each takes a file and a folder with it."""
 
 
 class MessageStore:
@@ -600,14 +607,28 @@ class MessageStore:
         Raises:
             StoreWriteError: the disk refuses; some queues may be gone.
         """
+        for _ in self.remove_topic(topic):
+            pass
+
+    def remove_topic(self, topic: str) -> Iterator[None]:
+        """As `delete_topic`, in steps: messages of other topics may be stored and read in between.
+
+        Raises:
+            StoreWriteError: the disk refuses; some queues may be gone.
+        """
         self._derive_quietly()
-        for key in [key for key in self._queues if key[0] == topic]:
-            queue = self._queues[key]
-            self._derived.forget(queue)
-            queue.remove()
-            del self._queues[key]
-            with suppress(OSError):
-                queue.folder.rmdir()
+        keys = list(self._queues)
+        for start in range(0, len(keys), KEYS_A_STEP):
+            found = [key for key in keys[start : start + KEYS_A_STEP] if key[0] == topic]
+            for number, key in enumerate(found, 1):
+                queue = self._queues.pop(key)
+                self._derived.forget(queue)
+                queue.remove()
+                with suppress(OSError):
+                    queue.folder.rmdir()
+                if number % REMOVED_A_STEP == 0:
+                    yield
+            yield
         for root in (self._queue_root, self._batch_root):
             with suppress(OSError):
                 (root / topic).rmdir()

@@ -1,6 +1,6 @@
 """What administrators ask about consumer groups: their settings, who is connected, and how far they have come."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -179,10 +179,19 @@ def encode_group_page(page: GroupPage, forbidden: Mapping[str, Mapping[str, int]
     """Tell a part of a broker's groups, and what they may not do with which topics."""
     body = {
         "dataVersion": page.version,
-        "forbiddenTable": {group: dict(topics) for group, topics in forbidden.items() if group in page.groups},
+        "forbiddenTable": {group: dict(forbidden[group]) for group in page.groups if group in forbidden},
         "subscriptionGroupTable": page.groups,
     }
     return Response(fields={"totalGroupNum": str(page.total)}, body=msgspec.json.encode(body))
+
+
+def group_table_pieces(forbidden: Iterable[bytes], entries: Iterable[bytes], version: Version) -> Iterator[bytes]:
+    """Give the body that `encode_group_page` writes for all groups, whose entries are given in pieces."""
+    yield b'{"dataVersion":%b,"forbiddenTable":{' % msgspec.json.encode(version)
+    yield from forbidden
+    yield b'},"subscriptionGroupTable":{'
+    yield from entries
+    yield b"}}"
 
 
 class ReadPermit(msgspec.Struct, frozen=True):
