@@ -84,7 +84,7 @@ class Parts:
         self.notices = MemberNotices(self.members, self.groups, config)
         self.silence = SilenceScan(self.members, self.locks, self.notices, close_connection, config, clock)
         self.stats = Stats(clock)
-        self.parked = ParkedPulls()
+        self.parked = ParkedPulls(clock.monotonic)
         self.topics.load()  # before the store, which may have to make queues of the right kind again
         self.store = MessageStore.open(
             config.store_folder,
@@ -152,7 +152,7 @@ class Parts:
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give what goes on all the time."""
         config = self.config
-        yield self.parked.run(self.clock.monotonic)
+        yield self.parked.run()
         yield self.flushing.run()
         yield self.delays.run()
         yield self.timers.run()

@@ -95,7 +95,7 @@ class State:
             table.load()
         self.store = MessageStore.open(self.folder, SMALL, now_ms=self.now_ms())
         self.members = Members()
-        self.parked = ParkedPulls()
+        self.parked = ParkedPulls(self.clock.monotonic)
         self.stats = Stats(self.clock)
         self.pace = CountingPace(Traffic(), self.clock)
         self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)

@@ -43,9 +43,6 @@ SCANNED_UNITS_MIN: Final = 800
 KEYS_A_STEP: Final = 10_000
 """How many queues are looked at for those of a topic that is removed, before others are served."""
 
-REMOVED_A_STEP: Final = 50
-"""How many queues are removed before others are served; each takes a file and a folder with it."""
-
 
 class MessageStore:
     """All messages of one broker, in one folder. Made by `open`."""
@@ -173,6 +170,12 @@ class MessageStore:
             self._queues[topic, queue_id] = queue
         return queue
 
+    def _begin_queue(self, topic: str, queue_id: int) -> TopicQueue:
+        """Return a new queue with its first file, which can take a millisecond: a backlog may have 256 new queues."""
+        queue = self._find_or_create(topic, queue_id)
+        queue.begin()
+        return queue
+
     def _create(self, kind: type[TopicQueue], root: Path, topic: str, queue_id: int, units: int) -> TopicQueue:
         return kind(root / topic / str(queue_id), topic, queue_id, units, self._disk, self._opened)
 
@@ -224,7 +227,7 @@ class MessageStore:
         """
         if self._refusal is not None or self._disk_is_full:
             self._refuse()
-        queue = self._queues.get((draft.topic, draft.queue_id)) or self._find_or_create(draft.topic, draft.queue_id)
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
         body, raw_properties = draft.body, draft.raw_properties
         if raw_properties[-1:] == b"\0":
             raw_properties += b"\x02"  # a last record that ends with zero would be taken for a torn one
@@ -255,7 +258,7 @@ class MessageStore:
         """
         if self._refusal is not None or self._disk_is_full:
             self._refuse()
-        queue = self._find_or_create(draft.topic, draft.queue_id)
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
         if not isinstance(queue, BatchQueue):
             raise RecordError(f"{draft.topic} does not keep batches whole")
         if not 1 <= messages <= BATCH_MESSAGES_MAX:
@@ -277,7 +280,7 @@ class MessageStore:
             self._refuse()
         if draft.sys_flag & WITHOUT_PLACE:
             raise RecordError("no batch takes part in a transaction")
-        queue = self._queues.get((draft.topic, draft.queue_id)) or self._find_or_create(draft.topic, draft.queue_id)
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
         properties = [item[1] for item in items]
         if b"\0" in b"".join(properties) and any(raw.endswith(b"\0") for raw in properties):  # see `append`
             properties = [raw + b"\x02" for raw in properties]
@@ -462,12 +465,13 @@ class MessageStore:
         bytes_max: int,
         accept: Callable[[int], bool] | None = None,
         accept_record: Callable[[bytes], bool] | None = None,
+        may_go_on: Callable[[], bool] | None = None,
     ) -> QueueRead:
         """Return records from an offset on: at most so many messages, and so many bytes, but one record at least.
 
         Of a batch that was stored as one record, the whole record is returned, whichever of its messages is asked for.
 
-        `accept` is asked by the code of a tag, then `accept_record` by the record itself.
+        `accept` is asked by the code of a tag, then `accept_record` by the record itself, as long as `may_go_on`.
         """
         if self._derived.noted:
             self._settle()
@@ -490,7 +494,9 @@ class MessageStore:
         if found is None:
             return QueueRead(ReadStatus.SEGMENT_MISSING, queue.next_segment(offset), low, high)
         first, units, stops = found
-        return collect(self._log, first, units, stops, low, high, count_max, bytes_max, accept, accept_record)
+        return collect(
+            *(self._log, first, units, stops, low, high, count_max, bytes_max, accept, accept_record, may_go_on)
+        )
 
     def record_at(self, position: int) -> bytes | None:
         """Return the record that starts at this position of the log, or None where none does."""
@@ -619,15 +625,13 @@ class MessageStore:
         self._derive_quietly()
         keys = list(self._queues)
         for start in range(0, len(keys), KEYS_A_STEP):
-            found = [key for key in keys[start : start + KEYS_A_STEP] if key[0] == topic]
-            for number, key in enumerate(found, 1):
+            for key in [key for key in keys[start : start + KEYS_A_STEP] if key[0] == topic]:
                 queue = self._queues.pop(key)
                 self._derived.forget(queue)
                 queue.remove()
                 with suppress(OSError):
                     queue.folder.rmdir()
-                if number % REMOVED_A_STEP == 0:
-                    yield
+                yield  # on some file systems this took milliseconds
             yield
         for root in (self._queue_root, self._batch_root):
             with suppress(OSError):
