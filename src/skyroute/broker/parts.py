@@ -74,7 +74,8 @@ class Parts:
         self.identity = identity
         self.clock = clock
         now_ms = self._now_ms
-        self.pace = Pace(traffic or Traffic(), clock)
+        self.traffic = traffic or Traffic()
+        self.pace = Pace(self.traffic, clock)
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = Offsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
@@ -221,6 +222,7 @@ class Parts:
             config=self.config,
             identity=self.identity,
             clock=self.clock,
+            pace=Pace(self.traffic, self.clock),  # of its own: a producer waits for 3 s, and some answers take longer
         )
         replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
         transactions = TransactionHandlers(self.transactions, self.intake, self.identity)
@@ -300,7 +302,8 @@ class Parts:
         )
         progress = ProgressHandlers(
             *(self.offsets, self.topics, self.groups, self.members, self.store),
-            *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue, self.pace),
+            *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
+            pace=self.pace,
         )
         queries = QueryHandlers(self.store, self.topics, self.members, self.config)
         operations = OperationHandlers(self)

@@ -7,7 +7,7 @@ from skyroute.broker.filters import SQL92, make_filter, retry_filter
 from skyroute.broker.handlers.pull import PullHandlers
 from skyroute.broker.store.draft import Draft
 from skyroute.message.property_names import RETRY_TOPIC
-from skyroute.message.sql92 import EXPRESSION_CHARS_MAX
+from skyroute.message.sql92 import EXPRESSION_CHARS_MAX, Condition, compile_expression
 from skyroute.remoting.dispatch import Later
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.clients import Subscription
@@ -126,8 +126,12 @@ def test_conditions_of_retries_are_compiled_when_a_message_needs_them(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[str] = []
-    plain = filters.compile_expression
-    monkeypatch.setattr(filters, "compile_expression", lambda text: (compiled.append(text), plain(text))[1])
+
+    def compiling(text: str) -> Condition:
+        compiled.append(text)
+        return compile_expression(text)
+
+    monkeypatch.setattr(filters, "compile_expression", compiling)
     wanted = retry_filter(filters.Filter(), [Subscription(f"T{n}", f"lazy{n} = 1", SQL92) for n in range(100)])
     assert compiled == []
     store(state, **{RETRY_TOPIC: "T7", "lazy7": "1"})
