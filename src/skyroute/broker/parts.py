@@ -253,7 +253,8 @@ class Parts:
             monotonic=self.clock.monotonic,
         )
         members = MemberHandlers(
-            self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock
+            *(self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock),
+            pace=self.pace,
         )
         offsets = OffsetHandlers(
             *(self.offsets, self.topics, self.groups, self.members, self.store),
@@ -305,7 +306,7 @@ class Parts:
             *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
             pace=self.pace,
         )
-        queries = QueryHandlers(self.store, self.topics, self.members, self.config)
+        queries = QueryHandlers(self.store, self.topics, self.members, self.config, self.pace, self.clock.monotonic)
         operations = OperationHandlers(self)
         forwarding = ForwardingHandlers(self.members, self.store, self.topics, self.groups, self.identity)
         return {

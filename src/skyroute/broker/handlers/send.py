@@ -57,7 +57,7 @@ from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import FORM_JSON, Request, Response
 
-BATCH_MESSAGES_A_STEP: Final = 2_000
+BATCH_MESSAGES_A_STEP: Final = 1_000
 """So many messages of a batch are decoded or stored at a time."""
 
 _STAMPED: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)

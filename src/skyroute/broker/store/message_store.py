@@ -5,7 +5,7 @@ One writer, one thread, no clock. Only `Flush.run` may run elsewhere, because a 
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count, repeat
 from operator import sub
@@ -580,7 +580,20 @@ class MessageStore:
             return KeyMatches([], 0, 0)
         with suppress(StoreError):  # as above: it is kept in mind
             self._derived.catch_index_up()
-        found = self._index.find(topic, key, count_max, begin_ms, end_ms)
+        return self._still_there(self._index.find(topic, key, count_max, begin_ms, end_ms))
+
+    def search_by_key(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, may_wait: Callable[[], bool]
+    ) -> Generator[None, None, KeyMatches]:
+        """As `find_by_key`, in steps. Where another process writes the index, it is waited for while `may_wait`."""
+        self._derive_quietly()
+        if self._index is None:
+            return KeyMatches([], 0, 0)
+        with suppress(StoreError):  # as above
+            yield from self._derived.wait_for_index(may_wait)
+        return self._still_there((yield from self._index.search(topic, key, count_max, begin_ms, end_ms)))
+
+    def _still_there(self, found: KeyMatches) -> KeyMatches:
         return found._replace(positions=[at for at in found.positions if self._log.start <= at < self._log.end])
 
     # ------------------------------------------------------------------------------------------------------- expiring

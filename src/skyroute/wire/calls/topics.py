@@ -35,6 +35,28 @@ def read_body(body: bytes, kind: type[T], what: str) -> T:
     return decoded
 
 
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+"""How long the JSON of a request to a broker may be."""
+
+LENIENT_BYTES_MAX: Final = 16 * 1024
+"""How long it may be where it is not standard JSON: making it so takes a millisecond for each KiB."""
+
+
+def read_request(body: bytes, kind: type[T], what: str) -> T:
+    """Read the body of a request to a broker.
+
+    Raises:
+        BodyError: it is no such thing, or too long.
+    """
+    if len(body) > REQUEST_BYTES_MAX:
+        raise BodyError(f"{what} of {len(body)} bytes (expected at most {REQUEST_BYTES_MAX})")
+    try:
+        decoded: T = fastjson.decode(body, kind, LENIENT_BYTES_MAX)
+    except fastjson.JsonError as error:
+        raise BodyError(f"not {what}: {error}") from None
+    return decoded
+
+
 # ------------------------------------------------------------------------------------------------- at name servers
 
 
@@ -233,7 +255,7 @@ def decode_topic_updates(body: bytes) -> list[TopicUpdate]:
     """
     return [
         TopicUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
-        for config in read_body(body, _TopicUpdates, "a list of topics").topic_config_list
+        for config in read_request(body, _TopicUpdates, "a list of topics").topic_config_list
     ]
 
 
