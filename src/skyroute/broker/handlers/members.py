@@ -40,12 +40,12 @@ from skyroute.wire.calls.clients import (
 )
 from skyroute.wire.calls.connections import (
     HeardProducer,
+    consumer_connections_parts,
     decode_producer_group,
     decode_subscription_query,
-    encode_consumer_connections,
-    encode_producer_connections,
-    encode_producers,
     encode_subscription,
+    producer_connections_parts,
+    producers_parts,
 )
 from skyroute.wire.calls.groups import Connection
 from skyroute.wire.calls.topics import TopicConfig
@@ -191,42 +191,42 @@ class MemberHandlers:
             return Response.error(f"no consumer for this group, {name}")
         return Response(body=encode_members(member.client_id for member in group.members))
 
-    def consumer_connections(self, request: Request, _peer: Peer) -> Response:
+    def consumer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who consumes in a group, and what."""
         name = decode_consumer_group(request)
         group = self.members.consumers(name)
         if group is None:
             return Response.error(f"the consumer group[{name}] not online", ResponseCode.CONSUMER_NOT_ONLINE)
-        return encode_consumer_connections(
-            map(_connection, group.members), group.subscriptions, group.type, group.model, group.start_from
+        members, subscriptions = list(group.members), list(group.subscriptions.values())
+        parts = consumer_connections_parts(
+            map(_connection, members), subscriptions, group.type, group.model, group.start_from
         )
+        return self.pace.answer(answer_with(in_pieces(parts)))
 
-    def producer_connections(self, request: Request, _peer: Peer) -> Response:
+    def producer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who produces in a group."""
         name = decode_producer_group(request)
         members = self.members.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
-        return encode_producer_connections(map(_connection, members))
+        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
 
-    def all_producers(self, _request: Request, _peer: Peer) -> Response:
+    def all_producers(self, _request: Request, _peer: Peer) -> Answer:
         """Tell who produces, by group."""
-        now, wall = self.clock.monotonic(), self.clock.wall()
-        return encode_producers(
-            {
-                name: [
-                    HeardProducer(
-                        member.client_id,
-                        member.language,
-                        int((wall - (now - member.heard_at)) * 1000),
-                        # Java's tools expect an address as Java writes one.
-                        f"/{member.peer.address}",
-                        member.version,
-                    )
-                    for member in group.members
-                ]
-                for name, group in self.members.producer_groups.items()
-            }
+        groups = (
+            (group.name, map(self._heard, list(group.members))) for group in list(self.members.producer_groups.values())
+        )
+        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))))
+
+    def _heard(self, member: Member) -> HeardProducer:
+        silence_s = self.clock.monotonic() - member.heard_at
+        return HeardProducer(
+            member.client_id,
+            member.language,
+            int((self.clock.wall() - silence_s) * 1000),
+            # Java's tools expect an address as Java writes one.
+            f"/{member.peer.address}",
+            member.version,
         )
 
     def subscription(self, request: Request, _peer: Peer) -> Response:
