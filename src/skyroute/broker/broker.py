@@ -18,6 +18,7 @@ from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
+from skyroute.remoting.traffic import Traffic
 from skyroute.wire.codes import RequestCode
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Broker:
         self._disk = disk
         self._servers: list[Server] = []
         self._background = Background()
+        self._traffic = Traffic()
         self._parts: Parts | None = None
         self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         self._pages: Pages | None = None
@@ -83,7 +85,7 @@ class Broker:
             )
             self.address = identity.address
             await self._open_pages()
-            self._parts = parts = Parts(config, identity, self.clock, self._close_connection, self._disk)
+            self._parts = parts = Parts(config, identity, self.clock, self._close_connection, self._disk, self._traffic)
             parts.load()
             handlers = parts.handlers()
             dispatcher.answer_with(handlers)
@@ -102,7 +104,12 @@ class Broker:
 
     def _server(self, tls: ServerTls, dispatcher: Dispatcher) -> Server:
         return Server(
-            dispatcher, tls=tls, clock=self.clock, on_disconnect=self._on_disconnect, limits=self.config.limits()
+            dispatcher,
+            tls=tls,
+            clock=self.clock,
+            on_disconnect=self._on_disconnect,
+            limits=self.config.limits(),
+            traffic=self._traffic,
         )
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:

@@ -32,6 +32,7 @@ from skyroute.message.property_names import DELAY_LEVEL, TIMER_DELAY_MS, TIMER_D
 from skyroute.message.record import decode_record
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.routing.registration import DataVersion
+from skyroute.wire.fastjson import Dialect, dumps
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Delays:
         self._version = DataVersion()
         self._deliveries = Deliveries(outlet)
         self._alarm = Alarm()
-        self.keeper = Keeper(file, self.render)
+        self.keeper = Keeper(file, lambda: [dumps(self.render(), Dialect.LEGACY)])
 
     def __repr__(self) -> str:
         return f"<Delays levels={len(self._delays_ms)} delivered={self._deliveries.delivered}>"

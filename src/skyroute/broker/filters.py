@@ -18,6 +18,12 @@ from skyroute.wire.codes import ResponseCode
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
+TAGS_CHARS_MAX: Final = 65_536
+"""How long an expression of tags may be that comes with a pull."""
+
+COMPILED_MAX: Final = 10_000
+"""How many conditions are kept."""
+
 COMPILED_CHARS_MAX: Final = 1_000_000
 """How long all expressions are together whose conditions are kept; a condition takes up to 100 bytes a character."""
 
@@ -60,21 +66,21 @@ def make_filter(subscription: Subscription, *, by_properties: bool = True) -> Fi
 
 def retry_filter(plain: Filter, subscriptions: Iterable[Subscription]) -> Filter:
     """Return what to ask of retries besides: each is to fulfil its group's condition on the topic it was sent to."""
-    conditions: dict[str, AcceptRecord | None] = {}
-    for subscription in subscriptions:
-        if subscription.expression_type == SQL92:
-            with suppress(RefusedError):  # a condition that is none keeps nothing away
-                conditions[subscription.topic] = _compiled.filter_of(subscription.expression).accept_record
+    expressions = {wanted.topic: wanted.expression for wanted in subscriptions if wanted.expression_type == SQL92}
 
     def accept(record: bytes) -> bool:
         try:
             topic = find_property(decode_record(record).raw_properties, RETRY_TOPIC)
         except RecordError:
             return False
-        condition = conditions.get(topic or "")
+        # Compiled only now: a group may have a condition for each of thousands of topics.
+        condition: AcceptRecord | None = None
+        if (expression := expressions.get(topic or "")) is not None:
+            with suppress(RefusedError):  # a condition that is none keeps nothing away
+                condition = _compiled.filter_of(expression).accept_record
         return condition is None or condition(record)
 
-    return Filter(plain.accept_code, accept) if conditions else plain
+    return Filter(plain.accept_code, accept) if expressions else plain
 
 
 class _Compiled:
@@ -96,7 +102,7 @@ class _Compiled:
         made = Filter(accept_record=_asker(condition))
         self._filters[expression] = made
         self._chars += len(expression)
-        while self._chars > COMPILED_CHARS_MAX:
+        while self._chars > COMPILED_CHARS_MAX or len(self._filters) > COMPILED_MAX:
             oldest, _ = self._filters.popitem(last=False)
             self._chars -= len(oldest)
         return made

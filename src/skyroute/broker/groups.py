@@ -1,18 +1,18 @@
 """The consumer groups of a broker: their settings, what they may not read, and the file of both."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
-
-import msgspec
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.keeper import Keeper
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.broker.tables import (
+    entry_pieces,
     member_names,
     next_version,
+    object_pieces,
     read_as,
     read_version,
     unknown_members,
@@ -49,7 +49,7 @@ class Groups:
         self._unknown: dict[str, dict[str, Any]] = {}
         self._unknown_rest: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
-        self.keeper = Keeper(file, self._render)
+        self.keeper = Keeper(file, self.pieces)
         self.get: Callable[[str], GroupConfig | None] = self._table.get
 
     def __repr__(self) -> str:
@@ -161,13 +161,12 @@ class Groups:
         self.version = next_version(self.version, self._now_ms())
         self.keeper.touch()
 
-    def _render(self) -> object:
-        table = {
-            name: {**self._unknown.get(name, {}), **msgspec.to_builtins(group)} for name, group in self._table.items()
-        }
-        return {
-            **self._unknown_rest,
-            "dataVersion": version_members(self.version),
-            "forbiddenTable": {group: dict(topics) for group, topics in self._forbidden.items()},
-            "subscriptionGroupTable": table,
-        }
+    def pieces(self) -> Iterator[bytes]:
+        """Give the table as its file has it, in pieces that are all of one edition."""
+        return object_pieces(
+            {**self._unknown_rest, "dataVersion": version_members(self.version)},
+            {
+                "forbiddenTable": entry_pieces(self._forbidden),
+                "subscriptionGroupTable": entry_pieces(self._table, self._unknown),
+            },
+        )

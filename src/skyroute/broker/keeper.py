@@ -1,16 +1,20 @@
-"""Keeping a small table on the disk, without making the loop wait for it."""
+"""Keeping a table on the disk, without making the loop wait for it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from skyroute.broker.store.json_file import JsonFile
 
 
 class Keeper:
-    """Writes one JSON file when told to. Many who ask while a write is under way share the next one."""
+    """Writes one JSON file when told to. Many who ask while a write is under way share the next one.
 
-    def __init__(self, file: JsonFile, render: Callable[[], object]) -> None:
+    `render` gives the file's text in pieces, each within a few milliseconds: others are served in between. A change
+    that is made meanwhile may be missing from the text; it is part of the next write.
+    """
+
+    def __init__(self, file: JsonFile, render: Callable[[], Iterable[bytes]]) -> None:
         self._file = file
         self._render = render
         self._changes = 0
@@ -49,9 +53,13 @@ class Keeper:
             await asyncio.shield(self._writing)
 
     async def _write(self) -> None:
-        changes, value = self._changes, self._render()
+        changes = self._changes
         try:
-            await asyncio.to_thread(self._file.save, value)
+            pieces: list[bytes] = []
+            for piece in self._render():
+                pieces.append(piece)
+                await asyncio.sleep(0)
+            await asyncio.to_thread(self._file.write, pieces)
             self._saved = max(self._saved, changes)
         finally:
             self._writing = None
@@ -69,7 +77,7 @@ class Keeper:
         """
         if self._saved < self._changes:
             changes = self._changes
-            self._file.save(self._render())
+            self._file.write(list(self._render()))
             self._saved = changes
 
 

@@ -3,7 +3,7 @@
 Nothing of it outlives the process. Clients repeat all of it every 30 s, and at once when they connect.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from skyroute.broker.rosters import ConsumerGroup, Member, ProducerGroup, Roster
@@ -18,6 +18,8 @@ MEMBERSHIPS_MAX: Final = 200_000
 """How many there are of a client in a group, over all groups of both kinds; so there are no more groups either."""
 CONNECTION_GROUPS_MAX: Final = 10_000
 """How many groups one connection may be in."""
+SCANNED_A_STEP: Final = 5_000
+"""How many members are looked at for silence before others are served."""
 GROUP_MEMBERS_MAX: Final = 10_000
 """How many members a group may have: each of them is told of every other that comes and goes."""
 SUBSCRIPTION_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -238,12 +240,16 @@ class Members:
             self._remove(self._consumers.get(name), connection)
         return self._to_be_told(groups)
 
-    def expire(self, now: float, silence_s: float = SILENCE_S) -> Silent:
-        """Forget the members that no heartbeat has spoken of for too long."""
+    def expire(self, now: float, silence_s: float = SILENCE_S) -> Iterator[Silent]:
+        """Forget the members that no heartbeat has spoken of for too long, in steps of about `SCANNED_A_STEP`."""
         peers: list[Peer] = []
         changed: dict[str, None] = {}
         oldest = now - silence_s
-        for connection, there in list(self._connections.items()):
+        scanned = 0
+        for connection in list(self._connections):
+            if (there := self._connections.get(connection)) is None:
+                continue  # it has ended meanwhile
+            scanned += there.group_count
             for name in list(there.producer_groups):
                 self._remove_silent(self._producers[name], connection, oldest)
             for name in list(there.consumer_groups):
@@ -251,7 +257,10 @@ class Members:
                     changed[name] = None
             if connection not in self._connections:
                 peers.append(there.peer)
-        return Silent(peers, self._to_be_told(changed))
+            if scanned >= SCANNED_A_STEP:
+                yield Silent(peers, self._to_be_told(changed))
+                peers, changed, scanned = [], {}, 0
+        yield Silent(peers, self._to_be_told(changed))
 
     def _remove_silent(self, group: Roster, connection: int, oldest: float) -> bool:
         member = group.on(connection)

@@ -1,17 +1,21 @@
 """Telling the members of a group that there are others than before, so that they share its queues out anew."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.groups import Groups
 from skyroute.broker.members import Members
+from skyroute.broker.rosters import Member
 from skyroute.wire.calls.clients import encode_members_changed
 
 GAP_S: Final = 0.1
 """How long a group is left alone after it was told. When a thousand members come at once, each of them would otherwise
 be told a thousand times."""
+
+TOLD_A_TURN: Final = 500
+"""So many members are told before others have their turn."""
 
 CallLater = Callable[[float, Callable[[], None]], object]
 
@@ -48,13 +52,18 @@ class MemberNotices:
 
     def _tell(self, group: str) -> None:
         known = self._members.consumers(group)
-        if known is None:
-            return
+        if known is not None:
+            self._told[group] = False
+            self._tell_some(group, list(known.members))
+
+    def _tell_some(self, group: str, members: Sequence[Member]) -> None:
         notice = encode_members_changed(group)
-        for member in known.members:
+        for member in members[:TOLD_A_TURN]:
             member.peer.tell(notice)
-        self._told[group] = False
-        self._call_later(GAP_S, lambda: self._go_on(group))
+        if len(members) > TOLD_A_TURN:
+            self._call_later(0, lambda: self._tell_some(group, members[TOLD_A_TURN:]))
+        else:
+            self._call_later(GAP_S, lambda: self._go_on(group))
 
     def _go_on(self, group: str) -> None:
         if self._told.pop(group):

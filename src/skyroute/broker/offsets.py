@@ -1,21 +1,34 @@
 """How far each group has come with each queue: what it says itself, and where an administrator has sent it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from skyroute.broker.keeper import Keeper
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.tables import next_version, read_as, read_version, unknown_members, version_members
+from skyroute.broker.tables import (
+    next_version,
+    object_pieces,
+    read_as,
+    read_version,
+    unknown_members,
+    version_members,
+)
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
 from skyroute.wire.codes import ResponseCode
+from skyroute.wire.fastjson import Dialect, write_text
 
 OFFSETS_MAX: Final = 1_000_000
 """How many offsets a broker keeps, one for each queue of each topic of each group."""
 
 COMMITS_PER_VERSION: Final = 500
 """Offsets change all the time; only so often is the table called a new edition."""
+
+OFFSETS_A_STEP: Final = 5_000
+"""How many offsets are written or forgotten before others are served: five thousand take about a millisecond."""
 
 _TABLE_MEMBERS: Final = frozenset({"offsetTable", "groupTopicMap", "dataVersion"})
 _Table = dict[tuple[str, str], dict[int, int]]
@@ -33,10 +46,14 @@ class Offsets:
         """Where the next one to pull is sent; not on the disk, as the offset itself is."""
         self._pulled: _Table = {}
         self._pulled_count = 0
+        self._topics: dict[str, dict[str, None]] = {}
+        """By group, the topics of its pairs in any of these tables."""
+        self._groups: dict[str, dict[str, None]] = {}
+        """The same by topic."""
         self._commits = 0
         self._unknown: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
-        self.keeper = Keeper(file, self.render)
+        self.keeper = Keeper(file, self.pieces)
 
     def __repr__(self) -> str:
         return f"<Offsets {self._count} resets={sum(map(len, self._resets.values()))}>"
@@ -59,6 +76,8 @@ class Offsets:
         self._count = sum(map(len, self._table.values()))
         if self._count > self._offsets_max:
             raise StoreDamagedError(f"the table of offsets has more than {self._offsets_max}")
+        for group, topic in self._table:
+            self._note_pair(group, topic)
         self._unknown = unknown_members(stored, _TABLE_MEMBERS)
         self.version = read_version(stored, self.version)
 
@@ -90,13 +109,24 @@ class Offsets:
     def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         known = self._table.get((group, topic))
         if known is None or queue_id not in known:
-            self._check_room(1)
-            known = self._table.setdefault((group, topic), {})
+            self.check_room(1)
+            if known is None:
+                known = self._table[group, topic] = {}
+                self._note_pair(group, topic)
             self._count += 1
         known[queue_id] = offset
         self.keeper.touch()
 
-    def _check_room(self, more: int) -> None:
+    def _note_pair(self, group: str, topic: str) -> None:
+        self._topics.setdefault(group, {})[topic] = None
+        self._groups.setdefault(topic, {})[group] = None
+
+    def check_room(self, more: int) -> None:
+        """Return if there is room for so many more offsets.
+
+        Raises:
+            RefusedError: there is not.
+        """
         if self._count + more > self._offsets_max:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR, f"this broker has {self._count} offsets of consumers, and takes no more"
@@ -126,7 +156,9 @@ class Offsets:
         if pulled is None or queue_id not in pulled:
             if self._pulled_count >= self._offsets_max:
                 return
-            pulled = self._pulled.setdefault((group, topic), {})
+            if pulled is None:
+                pulled = self._pulled[group, topic] = {}
+                self._note_pair(group, topic)
             self._pulled_count += 1
         pulled[queue_id] = offset
 
@@ -137,13 +169,13 @@ class Offsets:
 
     # ------------------------------------------------------------------------------------------------------ all queues
 
-    def groups_of(self, topic: str) -> set[str]:
+    def groups_of(self, topic: str) -> list[str]:
         """Return the groups that have come anywhere with a topic."""
-        return {group for group, name in self._table if name == topic}
+        return [group for group in self._groups.get(topic, ()) if (group, topic) in self._table]
 
-    def topics_of(self, group: str) -> set[str]:
+    def topics_of(self, group: str) -> list[str]:
         """Return the topics that a group has come anywhere with."""
-        return {topic for name, topic in self._table if name == group}
+        return [topic for topic in self._topics.get(group, ()) if (group, topic) in self._table]
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return every group and topic of which an offset is known."""
@@ -163,39 +195,75 @@ class Offsets:
         if not offsets:
             return False
         more = len(offsets) - len(self._table.get((destination, topic), ()))
-        self._check_room(more)
+        self.check_room(more)
         self._table[destination, topic] = dict(offsets)
+        self._note_pair(destination, topic)
         self._count += more
         self.keeper.touch()
         return True
 
-    def delete_group(self, group: str) -> None:
-        """Forget a group."""
-        self._forget([key for table in self._tables() for key in table if key[0] == group])
+    def delete_group(self, group: str) -> Iterator[None]:
+        """Forget a group, in steps."""
+        return self._forget([(group, topic) for topic in self._topics.get(group, ())])
 
-    def delete_topic(self, topic: str) -> None:
-        """Forget a topic."""
-        self._forget([key for table in self._tables() for key in table if key[1] == topic])
+    def delete_topic(self, topic: str) -> Iterator[None]:
+        """Forget a topic, in steps."""
+        return self._forget([(group, topic) for group in self._groups.get(topic, ())])
 
-    def _tables(self) -> tuple[_Table, _Table, _Table]:
-        return self._table, self._resets, self._pulled
-
-    def _forget(self, keys: list[tuple[str, str]]) -> None:
-        for key in keys:
-            self._count -= len(self._table.pop(key, ()))
-            self._pulled_count -= len(self._pulled.pop(key, ()))
-            self._resets.pop(key, None)
-        if keys:
+    def _forget(self, pairs: Collection[tuple[str, str]]) -> Iterator[None]:
+        for done, (group, topic) in enumerate(pairs, 1):
+            self._count -= len(self._table.pop((group, topic), ()))
+            self._pulled_count -= len(self._pulled.pop((group, topic), ()))
+            self._resets.pop((group, topic), None)
+            _discard(self._topics, group, topic)
+            _discard(self._groups, topic, group)
             self.keeper.touch()
+            if not done % OFFSETS_A_STEP:
+                yield
 
-    def render(self) -> dict[str, object]:
-        """Return the table as its file has it."""
-        topics: dict[str, list[str]] = {}
-        for group, topic in self._table:
-            topics.setdefault(group, []).append(topic)
-        return {
-            **self._unknown,
-            "dataVersion": version_members(self.version),
-            "groupTopicMap": topics,
-            "offsetTable": {f"{topic}@{group}": dict(offsets) for (group, topic), offsets in self._table.items()},
-        }
+    def pieces(self) -> Iterator[bytes]:
+        """Give the table as its file has it, in pieces; each offset is the one known when its piece is made."""
+        return object_pieces(
+            {**self._unknown, "dataVersion": version_members(self.version)},
+            {"groupTopicMap": self._topic_pieces(), "offsetTable": self._offset_pieces()},
+        )
+
+    def _topic_pieces(self) -> Iterator[bytes]:
+        part: dict[str, list[str]] = {}
+        separator, written = b"", 0
+        for group in list(self._topics):
+            if topics := self.topics_of(group):
+                part[group] = topics
+            written += 1 + len(topics)
+            if part and written >= OFFSETS_A_STEP:
+                yield separator + msgspec.json.encode(part)[1:-1]
+                separator, part, written = b",", {}, 0
+        if part:
+            yield separator + msgspec.json.encode(part)[1:-1]
+
+    def _offset_pieces(self) -> Iterator[bytes]:
+        texts: list[str] = []
+        separator, written = "", 0
+        for group, topic in list(self._table):
+            texts.append(f"{separator}{write_text(f'{topic}@{group}', Dialect.LEGACY)}:{{")
+            offsets = list(self._table.get((group, topic), {}).items())
+            for start in range(0, len(offsets), OFFSETS_A_STEP):
+                part = offsets[start : start + OFFSETS_A_STEP]
+                texts.append("," if start else "")
+                texts.append(",".join([f"{queue_id}:{offset}" for queue_id, offset in part]))
+                written += len(part)
+                if written >= OFFSETS_A_STEP:
+                    yield "".join(texts).encode("utf-8", "replace")
+                    texts, written = [], 0
+            texts.append("}")
+            separator = ","
+            written += 1
+        yield "".join(texts).encode("utf-8", "replace")
+
+
+def _discard(index: dict[str, dict[str, None]], key: str, member: str) -> None:
+    members = index.get(key)
+    if members is not None:
+        members.pop(member, None)
+        if not members:
+            del index[key]

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 from skyroute.errors import SkyrouteError
@@ -21,6 +22,8 @@ PARKED_MAX: Final = 200_000
 """How many wait at most, over all queues."""
 TICKS_A_SECOND: Final = 4
 """How exactly the end of a wait is kept."""
+TURN_S: Final = 0.005
+"""How long pulls are served before others have their turn."""
 
 
 class ParkedPull(ABC):
@@ -31,6 +34,8 @@ class ParkedPull(ABC):
         self.queue = queue
         self.deadline_tick = int(deadline * TICKS_A_SECOND) + 1
         self.answer = Later()
+        self.waits = False
+        """It is parked, and nobody has answered it."""
 
     @abstractmethod
     def look(self) -> Response | None:
@@ -44,14 +49,24 @@ class ParkedPull(ABC):
 class ParkedPulls:
     """Who waits for what, and until when.
 
-    A message wakes the pulls of its queue at the end of the loop's turn, so that many messages wake them once.
+    A message wakes the pulls of its queue at the end of the loop's turn, so that many messages wake them once. Where
+    many wait, they are served for `TURN_S` at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
         self._by_queue: dict[tuple[str, int], set[ParkedPull]] = {}
         self._by_tick: dict[int, set[ParkedPull]] = {}
         self._by_connection: dict[int, set[ParkedPull]] = {}
         self._woken: set[tuple[str, int]] = set()
+        self._looking: dict[tuple[str, int], bool] = {}
+        """Queues whose pulls are looking again, and whether they have to once more when all have."""
+        self._giving_up: set[int] = set()
+        """Ticks whose pulls are being given up."""
+        self._work: deque[Iterator[None]] = deque()
+        """What is under way: each step serves one pull."""
+        self._goes_on = False
+        """The rest of the work is done in the next turn of the loop."""
         self._count = 0
         self.only_when_told = False
         """Messages are not shown before they are on the disk: pulls are woken by `wake`, and not by an arrival."""
@@ -72,6 +87,7 @@ class ParkedPulls:
         self._by_tick.setdefault(pull.deadline_tick, set()).add(pull)
         self._by_connection.setdefault(pull.peer.connection, set()).add(pull)
         self._count += 1
+        pull.waits = True
         return pull.answer
 
     def arrived(self, topic: str, queue_id: int) -> None:
@@ -89,40 +105,84 @@ class ParkedPulls:
             self._look(queue)
 
     def wake_queue(self, topic: str, queue_id: int) -> None:
-        """Have the pulls of one queue look again at once, whatever the reason."""
+        """Have the pulls of one queue look again, whatever the reason."""
         self._look((topic, queue_id))
 
     def _look(self, queue: tuple[str, int]) -> None:
-        for pull in list(self._by_queue.get(queue, ())):
-            response = _or_why_not(pull.look)
-            if response is not None:
-                self._remove(pull)
-                pull.answer.give(response)
+        if queue in self._looking:
+            self._looking[queue] = True
+        else:
+            self._begin(self._look_again(queue))
+
+    def _look_again(self, queue: tuple[str, int]) -> Iterator[None]:
+        self._looking[queue] = True
+        while self._looking[queue]:
+            self._looking[queue] = False
+            for pull in list(self._by_queue.get(queue, ())):
+                if pull.waits and not pull.peer.gone:
+                    response = _or_why_not(pull.look)
+                    if response is not None:
+                        self._remove(pull)
+                        pull.answer.give(response)
+                yield
+        del self._looking[queue]
 
     def expire(self, now: float) -> None:
         """Answer those whose time is over."""
         tick = int(now * TICKS_A_SECOND)
-        for past in [past for past in self._by_tick if past <= tick]:
-            for pull in list(self._by_tick[past]):
+        for past in [past for past in self._by_tick if past <= tick and past not in self._giving_up]:
+            self._begin(self._give_up(past))
+
+    def _give_up(self, tick: int) -> Iterator[None]:
+        self._giving_up.add(tick)
+        for pull in list(self._by_tick[tick]):
+            if pull.waits:
                 self._remove(pull)
                 pull.answer.give(_or_why_not(pull.give_up))
+            yield
+        self._giving_up.remove(tick)
 
     def drop(self, connection: int) -> None:
         """Forget those of a connection that has ended."""
-        for pull in list(self._by_connection.get(connection, ())):
-            self._remove(pull)
+        if connection in self._by_connection:
+            self._begin(self._forget(list(self._by_connection[connection])))
+
+    def _forget(self, pulls: Iterable[ParkedPull]) -> Iterator[None]:
+        for pull in pulls:
+            if pull.waits:
+                self._remove(pull)
+            yield
 
     def _remove(self, pull: ParkedPull) -> None:
         self._count -= 1
+        pull.waits = False
         _discard(self._by_queue, pull.queue, pull)
         _discard(self._by_tick, pull.deadline_tick, pull)
         _discard(self._by_connection, pull.peer.connection, pull)
 
-    async def run(self, monotonic: Callable[[], float]) -> None:
+    def _begin(self, work: Iterator[None]) -> None:
+        self._work.append(work)
+        if not self._goes_on:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Serve pulls for `TURN_S`, and those that are left when others had their turn."""
+        self._goes_on = False
+        deadline = self._monotonic() + TURN_S
+        while self._work:
+            work = self._work.popleft()
+            for _ in work:
+                if self._monotonic() >= deadline:
+                    self._work.append(work)
+                    self._goes_on = True
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                    return
+
+    async def run(self) -> None:
         """Look for those whose time is over, again and again."""
         while True:
             await asyncio.sleep(1 / TICKS_A_SECOND)
-            self.expire(monotonic())
+            self.expire(self._monotonic())
 
 
 def _or_why_not(look: Callable[[], R]) -> R | Response:

@@ -47,7 +47,9 @@ from skyroute.broker.topics import Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
 from skyroute.remoting.dispatch import Handler
+from skyroute.remoting.pace import Pace
 from skyroute.remoting.tls import client_context
+from skyroute.remoting.traffic import Traffic
 from skyroute.wire.codes import RequestCode
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,7 @@ class Parts:
         clock: Clock,
         close_connection: Callable[[int], None],
         disk: Disk | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         # Whatever of the settings turns out to be wrong does so before the store is opened.
         tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
@@ -71,6 +74,8 @@ class Parts:
         self.identity = identity
         self.clock = clock
         now_ms = self._now_ms
+        self.traffic = traffic or Traffic()
+        self.pace = Pace(self.traffic, clock)
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = Offsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
@@ -80,7 +85,7 @@ class Parts:
         self.notices = MemberNotices(self.members, self.groups, config)
         self.silence = SilenceScan(self.members, self.locks, self.notices, close_connection, config, clock)
         self.stats = Stats(clock)
-        self.parked = ParkedPulls()
+        self.parked = ParkedPulls(clock.monotonic)
         self.topics.load()  # before the store, which may have to make queues of the right kind again
         self.store = MessageStore.open(
             config.store_folder,
@@ -148,7 +153,7 @@ class Parts:
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give what goes on all the time."""
         config = self.config
-        yield self.parked.run(self.clock.monotonic)
+        yield self.parked.run()
         yield self.flushing.run()
         yield self.delays.run()
         yield self.timers.run()
@@ -217,6 +222,7 @@ class Parts:
             config=self.config,
             identity=self.identity,
             clock=self.clock,
+            pace=Pace(self.traffic, self.clock),  # of its own: a producer waits for 3 s, and some answers take longer
         )
         replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
         transactions = TransactionHandlers(self.transactions, self.intake, self.identity)
@@ -247,12 +253,14 @@ class Parts:
             monotonic=self.clock.monotonic,
         )
         members = MemberHandlers(
-            self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock
+            *(self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock),
+            pace=self.pace,
         )
         offsets = OffsetHandlers(
             *(self.offsets, self.topics, self.groups, self.members, self.store),
             delay_offsets=self.delays.render,
             young_bytes=bytes_in_memory(),
+            pace=self.pace,
         )
         send_back = SendBackHandlers(
             self.store, self.intake, self.topics, self.groups, self.stats, announce, self.config, self.identity
@@ -287,14 +295,18 @@ class Parts:
         announce = self.registrar.announce
         now_ms = self._now_ms
         topics = TopicHandlers(
-            self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms
+            *(self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms),
+            pace=self.pace,
         )
-        groups = GroupHandlers(self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity)
+        groups = GroupHandlers(
+            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.pace
+        )
         progress = ProgressHandlers(
             *(self.offsets, self.topics, self.groups, self.members, self.store),
             *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
+            pace=self.pace,
         )
-        queries = QueryHandlers(self.store, self.topics, self.members, self.config)
+        queries = QueryHandlers(self.store, self.topics, self.members, self.config, self.pace, self.clock.monotonic)
         operations = OperationHandlers(self)
         forwarding = ForwardingHandlers(self.members, self.store, self.topics, self.groups, self.identity)
         return {

@@ -341,26 +341,26 @@ class Registrar:
             always = self._config.compressed_register
             made_of = (self._topics.version, self._config.broker_permission, always)
             if self._written is None or self._written[0] != made_of:
-                registration, topics = self._registration(), self._narrowed(self._topics.all().values())
+                registration, topics = self._registration(), list(self._topics.all().values())
                 if len(topics) >= IN_THREAD_FROM:
-                    request = await asyncio.to_thread(_write_all, registration, topics, always=always)
+                    request = await asyncio.to_thread(self._write_all, registration, topics, always=always)
                 else:
-                    request = _write_all(registration, topics, always=always)
+                    request = self._write_all(registration, topics, always=always)
                 self._written = made_of, request
             return self._written[1]
 
+    def _write_all(self, registration: Registration, topics: Iterable[TopicConfig], *, always: bool) -> Request:
+        """Write a registration, compressed where that is worth it and loses nothing."""
+        narrowed = self._narrowed(topics)
+        request = encode_registration(registration, narrowed)
+        if not (always or len(request.body) >= COMPRESS_FROM_BYTES):
+            return request
+        if any(topic.sys_flag or topic.ordered for topic in narrowed):
+            return request
+        return encode_registration(registration, narrowed, compressed=True)
+
 
 _BOTH: Final = int(Permission.READ | Permission.WRITE)
-
-
-def _write_all(registration: Registration, topics: Collection[TopicConfig], *, always: bool) -> Request:
-    """Write a registration, compressed where that is worth it and loses nothing."""
-    request = encode_registration(registration, topics)
-    if not (always or len(request.body) >= COMPRESS_FROM_BYTES):
-        return request
-    if any(topic.sys_flag or topic.ordered for topic in topics):
-        return request
-    return encode_registration(registration, topics, compressed=True)
 
 
 def _release(waiting: "list[asyncio.Future[None]]") -> None:

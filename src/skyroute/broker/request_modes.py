@@ -1,14 +1,12 @@
 """How members of a group are to ask for messages of a topic, where they let brokers share queues out: pull, or pop."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
-
 from skyroute.broker.keeper import Keeper
 from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.tables import read_as
+from skyroute.broker.tables import ENTRIES_A_STEP, entry_pieces, read_as
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.groups import RequestMode
 from skyroute.wire.codes import ResponseCode
@@ -22,7 +20,7 @@ class RequestModes:
 
     def __init__(self, file: JsonFile) -> None:
         self._table: dict[tuple[str, str], RequestMode] = {}
-        self.keeper = Keeper(file, self.render)
+        self.keeper = Keeper(file, self.pieces)
 
     def __repr__(self) -> str:
         return f"<RequestModes {len(self._table)}>"
@@ -58,9 +56,13 @@ class RequestModes:
         self._table[key] = mode
         self.keeper.touch()
 
-    def render(self) -> dict[str, object]:
-        """Return the table as its file has it."""
-        table: dict[str, dict[str, object]] = {}
-        for (topic, group), mode in self._table.items():
-            table.setdefault(topic, {})[group] = msgspec.to_builtins(mode)
-        return {"messageRequestModeMap": table}
+    def pieces(self) -> Iterator[bytes]:
+        """Give the table as its file has it, in pieces."""
+        table: dict[str, dict[str, RequestMode]] = {}
+        for at, ((topic, group), mode) in enumerate(list(self._table.items())):
+            table.setdefault(topic, {})[group] = mode
+            if at % ENTRIES_A_STEP == 0:
+                yield b""
+        yield b'{"messageRequestModeMap":{'
+        yield from entry_pieces(table)
+        yield b"}}"

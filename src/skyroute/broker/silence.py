@@ -1,5 +1,6 @@
 """Parting with clients that are silent, and with locks that nobody renews."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -38,15 +39,16 @@ class SilenceScan:
         self._clock = clock
         self._lateness = Lateness(SCAN_S, LATE_S, clock.monotonic())
 
-    def scan(self) -> None:
+    async def scan(self) -> None:
         """Part with who is silent; with nobody, if the scan itself is late: heartbeats may wait in their sockets."""
         now = self._clock.monotonic()
         if self._lateness.holds_back(now):
             log.warning("client scan late seconds=%.1f: nobody is parted with before the next", self._lateness.late_s)
             return
         self._locks.expire(now)
-        silent = self._members.expire(now, self._config.channel_expired_timeout / 1000)
-        for peer in silent.peers:
-            log.info("client silent peer=%s", peer.address)
-            self._close_connection(peer.connection)
-        self._notices.put(silent.changed)
+        for silent in self._members.expire(now, self._config.channel_expired_timeout / 1000):
+            for peer in silent.peers:
+                log.info("client silent peer=%s", peer.address)
+                self._close_connection(peer.connection)
+            self._notices.put(silent.changed)
+            await asyncio.sleep(0)

@@ -1,14 +1,17 @@
 """What the broker's tables of topics, groups and offsets have in common: editions, and members that we do not know."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.routing.registration import DataVersion
 from skyroute.wire.calls.topics import Version
-from skyroute.wire.fastjson import Dialect, write
+from skyroute.wire.fastjson import Dialect, dumps, write
+
+ENTRIES_A_STEP: Final = 1_000
+"""How many entries of a table are written before others are served: a thousand take about a millisecond."""
 
 
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:
@@ -62,3 +65,34 @@ def _is_writable(value: object) -> bool:
 def member_names(kind: type[msgspec.Struct]) -> frozenset[str]:
     """Return the names that the members of a struct have in files."""
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+def entry_pieces(
+    table: Mapping[str, object], unknown: Mapping[str, Mapping[str, Any]] | None = None
+) -> Iterator[bytes]:
+    """Give the members of a JSON object, some at a time. What changes in the table after the call does not show.
+
+    `unknown` has members that only others understand, by the name of their entry.
+    """
+    return _entry_pieces(list(table), list(table.values()), unknown or {})
+
+
+def _entry_pieces(
+    names: Sequence[str], values: Sequence[object], unknown: Mapping[str, Mapping[str, Any]]
+) -> Iterator[bytes]:
+    for start in range(0, len(names), ENTRIES_A_STEP):
+        stop = start + ENTRIES_A_STEP
+        part = dict(zip(names[start:stop], values[start:stop], strict=True))
+        for name in unknown.keys() & part.keys():
+            part[name] = {**unknown[name], **msgspec.to_builtins(part[name])}
+        yield (b"," if start else b"") + msgspec.json.encode(part)[1:-1]
+
+
+def object_pieces(members: Mapping[str, object], tables: Mapping[str, Iterable[bytes]]) -> Iterator[bytes]:
+    """Give a JSON object in pieces: first its small members, of which there is one at least, then its tables."""
+    yield dumps(members, Dialect.LEGACY)[:-1]
+    for name, pieces in tables.items():
+        yield b',"%b":{' % name.encode()
+        yield from pieces
+        yield b"}"
+    yield b"}"

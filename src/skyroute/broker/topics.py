@@ -1,6 +1,7 @@
 """The topics of a broker: the file they are kept in, and how new ones come to be."""
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -12,8 +13,10 @@ from skyroute.broker.keeper import Keeper
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.broker.tables import (
+    entry_pieces,
     member_names,
     next_version,
+    object_pieces,
     read_as,
     read_version,
     unknown_members,
@@ -62,11 +65,13 @@ class Topics:
         self._now_ms = now_ms
         self._table = {topic.name: topic for topic in _boot_topics(config)}
         self._own = frozenset(self._table)
+        self._leaving: dict[str, int] = {}
+        """Topics of which something is being removed, and how often that was begun."""
         self._unknown: dict[str, dict[str, Any]] = {}
         """Of some topics, members of the file that only others understand."""
         self._unknown_rest: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
-        self.keeper = Keeper(file, self._render)
+        self.keeper = Keeper(file, self.pieces)
         self.get: Callable[[str], TopicConfig | None] = self._table.get
 
     def __repr__(self) -> str:
@@ -154,11 +159,33 @@ class Topics:
         before = self._table.get(config.name)
         if before == config:
             return False
-        if before is None and len(self._table) >= TOPICS_MAX:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"this broker has {TOPICS_MAX} topics, and takes no more")
+        if before is None:
+            self.check_room(1)
+        if config.name in self._leaving:
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"topic {config.name} is being deleted: try again")
         self._table[config.name] = config
         self._changed()
         return True
+
+    def check_room(self, more: int) -> None:
+        """Return if there is room for so many more topics.
+
+        Raises:
+            RefusedError: there is not.
+        """
+        if len(self._table) + more > TOPICS_MAX:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"this broker has {TOPICS_MAX} topics, and takes no more")
+
+    @contextmanager
+    def leaving(self, topic: str) -> Iterator[None]:
+        """Refuse to make a topic, while what is left of it is being removed."""
+        self._leaving[topic] = self._leaving.get(topic, 0) + 1
+        try:
+            yield
+        finally:
+            self._leaving[topic] -= 1
+            if not self._leaving[topic]:
+                del self._leaving[topic]
 
     def mark_ordered(self, names: Collection[str]) -> list[TopicConfig]:
         """Note which topics name servers say are ordered; returns those of ours that were not before."""
@@ -189,14 +216,10 @@ class Topics:
         self.version = next_version(self.version, self._now_ms())
         self.keeper.touch()
 
-    def _render(self) -> object:
-        table = {name: {**self._unknown.get(name, {}), **_members(topic)} for name, topic in self._table.items()}
-        return {**self._unknown_rest, "dataVersion": version_members(self.version), "topicConfigTable": table}
-
-
-def _members(topic: TopicConfig) -> dict[str, Any]:
-    members: dict[str, Any] = msgspec.to_builtins(topic)
-    return members
+    def pieces(self) -> Iterator[bytes]:
+        """Give the table as its file has it, in pieces that are all of one edition."""
+        members = {**self._unknown_rest, "dataVersion": version_members(self.version)}
+        return object_pieces(members, {"topicConfigTable": entry_pieces(self._table, self._unknown)})
 
 
 def _boot_topics(config: BrokerConfig) -> Iterator[TopicConfig]:

@@ -60,14 +60,23 @@ def decode_batch(body: bytes) -> list[RawItem]:
     Raises:
         BatchError: the body is not whole items from its first byte to its last.
     """
+    return decode_some(body, 0, len(body))[0]
+
+
+def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], int]:
+    """Return at most so many messages of a batch from a position on, and the position behind the last of them.
+
+    Raises:
+        BatchError: the body is not whole items up to there.
+    """
     items: list[RawItem] = []
-    at, end = 0, len(body)
+    end = len(body)
     size: int
     flag: int
     body_bytes: int
     properties_bytes: int
     try:
-        while at < end:
+        while at < end and len(items) < count_max:
             size, _, _, flag, body_bytes = _HEAD.unpack_from(body, at)
             start = at + _HEAD.size
             stop = start + body_bytes
@@ -81,7 +90,7 @@ def decode_batch(body: bytes) -> list[RawItem]:
             at = at_next
     except StructError:
         raise BatchError(f"the batch ends inside the item at {at}") from None
-    return items
+    return items, at
 
 
 def check_batch(messages: Sequence[Message]) -> None:

@@ -14,14 +14,24 @@ EVERY_TAG: Final = "*"
 _JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
 
 
-@lru_cache(maxsize=4096)
+REMEMBERED_CHARS_MAX: Final = 256
+"""How long a tag or an expression may be whose codes are remembered."""
+
+
 def java_hash(text: str) -> int:
     """Return what Java's `String.hashCode` gives: a signed 32-bit number over UTF-16 code units."""
+    return _remembered_hash(text) if len(text) <= REMEMBERED_CHARS_MAX else _java_hash(text)
+
+
+def _java_hash(text: str) -> int:
     units = memoryview(text.encode("utf-16-le", "surrogatepass"))
     total = 0
     for low, high in zip(units[::2], units[1::2], strict=True):
         total = (31 * total + (high << 8 | low)) & 0xFFFFFFFF
     return total - (1 << 32) if total & 0x80000000 else total
+
+
+_remembered_hash = lru_cache(maxsize=4096)(_java_hash)
 
 
 def tag_code(tag: str | None) -> int:
@@ -52,16 +62,22 @@ class TagExpression:
         return not self.tags or tag in self.tags
 
 
-@lru_cache(maxsize=4096)
 def parse_tag_expression(text: str | None) -> TagExpression:
     """Read `*`, nothing (which means `*`), or tags with `||` between them.
 
     Raises:
         TagExpressionError: there is nothing but `||`.
     """
+    return _parse(text) if len(text or "") > REMEMBERED_CHARS_MAX else _remembered_expression(text)
+
+
+def _parse(text: str | None) -> TagExpression:
     if not text or text == EVERY_TAG:
         return TagExpression(EVERY_TAG, frozenset(), frozenset())
     if not text.replace("||", ""):
         raise TagExpressionError(f"no tag between the bars: {text[:80]!r}")
     tags = frozenset(tag for piece in text.split("||") if (tag := piece.strip(_JAVA_BLANKS)))
     return TagExpression(text, tags, frozenset(map(java_hash, tags)))
+
+
+_remembered_expression = lru_cache(maxsize=4096)(_parse)

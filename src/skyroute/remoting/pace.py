@@ -15,12 +15,16 @@ from collections.abc import Generator
 from typing import Final, TypeVar
 
 from skyroute.clock import Clock
+from skyroute.remoting.dispatch import Answer, InTurn
 from skyroute.remoting.traffic import Traffic
+from skyroute.wire.command import Response
 
 T = TypeVar("T")
 
 ROUND_S: Final = 0.1
 """Work that has taken this long lets the others that wait go first. A registration rarely takes as long."""
+Steps = Generator[None, None, Response]
+"""An answer that is made in steps, each of which takes a few milliseconds at most."""
 
 
 def run_through(steps: Generator[None, None, T]) -> T:
@@ -44,6 +48,15 @@ class Pace:
         self._traffic = traffic
         self._clock = clock
         self._lane = asyncio.Lock()
+
+    def answer(self, steps: Steps) -> Answer:
+        """Return the answer if one step is enough for it; else one that is given when all steps are done."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: Response = end.value
+            return response
+        return InTurn(self.run(steps))
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Do all steps and return the result. If this is cancelled, the generator is closed."""

@@ -48,15 +48,18 @@ def loads(data: bytes) -> Any:
     return decode(data, Any)
 
 
-def decode(data: bytes, kind: Any) -> Any:
+def decode(data: bytes, kind: Any, lenient_max: int = LARGE_BYTES) -> Any:
     """Read JSON in any form that peers send, as a value of `kind`; a number may come as text.
+
+    Text of more than `lenient_max` bytes has to be standard JSON.
 
     Raises:
         JsonError: it is not JSON, or not of that kind.
     """
     # Each attempt is dearer than the one before, and only bad syntax is worth another.
     attempts: list[Callable[[bytes], bytes]] = [bytes, quote_bare_keys, standardise]
-    attempts = attempts[: 1 + (len(data) <= LARGE_BYTES) + (len(data) <= SMALL_BYTES)]
+    lenient = len(data) <= min(lenient_max, LARGE_BYTES), len(data) <= min(lenient_max, SMALL_BYTES)
+    attempts = attempts[: 1 + sum(lenient)]
     reason = ""
     for prepare in attempts:
         try:

@@ -5,7 +5,7 @@ meaning back. Writing keeps Java's form, because old and foreign clients read no
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -121,6 +121,20 @@ def queue_members(queue: QueueRef) -> dict[str, str | int]:
     return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
 
 
+class QueueKeys:
+    """Writes queues of one topic and broker as keys; many tables have tens of thousands of them."""
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(self, topic: str, broker_name: str) -> None:
+        self._head = f'{{"brokerName":{write_legacy(broker_name)},"queueId":'
+        self._tail = f',"topic":{write_legacy(topic)}}}'
+
+    def write(self, queue_id: int) -> str:
+        """Write one queue."""
+        return f"{self._head}{queue_id}{self._tail}"
+
+
 def write_legacy(value: object) -> str:
     """Write a value as Java does in every body but a route."""
     return fastjson.write(value, Dialect.LEGACY)
@@ -132,6 +146,17 @@ def write_queue_map(table: Mapping[QueueRef, Any], write_value: Callable[[Any], 
         f"{write_legacy(queue_members(queue))}:{write_value(value)}" for queue, value in table.items()
     )
     return "{" + ",".join(members) + "}"
+
+
+def separated(parts: Iterable[str]) -> Iterator[str]:
+    """Put commas between the parts of a list or a table; an empty part is passed on as it is."""
+    separator = ""
+    for part in parts:
+        if part:
+            yield separator + part
+            separator = ","
+        else:
+            yield ""
 
 
 def encode_queue_map(name: str, table: Mapping[QueueRef, Any]) -> bytes:

@@ -104,7 +104,7 @@ async def test_a_client_that_falls_silent_is_cut_off(cluster: Cluster) -> None:
     scan = cluster.broker.parts.silence.scan
     for _ in range(13):
         cluster.clock.advance(10)
-        scan()
+        await scan()
     assert cluster.broker.parts.members.consumers("g") is None
     await eventually(lambda: cluster.broker.address not in client.session._channels)
 

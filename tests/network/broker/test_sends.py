@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 
 import pytest
 
+from skyroute.broker.handlers.send import BATCH_MESSAGES_A_STEP
 from skyroute.message.message_id import decode_offset_id
 from skyroute.message.reserved_topics import HALF_TOPIC
 from skyroute.remoting.dispatch import Peer
@@ -86,6 +87,43 @@ async def test_a_batch_is_stored_as_its_messages(cluster: Cluster, line: AsyncLi
     assert stored[2].properties["TAGS"] == "red"
     positions = [decode_offset_id(one).log_position for one in answer.fields["msgId"].split(",")]
     assert positions == [message.log_position for message in stored[1:]]
+
+
+LONG_BATCH = 4 * BATCH_MESSAGES_A_STEP + 1
+
+
+async def test_a_long_batch_is_stored_in_steps_with_consecutive_offsets(cluster: Cluster, line: AsyncLine) -> None:
+    other, store = await cluster.line(), cluster.broker.parts.store
+    batch = await line.send(send(body=batch_body((b"%d" % number, "") for number in range(LONG_BATCH)), code=320))
+    answers: list[int] = []
+    while not store.max_offset("T", 0):  # others are served before it is stored
+        answers.append((await other.call(send(body=b"other", queue_id=1))).code)
+    same_queue = await other.send(send(body=b"later"))
+    while (end := store.max_offset("T", 0)) < LONG_BATCH:
+        assert end % BATCH_MESSAGES_A_STEP == 0
+        answers.append((await other.call(send(body=b"other", queue_id=1))).code)
+    receipt = await line.answer(batch)
+    assert (receipt.code, receipt.fields["queueOffset"]) == (0, "0")
+    assert (await other.answer(same_queue)).fields["queueOffset"] == str(LONG_BATCH)
+    assert set(answers) == {0}
+    stored = read_all(store, "T", 0)
+    assert [message.body for message in stored] == [*(b"%d" % number for number in range(LONG_BATCH)), b"later"]
+    positions = [decode_offset_id(text).log_position for text in receipt.fields["msgId"].split(",")]
+    assert positions == [message.log_position for message in stored[:-1]]
+
+
+async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: Cluster, line: AsyncLine) -> None:
+    body = batch_body([(b"x", "")] * LONG_BATCH)
+    answer = await line.call(send(body=body[:-1], code=320))
+    assert (answer.code, "ends inside" in (answer.remark or "") or "announces" in (answer.remark or "")) == (13, True)
+    assert cluster.broker.parts.store.max_offset("T", 0) == 0
+    assert (await line.call(send(body=body, code=320))).fields["queueOffset"] == "0"
+
+
+async def test_a_long_batch_may_be_the_first_message_of_its_topic(cluster: Cluster, line: AsyncLine) -> None:
+    answer = await line.call(send("Fresh", batch_body([(b"x", "")] * LONG_BATCH), code=320))
+    assert answer.code == 0
+    assert cluster.broker.parts.store.max_offset("Fresh", 0) == LONG_BATCH
 
 
 async def test_the_field_and_not_the_code_says_that_it_is_a_batch(cluster: Cluster, line: AsyncLine) -> None:

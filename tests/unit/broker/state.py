@@ -1,10 +1,12 @@
 """The parts that keep a broker's topics, groups and offsets, over real files, with a clock that stands still."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.groups import Groups
@@ -24,8 +26,10 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.topics import Topics
 from skyroute.message.host import encode_host
-from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, Peer
+from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import Pace
+from skyroute.remoting.traffic import Traffic
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
@@ -37,6 +41,38 @@ SMALL = StoreSettings(log_segment_bytes=1 << 20, queue_segment_units=1000, index
 
 def settings(**changes: Any) -> BrokerConfig:
     return BrokerConfig(**{"broker_cluster_name": "DefaultCluster", "broker_name": BROKER, **changes})
+
+
+T = TypeVar("T")
+
+
+class CountingPace(Pace):
+    """Counts the steps of long work, and does something after each."""
+
+    steps = 0
+
+    def __init__(self, traffic: Traffic, clock: ManualClock) -> None:
+        super().__init__(traffic, clock)
+        self.on_step: Callable[[], None] = int  # type: ignore[assignment]  # which does nothing, too
+
+    async def run(self, steps: Generator[None, None, T]) -> T:
+        return await super().run(self._counted(steps))
+
+    def _counted(self, steps: Generator[None, None, T]) -> Generator[None, None, T]:
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            self.steps += 1
+            self.on_step()
+            yield
+
+
+def whole(response: Response) -> Response:
+    """Return an answer with its body in one piece."""
+    return msgspec.structs.replace(response, body=b"".join((response.body, *response.more)), more=())
 
 
 @dataclass
@@ -59,8 +95,9 @@ class State:
             table.load()
         self.store = MessageStore.open(self.folder, SMALL, now_ms=self.now_ms())
         self.members = Members()
-        self.parked = ParkedPulls()
+        self.parked = ParkedPulls(self.clock.monotonic)
         self.stats = Stats(self.clock)
+        self.pace = CountingPace(Traffic(), self.clock)
         self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)
 
     def now_ms(self) -> int:
@@ -89,11 +126,12 @@ class State:
             self.config,
             self.announce,
             self.now_ms,
+            self.pace,
         )
 
     @property
     def on_groups(self) -> GroupHandlers:
-        return GroupHandlers(self.groups, self.topics, self.offsets, self.modes, self.stats, self.identity)
+        return GroupHandlers(self.groups, self.topics, self.offsets, self.modes, self.stats, self.identity, self.pace)
 
     @property
     def on_offsets(self) -> OffsetHandlers:
@@ -105,6 +143,7 @@ class State:
             self.store,
             delay_offsets=lambda: {"offsetTable": {1: 5}},
             young_bytes=1 << 30,
+            pace=self.pace,
         )
 
     @property
@@ -120,15 +159,18 @@ class State:
             self.identity,
             self.now_ms,
             self.parked.wake_queue,
+            self.pace,
         )
 
     async def ask(self, handler: Handler, request: Request) -> Response:
         """Have a request answered, as a connection would."""
         answer: Answer = Dispatcher({request.code: handler}).answer(request, self.peer)
         if isinstance(answer, Response):
-            return answer
+            return whole(answer)
+        if isinstance(answer, InTurn):
+            answer = answer.work
         assert isawaitable(answer)
         try:
-            return await answer
+            return whole(await answer)
         except RefusedError as error:
             return Response(error.code, str(error))

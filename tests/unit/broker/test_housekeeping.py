@@ -60,7 +60,7 @@ async def test_a_mistake_of_ours_is_not_hidden() -> None:
 
 
 async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
-    keepers = [Keeper(JsonFile(tmp_path / name), dict) for name in ("a", "b", "c")]
+    keepers = [Keeper(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
     for keeper in keepers[:2]:
         keeper.touch()
     await save_all(keepers)

@@ -37,7 +37,7 @@ class Room:
             folder, disk, now_ms=self.now_ms(), sync_flush=sync, delays_ms=(1_000,), log_segment_bytes=1 << 16
         )
         self.stats = Stats(self.clock)
-        self.parked = ParkedPulls()
+        self.parked = ParkedPulls(self.clock.monotonic)
         self.parked.only_when_told = sync
         self.flushing = Flushing(
             self.store, interval_s=1, timeout_s=lambda: self.timeout_s, on_flushed=self.parked.wake

@@ -22,9 +22,9 @@ class Table:
         self.renders: list[int] = []
         self.keeper = Keeper(JsonFile(self.path, disk), self._render)
 
-    def _render(self) -> object:
+    def _render(self) -> list[bytes]:
         self.renders.append(self.value)
-        return {"value": self.value}
+        return [b'{"value":', b"%d}" % self.value]
 
     def change(self) -> None:
         self.value += 1

@@ -2,16 +2,19 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 import pytest
 
+from skyroute.broker.handlers.long_answers import STEP_PARTS
 from skyroute.broker.handlers.members import HEARTBEAT_BYTES_MAX, MemberHandlers
 from skyroute.broker.notices import MemberNotices
 from skyroute.broker.queue_locks import QueueLocks
 from skyroute.message.queue_ref import QueueRef
-from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, Peer
+from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, InTurn, Peer
 from skyroute.wire.calls.clients import (
+    PART_GROUPS,
     ConsumerData,
     ConsumeType,
     MessageModel,
@@ -34,11 +37,12 @@ from skyroute.wire.calls.groups import (
     encode_consumer_connections_query,
     encode_producer_connections_query,
 )
-from skyroute.wire.calls.topics import TopicConfig
-from skyroute.wire.codes import ResponseCode
+from skyroute.wire.calls.topics import REQUEST_BYTES_MAX, TopicConfig
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.errors import BodyError
 from tests.unit.broker.clients import a_consumer, a_peer
-from tests.unit.broker.state import State
+from tests.unit.broker.state import State, whole
 
 QUEUE = QueueRef("T", "broker-a", 0)
 RETRY = "%RETRY%g"
@@ -63,6 +67,7 @@ class Room:
             state.announce,
             state.config,
             state.clock,
+            state.pace,
         )
         self.peer, self.line = a_peer(1)
 
@@ -280,3 +285,56 @@ async def test_a_subscription_is_told(room: Room) -> None:
 @pytest.mark.parametrize("name", ["client_ids", "consumer_connections", "producer_connections", "subscription"])
 def test_a_question_about_no_group_is_refused(room: Room, name: str) -> None:
     assert room.ask(getattr(room.on, name), Request(1)).code == ResponseCode.SYSTEM_ERROR
+
+
+# ------------------------------------------------------------------------------------------------------------ in steps
+
+
+async def finish(room: Room, handler: Handler, request: Request) -> Response:
+    answer = room.answer(handler, request)
+    assert isinstance(answer, InTurn)
+    return whole(await answer.work)
+
+
+async def test_a_heartbeat_of_many_groups_is_taken_in_steps(room: Room) -> None:
+    names = [f"group-{number}" for number in range(20 * PART_GROUPS)]
+    request = encode_heartbeat("c", [f"p-{name}" for name in names], [a_consumer(name) for name in names])
+    counts: list[int] = []
+    room.state.pace.on_step = lambda: counts.append(len(room.state.members.consumer_groups))
+    assert (await finish(room, room.on.heartbeat, request)).code == 0
+    assert len(room.state.members.consumer_groups) == len(room.state.members.producer_groups) == len(names)
+    assert max(after - before for before, after in pairwise(counts)) <= PART_GROUPS
+    assert room.state.topics.get("%RETRY%group-7") in room.state.announced
+
+
+async def test_a_heartbeat_of_many_topics_is_taken_in_steps(room: Room) -> None:
+    topics = [f"topic-{number}" for number in range(1000)]
+    consumers = [a_consumer(f"g{number}", *topics) for number in range(6)]
+    assert (await finish(room, room.on.heartbeat, encode_heartbeat("c", [], consumers))).code == 0
+    assert room.state.pace.steps >= 5
+    assert all(len(group.subscriptions) == 1000 for group in room.state.members.consumer_groups.values())
+
+
+async def test_many_queues_are_locked_and_given_back_in_steps(room: Room) -> None:
+    queues = [QueueRef("T", "broker-a", queue_id) for queue_id in range(10 * STEP_PARTS)]
+    counts: list[int] = []
+    room.state.pace.on_step = lambda: counts.append(len(room.locks))
+    answer = await finish(room, room.on.lock, encode_lock("c", "g", queues))
+    assert decode_locked(answer.body) == frozenset(queues)
+    assert max(after - before for before, after in pairwise(counts)) <= STEP_PARTS
+    assert (await finish(room, room.on.unlock, encode_unlock("c", "g", queues))).code == 0
+    assert len(room.locks) == 0
+
+
+async def test_nothing_is_locked_if_one_queue_has_no_name(room: Room) -> None:
+    queues = [QueueRef("T", "broker-a", queue_id) for queue_id in range(3 * STEP_PARTS)]
+    request = encode_lock("c", "g", [*queues, QueueRef("", "broker-a", 1)])
+    with pytest.raises(BodyError):
+        await finish(room, room.on.lock, request)
+    assert len(room.locks) == 0
+
+
+@pytest.mark.parametrize("body", [b" " * (REQUEST_BYTES_MAX + 1), b'{"a":[' + b"{a:1}," * 3000 + b"{]"])
+def test_a_body_that_is_long_is_standard_json_or_refused_at_once(room: Room, body: bytes) -> None:
+    with pytest.raises(BodyError, match=r"at most|malformed"):
+        room.on.lock(Request(RequestCode.LOCK_BATCH_MQ, body=body), room.peer)

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skyroute.broker import members as members_module
-from skyroute.broker.members import SILENCE_S, BeatOutcome, Members
+from skyroute.broker.members import SILENCE_S, BeatOutcome, Members, Silent
 from skyroute.message.tags import java_hash
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
@@ -245,12 +245,30 @@ def test_a_group_that_comes_back_begins_anew() -> None:
     assert members.subscription("g", "T") == Subscription("T", version=1)
 
 
+def expired(members: Members, now: float) -> Silent:
+    """Return what all steps of a scan have found."""
+    found = list(members.expire(now))
+    return Silent([peer for one in found for peer in one.peers], [name for one in found for name in one.changed])
+
+
+def test_silence_is_looked_for_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "SCANNED_A_STEP", 4)
+    members = Members()
+    for connection in range(10):
+        beat(members, connection, a_beat(f"c{connection}", a_consumer("g", "T"), producers=["p"]))
+    scan = members.expire(SILENCE_S + 1)
+    assert [peer.connection for peer in next(scan).peers] == [0, 1]
+    members.drop(3)  # while others are served
+    assert [[peer.connection for peer in silent.peers] for silent in scan] == [[2, 4], [5, 6], [7, 8], [9]]
+    assert repr(members) == repr(Members())
+
+
 def test_who_is_silent_for_two_minutes_is_gone_just_after() -> None:
     members = Members()
     beat(members, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
     beat(members, 2, a_beat("b", a_consumer("g", "T")), now=60.0)
-    assert members.expire(SILENCE_S) == ([], [])
-    silent = members.expire(SILENCE_S + 0.1)
+    assert expired(members, SILENCE_S) == ([], [])
+    silent = expired(members, SILENCE_S + 0.1)
     assert [peer.connection for peer in silent.peers] == [1]
     assert silent.changed == ["g"]
     assert ids(members, "g") == ["b"]
@@ -264,7 +282,7 @@ def test_a_group_that_a_client_no_longer_speaks_of_loses_it_while_its_connection
     for now in (100.0, 200.0):
         beat(members, 1, a_beat("a", a_consumer("g", "T")), now)
         beat(members, 2, a_beat("b", a_consumer("h", "T")), now)
-    assert members.expire(now=200.0) == ([], ["h"])
+    assert expired(members, 200.0) == ([], ["h"])
     assert (ids(members, "g"), ids(members, "h")) == (["a"], ["b"])
 
 
@@ -426,7 +444,7 @@ class MembersAgainstAModel(RuleBasedStateMachine):
         silent = [row for row in self.rows if self.now - row[4] > SILENCE_S]
         self.rows = [row for row in self.rows if row not in silent]
         self.forget_empty()
-        outcome = self.members.expire(self.now)
+        outcome = expired(self.members, self.now)
         assert set(outcome.changed) == self.told({row[1] for row in silent if row[0] == "c"})
         left = {row[2] for row in self.rows}
         assert {peer.connection for peer in outcome.peers} == {row[2] for row in silent} - left

@@ -7,7 +7,7 @@ import pytest
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.groups import Groups
 from skyroute.broker.members import Members
-from skyroute.broker.notices import GAP_S, MemberNotices
+from skyroute.broker.notices import GAP_S, TOLD_A_TURN, MemberNotices
 from skyroute.broker.queue_locks import LOCK_LIFE_S, QueueLocks
 from skyroute.broker.silence import SCAN_S, SilenceScan
 from skyroute.broker.store.json_file import JsonFile
@@ -32,7 +32,7 @@ class Room:
         self.lines = [self.join(number) for number in (1, 2)]
 
     def _call_later(self, delay_s: float, then: Callable[[], None]) -> None:
-        assert delay_s == GAP_S
+        assert delay_s in (0, GAP_S)
         self.waiting.append(then)
 
     def join(self, number: int, group: str = "g") -> NotingLine:
@@ -115,44 +115,54 @@ class Scanning:
         self.closed: list[int] = []
         self._scan = SilenceScan(room.members, self.locks, room.notices, self.closed.append, room.config, room.clock)
 
-    def scan_after(self, seconds: float) -> None:
+    async def scan_after(self, seconds: float) -> None:
         self.room.clock.advance(seconds)
-        self._scan.scan()
+        await self._scan.scan()
 
 
-def test_a_silent_client_is_parted_with_and_the_others_are_told(room: Room) -> None:
+async def test_a_silent_client_is_parted_with_and_the_others_are_told(room: Room) -> None:
     scanning = Scanning(room)
     for _ in range(12):
-        scanning.scan_after(SCAN_S)
+        await scanning.scan_after(SCAN_S)
         room.join(2)
     assert scanning.closed == []
-    scanning.scan_after(SCAN_S)
+    await scanning.scan_after(SCAN_S)
     assert scanning.closed == [1]
     group = room.members.consumers("g")
     assert group is not None
     assert [member.client_id for member in group.members] == ["c2"]
 
 
-def test_how_long_a_client_may_be_silent_is_a_setting(room: Room) -> None:
+async def test_how_long_a_client_may_be_silent_is_a_setting(room: Room) -> None:
     room.config.channel_expired_timeout = 15_000
     scanning = Scanning(room)
-    scanning.scan_after(SCAN_S)
+    await scanning.scan_after(SCAN_S)
     assert scanning.closed == []
-    scanning.scan_after(SCAN_S)
+    await scanning.scan_after(SCAN_S)
     assert scanning.closed == [1, 2]
 
 
-def test_nobody_is_parted_with_by_a_scan_that_comes_late_itself(room: Room) -> None:
+async def test_nobody_is_parted_with_by_a_scan_that_comes_late_itself(room: Room) -> None:
     scanning = Scanning(room)
-    scanning.scan_after(500.0)
+    await scanning.scan_after(500.0)
     assert scanning.closed == []
-    scanning.scan_after(SCAN_S)
+    await scanning.scan_after(SCAN_S)
     assert scanning.closed == [1, 2]
 
 
-def test_old_locks_are_forgotten_by_the_way(room: Room) -> None:
+async def test_old_locks_are_forgotten_by_the_way(room: Room) -> None:
     scanning = Scanning(room)
     scanning.locks.lock("g", "c1", [QueueRef("T", "b", 0)], room.clock.monotonic())
     for _ in range(int(LOCK_LIFE_S / SCAN_S) + 1):
-        scanning.scan_after(SCAN_S)
+        await scanning.scan_after(SCAN_S)
     assert len(scanning.locks) == 0
+
+
+def test_many_members_are_told_some_at_a_time(room: Room) -> None:
+    lines = [room.join(number, "many") for number in range(10, 10 + 2 * TOLD_A_TURN + 1)]
+    room.notices.put(["many"])
+    for told in (TOLD_A_TURN, 2 * TOLD_A_TURN, 2 * TOLD_A_TURN + 1):
+        assert sum(len(line.told) for line in lines) == told
+        room.notices.put(["many"])  # they are told again once all have been told
+        room.let_the_gap_pass()
+    assert sum(len(line.told) for line in lines) == 3 * TOLD_A_TURN + 1

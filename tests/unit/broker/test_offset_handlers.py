@@ -142,7 +142,7 @@ async def test_a_group_goes_on_where_another_does(state: State) -> None:
         state.offsets.commit("g", topic, 0, 5)
     response = await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", None, offline=True)))
     assert response.code == 0
-    assert state.offsets.topics_of("h") == {"Orders"}
+    assert set(state.offsets.topics_of("h")) == {"Orders"}
     assert "Orders@h" in (state.folder / "config/consumerOffset.json").read_text()
 
 
@@ -152,9 +152,9 @@ async def test_topics_that_members_do_not_want_are_not_copied_while_they_are_the
         state.offsets.commit("g", topic, 0, 5)
     state.members.beat(state.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
     await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", None, offline=False)))
-    assert state.offsets.topics_of("h") == {"Orders"}
+    assert set(state.offsets.topics_of("h")) == {"Orders"}
     await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", "Old", offline=True)))
-    assert state.offsets.topics_of("h") == {"Orders", "Old"}
+    assert set(state.offsets.topics_of("h")) == {"Orders", "Old"}
 
 
 async def test_offsets_are_copied_only_to_what_can_be_a_group(state: State) -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,6 +11,7 @@ from skyroute.broker.offsets import COMMITS_PER_VERSION, Offsets
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.remoting.errors import RefusedError
+from skyroute.wire import fastjson
 
 
 @pytest.fixture
@@ -68,13 +70,13 @@ def test_topics_and_groups_are_found_by_each_other_and_forgotten(path: Path) -> 
         offsets.commit(group, topic, 0, 1)
         offsets.note_pull(group, topic, 0, 1)
         offsets.reset(group, topic, 1, 1)
-    assert offsets.groups_of("A") == {"g", "h"}
-    assert offsets.topics_of("g") == {"A", "B"}
-    offsets.delete_topic("A")
-    assert offsets.topics_of("g") == {"B"}
+    assert set(offsets.groups_of("A")) == {"g", "h"}
+    assert set(offsets.topics_of("g")) == {"A", "B"}
+    list(offsets.delete_topic("A"))
+    assert set(offsets.topics_of("g")) == {"B"}
     assert offsets.take_reset("h", "A", 1) is None
-    offsets.delete_group("g")
-    assert offsets.topics_of("g") == set()
+    list(offsets.delete_group("g"))
+    assert set(offsets.topics_of("g")) == set()
     assert repr(offsets) == "<Offsets 0 resets=0>"
 
 
@@ -103,7 +105,7 @@ def test_there_are_no_more_offsets_than_the_bound_says(path: Path) -> None:
     with pytest.raises(RefusedError):
         offsets.clone("g", "h", "T")
     assert offsets.commit("g", "T", 2, 2)
-    offsets.delete_group("g")
+    list(offsets.delete_group("g"))
     assert offsets.commit("h", "T", 0, 1)
 
 
@@ -125,9 +127,9 @@ def test_a_table_of_apache_is_opened(path: Path) -> None:
     )
     offsets = loaded(path)
     assert offsets.of("g", "T") == {0: 12, 1: 3}
-    assert offsets.topics_of("g") == {"T", "%RETRY%g"}
+    assert set(offsets.topics_of("g")) == {"T", "%RETRY%g"}
     assert offsets.version.counter == 4
-    assert offsets.render()["later"] == "kept"
+    assert fastjson.loads(b"".join(offsets.pieces()))["later"] == "kept"
 
 
 def test_the_file_is_written_in_apaches_form(path: Path) -> None:
@@ -205,7 +207,10 @@ def test_whatever_is_done_it_is_as_in_the_model_and_again_so_after_a_restart(ste
         path, model = Path(folder) / "consumerOffset.json", Model()
         offsets = loaded(path)
         for name, arguments in steps:
-            assert getattr(offsets, name)(*arguments) == getattr(model, name)(*arguments)
+            outcome = getattr(offsets, name)(*arguments)
+            if isinstance(outcome, Iterator):  # it is done in steps
+                outcome = next((step for step in outcome if step), None)
+            assert outcome == getattr(model, name)(*arguments)
             for group in "gh":
                 for topic in ("T", "%RETRY%g"):
                     for queue_id in range(3):

@@ -10,6 +10,7 @@ from skyroute.broker.parked_pulls import ParkedPull, ParkedPulls
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.command import Response
+from tests.support.clock import ManualClock
 
 
 class Reader(ParkedPull):
@@ -30,8 +31,8 @@ class Reader(ParkedPull):
         return self.finds() or Response(19)
 
 
-def parked(*readers: Reader) -> ParkedPulls:
-    pulls = ParkedPulls()
+def parked(*readers: Reader, clock: ManualClock | None = None) -> ParkedPulls:
+    pulls = ParkedPulls((clock or ManualClock()).monotonic)
     for reader in readers:
         assert pulls.park(reader) is reader.answer
     return pulls
@@ -158,9 +159,70 @@ def test_one_that_fails_is_told_why_and_hinders_nobody(expires: bool) -> None:
 async def test_time_is_watched_all_the_time() -> None:
     reader = Reader(deadline=5.0)
     pulls = parked(reader)
-    running = asyncio.ensure_future(pulls.run(lambda: 6.0))
+    running = asyncio.ensure_future(pulls.run())
     given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     reader.answer.then(lambda _: given.set_result(None))
     async with asyncio.timeout(5):
         await given
     running.cancel()
+
+
+class Slow(Reader):
+    """A pull that takes two milliseconds to look."""
+
+    def __init__(self, clock: ManualClock, connection: int = 1) -> None:
+        super().__init__(connection=connection, deadline=clock.monotonic() + 1)
+        self._clock = clock
+
+    def look(self) -> Response | None:
+        self._clock.advance(0.002)
+        return super().look()
+
+    def give_up(self) -> Response:
+        self._clock.advance(0.002)
+        return super().give_up()
+
+
+async def test_many_who_wait_look_a_few_at_a_time_and_once_for_each_arrival() -> None:
+    clock = ManualClock()
+    readers = [Slow(clock) for _ in range(50)]
+    pulls = parked(*readers, clock=clock)
+    pulls.arrived("T", 0)
+    await turn()
+    assert sum(reader.looks for reader in readers) == 3
+    pulls.arrived("T", 0)
+    for _ in range(40):
+        before = sum(reader.looks for reader in readers)
+        await turn()
+        assert sum(reader.looks for reader in readers) - before <= 3
+    assert [reader.looks for reader in readers] == [2] * 50
+
+
+async def test_many_are_given_up_a_few_at_a_time() -> None:
+    clock = ManualClock()
+    readers = [Slow(clock) for _ in range(50)]
+    pulls = parked(*readers, clock=clock)
+    clock.advance(2)
+    for _ in range(20):
+        before = len(pulls)
+        pulls.expire(clock.monotonic())
+        await turn()
+        assert before - len(pulls) <= 6
+    assert [len(reader.answers) for reader in readers] == [1] * 50
+    assert len(pulls) == 0
+
+
+async def test_one_that_was_dropped_meanwhile_is_not_served() -> None:
+    clock = ManualClock()
+    readers = [Slow(clock, connection) for connection in range(20)]
+    pulls = parked(*readers, clock=clock)
+    pulls.arrived("T", 0)
+    await turn()
+    for reader in readers:
+        reader.peer.gone = True
+        pulls.drop(reader.peer.connection)
+    for _ in range(10):
+        await turn()
+    assert sum(reader.looks for reader in readers) == 3
+    assert len(pulls) == 0
+    assert repr(pulls) == "<ParkedPulls 0 on 0 queues>"

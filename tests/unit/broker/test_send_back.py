@@ -42,7 +42,11 @@ class Room:
         self.store = state.store
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
         self.intake = Intake(
-            self.store, parked=ParkedPulls(), flushing=flushing, stats=state.stats, now_ms=state.now_ms
+            self.store,
+            parked=ParkedPulls(state.clock.monotonic),
+            flushing=flushing,
+            stats=state.stats,
+            now_ms=state.now_ms,
         )
         folder = state.folder / "config"
         self.delays = Delays(self.store, self.intake, JsonFile(folder / "delayOffset.json"))

@@ -57,7 +57,13 @@ class Room:
         self.members = Members()
         self.stats = Stats(self.clock)
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
-        self.intake = Intake(self.store, parked=ParkedPulls(), flushing=flushing, stats=self.stats, now_ms=self.now_ms)
+        self.intake = Intake(
+            self.store,
+            parked=ParkedPulls(self.clock.monotonic),
+            flushing=flushing,
+            stats=self.stats,
+            now_ms=self.now_ms,
+        )
         self.transactions = Transactions(
             self.store,
             self.intake,

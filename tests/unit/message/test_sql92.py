@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyroute.message.errors import ExpressionError, IncomparableError
-from skyroute.message.sql92 import EXPRESSION_CHARS_MAX, NESTING_MAX, Condition, compile_expression
+from skyroute.message.sql92 import EXPRESSION_CHARS_MAX, NESTING_MAX, NUMBER_CHARS_MAX, Condition, compile_expression
 
 GOLDEN: Final = Path(__file__).parents[2] / "golden" / "message" / "sql92.json"
 CASES: Final[list[dict[str, Any]]] = json.loads(GOLDEN.read_text("ascii"))["cases"]
@@ -106,9 +106,24 @@ def test_an_expression_has_a_greatest_length() -> None:
 
 
 def test_a_long_row_is_not_a_deep_one() -> None:
-    row = " OR ".join(f"a = '{number}'" for number in range(2000))
-    assert compile_expression(row).matches({"a": "1999"})
-    assert not compile_expression(row).matches({"a": "2000"})
+    row = " OR ".join(f"a = '{number}'" for number in range(600))
+    assert compile_expression(row).matches({"a": "599"})
+    assert not compile_expression(row).matches({"a": "600"})
+
+
+@pytest.mark.parametrize("expression", ["a > 5", "a > 5000000000", "a > 5.0", "a > b", "b < a", "a = 5"])
+def test_a_long_text_is_no_number(expression: str) -> None:
+    condition = compile_expression(expression)
+    for text in ("9".zfill(NUMBER_CHARS_MAX + 1), "1" * 32_000):
+        assert not condition.matches({"a": text, "b": "1"})
+        with pytest.raises(IncomparableError, match=f"at most {NUMBER_CHARS_MAX}"):
+            condition.evaluate({"a": text, "b": "1"})
+    assert condition.evaluate({"a": "9".zfill(NUMBER_CHARS_MAX), "b": "1"}) is not None
+
+
+@pytest.mark.parametrize(("text", "truth"), [("true", True), ("TRUE", True), ("true ", False), ("TRUE" * 8000, False)])
+def test_only_four_letters_are_true(text: str, truth: bool) -> None:
+    assert compile_expression("a = TRUE").matches({"a": text}) is truth
 
 
 def test_brackets_may_be_as_deep_as_the_bound_says() -> None:
@@ -137,7 +152,7 @@ def test_nothing_nests_without_bound(opening: str, middle: str, closing: str) ->
 
     assert compile_expression(nested(NESTING_MAX // 2 - 2)).matches({})
     with pytest.raises(ExpressionError, match=f"more than {NESTING_MAX} levels"):
-        compile_expression(nested(1000))
+        compile_expression(nested(300))
 
 
 def test_depth_is_counted_across_brackets_and_rows() -> None:

@@ -4,11 +4,11 @@ import pytest
 from skyroute.wire.calls.clients import ConsumeType, MessageModel, StartFrom, Subscription
 from skyroute.wire.calls.connections import (
     SubscriptionQuery,
+    consumer_connections_parts,
     decode_producer_group,
     decode_subscription_query,
-    encode_consumer_connections,
-    encode_producer_connections,
     encode_subscription,
+    producer_connections_parts,
 )
 from skyroute.wire.calls.groups import Connection, encode_producer_connections_query
 from skyroute.wire.command import Request
@@ -19,19 +19,20 @@ from tests.unit.wire.golden import golden_line
 def test_who_consumes_is_written_as_java_writes_it() -> None:
     retry = Subscription("%RETRY%golden-group", version=1794733113246)
     tags = Subscription("TwoTopic", "TagA || TagB", "TAG", 1794733113265, ("TagA", "TagB"), (2598919, 2598920))
-    response = encode_consumer_connections(
+    parts = consumer_connections_parts(
         [Connection("192.0.2.2@25552#1794733113236656013", "127.0.0.1:39730", "PYTHON", 479)],
-        {retry.topic: retry, tags.topic: tags},
+        [retry, tags],
         ConsumeType.PUSH,
         MessageModel.CLUSTERING,
         StartFrom.FIRST_OFFSET,
     )
-    assert response.body == golden_line("client/consumer-connections.txt")
+    assert "".join(parts).encode() == golden_line("client/consumer-connections.txt")
 
 
 def test_who_produces_is_written_as_java_writes_it() -> None:
     connection = Connection("192.0.2.2@25552#1794733113237409399", "127.0.0.1:39716", "PYTHON", 479)
-    assert encode_producer_connections([connection]).body == golden_line("client/producer-connections.txt")
+    written = "".join(producer_connections_parts([connection])).encode()
+    assert written == golden_line("client/producer-connections.txt")
     assert decode_producer_group(encode_producer_connections_query("p")) == "p"
 
 

@@ -31,6 +31,7 @@ from skyroute.wire.calls.consumers import (
 )
 from skyroute.wire.command import Request
 from skyroute.wire.errors import BodyError
+from skyroute.wire.queue_maps import encode_queue_map
 from tests.unit.wire.golden import golden_line
 
 HEADERS = json.loads(golden_line("client/headers.json"))
@@ -147,7 +148,7 @@ def test_every_outcome_is_read_as_it_was_written(result: ConsumeResult) -> None:
 
 def test_moving_a_consumer_has_javas_fields_and_body() -> None:
     reset = OffsetReset("TopicTest", "CG", {QUEUE: 12, SECOND_QUEUE: 9007199254740993}, 1700000000000)
-    request = encode_offset_reset(reset)
+    request = encode_offset_reset("TopicTest", "CG", 1700000000000, encode_queue_map("offsetTable", reset.offsets))
     # Java's header has a queue too, -1 for all; a client does not look at it.
     assert {**request.fields, "queueId": "-1"} == HEADERS["offset-reset"]
     assert (request.code, request.body) == (220, golden_line("client/offset-reset.txt"))

@@ -2,27 +2,30 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from skyroute.broker.attributes import GROUP_ATTRIBUTES, alter
 from skyroute.broker.groups import Groups
+from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, answer_with, check_list, in_pieces, respond
 from skyroute.broker.identity import Identity
 from skyroute.broker.offsets import Offsets
 from skyroute.broker.request_modes import RequestModes
 from skyroute.broker.stats import Stats
+from skyroute.broker.tables import entry_pieces
 from skyroute.broker.topics import Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
 from skyroute.message.reserved_topics import is_retry_topic
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import Pace, Steps
 from skyroute.routing.topology import QUEUES_MAX
-from skyroute.wire import fastjson
 from skyroute.wire.calls.groups import (
     GroupConfig,
+    GroupDeletion,
     GroupPage,
     GroupUpdate,
     ReadPermit,
@@ -34,11 +37,11 @@ from skyroute.wire.calls.groups import (
     encode_group_config,
     encode_group_page,
     encode_read_permit,
+    group_table_pieces,
 )
-from skyroute.wire.calls.topics import Version, cut_page, decode_page_query, encode_topic_list
+from skyroute.wire.calls.topics import Version, cut_page, decode_page_query, topic_list_parts
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
-from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import required_name
 
 log = logging.getLogger(__name__)
@@ -54,20 +57,38 @@ class GroupHandlers:
     request_modes: RequestModes
     stats: Stats
     identity: Identity
+    pace: Pace
+    kept: Kept = field(default_factory=Kept)
+    """The table of all groups, as it was last told."""
 
     def update(self, request: Request, peer: Peer) -> Answer:
         """Create a group, or change it."""
-        return self._update([decode_group_update(request.body)], peer)
+        self._put(self._wanted(decode_group_update(request.body)), peer)
+        return self._save()
 
     def update_many(self, request: Request, peer: Peer) -> Answer:
         """Create or change several groups. If one of them may not be, none is touched."""
-        return self._update(decode_group_updates(request.body), peer)
+        check_list(request)
+        return InTurn(self._update_many(decode_group_updates(request.body), peer))
 
-    def _update(self, updates: Sequence[GroupUpdate], peer: Peer) -> Answer:
-        for config in [self._wanted(update) for update in updates]:
-            if self.groups.put(config):
-                log.info("group set group=%s peer=%s", config.name, peer.address)
-        return self._save()
+    async def _update_many(self, updates: Sequence[GroupUpdate], peer: Peer) -> Response:
+        await self.pace.run(self._put_all(updates, peer))
+        return await self._save()
+
+    def _put_all(self, updates: Sequence[GroupUpdate], peer: Peer) -> Generator[None, None, None]:
+        configs: list[GroupConfig] = []
+        for update in updates:
+            configs.append(self._wanted(update))
+            if len(configs) % STEP_PARTS == 0:
+                yield
+        for number, config in enumerate(configs, 1):
+            self._put(config, peer)
+            if number % STEP_PARTS == 0:
+                yield
+
+    def _put(self, config: GroupConfig, peer: Peer) -> None:
+        if self.groups.put(config):
+            log.info("group set group=%s peer=%s", config.name, peer.address)
 
     def _wanted(self, update: GroupUpdate) -> GroupConfig:
         config = update.config
@@ -92,21 +113,34 @@ class GroupHandlers:
         deletion = decode_group_deletion(request)
         if self.groups.delete(deletion.group):
             log.info("group deleted group=%s peer=%s", deletion.group, peer.address)
-        if deletion.with_offsets:
-            self.offsets.delete_group(deletion.group)
         self.stats.forget_group(deletion.group)
-        return self._save_deletion()
+        return InTurn(self._delete(deletion))
 
-    async def _save_deletion(self) -> Response:
+    async def _delete(self, deletion: GroupDeletion) -> Response:
+        if deletion.with_offsets:
+            await self.pace.run(self._forget_offsets(deletion.group))
         await asyncio.gather(self.groups.keeper.save(), self.offsets.keeper.save())
         return Response()
 
-    def all(self, request: Request, _peer: Peer) -> Response:
+    def _forget_offsets(self, group: str) -> Generator[None, None, None]:
+        yield from self.offsets.delete_group(group)
+
+    def all(self, request: Request, _peer: Peer) -> Answer:
         """Tell all groups, or those of one page."""
         query, groups, version = decode_page_query("Group", request), self.groups.all(), self.groups.version
         edition = Version(version.counter, version.state_version, version.timestamp_ms)
+        if query is None:
+            return self.pace.answer(self._all(edition))
         page = GroupPage(cut_page(groups, query, edition), edition, len(groups))
         return encode_group_page(page, self.groups.forbidden())
+
+    def _all(self, edition: Version) -> Steps:
+        groups, forbidden = self.groups.all(), self.groups.forbidden()
+        fields = {"totalGroupNum": str(len(groups))}
+        pieces = yield from self.kept.find(
+            edition, lambda: group_table_pieces(entry_pieces(forbidden), entry_pieces(groups), edition)
+        )
+        return respond(pieces, fields)
 
     def get(self, request: Request, _peer: Peer) -> Response:
         """Tell the settings of one group. As in Java, asking for it is enough to make it."""
@@ -135,9 +169,10 @@ class GroupHandlers:
         readable = not self.groups.is_forbidden(permit.group, permit.topic)
         return encode_read_permit(msgspec.structs.replace(permit, readable=readable))
 
-    def topics_of(self, request: Request, _peer: Peer) -> Response:
+    def topics_of(self, request: Request, _peer: Peer) -> Answer:
         """Tell which topics a group has come anywhere with."""
-        return encode_topic_list(self.offsets.topics_of(required_name(request.fields, "group")), self.identity.address)
+        topics = self.offsets.topics_of(required_name(request.fields, "group"))
+        return self.pace.answer(answer_with(in_pieces(topic_list_parts(topics, self.identity.address))))
 
     # -------------------------------------------------------------------------------------------------- request modes
 
@@ -158,6 +193,6 @@ class GroupHandlers:
         await self.request_modes.keeper.save()
         return Response()
 
-    def all_request_modes(self, _request: Request, _peer: Peer) -> Response:
+    def all_request_modes(self, _request: Request, _peer: Peer) -> Answer:
         """Tell all request modes, as their file has them."""
-        return Response(body=fastjson.dumps(self.request_modes.render(), Dialect.LEGACY))
+        return self.pace.answer(answer_with(self.request_modes.pieces()))

@@ -1,7 +1,7 @@
 """What clients say of themselves, and what others ask about them."""
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,37 +10,42 @@ import msgspec
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.filters import make_filter
 from skyroute.broker.groups import Groups
+from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, in_pieces
 from skyroute.broker.members import Members
 from skyroute.broker.notices import MemberNotices
 from skyroute.broker.queue_locks import QueueLocks
 from skyroute.broker.rosters import Member
 from skyroute.broker.topics import Announce, Topics
 from skyroute.clock import Clock
+from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import retry_topic
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import Pace, Steps
 from skyroute.routing.topology import Permission, TopicFlag
 from skyroute.wire.calls.clients import (
     ConsumerData,
     ConsumeType,
     Heartbeat,
+    QueueLocking,
     decode_client_check,
     decode_consumer_group,
     decode_heartbeat,
+    decode_heartbeat_parts,
     decode_locking,
     decode_unregistration,
     encode_heartbeat_answer,
-    encode_locked,
     encode_members,
+    locked_parts,
 )
 from skyroute.wire.calls.connections import (
     HeardProducer,
+    consumer_connections_parts,
     decode_producer_group,
     decode_subscription_query,
-    encode_consumer_connections,
-    encode_producer_connections,
-    encode_producers,
     encode_subscription,
+    producer_connections_parts,
+    producers_parts,
 )
 from skyroute.wire.calls.groups import Connection
 from skyroute.wire.calls.topics import TopicConfig
@@ -49,6 +54,8 @@ from skyroute.wire.command import Request, Response
 
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
 """How long a heartbeat may be: it is read in one go, and a thousand groups take less than half of this."""
+SHORT_HEARTBEAT_BYTES: Final = 32 * 1024
+"""How long a heartbeat may be that is taken in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class MemberHandlers:
     announce: Announce
     config: BrokerConfig
     clock: Clock
+    pace: Pace
 
     def heartbeat(self, request: Request, peer: Peer) -> Answer:
         """Take a heartbeat. It is answered at once, unless there is a new group whose topic has to be made known."""
@@ -71,12 +79,33 @@ class MemberHandlers:
                 ResponseCode.SYSTEM_ERROR,
                 f"a heartbeat may have {HEARTBEAT_BYTES_MAX} bytes, and this one has {len(request.body)}",
             )
-        beat = self._welcome(decode_heartbeat(request))
+        if len(request.body) > SHORT_HEARTBEAT_BYTES:
+            return InTurn(self._take_long(request, peer))
+        wants_whole, created = self._take(decode_heartbeat(request), request, peer)
+        answer = encode_heartbeat_answer(wants_whole=wants_whole)
+        return self._make_known(created, answer) if created else answer
+
+    def _take(self, said: Heartbeat, request: Request, peer: Peer) -> tuple[bool, list[TopicConfig]]:
+        """Take a heartbeat; return whether the next one has to be whole, and the retry topics that were made."""
+        beat = self._welcome(said)
         outcome = self.members.beat(peer, beat, request.language, request.version, self.clock.monotonic())
         self.notices.put(outcome.changed)
-        answer = encode_heartbeat_answer(wants_whole=outcome.wants_whole)
-        created = self._create_retry_topics(beat.consumers)
-        return self._make_known(created, answer) if created else answer
+        return outcome.wants_whole, self._create_retry_topics(beat.consumers)
+
+    async def _take_long(self, request: Request, peer: Peer) -> Response:
+        """Take a heartbeat of many groups or topics, some at a time. Those before one that is refused are taken."""
+        wants_whole, created = await self.pace.run(self._take_parts(request, peer))
+        answer = encode_heartbeat_answer(wants_whole=wants_whole)
+        return await self._make_known(created, answer) if created else answer
+
+    def _take_parts(self, request: Request, peer: Peer) -> Generator[None, None, tuple[bool, list[TopicConfig]]]:
+        any_wants_whole, created = False, list[TopicConfig]()
+        for part in decode_heartbeat_parts(request):
+            yield
+            wants_whole, made = self._take(part, request, peer)
+            any_wants_whole |= wants_whole
+            created += made
+        return any_wants_whole, created
 
     def _welcome(self, beat: Heartbeat) -> Heartbeat:
         """Return a heartbeat without the groups that may not be here. Nobody is told which."""
@@ -129,16 +158,27 @@ class MemberHandlers:
 
     # Locks
 
-    def lock(self, request: Request, _peer: Peer) -> Response:
+    def lock(self, request: Request, _peer: Peer) -> Answer:
         """Give queues to one member of a group alone."""
-        wanted = decode_locking(request)
-        given = self.locks.lock(wanted.group, wanted.client_id, wanted.queues, self.clock.monotonic())
-        return Response(body=encode_locked(given))
+        return self.pace.answer(self._lock(decode_locking(request)))
 
-    def unlock(self, request: Request, _peer: Peer) -> Response:
+    def _lock(self, wanted: QueueLocking) -> Steps:
+        given: list[QueueRef] = []
+        for queues in (yield from _queues(wanted)):
+            given += self.locks.lock(wanted.group, wanted.client_id, queues, self.clock.monotonic())
+            if len(queues) == STEP_PARTS:
+                yield
+        return (yield from answer_with(in_pieces(locked_parts(given))))
+
+    def unlock(self, request: Request, _peer: Peer) -> Answer:
         """Take queues back."""
-        given_back = decode_locking(request)
-        self.locks.unlock(given_back.group, given_back.client_id, given_back.queues)
+        return self.pace.answer(self._unlock(decode_locking(request)))
+
+    def _unlock(self, given_back: QueueLocking) -> Steps:
+        for queues in (yield from _queues(given_back)):
+            self.locks.unlock(given_back.group, given_back.client_id, queues)
+            if len(queues) == STEP_PARTS:
+                yield
         return Response()
 
     # Questions
@@ -151,42 +191,42 @@ class MemberHandlers:
             return Response.error(f"no consumer for this group, {name}")
         return Response(body=encode_members(member.client_id for member in group.members))
 
-    def consumer_connections(self, request: Request, _peer: Peer) -> Response:
+    def consumer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who consumes in a group, and what."""
         name = decode_consumer_group(request)
         group = self.members.consumers(name)
         if group is None:
             return Response.error(f"the consumer group[{name}] not online", ResponseCode.CONSUMER_NOT_ONLINE)
-        return encode_consumer_connections(
-            map(_connection, group.members), group.subscriptions, group.type, group.model, group.start_from
+        members, subscriptions = list(group.members), list(group.subscriptions.values())
+        parts = consumer_connections_parts(
+            map(_connection, members), subscriptions, group.type, group.model, group.start_from
         )
+        return self.pace.answer(answer_with(in_pieces(parts)))
 
-    def producer_connections(self, request: Request, _peer: Peer) -> Response:
+    def producer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who produces in a group."""
         name = decode_producer_group(request)
         members = self.members.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
-        return encode_producer_connections(map(_connection, members))
+        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
 
-    def all_producers(self, _request: Request, _peer: Peer) -> Response:
+    def all_producers(self, _request: Request, _peer: Peer) -> Answer:
         """Tell who produces, by group."""
-        now, wall = self.clock.monotonic(), self.clock.wall()
-        return encode_producers(
-            {
-                name: [
-                    HeardProducer(
-                        member.client_id,
-                        member.language,
-                        int((wall - (now - member.heard_at)) * 1000),
-                        # Java's tools expect an address as Java writes one.
-                        f"/{member.peer.address}",
-                        member.version,
-                    )
-                    for member in group.members
-                ]
-                for name, group in self.members.producer_groups.items()
-            }
+        groups = (
+            (group.name, map(self._heard, list(group.members))) for group in list(self.members.producer_groups.values())
+        )
+        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))))
+
+    def _heard(self, member: Member) -> HeardProducer:
+        silence_s = self.clock.monotonic() - member.heard_at
+        return HeardProducer(
+            member.client_id,
+            member.language,
+            int((self.clock.wall() - silence_s) * 1000),
+            # Java's tools expect an address as Java writes one.
+            f"/{member.peer.address}",
+            member.version,
         )
 
     def subscription(self, request: Request, _peer: Peer) -> Response:
@@ -194,6 +234,16 @@ class MemberHandlers:
         query = decode_subscription_query(request)
         wanted = None if query.topic is None else self.members.subscription(query.group, query.topic)
         return encode_subscription(query, wanted)
+
+
+def _queues(locking: QueueLocking) -> Generator[None, None, list[list[QueueRef]]]:
+    """Return the queues that are named, some at a time."""
+    parts: list[list[QueueRef]] = []
+    for start in range(0, len(locking.queues), STEP_PARTS):
+        if parts:
+            yield
+        parts.append([queue.value() for queue in locking.queues[start : start + STEP_PARTS]])
+    return parts
 
 
 def _connection(member: Member) -> Connection:

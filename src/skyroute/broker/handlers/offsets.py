@@ -2,31 +2,34 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from skyroute.broker.groups import Groups
+from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, in_pieces
 from skyroute.broker.members import Members
-from skyroute.broker.offsets import Offsets
+from skyroute.broker.offsets import OFFSETS_A_STEP, Offsets
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.topics import Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import Pace, Steps
 from skyroute.wire import fastjson
 from skyroute.wire.calls.offsets import (
+    CorrectionQuery,
+    correction_parts,
     decode_correction_query,
     decode_offset_query,
     decode_offset_update,
     decode_queue,
     decode_time_search,
-    encode_corrections,
     encode_offset,
     encode_timestamp,
 )
-from skyroute.wire.calls.progress import decode_clone_order
+from skyroute.wire.calls.progress import CloneOrder, decode_clone_order
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fastjson import Dialect
@@ -56,6 +59,7 @@ class OffsetHandlers:
     """Gives what the file of the delay levels' offsets says."""
     young_bytes: int
     """How far from the log's end the first message of a queue may be for a new group to start there."""
+    pace: Pace
 
     def query(self, request: Request, _peer: Peer) -> Response:
         """Tell where a group goes on in a queue. One that is new to a young queue starts with its first message."""
@@ -110,21 +114,28 @@ class OffsetHandlers:
         earliest_ms = self.store.earliest_ms(queue.topic, queue.queue_id)
         return encode_timestamp(-1 if earliest_ms is None else earliest_ms)
 
-    def corrections(self, request: Request, _peer: Peer) -> Response:
+    def corrections(self, request: Request, _peer: Peer) -> Answer:
         """Tell the least offset of all groups for each queue of a topic; where the asker's is less, the largest of all.
 
         What points at messages that are gone counts for nobody.
         """
-        query = decode_correction_query(request)
+        return self.pace.answer(self._corrections(decode_correction_query(request)))
+
+    def _corrections(self, query: CorrectionQuery) -> Steps:
         least: dict[int, int] = {}
-        for group in self.offsets.groups_of(query.topic) - query.left_out:
-            for queue_id, offset in self.offsets.of(group, query.topic).items():
+        looked_at = 0
+        for group in self.offsets.groups_of(query.topic):
+            known = {} if group in query.left_out else self.offsets.of(group, query.topic)
+            for queue_id, offset in known.items():
                 if offset >= self.store.min_offset(query.topic, queue_id):
                     least[queue_id] = min(offset, least.get(queue_id, offset))
+                looked_at += 1
+                if looked_at % STEP_PARTS == 0:
+                    yield
         for queue_id, offset in self.offsets.of(query.group, query.topic).items():
             if least.get(queue_id, offset) > offset:
                 least[queue_id] = _NO_CORRECTION
-        return encode_corrections(least)
+        return (yield from answer_with(in_pieces(correction_parts(least.items()))))
 
     def clone(self, request: Request, peer: Peer) -> Answer:
         """Have a group go on where another does."""
@@ -133,29 +144,36 @@ class OffsetHandlers:
             check_group(order.destination)
         except InvalidNameError as error:
             raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
-        source = self.members.consumers(order.source)
-        wanted = None if source is None or order.offline else source.subscriptions
-        topics = self.offsets.topics_of(order.source) if order.topic is None else {order.topic}
-        for topic in sorted(topics):
-            if self.topics.get(topic) is None or (wanted and topic not in wanted):
-                log.warning("offsets not copied group=%s topic=%s peer=%s", order.source, topic, peer.address)
-            elif self.offsets.clone(order.source, order.destination, topic):
-                log.info(
-                    "offsets copied from=%s to=%s topic=%s peer=%s",
-                    order.source,
-                    order.destination,
-                    topic,
-                    peer.address,
-                )
-        return self._save()
+        return InTurn(self._clone(order, peer))
 
-    async def _save(self) -> Response:
+    async def _clone(self, order: CloneOrder, peer: Peer) -> Response:
+        topics = self.offsets.topics_of(order.source) if order.topic is None else [order.topic]
+        cloned = await self.pace.run(self._clone_topics(order, topics))
+        log.info(
+            "offsets copied from=%s to=%s topics=%d of=%d peer=%s",
+            *(order.source, order.destination, cloned, len(topics), peer.address),
+        )
         await self.offsets.keeper.save()
         return Response()
 
-    def all(self, _request: Request, _peer: Peer) -> Response:
+    def _clone_topics(self, order: CloneOrder, topics: Sequence[str]) -> Generator[None, None, int]:
+        """Copy the offsets of topics that the source's members want, if it has any; return of how many."""
+        source = self.members.consumers(order.source)
+        wanted = None if source is None or order.offline else source.subscriptions
+        cloned = work = 0
+        for topic in topics:
+            if self.topics.get(topic) is not None and (not wanted or topic in wanted):
+                cloned += self.offsets.clone(order.source, order.destination, topic)
+                work += len(self.offsets.of(order.source, topic))
+            work += 1
+            if work >= OFFSETS_A_STEP:
+                work = 0
+                yield
+        return cloned
+
+    def all(self, _request: Request, _peer: Peer) -> Answer:
         """Tell all offsets of consumers, as their file has them."""
-        return Response(body=fastjson.dumps(self.offsets.render(), Dialect.LEGACY))
+        return self.pace.answer(answer_with(self.offsets.pieces()))
 
     def all_delays(self, _request: Request, _peer: Peer) -> Response:
         """Tell how far each delay level has come, as its file has it."""

@@ -1,36 +1,38 @@
 """How far groups have come, for people to see, and sending them elsewhere."""
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.groups import Groups
+from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, gather, in_pieces
 from skyroute.broker.identity import Identity
 from skyroute.broker.members import Members
 from skyroute.broker.offsets import Offsets
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.topics import Topics
-from skyroute.message.queue_ref import QueueRef
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import Pace, Steps
 from skyroute.routing.topology import QUEUES_MAX
-from skyroute.wire.calls.consumers import OffsetReset, encode_offset_reset
-from skyroute.wire.calls.groups import ConsumeStats, QueueProgress, release_name
+from skyroute.wire.calls.consumers import encode_offset_reset
+from skyroute.wire.calls.groups import QueueProgress, release_name
 from skyroute.wire.calls.progress import (
-    BrokerProgress,
+    ConsumeStatsQuery,
     QueueTimes,
     ResetOrder,
+    TopicProgress,
+    broker_progress_parts,
+    consume_stats_parts,
     decode_broker_progress_query,
     decode_consume_stats_query,
     decode_reset_order,
     decode_time_span_query,
-    encode_broker_progress,
-    encode_consume_stats,
-    encode_reset_offsets,
-    encode_time_spans,
+    reset_offsets_parts,
+    time_spans_parts,
 )
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 
 _V3_0_7_SNAPSHOT: Final = 28
 """Clients before it do not understand that they are sent elsewhere."""
+
+TOLD_BYTES_A_STEP: Final = 4 * 1024 * 1024
+"""How much members of a group are told before others are served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,55 +61,42 @@ class ProgressHandlers:
     now_ms: Callable[[], int]
     wake: Callable[[str, int], None]
     """Has those who wait at a queue look again."""
+    pace: Pace
 
-    def of_group(self, request: Request, _peer: Peer) -> Response:
-        """Tell how far a group has come."""
-        query = decode_consume_stats_query(request)
+    def of_group(self, request: Request, _peer: Peer) -> Answer:
+        """Tell how far a group has come, with each queue as it is when it is looked at."""
+        parts = consume_stats_parts(self._of_group(decode_consume_stats_query(request)))
+        return self.pace.answer(answer_with(in_pieces(parts)))
+
+    def _of_group(self, query: ConsumeStatsQuery) -> Iterator[TopicProgress]:
         topics: Collection[str] = query.topics or self.offsets.topics_of(query.group)
         if not query.even_if_not_subscribed:
             topics = self._wanted(query.group, topics)
-        parts = [
-            self._progress(query.group, topic, config.read_queues)
-            for topic in sorted(set(topics))
-            if (config := self.topics.get(topic)) is not None
-        ]
-        queues = {queue: progress for part in parts for queue, progress in part.queues.items()}
-        return encode_consume_stats(ConsumeStats(queues, sum(part.tps for part in parts)))
+        for topic in dict.fromkeys(topics):
+            if (config := self.topics.get(topic)) is not None:
+                yield self._progress(query.group, topic, config.read_queues)
 
-    def of_broker(self, request: Request, _peer: Peer) -> Response:
-        """Tell how far all groups have come."""
+    def of_broker(self, request: Request, _peer: Peer) -> Answer:
+        """Tell how far all groups have come, with each queue as it is when it is looked at."""
         only_ordered = decode_broker_progress_query(request)
-        groups = {
-            group: [
-                self._progress(group, topic, config.write_queues)
-                for topic in sorted(self._wanted(group, self.offsets.topics_of(group)))
-                if (config := self.topics.get(topic)) is not None and (config.ordered or not only_ordered)
-            ]
-            for group in self.groups.all()
-        }
-        queues = [progress for parts in groups.values() for part in parts for progress in part.queues.values()]
-        return encode_broker_progress(
-            BrokerProgress(
-                self.identity.address,
-                groups,
-                lag=sum(progress.lag for progress in queues),
-                inflight=sum(progress.inflight for progress in queues),
-            )
-        )
+        groups = ((group, self._of_topics(group, only_ordered=only_ordered)) for group in list(self.groups.all()))
+        return self.pace.answer(answer_with(in_pieces(broker_progress_parts(self.identity.address, groups))))
+
+    def _of_topics(self, group: str, *, only_ordered: bool) -> Iterator[TopicProgress]:
+        for topic in self._wanted(group, self.offsets.topics_of(group)):
+            if (config := self.topics.get(topic)) is not None and (config.ordered or not only_ordered):
+                yield self._progress(group, topic, config.write_queues)
 
     def _wanted(self, group: str, topics: Iterable[str]) -> Collection[str]:
         """Return those of the topics that members of a group want; all, where it has no members."""
         online = self.members.consumers(group)
         if online is None or not online.subscriptions:
-            return set(topics)
-        return set(topics) & online.subscriptions.keys()
+            return list(topics)
+        return [topic for topic in topics if topic in online.subscriptions]
 
-    def _progress(self, group: str, topic: str, queues: int) -> ConsumeStats:
-        table = {
-            QueueRef(topic, self.identity.name, queue_id): self._queue_progress(group, topic, queue_id)
-            for queue_id in range(queues)
-        }
-        return ConsumeStats(table, self.stats.fetch_rate(group, topic))
+    def _progress(self, group: str, topic: str, queues: int) -> TopicProgress:
+        progress = ((queue_id, self._queue_progress(group, topic, queue_id)) for queue_id in range(queues))
+        return TopicProgress(topic, self.identity.name, progress, self.stats.fetch_rate(group, topic))
 
     def _queue_progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
         offset = max(self.offsets.get(group, topic, queue_id) or 0, 0)
@@ -114,18 +106,16 @@ class ProgressHandlers:
             self.store.max_offset(topic, queue_id), offset, max(offset, pulled), 0 if last_at_ms is None else last_at_ms
         )
 
-    def times(self, request: Request, _peer: Peer) -> Response:
+    def times(self, request: Request, _peer: Peer) -> Answer:
         """Tell when the messages were stored that a group has consumed, and how long the next ones wait."""
         query = decode_time_span_query(request)
         config = self.topics.get(query.topic)
         if config is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{query.topic}] not exist")
-        return encode_time_spans(
-            {
-                QueueRef(query.topic, self.identity.name, queue_id): self._times(query.group, query.topic, queue_id)
-                for queue_id in range(config.write_queues)
-            }
-        )
+        queue_ids = range(config.write_queues)
+        spans = ((queue_id, self._times(query.group, query.topic, queue_id)) for queue_id in queue_ids)
+        parts = time_spans_parts(query.topic, self.identity.name, spans)
+        return self.pace.answer(answer_with(in_pieces(parts)))
 
     def _times(self, group: str, topic: str, queue_id: int) -> QueueTimes:
         def stored_ms(offset: int) -> int:
@@ -145,64 +135,78 @@ class ProgressHandlers:
         """Send a group elsewhere: the next pull of each queue is told, or, the old way, its members are at once."""
         order = decode_reset_order(request)
         if not self.config.use_server_side_reset_offset:
-            return self._tell_members(order, peer)
+            return self.pace.answer(self._tell_members(order, peer))
         if (config := self.topics.get(order.topic)) is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {order.topic} does not exist")
         if self.groups.get(order.group) is None:
             raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {order.group} does not exist")
-        if order.queue_id is None:
-            targets = {queue_id: self._target(order, queue_id) for queue_id in range(config.read_queues)}
-        else:
-            targets = {order.queue_id: self._checked_target(order, order.queue_id)}
-        if not targets:
+        if order.queue_id is not None:
+            self._check_target(order, order.queue_id)
+        elif not config.read_queues:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
-        for queue_id, offset in targets.items():
-            self.offsets.reset(order.group, order.topic, queue_id, offset)
-        for queue_id in targets:
-            self.wake(order.topic, queue_id)
-        log.info(
-            "group sent elsewhere group=%s topic=%s to=%s peer=%s", order.group, order.topic, targets, peer.address
-        )
-        return self._save_reset({self._queue(order, queue_id): offset for queue_id, offset in targets.items()})
+        queue_ids = range(config.read_queues) if order.queue_id is None else [order.queue_id]
+        return InTurn(self._reset(order, queue_ids, peer))
 
-    def _queue(self, order: ResetOrder, queue_id: int) -> QueueRef:
-        return QueueRef(order.topic, self.identity.name, queue_id)
+    def _check_target(self, order: ResetOrder, queue_id: int) -> None:
+        if queue_id >= QUEUES_MAX:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"no topic has a queue {queue_id}")
+        low, high = self.store.min_offset(order.topic, queue_id), self.store.max_offset(order.topic, queue_id)
+        if order.offset is not None and not low <= order.offset <= high + 1:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR, f"Target offset {order.offset} not in consume queue range [{low}-{high}]"
+            )
+
+    async def _reset(self, order: ResetOrder, queue_ids: Sequence[int], peer: Peer) -> Response:
+        targets = await self.pace.run(self._reset_queues(order, queue_ids))
+        log.info(
+            "group sent elsewhere group=%s topic=%s queues=%d timestamp_ms=%d offset=%s peer=%s",
+            *(order.group, order.topic, len(targets), order.timestamp_ms, order.offset, peer.address),
+        )
+        await self.offsets.keeper.save()
+        parts = reset_offsets_parts(order.topic, self.identity.name, targets.items())
+        return await self.pace.run(answer_with(in_pieces(parts)))
+
+    def _reset_queues(self, order: ResetOrder, queue_ids: Sequence[int]) -> Generator[None, None, dict[int, int]]:
+        """Reset all of the queues, or none if there is no room for their offsets; return where they are sent."""
+        targets: dict[int, int] = {}
+        for queue_id in queue_ids:
+            # An offset is given for one queue only.
+            given = order.offset if order.queue_id is not None else None
+            targets[queue_id] = self._target(order, queue_id) if given is None else given
+            if len(targets) % STEP_PARTS == 0:
+                yield
+        known = self.offsets.of(order.group, order.topic)
+        self.offsets.check_room(len(targets.keys() - known.keys()))
+        for number, (queue_id, offset) in enumerate(targets.items(), 1):
+            self.offsets.reset(order.group, order.topic, queue_id, offset)
+            self.wake(order.topic, queue_id)
+            if number % STEP_PARTS == 0:
+                yield
+        return targets
 
     def _target(self, order: ResetOrder, queue_id: int) -> int:
         if order.timestamp_ms < 0:
             return self.store.max_offset(order.topic, queue_id)
         return self.store.offset_at(order.topic, queue_id, order.timestamp_ms)
 
-    def _checked_target(self, order: ResetOrder, queue_id: int) -> int:
-        if queue_id >= QUEUES_MAX:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"no topic has a queue {queue_id}")
-        if order.offset is None:
-            return self._target(order, queue_id)
-        low, high = self.store.min_offset(order.topic, queue_id), self.store.max_offset(order.topic, queue_id)
-        if not low <= order.offset <= high + 1:
-            raise RefusedError(
-                ResponseCode.SYSTEM_ERROR, f"Target offset {order.offset} not in consume queue range [{low}-{high}]"
-            )
-        return order.offset
-
-    async def _save_reset(self, offsets: dict[QueueRef, int]) -> Response:
-        await self.offsets.keeper.save()
-        return encode_reset_offsets(offsets)
-
-    def _tell_members(self, order: ResetOrder, peer: Peer) -> Response:
+    def _tell_members(self, order: ResetOrder, peer: Peer) -> Steps:
         if (config := self.topics.get(order.topic)) is None:
             raise RefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"[reset-offset] reset offset failed, no topic in this broker. topic={order.topic}",
             )
-        offsets: dict[QueueRef, int] = {}
+        offsets: dict[int, int] = {}
         for queue_id in range(config.write_queues):
             offset = self.offsets.get(order.group, order.topic, queue_id)
             if offset is None:
                 # Java's own spelling.
                 raise RefusedError(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{order.group}> not exist")
             target = self._target(order, queue_id)
-            offsets[self._queue(order, queue_id)] = target if order.force else min(target, offset)
+            offsets[queue_id] = target if order.force else min(target, offset)
+            if len(offsets) % STEP_PARTS == 0:
+                yield
+        parts = reset_offsets_parts(order.topic, self.identity.name, offsets.items())
+        body = b"".join((yield from gather(in_pieces(parts))))
         online = self.members.consumers(order.group)
         if online is None or not online.members:
             raise RefusedError(
@@ -210,13 +214,17 @@ class ProgressHandlers:
                 f"Consumer not online, so can not reset offset, Group: {order.group} Topic: {order.topic} "
                 f"Timestamp: {order.timestamp_ms}",
             )
-        told = encode_offset_reset(OffsetReset(order.topic, order.group, offsets, order.timestamp_ms))
-        for member in online.members:
+        told_bytes = 0
+        for member in list(online.members):
             if member.version < _V3_0_7_SNAPSHOT:
                 raise RefusedError(
                     ResponseCode.SYSTEM_ERROR,
                     f"the client does not support this feature. version={release_name(member.version)}",
                 )
-            member.peer.tell(told)
+            member.peer.tell(encode_offset_reset(order.topic, order.group, order.timestamp_ms, body))
+            told_bytes += len(body)
+            if told_bytes >= TOLD_BYTES_A_STEP:
+                told_bytes = 0
+                yield
         log.info("members sent elsewhere group=%s topic=%s peer=%s", order.group, order.topic, peer.address)
-        return encode_reset_offsets(offsets)
+        return Response(body=body)

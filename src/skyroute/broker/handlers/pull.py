@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.filters import TAG, Filter, make_filter, retry_filter
+from skyroute.broker.filters import TAG, TAGS_CHARS_MAX, Filter, make_filter, retry_filter
 from skyroute.broker.groups import Groups
 from skyroute.broker.identity import Identity
 from skyroute.broker.members import Members
@@ -29,6 +29,9 @@ from skyroute.wire.command import Request, Response
 SUSPEND_MS_MAX: Final = 60_000
 """Nobody waits longer, whatever is asked for: clients give up after 30 s."""
 
+
+SEARCH_S: Final = 0.005
+"""For so long messages are compared with a condition, before an answer says how far the search came."""
 
 _READ: Final = int(Permission.READ)
 
@@ -85,7 +88,7 @@ class _WaitingPull(ParkedPull):
             return read
         if read.status is PullStatus.NO_NEW_MESSAGE:
             return None
-        if read.status is PullStatus.NO_MATCHED_MESSAGE:
+        if read.status is PullStatus.NO_MATCHED_MESSAGE and read.found.next_offset >= read.found.max_offset:
             self._offset = read.found.next_offset  # nothing for this reader: it goes on waiting behind it
             return None
         return self._handlers.respond(self._question, read)
@@ -223,11 +226,17 @@ class PullHandlers:
             min(max(1, question.bytes_max), config.max_transfer_bytes_on_message_in_memory),
             wanted.accept_code,
             wanted.accept_record,
+            None if wanted.accept_record is None else self._for_a_while(),
         )
         status, remark = _OUTCOMES[found.status]
         if found.status is ReadStatus.QUEUE_EMPTY and offset != 0:
             status = PullStatus.OFFSET_ILLEGAL
         return _Read(status, remark, found)
+
+    def _for_a_while(self) -> Callable[[], bool]:
+        """Return what tells whether a search that begins now may go on."""
+        deadline = self._monotonic() + SEARCH_S
+        return lambda: self._monotonic() < deadline
 
     def respond(self, question: PullQuestion, read: _Read) -> Response:
         """Answer a pull with what was found, and take note of it."""
@@ -252,6 +261,11 @@ def _subscription_of(question: PullQuestion) -> Subscription:
     kind, expression, topic = question.expression_type, question.expression or "", question.topic
     if kind != TAG:
         return Subscription(topic, expression, kind)
+    if len(expression) > TAGS_CHARS_MAX:
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"the expression has {len(expression)} characters (expected at most {TAGS_CHARS_MAX})",
+        )
     try:
         wanted = parse_tag_expression(expression)
     except TagExpressionError:

@@ -1,5 +1,6 @@
 """Finding single messages: by key, by their place in the log, by their place in a queue."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,9 +12,11 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import KEY_SEPARATOR, KEYS, UNIQUE_ID
 from skyroute.message.record import decode_record
-from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import Pace, Steps
 from skyroute.wire.calls.query import (
+    KeyQuery,
     QueueUnit,
     decode_key_query,
     decode_units_query,
@@ -26,6 +29,10 @@ from skyroute.wire.command import Request, Response
 
 FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
 """One answer holds no more records than this, but one in any case: askers take frames of 16 MiB."""
+INDEX_WAIT_S: Final = 1.0
+"""So long the process that writes the index is waited for; then what it has written is looked at."""
+STEP_BYTES: Final = 4 * 1024 * 1024
+"""So many bytes of records are looked at before others are served."""
 UNITS_MAX: Final = 1024
 """So many units of a queue are told at once."""
 
@@ -38,16 +45,28 @@ class QueryHandlers:
     topics: Topics
     members: Members
     config: BrokerConfig
+    pace: Pace
+    monotonic: Callable[[], float]
 
-    def by_key(self, request: Request, _peer: Peer) -> Response:
+    def by_key(self, request: Request, _peer: Peer) -> Answer:
         """Find messages by a key of theirs, or by the id that their producer gave them."""
-        query = decode_key_query(request)
+        return self.pace.answer(self._by_key(decode_key_query(request)))
+
+    def _by_key(self, query: KeyQuery) -> Steps:
         count_max = self.config.default_query_max_num if query.unique else query.count_max
-        found = self.store.find_by_key(query.topic, query.key, count_max, query.begin_ms, query.end_ms)
+        deadline = self.monotonic() + INDEX_WAIT_S
+        found = yield from self.store.search_by_key(
+            *(query.topic, query.key, count_max, query.begin_ms, query.end_ms, lambda: self.monotonic() < deadline)
+        )
         records: list[bytes] = []
+        looked_at = 0
         room = FOUND_BYTES_MAX
         for position in found.positions:
             record = self.store.record_at(position)
+            looked_at += len(record or b"")
+            if looked_at >= STEP_BYTES:
+                looked_at = 0
+                yield
             # The index knows hashes only, and different keys may have the same.
             if record is None or not _has_key(decode_record(record), query.topic, query.key):
                 continue

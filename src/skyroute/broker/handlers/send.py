@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Final
 
@@ -21,7 +21,7 @@ from skyroute.broker.timers import recall_handle
 from skyroute.broker.topics import Announce, Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
-from skyroute.message.batch import decode_batch
+from skyroute.message.batch import RawItem, decode_some
 from skyroute.message.errors import BatchError, HostError, InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, MULTI_TAGS, TRANSACTION_MASK
 from skyroute.message.host import decode_host, encode_host
@@ -41,8 +41,9 @@ from skyroute.message.property_names import (
     UNIQUE_ID,
 )
 from skyroute.message.reserved_topics import RETRY_PREFIX, TIMER_TOPIC, is_closed_to_senders, is_retry_topic
-from skyroute.remoting.dispatch import Answer, Later, Peer, settle
+from skyroute.remoting.dispatch import Answer, InTurn, Later, Peer, settle
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import Pace
 from skyroute.routing.topology import Permission, TopicFlag
 from skyroute.wire.calls.send import (
     ReceiptForm,
@@ -55,6 +56,9 @@ from skyroute.wire.calls.send import (
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import FORM_JSON, Request, Response
+
+BATCH_MESSAGES_A_STEP: Final = 1_000
+"""So many messages of a batch are decoded or stored at a time."""
 
 _STAMPED: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)
 """Properties that are the broker's to give; a message that is sent on from elsewhere may have them."""
@@ -86,6 +90,7 @@ class SendHandlers:
         config: BrokerConfig,
         identity: Identity,
         clock: Clock,
+        pace: Pace,
     ) -> None:
         self._intake = intake
         self._topics = topics
@@ -98,6 +103,9 @@ class SendHandlers:
         self._identity = identity
         self._clock = clock
         self._ids = MessageIds(str(decode_host(identity.raw_store_host).ip), clock.wall)
+        self._pace = pace
+        self._storing: dict[tuple[str, int], asyncio.Event] = {}
+        """Queues that are getting a long batch, and what is set when they have it."""
         self._unknown: set[str] = set()
         """Topics that were just made, and that not every name server knows yet."""
         self._region = config.region_id
@@ -140,8 +148,7 @@ class SendHandlers:
         topic = self._topics.get(sending.topic)
         if topic is None or sending.topic in self._unknown:  # else it has become known since we were asked
             topic = await self._create(sending)
-        answer = self._take(sending, topic, request, peer)
-        return await (settle(answer) if isinstance(answer, Response | Later) else answer)
+        return await _answer_of(self._take(sending, topic, request, peer))
 
     async def _create(self, sending: Sending) -> TopicConfig:
         sys_flag = 0
@@ -178,11 +185,26 @@ class SendHandlers:
 
     def _take(
         self, sending: Sending, topic: TopicConfig, request: Request, peer: Peer
-    ) -> Response | Later | Awaitable[Response]:
+    ) -> Response | Later | InTurn | Awaitable[Response]:
         queue_id = sending.queue_id
         check_queue(queue_id, topic, peer)
         if queue_id < 0:
             queue_id = random.randrange(max(1, topic.write_queues))
+        if self._storing and (sending.topic, queue_id) in self._storing:
+            return self._say_more(self._take_later(sending, topic, queue_id, request, peer))
+        return self._take_at(sending, topic, queue_id, request, peer)
+
+    async def _take_later(
+        self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
+    ) -> Response:
+        """Take a message once the long batch that its queue is getting is stored."""
+        while (storing := self._storing.get((sending.topic, queue_id))) is not None:
+            await storing.wait()
+        return await _answer_of(self._take_at(sending, topic, queue_id, request, peer))
+
+    def _take_at(
+        self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
+    ) -> Response | Later | InTurn | Awaitable[Response]:
         if sending.is_batch:
             return self._take_batch(sending, request.body, topic, queue_id, peer)
         return self._take_one(sending, topic, queue_id, request, peer)
@@ -298,7 +320,7 @@ class SendHandlers:
 
     def _take_batch(
         self, sending: Sending, body: bytes, topic: TopicConfig, queue_id: int, peer: Peer
-    ) -> Response | Later:
+    ) -> Response | Later | InTurn:
         if len(topic.name) > TOPIC_CHARS_MAX:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {len(topic.name)}")
         if is_retry_topic(topic.name):
@@ -306,12 +328,9 @@ class SendHandlers:
         header, unique_id = self._stamped(sending.properties)
         if sending.sys_flag & TRANSACTION_MASK or (find_property(header, DELAY_LEVEL) or "0") != "0":
             raise self._illegal()
-        try:
-            items = decode_batch(body)
-        except BatchError as error:
-            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
-        if not items or len(body) > self._config.max_message_size:
+        if not body or len(body) > self._config.max_message_size:
             raise self._illegal()
+        items, decoded_to = self._decode(body, 0)
         is_whole = self._topics.keeps_batches(topic.name) and _has_unique_id(sending)
         draft = Draft(
             sending.topic,
@@ -325,6 +344,8 @@ class SendHandlers:
             sending.flag,
             sending.reconsume_times,
         )
+        if decoded_to < len(body):
+            return InTurn(self._take_long_batch(draft, body, items, decoded_to, unique_id, is_whole=is_whole))
         try:
             if is_whole:
                 whole = self._intake.put_inner_batch(draft, len(items))
@@ -333,19 +354,83 @@ class SendHandlers:
                 appended = self._intake.put_batch(draft, items)
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
+        ids = encode_offset_ids(self._identity.raw_store_host, appended.log_positions)
+        return self._batch_receipt(ids, queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole)
+
+    def _decode(self, body: bytes, start: int) -> tuple[list[RawItem], int]:
+        """Return some messages of a batch from a position on, and the position behind them."""
+        try:
+            return decode_some(body, start, BATCH_MESSAGES_A_STEP)
+        except BatchError as error:
+            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
+
+    def _batch_receipt(
+        self, ids: str, queue_id: int, queue_offset: int, log_end: int, unique_id: bytes, *, is_whole: bool
+    ) -> Response | Later:
         sender_id = unique_id.decode("utf-8", "replace")
         receipt = SendReceipt(
-            encode_offset_ids(self._identity.raw_store_host, appended.log_positions),
+            ids,
             queue_id,
-            appended.queue_offset,
+            queue_offset,
             sender_id,
             self._region,
             self._trace_on,
             batch_unique_id=sender_id if is_whole else None,
         )
         if self._intake.waits_for_disk:
-            return self._answer_when_safe(appended.log_end, partial(encode_send_receipt, receipt))
+            return self._answer_when_safe(log_end, partial(encode_send_receipt, receipt))
         return encode_send_receipt(receipt)
+
+    async def _take_long_batch(
+        self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, unique_id: bytes, *, is_whole: bool
+    ) -> Response:
+        """Store a batch of many messages in steps. Sends to its queue wait, so that its offsets are consecutive.
+
+        Nothing is stored of a batch that cannot be read; should the disk refuse, some of its messages may be stored.
+        """
+        parts = await self._pace.run(self._decode_rest(body, items, decoded_to))
+        queue = (draft.topic, draft.queue_id)
+        while (storing := self._storing.get(queue)) is not None:
+            await storing.wait()
+        done = self._storing[queue] = asyncio.Event()
+        try:
+            ids, queue_offset, log_end = await self._pace.run(self._put_parts(draft, parts, is_whole=is_whole))
+        except (StoreError, RecordError) as error:
+            raise self._refusal(error) from error
+        finally:
+            del self._storing[queue]
+            done.set()
+        return await settle(
+            self._batch_receipt(ids, draft.queue_id, queue_offset, log_end, unique_id, is_whole=is_whole)
+        )
+
+    def _decode_rest(
+        self, body: bytes, items: list[RawItem], decoded_to: int
+    ) -> Generator[None, None, list[list[RawItem]]]:
+        parts = [items]
+        while decoded_to < len(body):
+            yield
+            items, decoded_to = self._decode(body, decoded_to)
+            parts.append(items)
+        return parts
+
+    def _put_parts(
+        self, draft: Draft, parts: list[list[RawItem]], *, is_whole: bool
+    ) -> Generator[None, None, tuple[str, int, int]]:
+        """Store a batch; return the ids of its records, the first offset, and where in the log the last one ends."""
+        host = self._identity.raw_store_host
+        if is_whole:
+            whole = self._intake.put_inner_batch(draft, sum(map(len, parts)))
+            return encode_offset_ids(host, [whole.log_position]), whole.queue_offset, whole.log_end
+        ids: list[str] = []
+        queue_offset = log_end = 0
+        for part in parts:
+            appended = self._intake.put_batch(draft, part)
+            queue_offset = queue_offset if ids else appended.queue_offset
+            log_end = appended.log_end
+            ids.append(encode_offset_ids(host, appended.log_positions))
+            yield
+        return ",".join(ids), queue_offset, log_end
 
     def _answer_when_safe(self, log_end: int, say: Callable[[int], Response]) -> Later:
         """Answer once the disk has the message; `say` is told the code that goes with what came of it."""
@@ -378,6 +463,12 @@ class SendHandlers:
         if isinstance(error, RecordTooLargeError | RecordError):
             return self._illegal()
         return RefusedError(ResponseCode.SYSTEM_ERROR, f"create mapped file failed, server is busy or broken. {error}")
+
+
+async def _answer_of(answer: Response | Later | InTurn | Awaitable[Response]) -> Response:
+    if isinstance(answer, Response | Later):
+        return await settle(answer)
+    return await (answer.work if isinstance(answer, InTurn) else answer)
 
 
 def check_send(

@@ -2,31 +2,33 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from skyroute.broker.attributes import MESSAGE_TYPE, MIXED, TOPIC_ATTRIBUTES, alter
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, answer_with, check_list, in_pieces, respond
 from skyroute.broker.members import Members
 from skyroute.broker.offsets import Offsets
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.tables import entry_pieces
 from skyroute.broker.topics import Announce, Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_topic
-from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX, pop_retry_topic
-from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import Pace, Steps
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.topics import (
     QueueSpan,
     TopicConfig,
     TopicPage,
-    TopicStats,
     TopicUpdate,
     Version,
     cut_page,
@@ -36,8 +38,9 @@ from skyroute.wire.calls.topics import (
     encode_topic_config,
     encode_topic_list,
     encode_topic_page,
-    encode_topic_readers,
-    encode_topic_stats,
+    topic_readers_parts,
+    topic_stats_parts,
+    topic_table_pieces,
 )
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
@@ -60,28 +63,51 @@ class TopicHandlers:
     config: BrokerConfig
     announce: Announce
     now_ms: Callable[[], int]
+    pace: Pace
+    kept: Kept = field(default_factory=Kept)
+    """The table of all topics, as it was last told."""
 
     def update(self, request: Request, peer: Peer) -> Answer:
         """Create a topic, or change it."""
-        return self._update([decode_topic_update(request)], peer)
+        config = self._wanted(decode_topic_update(request))
+        return self._make_known([config]) if self._put(config, peer) else Response()
 
     def update_many(self, request: Request, peer: Peer) -> Answer:
         """Create or change several topics. If one of them may not be, none is touched."""
-        return self._update(decode_topic_updates(request.body), peer)
+        check_list(request)
+        return InTurn(self._update_many(decode_topic_updates(request.body), peer))
 
-    def _update(self, updates: Sequence[TopicUpdate], peer: Peer) -> Answer:
-        changed = [config for config in map(self._wanted, updates) if self.topics.get(config.name) != config]
-        for config in changed:
-            self.topics.put(config)
-            log.info(
-                "topic set topic=%s queues=%d/%d permission=%d peer=%s",
-                config.name,
-                config.read_queues,
-                config.write_queues,
-                config.permission,
-                peer.address,
-            )
-        return self._make_known(changed) if changed else Response()
+    async def _update_many(self, updates: Sequence[TopicUpdate], peer: Peer) -> Response:
+        changed = await self.pace.run(self._put_all(updates, peer))
+        return await self._make_known(changed) if changed else Response()
+
+    def _put_all(self, updates: Sequence[TopicUpdate], peer: Peer) -> Generator[None, None, list[TopicConfig]]:
+        configs: list[TopicConfig] = []
+        for update in updates:
+            configs.append(self._wanted(update))
+            if len(configs) % STEP_PARTS == 0:
+                yield
+        self.topics.check_room(sum(self.topics.get(config.name) is None for config in configs))
+        changed: list[TopicConfig] = []
+        for number, config in enumerate(configs, 1):
+            if self._put(config, peer):
+                changed.append(config)
+            if number % STEP_PARTS == 0:
+                yield
+        return changed
+
+    def _put(self, config: TopicConfig, peer: Peer) -> bool:
+        if not self.topics.put(config):
+            return False
+        log.info(
+            "topic set topic=%s queues=%d/%d permission=%d peer=%s",
+            config.name,
+            config.read_queues,
+            config.write_queues,
+            config.permission,
+            peer.address,
+        )
+        return True
 
     def _wanted(self, update: TopicUpdate) -> TopicConfig:
         config, changes = update.config, update.attribute_changes
@@ -114,13 +140,25 @@ class TopicHandlers:
         self._check_not_system(topic)
         if self.topics.get(topic) is None:
             _check_name(topic)
-        for name in [topic, *self._pop_retry_topics(topic)]:
+        names = [topic, *self._pop_retry_topics(topic)]
+        for name in names:
             if self.topics.delete(name):
                 log.info("topic deleted topic=%s peer=%s", name, peer.address)
-            self.offsets.delete_topic(name)
-            self.store.delete_topic(name)
             self.stats.forget_topic(name)
-        return self._save_deletion()
+        return InTurn(self._delete(names))
+
+    async def _delete(self, names: Collection[str]) -> Response:
+        with ExitStack() as leaving:  # a topic is not made again while its queues are being removed
+            for name in names:
+                leaving.enter_context(self.topics.leaving(name))
+            await self.pace.run(self._remove(names))
+        await asyncio.gather(self.topics.keeper.save(), self.offsets.keeper.save())
+        return Response()
+
+    def _remove(self, names: Collection[str]) -> Generator[None, None, None]:
+        for name in names:
+            yield from self.offsets.delete_topic(name)
+            yield from self.store.remove_topic(name)
 
     def _pop_retry_topics(self, topic: str) -> list[str]:
         if not self.config.clear_retry_topic_when_delete_topic:
@@ -132,17 +170,21 @@ class TopicHandlers:
         ]
         return [name for name in names if self.topics.get(name) is not None]
 
-    async def _save_deletion(self) -> Response:
-        await asyncio.gather(self.topics.keeper.save(), self.offsets.keeper.save())
-        return Response()
-
     # -------------------------------------------------------------------------------------------------------- looking
 
-    def all(self, request: Request, _peer: Peer) -> Response:
+    def all(self, request: Request, _peer: Peer) -> Answer:
         """Tell all topics, or those of one page."""
         query, topics, version = decode_page_query("Topic", request), self.topics.all(), self.topics.version
         edition = Version(version.counter, version.state_version, version.timestamp_ms)
+        if query is None:
+            return self.pace.answer(self._all(edition))
         return encode_topic_page(TopicPage(cut_page(topics, query, edition), edition, len(topics)))
+
+    def _all(self, edition: Version) -> Steps:
+        topics = self.topics.all()
+        fields = {"totalTopicNum": str(len(topics))}
+        pieces = yield from self.kept.find(edition, lambda: topic_table_pieces(entry_pieces(topics), edition))
+        return respond(pieces, fields)
 
     def get(self, request: Request, _peer: Peer) -> Response:
         """Tell the settings of one topic."""
@@ -152,17 +194,16 @@ class TopicHandlers:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic[:255]}")
         return encode_topic_config(config)
 
-    def status(self, request: Request, _peer: Peer) -> Response:
-        """Tell where the queues of a topic begin and end."""
+    def status(self, request: Request, _peer: Peer) -> Answer:
+        """Tell where the queues of a topic begin and end, each as it is when it is looked at."""
         topic = request.fields.get("topic", "")
         config = self.topics.get(topic)
         if config is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic[:255]}] not exist")
-        queues = {
-            QueueRef(topic, self.config.broker_name, queue_id): self._span(topic, queue_id)
-            for queue_id in range(max(config.read_queues, config.write_queues))
-        }
-        return encode_topic_stats(TopicStats(queues, self.stats.put_rate(topic)))
+        queue_ids = range(max(config.read_queues, config.write_queues))
+        spans = ((queue_id, self._span(topic, queue_id)) for queue_id in queue_ids)
+        parts = topic_stats_parts(topic, self.config.broker_name, spans, self.stats.put_rate(topic))
+        return self.pace.answer(answer_with(in_pieces(parts)))
 
     def _span(self, topic: str, queue_id: int) -> QueueSpan:
         store = self.store
@@ -170,10 +211,17 @@ class TopicHandlers:
         updated_at_ms = store.stored_at_ms(topic, queue_id, end - 1) if end else None
         return QueueSpan(store.min_offset(topic, queue_id), end, updated_at_ms or 0)
 
-    def readers(self, request: Request, _peer: Peer) -> Response:
+    def readers(self, request: Request, _peer: Peer) -> Answer:
         """Tell which groups read a topic, or have."""
         topic = required_name(request.fields, "topic")
-        return encode_topic_readers({*self.members.consumer_groups_of(topic), *self.offsets.groups_of(topic)})
+        return self.pace.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))))
+
+    def _readers(self, topic: str) -> Iterator[str | None]:
+        """Give the groups that read a topic, or have; None for every other group that is looked at."""
+        read = dict.fromkeys(self.offsets.groups_of(topic))
+        yield from read
+        for name, group in list(self.members.consumer_groups.items()):
+            yield name if topic in group.subscriptions and name not in read else None
 
     def system_topics(self, _request: Request, _peer: Peer) -> Response:
         """Tell which names are the system's own."""
@@ -187,11 +235,15 @@ class TopicHandlers:
         log.info("queues cleaned segments=%d peer=%s", expired.queue_segments, peer.address)
         return Response()
 
-    def clean_unused_topics(self, _request: Request, peer: Peer) -> Response:
+    def clean_unused_topics(self, _request: Request, peer: Peer) -> Answer:
         """Remove the queues of topics that are no longer there."""
+        return self.pace.answer(self._clean_unused_topics(peer))
+
+    def _clean_unused_topics(self, peer: Peer) -> Steps:
         for topic in sorted(self.store.topics() - self.topics.all().keys()):
             if not self.topics.is_system(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX):
-                self.store.delete_topic(topic)
+                with self.topics.leaving(topic):
+                    yield from self.store.remove_topic(topic)
                 log.info("queues of an unknown topic removed topic=%s peer=%s", topic, peer.address)
         return Response()
 

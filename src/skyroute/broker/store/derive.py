@@ -1,6 +1,7 @@
 """What follows from a record in the log: a unit of its queue, and its keys in the index."""
 
 import logging
+from collections.abc import Callable, Generator
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -215,6 +216,20 @@ class Derived:
         if self._index is not None and self.index_process is not None and not self.index_process.catch_up():
             self._take_index_back()
             self._index.add(self._keys)
+        self.look_at_index()
+
+    def wait_for_index(self, may_wait: Callable[[], bool]) -> Generator[None, None, None]:
+        """As `catch_index_up`, in steps: others are served while the process goes on, as long as `may_wait`.
+
+        Raises:
+            StoreWriteError, StoreFullError: some keys are not in the index.
+        """
+        process = self.index_process
+        wanted = 0 if process is None else process.wanted
+        while process is not None and process is self.index_process and process.progress.end < wanted and may_wait():
+            if not process.hurry():
+                self.catch_index_up()
+            yield
         self.look_at_index()
 
     def end_index_process(self) -> None:

@@ -1,6 +1,7 @@
 """The small JSON files beside the messages, as Apache's broker writes and reads them."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,22 @@ class JsonFile:
         Raises:
             StoreWriteError, StoreFullError: the file is as it was, or, at worst, is its backup by now.
         """
-        content = dumps(value, Dialect.LEGACY)
+        self.write([dumps(value, Dialect.LEGACY)])
+
+    def write(self, pieces: Collection[bytes]) -> None:
+        """Put a text, given in pieces, in the file's place; all else as `save`.
+
+        Raises:
+            StoreWriteError, StoreFullError: as `save`.
+        """
         staged = self.path.with_name(f"{self.path.name}.tmp")
         self._disk.remove(staged)
-        descriptor = self._disk.open(staged, len(content))
+        descriptor = self._disk.open(staged, sum(map(len, pieces)))
         try:
-            self._disk.write(descriptor, content, 0)
+            at = 0
+            for piece in pieces:
+                self._disk.write(descriptor, piece, at)
+                at += len(piece)
             self._disk.sync(descriptor)
         finally:
             os.close(descriptor)

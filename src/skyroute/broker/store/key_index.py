@@ -7,7 +7,7 @@ import logging
 import mmap
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from struct import Struct
@@ -18,6 +18,8 @@ from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.keys import Key, key_hash
 
 log = logging.getLogger(__name__)
+ENTRIES_A_STEP: Final = 2_000
+"""So many entries of one slot are looked at before others are served. Many messages may share a key."""
 
 MATCHES_MAX: Final = 64
 """How many messages one question finds at most."""
@@ -128,11 +130,17 @@ class IndexFile:
     def write_header(self) -> None:
         _HEADER.pack_into(self._map, 0, self.begin_ms, self.end_ms, self.begin, self.end, self._used, self.count)
 
-    def find(self, hash_: int, begin_ms: int, end_ms: int, count_max: int) -> list[int]:
-        """Return the positions of messages with this key and stored in this time, newest first."""
+    def search(self, hash_: int, begin_ms: int, end_ms: int, count_max: int) -> Generator[None, None, list[int]]:
+        """Return the positions of messages with this key and stored in this time, newest first; in steps."""
         found: list[int] = []
         (number,) = _SLOT.unpack_from(self._map, _HEADER.size + hash_ % self._slots * 4)
+        looked_at = 0
         while 0 < number < self.count and len(found) < count_max:
+            looked_at += 1
+            if looked_at % ENTRIES_A_STEP == 0:
+                yield
+                if self._map.closed:
+                    break  # the file has expired meanwhile
             entry_hash, position, age_s, previous = self._entry(number)
             at_ms = self.begin_ms + age_s * 1000
             if entry_hash == hash_ and begin_ms <= at_ms <= end_ms:
@@ -322,12 +330,24 @@ class KeyIndex:
 
     def find(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyMatches:
         """Return where messages of a topic lie that may have this key and were stored in this time."""
+        search = self.search(topic, key, count_max, begin_ms, end_ms)
+        while True:
+            try:
+                next(search)
+            except StopIteration as end:
+                found: KeyMatches = end.value
+                return found
+
+    def search(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int
+    ) -> Generator[None, None, KeyMatches]:
+        """As `find`, in steps."""
         count_max = min(count_max, MATCHES_MAX)
         hash_ = key_hash(topic, key.encode("utf-8", "replace"))
         positions: list[int] = []
-        for file in reversed(self.files):
+        for file in self.files[::-1]:
             if file.has_some_of(begin_ms, end_ms):
-                positions += file.find(hash_, begin_ms, end_ms, count_max - len(positions))
+                positions += yield from file.search(hash_, begin_ms, end_ms, count_max - len(positions))
             if file.begin_ms < begin_ms or len(positions) >= count_max:
                 break
         return KeyMatches(sorted(positions), self.end_ms, self.end)

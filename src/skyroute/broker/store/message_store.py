@@ -5,7 +5,7 @@ One writer, one thread, no clock. Only `Flush.run` may run elsewhere, because a 
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count, repeat
 from operator import sub
@@ -42,6 +42,10 @@ from skyroute.message.property_names import INNER_BASE, INNER_COUNT
 
 SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
+
+
+KEYS_A_STEP: Final = 10_000
+"""How many queues are looked at for those of a topic that is removed, before others are served."""
 
 
 class MessageStore:
@@ -210,6 +214,12 @@ class MessageStore:
     def _make_batch_folder(self, topic: str) -> None:
         self._disk.make_folder(_topic_folder(self._batch_root, topic))
 
+    def _begin_queue(self, topic: str, queue_id: int) -> TopicQueue:
+        """Return a new queue with its first file, which can take a millisecond: a backlog may have 256 new queues."""
+        queue = self._find_or_create(topic, queue_id)
+        queue.begin()
+        return queue
+
     def _create(self, kind: type[TopicQueue], root: Path, topic: str, queue_id: int, units: int) -> TopicQueue:
         return kind(_topic_folder(root, topic) / str(queue_id), topic, queue_id, units, self._disk, self._opened)
 
@@ -263,7 +273,7 @@ class MessageStore:
         """
         if self._refusal is not None or self._disk_is_full:
             self._refuse()
-        queue = self._queues.get((draft.topic, draft.queue_id)) or self._find_or_create(draft.topic, draft.queue_id)
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
         body, raw_properties = draft.body, draft.raw_properties
         if raw_properties[-1:] == b"\0":
             raw_properties += b"\x02"  # a last record that ends with zero would be taken for a torn one
@@ -294,7 +304,7 @@ class MessageStore:
         """
         if self._refusal is not None or self._disk_is_full:
             self._refuse()
-        queue = self._find_or_create(draft.topic, draft.queue_id)
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
         if not isinstance(queue, BatchQueue):
             raise RecordError(f"{draft.topic} does not keep batches whole")
         if not 1 <= messages <= BATCH_MESSAGES_MAX:
@@ -316,7 +326,7 @@ class MessageStore:
             self._refuse()
         if draft.sys_flag & WITHOUT_PLACE:
             raise RecordError("no batch takes part in a transaction")
-        queue = self._queues.get((draft.topic, draft.queue_id)) or self._find_or_create(draft.topic, draft.queue_id)
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
         properties = [item[1] for item in items]
         if b"\0" in b"".join(properties) and any(raw.endswith(b"\0") for raw in properties):  # see `append`
             properties = [raw + b"\x02" for raw in properties]
@@ -503,12 +513,13 @@ class MessageStore:
         bytes_max: int,
         accept: Callable[[int], bool] | None = None,
         accept_record: Callable[[bytes], bool] | None = None,
+        may_go_on: Callable[[], bool] | None = None,
     ) -> QueueRead:
         """Return records from an offset on: at most so many messages, and so many bytes, but one record at least.
 
         Of a batch that was stored as one record, the whole record is returned, whichever of its messages is asked for.
 
-        `accept` is asked by the code of a tag, then `accept_record` by the record itself.
+        `accept` is asked by the code of a tag, then `accept_record` by the record itself, as long as `may_go_on`.
         """
         if self._derived.noted:
             self._settle()
@@ -532,7 +543,9 @@ class MessageStore:
         if found is None:
             return QueueRead(ReadStatus.SEGMENT_MISSING, queue.next_segment(offset), low, high)
         first, units, stops = found
-        return collect(self._log, first, units, stops, low, high, count_max, bytes_max, accept, accept_record)
+        return collect(
+            *(self._log, first, units, stops, low, high, count_max, bytes_max, accept, accept_record, may_go_on)
+        )
 
     def record_at(self, position: int) -> bytes | None:
         """Return the record that starts at this position of the log, or None where none does."""
@@ -616,7 +629,20 @@ class MessageStore:
             return KeyMatches([], 0, 0)
         with suppress(StoreError):  # as above: it is kept in mind
             self._derived.catch_index_up()
-        found = self._index.find(topic, key, count_max, begin_ms, end_ms)
+        return self._still_there(self._index.find(topic, key, count_max, begin_ms, end_ms))
+
+    def search_by_key(
+        self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, may_wait: Callable[[], bool]
+    ) -> Generator[None, None, KeyMatches]:
+        """As `find_by_key`, in steps. Where another process writes the index, it is waited for while `may_wait`."""
+        self._derive_quietly()
+        if self._index is None:
+            return KeyMatches([], 0, 0)
+        with suppress(StoreError):  # as above
+            yield from self._derived.wait_for_index(may_wait)
+        return self._still_there((yield from self._index.search(topic, key, count_max, begin_ms, end_ms)))
+
+    def _still_there(self, found: KeyMatches) -> KeyMatches:
         return found._replace(positions=[at for at in found.positions if self._log.start <= at < self._log.end])
 
     # ------------------------------------------------------------------------------------------------------- expiring
@@ -654,16 +680,29 @@ class MessageStore:
             InvalidNameError: no topic has this name; nothing is touched.
             StoreWriteError: the disk refuses; some queues may be gone.
         """
+        for _ in self.remove_topic(topic):
+            pass
+
+    def remove_topic(self, topic: str) -> Iterator[None]:
+        """As `delete_topic`, in steps: messages of other topics may be stored and read in between.
+
+        Raises:
+            InvalidNameError: no topic has this name; nothing is touched.
+            StoreWriteError: the disk refuses; some queues may be gone.
+        """
         folders = [_topic_folder(root, topic) for root in (self._queue_root, self._batch_root)]
         self._derive_quietly()
         self._derived.ledger.note_deleted(topic, self._log.end)
-        for key in [key for key in self._queues if key[0] == topic]:
-            queue = self._queues[key]
-            self._derived.forget(queue)
-            queue.remove()
-            del self._queues[key]
-            with suppress(OSError):
-                queue.folder.rmdir()
+        keys = list(self._queues)
+        for start in range(0, len(keys), KEYS_A_STEP):
+            for key in [key for key in keys[start : start + KEYS_A_STEP] if key[0] == topic]:
+                queue = self._queues.pop(key)
+                self._derived.forget(queue)
+                queue.remove()
+                with suppress(OSError):
+                    queue.folder.rmdir()
+                yield  # on some file systems this took milliseconds
+            yield
         for folder in folders:
             with suppress(OSError):
                 folder.rmdir()

@@ -109,11 +109,12 @@ def collect(
     bytes_max: int,
     accept: Callable[[int], bool] | None,
     accept_record: Callable[[bytes], bool] | None,
+    may_go_on: Callable[[], bool] | None = None,
 ) -> QueueRead:
     """Return the records that these units point to, as far as they are wanted and still there.
 
     `offset` is that of the first message, `stops` are those behind the messages of each unit; `low` and `high` are the
-    queue's bounds.
+    queue's bounds. `may_go_on` is asked after the first record that was looked at, and after each unit that follows.
     """
     log_end, damaged = log.end, log.damaged
     chunks: list[memoryview] = []
@@ -125,7 +126,8 @@ def collect(
     run_at = run_stop = -1  # of records that lie side by side, which are read in one go
     for (position, size, code), next_offset in zip(units, stops, strict=False):
         messages = next_offset - offset
-        if count and (count + messages > count_max or total + size > bytes_max):
+        is_enough = count and (count + messages > count_max or total + size > bytes_max)
+        if is_enough or (may_go_on is not None and first_position >= 0 and not may_go_on()):
             break
         last_position = position
         offset = next_offset

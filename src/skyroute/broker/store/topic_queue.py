@@ -308,6 +308,15 @@ class TopicQueue(ABC):
         units = self._units(row, 1)
         return UNIT.unpack_from(units) if units else (0, NO_MESSAGE_BYTES, 0)
 
+    def begin(self) -> None:
+        """Create the first segment, if there is none.
+
+        Raises:
+            StoreWriteError, StoreFullError: the disk refuses.
+        """
+        if not self._log.segments and not self._count:
+            self._log.add(0)
+
     def write(self) -> list[Segment]:
         """Write what was added to files, and return their segments.
 

@@ -1,6 +1,6 @@
 """What clients say to brokers about themselves: heartbeats, goodbyes, who is in a group, and locks on queues."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
 from typing import Annotated, Final, TypeVar
 
@@ -8,18 +8,21 @@ import msgspec
 
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire import fastjson
-from skyroute.wire.calls.topics import read_body
+from skyroute.wire.calls.topics import read_body, read_request
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import is_name, optional_name, required_name
-from skyroute.wire.queue_maps import QueueBody, queue_members
+from skyroute.wire.queue_maps import QueueBody, queue_members, separated, write_legacy
 
 GROUPS_MAX: Final = 10_000
 """The most groups of each kind that one heartbeat may bring."""
 SUBSCRIPTIONS_MAX: Final = 10_000
 """The most topics that one group may subscribe to."""
+PART_GROUPS: Final = 100
+"""How many groups of a long heartbeat are taken at a time; ten topics count as much as a group."""
+_SUBSCRIPTIONS_A_GROUP: Final = 10
 TAGS_MAX: Final = 10_000
 """The most tags that one subscription may name."""
 LOCKED_QUEUES_MAX: Final = 100_000
@@ -172,6 +175,20 @@ class _HeartbeatBody(msgspec.Struct):
     heartbeatFingerprint: Int32 = 0  # noqa: N815 - the wire's name
     withoutSub: bool = False  # noqa: N815 - the wire's name
 
+    def value(self, producers: Iterable[_ProducerBody], consumers: Iterable[_ConsumerBody]) -> Heartbeat:
+        """Return the heartbeat, or a part of it, with these groups.
+
+        Raises:
+            BodyError: a name is none.
+        """
+        return Heartbeat(
+            client_id=_name("clientID", self.clientID),
+            producer_groups=tuple(_name("groupName", producer.groupName) for producer in producers),
+            consumers=tuple(consumer.value() for consumer in consumers),
+            fingerprint=self.heartbeatFingerprint,
+            without_subscriptions=self.withoutSub,
+        )
+
 
 def encode_heartbeat(
     client_id: str,
@@ -209,14 +226,29 @@ def decode_heartbeat(request: Request) -> Heartbeat:
     Raises:
         BodyError: it cannot be read.
     """
-    body = read_body(request.body, _HeartbeatBody, "a heartbeat")
-    return Heartbeat(
-        client_id=_name("clientID", body.clientID),
-        producer_groups=tuple(_name("groupName", producer.groupName) for producer in body.producerDataSet or ()),
-        consumers=tuple(consumer.value() for consumer in body.consumerDataSet or ()),
-        fingerprint=body.heartbeatFingerprint,
-        without_subscriptions=body.withoutSub,
-    )
+    body = read_request(request.body, _HeartbeatBody, "a heartbeat")
+    return body.value(body.producerDataSet or (), body.consumerDataSet or ())
+
+
+def decode_heartbeat_parts(request: Request) -> Iterator[Heartbeat]:
+    """Read a long heartbeat as several, each of which brings at most `PART_GROUPS` groups, or a few more topics.
+
+    Raises:
+        BodyError: it cannot be read.
+    """
+    body = read_request(request.body, _HeartbeatBody, "a heartbeat")
+    producers = body.producerDataSet or []
+    for start in range(0, len(producers), PART_GROUPS):
+        yield body.value(producers[start : start + PART_GROUPS], ())
+    part: list[_ConsumerBody] = []
+    weight = 0
+    for consumer in body.consumerDataSet or ():
+        part.append(consumer)
+        weight += 1 + len(consumer.subscriptionDataSet or ()) // _SUBSCRIPTIONS_A_GROUP
+        if weight >= PART_GROUPS:
+            yield body.value((), part)
+            part, weight = [], 0
+    yield body.value((), part)
 
 
 def encode_heartbeat_answer(*, wants_whole: bool) -> Response:
@@ -305,7 +337,7 @@ class QueueLocking(msgspec.Struct, frozen=True):
 
     client_id: str
     group: str
-    queues: tuple[QueueRef, ...]
+    queues: Sequence[QueueBody]
     only_this_broker: bool = False
     """Other brokers of the group are not to be asked."""
 
@@ -340,23 +372,25 @@ def _write_lock(client_id: str, group: str, queues: Iterable[QueueRef]) -> bytes
 
 
 def decode_locking(request: Request) -> QueueLocking:
-    """Read which queues a client wants, or gives back.
+    """Read which queues a client wants, or gives back; whether they have names is for `QueueBody.value` to say.
 
     Raises:
         BodyError: they cannot be read.
     """
-    body = read_body(request.body, _LockBody, "queues to lock")
+    body = read_request(request.body, _LockBody, "queues to lock")
     return QueueLocking(
         _name("clientId", body.clientId),
         _name("consumerGroup", body.consumerGroup),
-        tuple(queue.value() for queue in body.mqSet or ()),
+        body.mqSet or (),
         body.onlyThisBroker,
     )
 
 
-def encode_locked(queues: Iterable[QueueRef]) -> bytes:
-    """Write which queues are now the asker's alone."""
-    return write_body({"lockOKMQSet": [queue_members(queue) for queue in queues]})
+def locked_parts(queues: Iterable[QueueRef]) -> Iterator[str]:
+    """Write which queues are now the asker's alone, one after the other."""
+    yield '{"lockOKMQSet":['
+    yield from separated(write_legacy(queue_members(queue)) for queue in queues)
+    yield "]}"
 
 
 def decode_locked(body: bytes) -> frozenset[QueueRef]:
@@ -404,7 +438,7 @@ def decode_client_check(request: Request) -> ClientCheck:
     Raises:
         BodyError: it cannot be read.
     """
-    body = read_body(request.body, _ClientCheckBody, "a subscription to check")
+    body = read_request(request.body, _ClientCheckBody, "a subscription to check")
     wanted = body.subscriptionData
     return ClientCheck(
         _name("clientId", body.clientId),

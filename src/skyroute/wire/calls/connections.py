@@ -1,6 +1,6 @@
 """What a broker tells of the clients it knows: who is in a group, and what the group wants."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -15,6 +15,7 @@ from skyroute.wire.calls.clients import (
 from skyroute.wire.calls.groups import Connection
 from skyroute.wire.command import Int64, Request, Response
 from skyroute.wire.fields import optional_name, required_name
+from skyroute.wire.queue_maps import separated, write_legacy
 
 
 def decode_producer_group(request: Request) -> str:
@@ -26,39 +27,40 @@ def decode_producer_group(request: Request) -> str:
     return required_name(request.fields, "producerGroup")
 
 
-def encode_consumer_connections(
+def consumer_connections_parts(
     connections: Iterable[Connection],
-    subscriptions: Mapping[str, Subscription],
+    subscriptions: Iterable[Subscription],
     consume_type: ConsumeType,
     model: MessageModel,
     start_from: StartFrom,
-) -> Response:
-    """Tell who is connected for a consumer group, and what for."""
-    members = {
-        "connectionSet": _connections(connections),
-        "consumeFromWhere": start_from,
-        "consumeType": consume_type,
-        "messageModel": model,
-        "subscriptionTable": {topic: subscription_members(wanted) for topic, wanted in subscriptions.items()},
-    }
-    return Response(body=write_body(members))
+) -> Iterator[str]:
+    """Write who is connected for a consumer group, and what for, one after the other."""
+    yield '{"connectionSet":['
+    yield from separated(map(_write_connection, connections))
+    yield f'],"consumeFromWhere":"{start_from}","consumeType":"{consume_type}","messageModel":"{model}",'
+    yield '"subscriptionTable":{'
+    yield from separated(
+        f"{write_legacy(wanted.topic)}:{write_legacy(subscription_members(wanted))}" for wanted in subscriptions
+    )
+    yield "}}"
 
 
-def encode_producer_connections(connections: Iterable[Connection]) -> Response:
-    """Tell who is connected for a producer group."""
-    return Response(body=write_body({"connectionSet": _connections(connections)}))
+def producer_connections_parts(connections: Iterable[Connection]) -> Iterator[str]:
+    """Write who is connected for a producer group, one after the other."""
+    yield '{"connectionSet":['
+    yield from separated(map(_write_connection, connections))
+    yield "]}"
 
 
-def _connections(connections: Iterable[Connection]) -> list[dict[str, object]]:
-    return [
+def _write_connection(connection: Connection) -> str:
+    return write_legacy(
         {
             "clientAddr": connection.address,
             "clientId": connection.client_id,
             "language": connection.language,
             "version": connection.version,
         }
-        for connection in connections
-    ]
+    )
 
 
 class HeardProducer(
@@ -76,10 +78,14 @@ class HeardProducer(
     version: int
 
 
-def encode_producers(groups: Mapping[str, Iterable[HeardProducer]]) -> Response:
-    """Tell who produces, by group."""
-    table = {group: [msgspec.to_builtins(producer) for producer in producers] for group, producers in groups.items()}
-    return Response(body=write_body({"data": table}))
+def producers_parts(groups: Iterable[tuple[str, Iterable[HeardProducer]]]) -> Iterator[str]:
+    """Write who produces, by group, one after the other."""
+    yield '{"data":{'
+    for number, (group, producers) in enumerate(groups):
+        yield f"{',' if number else ''}{write_legacy(group)}:["
+        yield from separated(write_legacy(msgspec.to_builtins(producer)) for producer in producers)
+        yield "]"
+    yield "}}"
 
 
 class SubscriptionQuery(msgspec.Struct, frozen=True, gc=False):

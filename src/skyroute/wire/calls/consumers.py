@@ -323,16 +323,10 @@ class _StatusBody(msgspec.Struct):
     messageQueueTable: dict[str, Int64] | None = None  # noqa: N815 - the wire's name
 
 
-def encode_offset_reset(reset: OffsetReset) -> Request:
-    """Tell a consumer where to go on reading. Sent one way: nobody answers."""
+def encode_offset_reset(topic: str, group: str, timestamp_ms: int, body: bytes) -> Request:
+    """Tell a consumer where to go on reading, with a body made of `reset_offsets_parts`. Nobody answers."""
     # The last means nothing to a client, but Java logs an error where it is missing.
-    fields = {
-        "topic": reset.topic,
-        "group": reset.group,
-        "timestamp": str(reset.timestamp_ms),
-        "isForce": "false",
-    }
-    body = encode_queue_map("offsetTable", reset.offsets)
+    fields = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "false"}
     return Request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, body=body)
 
 

@@ -1,12 +1,12 @@
 """What administrators ask about consumer groups: their settings, who is connected, and how far they have come."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from skyroute.message.queue_ref import QueueRef
-from skyroute.wire.calls.topics import Version, page_fields, read_body, unsign_attributes
+from skyroute.wire.calls.topics import Version, page_fields, read_body, read_request, unsign_attributes
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError
@@ -83,7 +83,7 @@ def decode_group_update(body: bytes) -> GroupUpdate:
         BodyError: it cannot be read.
         FieldError: an attribute is neither to be set nor to be dropped.
     """
-    return _update_of(read_body(body, GroupConfig, "a group's settings"))
+    return _update_of(read_request(body, GroupConfig, "a group's settings"))
 
 
 def decode_group_updates(body: bytes) -> list[GroupUpdate]:
@@ -93,7 +93,7 @@ def decode_group_updates(body: bytes) -> list[GroupUpdate]:
         BodyError: it cannot be read.
         FieldError: an attribute is neither to be set nor to be dropped.
     """
-    return [_update_of(config) for config in read_body(body, _GroupUpdates, "a list of groups").group_config_list]
+    return [_update_of(config) for config in read_request(body, _GroupUpdates, "a list of groups").group_config_list]
 
 
 def _update_of(config: GroupConfig) -> GroupUpdate:
@@ -179,10 +179,19 @@ def encode_group_page(page: GroupPage, forbidden: Mapping[str, Mapping[str, int]
     """Tell a part of a broker's groups, and what they may not do with which topics."""
     body = {
         "dataVersion": page.version,
-        "forbiddenTable": {group: dict(topics) for group, topics in forbidden.items() if group in page.groups},
+        "forbiddenTable": {group: dict(forbidden[group]) for group in page.groups if group in forbidden},
         "subscriptionGroupTable": page.groups,
     }
     return Response(fields={"totalGroupNum": str(page.total)}, body=msgspec.json.encode(body))
+
+
+def group_table_pieces(forbidden: Iterable[bytes], entries: Iterable[bytes], version: Version) -> Iterator[bytes]:
+    """Give the body that `encode_group_page` writes for all groups, whose entries are given in pieces."""
+    yield b'{"dataVersion":%b,"forbiddenTable":{' % msgspec.json.encode(version)
+    yield from forbidden
+    yield b'},"subscriptionGroupTable":{'
+    yield from entries
+    yield b"}}"
 
 
 class ReadPermit(msgspec.Struct, frozen=True):
@@ -228,7 +237,7 @@ def decode_request_mode(body: bytes) -> RequestMode:
     Raises:
         BodyError: it cannot be read.
     """
-    mode = read_body(body, RequestMode, "a request mode")
+    mode = read_request(body, RequestMode, "a request mode")
     if not is_name(mode.topic) or not is_name(mode.group) or mode.mode not in REQUEST_MODES:
         raise BodyError(f"not a request mode: {mode.topic[:80]!r} {mode.group[:80]!r} {mode.mode[:80]!r}")
     return mode

@@ -1,15 +1,14 @@
 """Where a queue begins and ends, where a group has got to in it, and when its messages came."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from skyroute.message.queue_ref import QueueRef
-from skyroute.wire import fastjson
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
-from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import required_int, required_int32, required_name, truth
+from skyroute.wire.queue_maps import separated
 
 
 def _queue_fields(queue: QueueRef) -> dict[str, str]:
@@ -142,9 +141,11 @@ def decode_correction_query(request: Request) -> CorrectionQuery:
     return CorrectionQuery(required_name(fields, "topic"), required_name(fields, "compareGroup"), left_out)
 
 
-def encode_corrections(offsets: Mapping[int, int]) -> Response:
-    """Answer with an offset for each queue."""
-    return Response(body=fastjson.dumps({"correctionOffsets": offsets}, Dialect.LEGACY))
+def correction_parts(offsets: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Write an offset for each queue."""
+    yield '{"correctionOffsets":{'
+    yield from separated(f"{queue_id}:{offset}" for queue_id, offset in offsets)
+    yield "}}"
 
 
 def decode_offset(response: Response) -> int:

@@ -1,18 +1,17 @@
 """What brokers tell administrators of how far groups have come, and what they are told to do about it."""
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 import msgspec
 
-from skyroute.message.queue_ref import QueueRef
-from skyroute.wire.calls.groups import ConsumeStats
+from skyroute.wire.calls.groups import QueueProgress
 from skyroute.wire.calls.topics import write_struct
 from skyroute.wire.codes import RequestCode
-from skyroute.wire.command import Int64, Request, Response
+from skyroute.wire.command import Int64, Request
 from skyroute.wire.errors import FieldError
 from skyroute.wire.fields import optional_int, optional_name, required_int, required_name, truth
-from skyroute.wire.queue_maps import encode_queue_map, queue_members, write_legacy, write_queue_map
+from skyroute.wire.queue_maps import QueueKeys, separated, write_legacy
 
 _INT64_MAX: Final = (1 << 63) - 1
 TOPICS_ASKED_MAX: Final = 10_000
@@ -45,23 +44,35 @@ def decode_consume_stats_query(request: Request) -> ConsumeStatsQuery:
     return ConsumeStatsQuery(group, (topic,) if topic else (), even_if_not_subscribed=False)
 
 
-def encode_consume_stats(stats: ConsumeStats) -> Response:
-    """Tell how far a group has come."""
-    return Response(body=_write_stats(stats).encode("utf-8", "replace"))
+class TopicProgress(NamedTuple):
+    """How far a group has come with one topic on one broker."""
+
+    topic: str
+    broker_name: str
+    queues: Iterable[tuple[int, QueueProgress]]
+    tps: float
 
 
-def _write_stats(stats: ConsumeStats) -> str:
-    return f'{{"consumeTps":{stats.tps!r},"offsetTable":{write_queue_map(stats.queues, write_struct)}}}'
+def consume_stats_parts(topics: Iterable[TopicProgress]) -> Iterator[str]:
+    """Write how far a group has come, one queue after the other."""
+    tps = 0.0
+
+    def entries() -> Iterator[str]:
+        nonlocal tps
+        for topic in topics:
+            tps += topic.tps
+            yield ""
+            yield from _progress_entries(topic)
+
+    yield '{"offsetTable":{'
+    yield from separated(entries())
+    yield f'}},"consumeTps":{tps!r}}}'
 
 
-class BrokerProgress(msgspec.Struct, frozen=True):
-    """How far all groups of a broker have come."""
-
-    address: str
-    groups: dict[str, list[ConsumeStats]]
-    """Group to one entry for each of its topics."""
-    lag: int
-    inflight: int
+def _progress_entries(topic: TopicProgress) -> Iterator[str]:
+    keys = QueueKeys(topic.topic, topic.broker_name)
+    for queue_id, progress in topic.queues:
+        yield f"{keys.write(queue_id)}:{write_struct(progress)}"
 
 
 def decode_broker_progress_query(request: Request) -> bool:
@@ -69,16 +80,26 @@ def decode_broker_progress_query(request: Request) -> bool:
     return truth(request.fields, "isOrder")
 
 
-def encode_broker_progress(progress: BrokerProgress) -> Response:
-    """Tell how far all groups of a broker have come."""
-    groups = ",".join(
-        f"{{{write_legacy(group)}:[{','.join(map(_write_stats, stats))}]}}" for group, stats in progress.groups.items()
-    )
-    text = (
-        f'{{"brokerAddr":{write_legacy(progress.address)},"consumeStatsList":[{groups}]'
-        f',"totalDiff":{progress.lag},"totalInflightDiff":{progress.inflight}}}'
-    )
-    return Response(body=text.encode("utf-8", "replace"))
+def broker_progress_parts(address: str, groups: Iterable[tuple[str, Iterable[TopicProgress]]]) -> Iterator[str]:
+    """Write how far all groups of a broker have come, one queue after the other."""
+    lag = inflight = 0
+
+    def counted(queues: Iterable[tuple[int, QueueProgress]]) -> Iterator[tuple[int, QueueProgress]]:
+        nonlocal lag, inflight
+        for queue_id, progress in queues:
+            lag += progress.lag
+            inflight += progress.inflight
+            yield queue_id, progress
+
+    yield f'{{"brokerAddr":{write_legacy(address)},"consumeStatsList":['
+    for number, (group, topics) in enumerate(groups):
+        yield f"{',' if number else ''}{{{write_legacy(group)}:["
+        for place, topic in enumerate(topics):
+            yield f'{"," if place else ""}{{"consumeTps":{topic.tps!r},"offsetTable":{{'
+            yield from separated(_progress_entries(topic._replace(queues=counted(topic.queues))))
+            yield "}}"
+        yield "]}"
+    yield f'],"totalDiff":{lag},"totalInflightDiff":{inflight}}}'
 
 
 class QueueTimes(
@@ -113,10 +134,14 @@ def decode_time_span_query(request: Request) -> GroupOnTopic:
     return GroupOnTopic(required_name(request.fields, "group"), required_name(request.fields, "topic"))
 
 
-def encode_time_spans(spans: Mapping[QueueRef, QueueTimes]) -> Response:
-    """Tell when messages were stored, queue by queue."""
-    entries = [{"messageQueue": queue_members(queue), **msgspec.to_builtins(times)} for queue, times in spans.items()]
-    return Response(body=msgspec.json.encode({"consumeTimeSpanSet": entries}))
+def time_spans_parts(topic: str, broker_name: str, queues: Iterable[tuple[int, QueueTimes]]) -> Iterator[str]:
+    """Write when messages were stored, one queue after the other."""
+    keys = QueueKeys(topic, broker_name)
+    yield '{"consumeTimeSpanSet":['
+    yield from separated(
+        f'{{"messageQueue":{keys.write(queue_id)},{write_struct(times)[1:]}' for queue_id, times in queues
+    )
+    yield "]}"
 
 
 # ---------------------------------------------------------------------------------------------------- moving groups
@@ -155,9 +180,12 @@ def decode_reset_order(request: Request) -> ResetOrder:
     )
 
 
-def encode_reset_offsets(offsets: Mapping[QueueRef, int]) -> Response:
-    """Tell where a group was sent."""
-    return Response(body=encode_queue_map("offsetTable", offsets))
+def reset_offsets_parts(topic: str, broker_name: str, offsets: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """Write where a group was sent, one queue after the other."""
+    keys = QueueKeys(topic, broker_name)
+    yield '{"offsetTable":{'
+    yield from separated(f"{keys.write(queue_id)}:{offset}" for queue_id, offset in offsets)
+    yield "}}"
 
 
 class CloneOrder(msgspec.Struct, frozen=True):

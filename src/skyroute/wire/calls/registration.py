@@ -37,6 +37,9 @@ from skyroute.wire.fields import (
 )
 
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
+TOPICS_A_PART: Final = 1_000
+"""How many topics of a registration are written at a time."""
+
 TOPICS_MAX: Final = 300_000
 """The most topics one registration may bring: about what fits its longest body."""
 FILTER_SERVERS_MAX: Final = 1_000
@@ -145,14 +148,23 @@ def encode_registration(
 
 
 def _plain_body(table: TopicTable, configs: Collection[TopicConfig]) -> bytes:
-    # Tens of thousands of topics are written in one go; only the maps by queue id need Java's dialect.
+    # Only the maps by queue id need Java's dialect.
     return _PLAIN_FORM % (
         fastjson.dumps(list(table.filter_servers or ()), Dialect.LEGACY),
         fastjson.dumps(_version_members(table.version), Dialect.LEGACY),
         fastjson.dumps(_version_members(DataVersion()), Dialect.LEGACY),
-        _encode_sorted({config.name: config for config in configs}),
+        _encode_topics(list(configs)),
         fastjson.dumps({topic: mapping_members(mapping) for topic, mapping in table.mappings.items()}, Dialect.LEGACY),
     )
+
+
+def _encode_topics(configs: Sequence[TopicConfig]) -> bytes:
+    """Write topics, some at a time: nothing else runs in this process while msgspec writes."""
+    parts = [
+        _encode_sorted({config.name: config for config in configs[start : start + TOPICS_A_PART]})[1:-1]
+        for start in range(0, len(configs), TOPICS_A_PART)
+    ]
+    return b"{%b}" % b",".join(parts)
 
 
 def _compressed_body(table: TopicTable, configs: Collection[TopicConfig]) -> bytes:

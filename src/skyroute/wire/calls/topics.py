@@ -1,6 +1,7 @@
 """What administrators ask about topics and clusters: who is there, what is set, and how full the queues are."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Final, TypeVar
 
 import msgspec
@@ -13,7 +14,7 @@ from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
 from skyroute.wire.errors import BodyError, FieldError
 from skyroute.wire.fields import optional_int, required_int32, truth
-from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys, write_queue_map
+from skyroute.wire.queue_maps import QueueKeys, by_queue, decode_with_queue_keys, separated, write_legacy
 
 PAGE_MAX: Final = 2000
 """How many topics or groups a broker tells at once; it gives no more, whatever is asked for."""
@@ -29,6 +30,28 @@ def read_body(body: bytes, kind: type[T], what: str) -> T:
     """
     try:
         decoded: T = fastjson.decode(body, kind)
+    except fastjson.JsonError as error:
+        raise BodyError(f"not {what}: {error}") from None
+    return decoded
+
+
+REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
+"""How long the JSON of a request to a broker may be."""
+
+LENIENT_BYTES_MAX: Final = 16 * 1024
+"""How long it may be where it is not standard JSON: making it so takes a millisecond for each KiB."""
+
+
+def read_request(body: bytes, kind: type[T], what: str) -> T:
+    """Read the body of a request to a broker.
+
+    Raises:
+        BodyError: it is no such thing, or too long.
+    """
+    if len(body) > REQUEST_BYTES_MAX:
+        raise BodyError(f"{what} of {len(body)} bytes (expected at most {REQUEST_BYTES_MAX})")
+    try:
+        decoded: T = fastjson.decode(body, kind, LENIENT_BYTES_MAX)
     except fastjson.JsonError as error:
         raise BodyError(f"not {what}: {error}") from None
     return decoded
@@ -232,7 +255,7 @@ def decode_topic_updates(body: bytes) -> list[TopicUpdate]:
     """
     return [
         TopicUpdate(msgspec.structs.replace(config, attributes={}), unsign_attributes(config.attributes))
-        for config in read_body(body, _TopicUpdates, "a list of topics").topic_config_list
+        for config in read_request(body, _TopicUpdates, "a list of topics").topic_config_list
     ]
 
 
@@ -321,12 +344,13 @@ def decode_page_query(kind: str, request: Request) -> PageQuery | None:
     return PageQuery(max(optional_int(fields, start_name, 0), 0), max(count_max, 0), version)
 
 
-def cut_page(table: Mapping[str, T], query: PageQuery | None, version: Version) -> dict[str, T]:
-    """Return the part of a table that is wanted; from its start, if what was seen before is of another edition."""
-    if query is None:
-        return dict(table)
+def cut_page(table: Mapping[str, T], query: PageQuery, version: Version) -> dict[str, T]:
+    """Return the part of a table that is wanted; from its start, if what was seen before is of another edition.
+
+    Entries are in the table's own order, which is the same for all pages of one edition.
+    """
     start = query.start if query.version == version else 0
-    return {name: table[name] for name in sorted(table)[start : start + query.count_max]}
+    return dict(islice(table.items(), start, start + query.count_max))
 
 
 class TopicPage(msgspec.Struct, frozen=True):
@@ -370,6 +394,14 @@ def encode_topic_page(page: TopicPage) -> Response:
     return Response(fields={"totalTopicNum": str(page.total)}, body=msgspec.json.encode(body))
 
 
+def topic_table_pieces(entries: Iterable[bytes], version: Version) -> Iterator[bytes]:
+    """Give the body that `encode_topic_page` writes for all topics, whose entries are given in pieces."""
+    versions = msgspec.json.encode(version), msgspec.json.encode(Version())
+    yield b'{"dataVersion":%b,"mappingDataVersion":%b,"topicConfigTable":{' % versions
+    yield from entries
+    yield b'},"topicQueueMappingDetailMap":{}}'
+
+
 class QueueSpan(
     msgspec.Struct,
     frozen=True,
@@ -410,10 +442,14 @@ def decode_topic_stats(body: bytes) -> TopicStats:
     return TopicStats(by_queue(decoded.offset_table), decoded.topic_put_tps)
 
 
-def encode_topic_stats(stats: TopicStats) -> Response:
-    """Tell where a topic's queues begin and end."""
-    table = write_queue_map(stats.queues, write_struct)
-    return Response(body=f'{{"offsetTable":{table},"topicPutTps":{stats.put_tps!r}}}'.encode("utf-8", "replace"))
+def topic_stats_parts(
+    topic: str, broker_name: str, queues: Iterable[tuple[int, QueueSpan]], put_tps: float
+) -> Iterator[str]:
+    """Write where a topic's queues begin and end, one queue after the other."""
+    keys = QueueKeys(topic, broker_name)
+    yield '{"offsetTable":{'
+    yield from separated(f"{keys.write(queue_id)}:{write_struct(span)}" for queue_id, span in queues)
+    yield f'}},"topicPutTps":{put_tps!r}}}'
 
 
 def write_struct(value: msgspec.Struct) -> str:
@@ -439,14 +475,20 @@ def decode_topic_readers(body: bytes) -> list[str]:
     return sorted(read_body(body, _GroupList, "a list of groups").group_list)
 
 
-def encode_topic_readers(groups: Collection[str]) -> Response:
-    """Tell which groups consume a topic."""
-    return Response(body=msgspec.json.encode({"groupList": sorted(groups)}))
+def topic_readers_parts(groups: Iterable[str | None]) -> Iterator[str]:
+    """Write which groups consume a topic, one after the other; None stands for one that does not."""
+    yield '{"groupList":['
+    yield from separated("" if group is None else write_legacy(group) for group in groups)
+    yield "]}"
 
 
-def encode_topic_list(topics: Collection[str], broker_address: str | None = None) -> Response:
-    """Tell a list of topics, and of which broker."""
-    body: dict[str, object] = {"topicList": sorted(topics)}
-    if broker_address is not None:
-        body["brokerAddr"] = broker_address
-    return Response(body=msgspec.json.encode(body))
+def topic_list_parts(topics: Iterable[str], broker_address: str) -> Iterator[str]:
+    """Write a list of topics of a broker, one after the other."""
+    yield f'{{"brokerAddr":{write_legacy(broker_address)},"topicList":['
+    yield from separated(map(write_legacy, topics))
+    yield "]}"
+
+
+def encode_topic_list(topics: Collection[str]) -> Response:
+    """Tell a list of topics."""
+    return Response(body=msgspec.json.encode({"topicList": sorted(topics)}))

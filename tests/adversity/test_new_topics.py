@@ -1,0 +1,81 @@
+"""Topics that a first message makes: they are on the disk when that message is answered."""
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+
+from skyroute.wire.calls.topics import TopicConfig
+from tests.network.broker.calls import send
+from tests.support.apache import free_port
+from tests.support.lines import AsyncLine, line_to
+
+KNOWN = 5_000
+"""How many topics there are before; each of them is written again with every new one."""
+PRODUCERS = 8
+ANSWERS = 100
+
+
+def folder_with_topics(folder: Path) -> Path:
+    table = {f"known-{number}": msgspec.to_builtins(TopicConfig(f"known-{number}")) for number in range(KNOWN)}
+    (folder / "config").mkdir(parents=True)
+    (folder / "config/topics.json").write_bytes(json.dumps({"topicConfigTable": table}).encode())
+    return folder
+
+
+async def start(folder: Path, port: int) -> asyncio.subprocess.Process:
+    settings = {"listenPort": port, "brokerIP1": "127.0.0.1", "storePathRootDir": folder, "brokerName": "broker-a"}
+    more = {"mappedFileSizeCommitLog": 1 << 24, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
+    flags = [word for key, value in (settings | more).items() for word in ("-D", f"{key}={value}")]
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "skyroute", "broker", "--log-level", "error", *flags), stderr=asyncio.subprocess.DEVNULL
+    )
+
+
+async def connected(port: int) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                return
+
+
+async def test_every_topic_whose_first_message_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+    folder, port = folder_with_topics(tmp_path / "store"), free_port()
+    broker = await start(folder, port)
+    answered: list[str] = []
+    enough = asyncio.Event()
+
+    async def produce(line: AsyncLine, producer: int) -> None:
+        for number in range(ANSWERS):
+            topic = f"new-{producer}-{number}"
+            assert (await line.call(send(topic))).code == 0
+            answered.append(topic)
+            if len(answered) >= ANSWERS:
+                enough.set()
+
+    try:
+        await connected(port)
+        async with asyncio.timeout(60), AsyncExitStack() as stack, asyncio.TaskGroup() as producing:
+            lines = [await stack.enter_async_context(line_to(f"127.0.0.1:{port}")) for _ in range(PRODUCERS)]
+            tasks = [producing.create_task(produce(line, producer)) for producer, line in enumerate(lines)]
+            await enough.wait()
+            broker.send_signal(signal.SIGKILL)
+            expected = set(answered)
+            for task in tasks:
+                task.cancel()
+    finally:
+        if broker.returncode is None:
+            broker.kill()
+        await broker.wait()
+    table = json.loads((folder / "config/topics.json").read_bytes())["topicConfigTable"]
+    assert expected <= table.keys()
+    assert len(table) >= KNOWN + ANSWERS

@@ -1,0 +1,252 @@
+"""Answers about the largest tables are made in steps, none of which looks at more than a bounded number of entries."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from skyroute.broker import tables
+from skyroute.broker.handlers import long_answers
+from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, gather, in_pieces
+from skyroute.broker.offsets import OFFSETS_A_STEP
+from skyroute.broker.tables import ENTRIES_A_STEP
+from skyroute.remoting.dispatch import InTurn
+from skyroute.remoting.errors import RefusedError
+from skyroute.remoting.pace import run_through
+from skyroute.wire import fastjson
+from skyroute.wire.calls.groups import GroupConfig, RequestMode, decode_consume_stats, decode_reset_offsets
+from skyroute.wire.calls.topics import TopicConfig, decode_topic_page, decode_topic_stats
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request, Response
+from tests.unit.broker.state import State
+
+WIDE = 20 * STEP_PARTS
+"""How many queues the topic of these tests has."""
+PARTS_MAX = 3 * STEP_PARTS
+"""A step ends after so many bytes, which few queues have."""
+
+Counts = list[int]
+
+
+@pytest.fixture
+def wide(state: State) -> State:
+    state.topics.put(TopicConfig("Wide", WIDE, WIDE))
+    state.groups.put(GroupConfig("g"))
+    for queue_id in range(WIDE):
+        state.offsets.commit("g", "Wide", queue_id, queue_id)
+    return state
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, state: State, owner: type, name: str) -> Callable[[], int]:
+    """Return what tells how often a method was called between two steps, at most."""
+    calls = [0]
+    plain: Callable[..., Any] = getattr(owner, name)
+
+    def counting(*args: Any, **named: Any) -> Any:
+        calls[-1] += 1
+        return plain(*args, **named)
+
+    def next_step() -> None:
+        calls.append(0)
+
+    state.pace.on_step = next_step
+    monkeypatch.setattr(owner, name, counting)
+    return lambda: max(calls)
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "looks"),
+    [
+        (RequestCode.GET_TOPIC_STATS_INFO, {"topic": "Wide"}, "max_offset"),
+        (RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"}, "max_offset"),
+        (RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"}, "max_offset"),
+        (RequestCode.QUERY_CONSUME_TIME_SPAN, {"group": "g", "topic": "Wide"}, "earliest_ms"),
+        (RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"group": "g", "topic": "Wide", "timestamp": "5"}, "offset_at"),
+        (RequestCode.QUERY_CORRECTION_OFFSET, {"topic": "Wide", "compareGroup": "h"}, "min_offset"),
+    ],
+)
+async def test_a_topic_with_many_queues_is_looked_at_in_steps(
+    wide: State, monkeypatch: pytest.MonkeyPatch, code: RequestCode, fields: dict[str, str], looks: str
+) -> None:
+    longest = counted(monkeypatch, wide, type(wide.store), looks)
+    on = {
+        RequestCode.GET_TOPIC_STATS_INFO: wide.on_topics.status,
+        RequestCode.GET_CONSUME_STATS: wide.on_progress.of_group,
+        RequestCode.GET_BROKER_CONSUME_STATS: wide.on_progress.of_broker,
+        RequestCode.QUERY_CONSUME_TIME_SPAN: wide.on_progress.times,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: wide.on_progress.reset,
+        RequestCode.QUERY_CORRECTION_OFFSET: wide.on_offsets.corrections,
+    }
+    response = await wide.ask(on[code], Request(code, fields))
+    assert response.code == 0
+    assert response.body.count(b":") >= WIDE
+    assert wide.pace.steps >= WIDE // PARTS_MAX
+    assert longest() <= 4 * PARTS_MAX
+
+
+async def test_a_small_topic_is_told_at_once(state: State) -> None:
+    state.topics.put(TopicConfig("Small", 8, 8))
+    answer = state.on_topics.status(Request(fields={"topic": "Small"}), state.peer)
+    assert isinstance(answer, Response)
+    assert len(decode_topic_stats(answer.body).queues) == 8
+
+
+async def test_what_is_told_in_steps_is_whole(wide: State) -> None:
+    spans = decode_topic_stats((await wide.ask(wide.on_topics.status, Request(fields={"topic": "Wide"}))).body)
+    assert sorted(queue.queue_id for queue in spans.queues) == list(range(WIDE))
+    stats = decode_consume_stats(
+        (await wide.ask(wide.on_progress.of_group, Request(fields={"consumerGroup": "g"}))).body
+    )
+    assert {queue.queue_id: progress.consumer_offset for queue, progress in stats.queues.items()} == {
+        queue_id: queue_id for queue_id in range(WIDE)
+    }
+    order = Request(fields={"group": "g", "topic": "Wide", "timestamp": "-1"})
+    moved = decode_reset_offsets((await wide.ask(wide.on_progress.reset, order)).body)
+    assert len(moved) == WIDE
+    assert wide.offsets.get("g", "Wide", WIDE - 1) == 0
+
+
+async def test_all_topics_are_told_in_steps_once_for_each_edition(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10 * ENTRIES_A_STEP):
+        state.topics.put(TopicConfig(f"T{number}"))
+    handlers = state.on_topics
+    told = decode_topic_page(await state.ask(handlers.all, Request()))
+    assert told.topics == dict(state.topics.all())
+    assert told.total == len(state.topics.all())
+    assert state.pace.steps >= 9
+    steps = state.pace.steps
+    assert isinstance(handlers.all(Request(), state.peer), Response)
+    assert state.pace.steps == steps
+    state.topics.put(TopicConfig("New"))
+    assert "New" in decode_topic_page(await state.ask(handlers.all, Request())).topics
+    monkeypatch.setattr(long_answers, "KEPT_BYTES_MAX", 1000)
+    state.topics.put(TopicConfig("Newer"))
+    await state.ask(handlers.all, Request())
+    steps = state.pace.steps
+    await state.ask(handlers.all, Request())
+    assert state.pace.steps > steps
+
+
+async def test_a_change_between_two_steps_does_not_show(state: State) -> None:
+    for number in range(3 * ENTRIES_A_STEP):
+        state.groups.put(GroupConfig(f"G{number}"))
+    before = dict(state.groups.all())
+    pieces = state.groups.pieces()
+    written = [next(pieces)]
+    state.groups.put(GroupConfig("later"))
+    state.groups.delete("G7")
+    kept = fastjson.loads(b"".join([*written, *pieces]))
+    assert kept["subscriptionGroupTable"].keys() == before.keys()
+    assert kept["dataVersion"]["counter"] == state.groups.version.counter - 2
+
+
+async def test_all_offsets_are_written_in_steps_also_those_of_one_pair(state: State) -> None:
+    for queue_id in range(3 * OFFSETS_A_STEP):
+        state.offsets.commit("g", "Wide", queue_id, 7)
+    for number in range(2 * OFFSETS_A_STEP):
+        state.offsets.commit(f"g{number}", "T", 0, number)
+    pieces = list(state.offsets.pieces())
+    assert max(piece.count(b":") for piece in pieces) <= 2 * OFFSETS_A_STEP + 2
+    response = await state.ask(state.on_offsets.all, Request())
+    assert response.body == b"".join(pieces)
+    assert state.pace.steps >= 5
+    told = fastjson.loads(response.body)
+    assert told["offsetTable"]["Wide@g"] == {str(queue_id): 7 for queue_id in range(3 * OFFSETS_A_STEP)}
+    assert told["offsetTable"]["T@g42"] == {"0": 42}
+    assert told["groupTopicMap"]["g42"] == ["T"]
+    state.offsets.keeper.save_now()
+    assert (state.folder / "config/consumerOffset.json").read_bytes() == response.body
+
+
+async def test_offsets_of_no_pair_are_an_empty_table(state: State) -> None:
+    told = fastjson.loads((await state.ask(state.on_offsets.all, Request())).body)
+    assert (told["offsetTable"], told["groupTopicMap"]) == ({}, {})
+
+
+async def test_all_request_modes_are_told_in_steps(state: State) -> None:
+    for number in range(3 * ENTRIES_A_STEP):
+        state.modes.put(RequestMode(f"T{number % 10}", f"g{number}"))
+    told = fastjson.loads((await state.ask(state.on_groups.all_request_modes, Request())).body)
+    assert sum(map(len, told["messageRequestModeMap"].values())) == 3 * ENTRIES_A_STEP
+    assert told["messageRequestModeMap"]["T3"]["g13"]["mode"] == "PULL"
+
+
+async def test_offsets_of_a_group_with_many_topics_are_forgotten_in_steps(state: State) -> None:
+    state.groups.put(GroupConfig("g"))
+    for number in range(3 * OFFSETS_A_STEP):
+        state.offsets.commit("g", f"T{number}", 0, 1)
+    request = Request(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": "true"})
+    assert (await state.ask(state.on_groups.delete, request)).code == 0
+    assert state.pace.steps >= 3
+    assert state.offsets.topics_of("g") == []
+    assert repr(state.offsets).startswith("<Offsets 0 ")
+
+
+async def test_a_topic_with_many_queues_is_deleted_in_steps_and_not_made_again_meanwhile(state: State) -> None:
+    state.topics.put(TopicConfig("Wide", 300, 300))
+    for queue_id in range(300):
+        state.write("Wide", queue_id)
+    refused: list[RefusedError] = []
+
+    def make_again() -> None:
+        try:
+            state.topics.put(TopicConfig("Wide"))
+        except RefusedError as error:
+            refused.append(error)
+
+    state.pace.on_step = make_again
+    answer = state.on_topics.delete(Request(fields={"topic": "Wide"}), state.peer)
+    assert isinstance(answer, InTurn)
+    await answer.work
+    assert state.pace.steps >= 6
+    assert len(refused) == state.pace.steps
+    assert "is being deleted" in str(refused[0])
+    assert state.store.topics() == set()
+    state.topics.put(TopicConfig("Wide"))
+
+
+@pytest.mark.parametrize("what", ["topicConfigList", "groupConfigList"])
+async def test_a_list_is_bounded_and_taken_in_steps(state: State, what: str) -> None:
+    handler = state.on_topics.update_many if what == "topicConfigList" else state.on_groups.update_many
+    name = "topicName" if what == "topicConfigList" else "groupName"
+    entries = ",".join(f'{{"{name}":"N{number}"}}' for number in range(2000))
+    body = f'{{"{what}":[{entries}]}}'.encode()
+    assert (await state.ask(handler, Request(body=body))).code == 0
+    assert state.pace.steps >= 2 * 2000 // STEP_PARTS
+    assert (state.topics.get("N1999") is not None) or (state.groups.get("N1999") is not None)
+    response = await state.ask(handler, Request(body=body.ljust(long_answers.LIST_BYTES_MAX + 1)))
+    assert (response.code, "send it in several parts" in (response.remark or "")) == (29, True)
+
+
+def test_an_answer_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_answers, "ANSWER_BYTES_MAX", 100_000)
+    looked_at = 0
+
+    def parts() -> Iterator[str]:
+        nonlocal looked_at
+        while True:
+            looked_at += 1
+            yield "x" * 100
+
+    with pytest.raises(RefusedError, match="ask about fewer topics or groups"):
+        run_through(gather(in_pieces(parts())))
+    assert looked_at <= 1000 + STEP_PARTS
+
+
+def test_pieces_are_put_together_to_steps() -> None:
+    def pieces() -> Iterable[bytes]:
+        return [b"x"] * 10 + [b"y" * long_answers.STEP_BYTES] * 2 + [b"z"]
+
+    gathered = run_through(gather(pieces()))
+    assert list(map(len, gathered)) == [long_answers.STEP_BYTES + 10, long_answers.STEP_BYTES, 1]
+    assert run_through(Kept().find(1, pieces)) == gathered
+
+
+def test_entries_keep_what_only_others_understand() -> None:
+    table = {"a": TopicConfig("a"), "b": TopicConfig("b")}
+    pieces = tables.object_pieces({"x": 1}, {"t": tables.entry_pieces(table, {"b": {"odd": [1]}})})
+    kept = fastjson.loads(b"".join(pieces))
+    assert kept["x"] == 1
+    assert ("odd" in kept["t"]["a"], kept["t"]["b"]["odd"]) == (False, [1])
