@@ -4,7 +4,7 @@ Functions from the table to values that do not change with it. They only ask; th
 because nothing else runs in between.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -61,6 +61,20 @@ def find_route(
             queues.append(BrokerQueues(name, settings))
             filter_servers.update(table.filter_servers(name))
     return TopicRoute(tuple(groups), tuple(queues), filter_servers, mappings)
+
+
+def placement(table: RouteTable, topic: str) -> Hashable | None:
+    """All that the route of one topic depends on and that of another may not. None: nobody serves it.
+
+    Topics of the same placement have the same route, also after brokers have joined, changed or left their groups.
+    """
+    names = table.serving(topic)
+    if not names:
+        return None
+    queues, is_static = table.registered(names, topic)
+    # A static topic's mappings name it, and brokers ask for a topic of their own to see who really is in their group.
+    is_special = is_static or topic.startswith(MEMBER_TOPIC_PREFIX)
+    return names, queues, topic if is_special else None
 
 
 def cluster_view(table: RouteTable) -> ClusterView:
