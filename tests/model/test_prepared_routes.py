@@ -22,6 +22,8 @@ from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.touched import touched_by
 from skyroute.remoting.dispatch import Dispatcher, Peer
+from skyroute.remoting.pace import Pace
+from skyroute.remoting.traffic import Traffic
 from skyroute.routing import discovery
 from skyroute.routing.events import BrokerConfirmed, RouteEvent
 from skyroute.wire.calls.kv import ORDER_TOPICS
@@ -64,7 +66,8 @@ class PreparedRoutesMachine(RouteTableMachine):
 
     def serve(self) -> None:
         self.served = self.table
-        self.routes = RouteHandlers(self.table, self.kv, self.config, clock=ManualClock())
+        clock = ManualClock()
+        self.routes = RouteHandlers(self.table, self.kv, self.config, clock=clock, pace=Pace(Traffic(), clock))
         self.routes.is_warm = self.table.unconfirmed_count > 0
         handlers = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.routes.get_route}
         self.dispatcher = Dispatcher(handlers, self.routes.repeats)

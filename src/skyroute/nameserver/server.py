@@ -55,7 +55,10 @@ class NameServer:
         self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
         self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
         self._traffic = Traffic()
-        self._routes = RouteHandlers(self.table, self.kv, config, clock=self.clock, upstream=self._upstream)
+        self._pace = Pace(self._traffic, self.clock)
+        self._routes = RouteHandlers(
+            self.table, self.kv, config, clock=self.clock, pace=self._pace, upstream=self._upstream
+        )
         self._repeats = self._routes.repeats
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
         self._memory: Memory | None = None
@@ -208,8 +211,7 @@ class NameServer:
     def _handlers(self) -> dict[int, Handler]:
         """Every request we answer. Whatever is not here is answered "not supported"."""
         routes = self._routes
-        pace = Pace(self._traffic, self.clock)
-        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, pace)
+        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._pace)
         kv = KvHandlers(self.kv, self._record)
         admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed, self._record)
         return self._watch_handlers() | {

@@ -95,6 +95,20 @@ class RouteTable:
         """Cluster name to the names of its groups."""
         return {cluster: tuple(names) for cluster, names in self._clusters.items()}
 
+    @property
+    def group_names(self) -> KeysView[str]:
+        """The name of every group, as a live view."""
+        return self._groups.keys()
+
+    @property
+    def cluster_names(self) -> KeysView[str]:
+        """The name of every cluster, as a live view."""
+        return self._clusters.keys()
+
+    def groups_of(self, cluster: str) -> KeysView[str]:
+        """Names of the groups in one cluster, as a live view."""
+        return self._clusters.get(cluster, {}).keys()
+
     def group(self, broker_name: str) -> BrokerGroup | None:
         group = self._groups.get(broker_name)
         return None if group is None else group.to_value()

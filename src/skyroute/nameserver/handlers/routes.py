@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -10,13 +11,17 @@ import msgspec
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.prepared_lists import Pieces, PreparedLists, in_steps
 from skyroute.nameserver.prepared_routes import PreparedRoutes
 from skyroute.nameserver.upstream import FORWARDED, Upstream
-from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.pace import Pace, run_through
 from skyroute.routing import discovery
 from skyroute.routing.table import RouteTable
+from skyroute.routing.topology import BrokerGroup, ClusterView
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import (
+    GROUPS_A_STEP,
     RouteQuery,
     decode_route_query,
     encode_cluster_view,
@@ -51,6 +56,7 @@ class RouteHandlers:
         config: NameServerConfig,
         *,
         clock: Clock,
+        pace: Pace,
         upstream: Upstream | None = None,
     ) -> None:
         self._table = table
@@ -62,6 +68,7 @@ class RouteHandlers:
         self._prepared = PreparedRoutes(table, self._encode, self._order_config)
         self.repeats = Repeats(self._prepared)
         """Answers routes by the bytes of the question."""
+        self._lists = PreparedLists(pace)
         self.is_warm = False
         """Routes were restored from before a restart."""
         self.known_before: frozenset[str] = frozenset()
@@ -128,6 +135,8 @@ class RouteHandlers:
         """Drop the answers that changes of these topics, and of the brokers of these groups, made untrue."""
         if self._prepared.forget(topics, groups):
             self.repeats.forget()
+        if topics or groups:
+            self._lists.forget()
 
     def forget_all(self) -> None:
         """Drop every answer: something changed that all of them depend on."""
@@ -136,9 +145,21 @@ class RouteHandlers:
 
     # Clusters and lists
 
-    def get_cluster_info(self, request: Request, _peer: Peer) -> Response:
-        view = discovery.cluster_view(self._table)
-        return Response(body=encode_cluster_view(view, structure_dialect(request)))
+    def get_cluster_info(self, request: Request, _peer: Peer) -> Answer:
+        dialect = structure_dialect(request)
+        return self._lists.answer(
+            ("cluster info", dialect), len(self._table.group_names), partial(self._write_clusters, dialect)
+        )
+
+    def _write_clusters(self, dialect: Dialect) -> Pieces:
+        table = self._table
+        groups: list[BrokerGroup] = []
+        for at, name in enumerate((yield from self._lists.copy(table.group_names))):
+            group = table.group(name)
+            groups += () if group is None else (group,)
+            if at % GROUPS_A_STEP == 0:
+                yield
+        return (yield from encode_cluster_view(ClusterView(tuple(groups), table.clusters), dialect))
 
     def get_member_group(self, request: Request, _peer: Peer) -> Response:
         cluster = required_name(request.fields, "clusterName")
@@ -146,33 +167,49 @@ class RouteHandlers:
         addresses = discovery.member_addresses(self._table, broker_name)
         return Response(body=encode_member_group(cluster, broker_name, addresses, structure_dialect(request)))
 
-    def get_all_topics(self, _request: Request, peer: Peer) -> Response:
+    def get_all_topics(self, _request: Request, peer: Peer) -> Answer:
         log.debug("all topics listed peer=%s", peer.address)
         if not self._config.enable_all_topic_list:
             return _DISABLED
-        return Response(body=encode_topic_list(discovery.all_topics(self._table)))
+        return self._list_topics("all topics", lambda topics: topics)
 
-    def get_system_topics(self, _request: Request, _peer: Peer) -> Response:
-        names, address = discovery.system_topics(self._table)
-        return Response(body=encode_topic_list(names, address))
+    def get_system_topics(self, _request: Request, _peer: Peer) -> Answer:
+        return self._lists.answer("system topics", len(self._table.group_names), self._write_system_topics)
 
-    def get_topics_of_cluster(self, request: Request, _peer: Peer) -> Response:
+    def _write_system_topics(self) -> Pieces:
+        return encode_topic_list(*discovery.system_topics(self._table))
+
+    def get_topics_of_cluster(self, request: Request, _peer: Peer) -> Answer:
         cluster = required_name(request.fields, "cluster")
-        return self._listed(lambda table: discovery.topics_of_cluster(table, cluster))
-
-    def get_unit_topics(self, _request: Request, _peer: Peer) -> Response:
-        return self._listed(discovery.unit_topics)
-
-    def get_unit_subscription_topics(self, _request: Request, _peer: Peer) -> Response:
-        return self._listed(discovery.unit_subscription_topics)
-
-    def get_unit_subscription_only_topics(self, _request: Request, _peer: Peer) -> Response:
-        return self._listed(discovery.unit_subscription_only_topics)
-
-    def _listed(self, find: Callable[[RouteTable], Iterable[str]]) -> Response:
         if not self._config.enable_topic_list:
             return _DISABLED
-        return Response(body=encode_topic_list(find(self._table)))
+        if not self._table.groups_of(cluster):
+            return Response(body=b"".join(run_through(encode_topic_list(()))))
+        return self._list_topics(
+            f"topics of cluster {cluster}", lambda topics: discovery.topics_of_cluster(self._table, cluster, topics)
+        )
+
+    def get_unit_topics(self, _request: Request, _peer: Peer) -> Answer:
+        return self._list_unit_topics("unit topics", discovery.unit_topics)
+
+    def get_unit_subscription_topics(self, _request: Request, _peer: Peer) -> Answer:
+        return self._list_unit_topics("unit subscription topics", discovery.unit_subscription_topics)
+
+    def get_unit_subscription_only_topics(self, _request: Request, _peer: Peer) -> Answer:
+        return self._list_unit_topics("unit subscription only topics", discovery.unit_subscription_only_topics)
+
+    def _list_unit_topics(self, name: str, find: Callable[[RouteTable, Iterable[str]], Iterable[str]]) -> Answer:
+        if not self._config.enable_topic_list:
+            return _DISABLED
+        return self._list_topics(name, partial(find, self._table))
+
+    def _list_topics(self, name: str, select: Callable[[list[str]], Iterable[str]]) -> Answer:
+        return self._lists.answer(name, len(self._table.topics), partial(self._write_topics, select))
+
+    def _write_topics(self, select: Callable[[list[str]], Iterable[str]]) -> Pieces:
+        topics = yield from self._lists.copy(self._table.topics)
+        selected = yield from in_steps(topics, select)
+        return (yield from encode_topic_list(selected))
 
 
 def _not_lasting(response: Response) -> Response:
