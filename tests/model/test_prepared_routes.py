@@ -21,7 +21,7 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.touched import touched_by
-from skyroute.remoting.dispatch import Dispatcher, Peer
+from skyroute.remoting.dispatch import Dispatcher, Handler, Peer
 from skyroute.remoting.pace import Pace
 from skyroute.remoting.traffic import Traffic
 from skyroute.routing import discovery
@@ -69,7 +69,7 @@ class PreparedRoutesMachine(RouteTableMachine):
         clock = ManualClock()
         self.routes = RouteHandlers(self.table, self.kv, self.config, clock=clock, pace=Pace(Traffic(), clock))
         self.routes.is_warm = self.table.unconfirmed_count > 0
-        handlers = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.routes.get_route}
+        handlers: dict[int, Handler] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.routes.get_route}
         self.dispatcher = Dispatcher(handlers, self.routes.repeats)
 
     def see(self, events: Iterable[RouteEvent], *args: Any, **kwargs: Any) -> None:

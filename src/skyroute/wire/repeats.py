@@ -74,8 +74,9 @@ class PreparedRoute:
 class Routes(Protocol):
     """Who knows the routes."""
 
-    by_topic: Mapping[str, PreparedRoute]
-    """Those that were asked for. No name in it has a backslash."""
+    @property
+    def by_topic(self) -> Mapping[str, PreparedRoute]:
+        """Those that were asked for, always in the same object. No name in it has a backslash."""
 
     def find(self, topic: str, dialect: Dialect) -> PreparedAnswer | None:
         """Return the answer for any topic; None where there is no route."""
