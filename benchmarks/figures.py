@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Literal
 
-Kind = Literal["ratio at least", "ratio at most", "ours at most"]
+Kind = Literal["ratio at least", "ratio at most", "ours at least", "ours at most"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,16 @@ class Target:
                 return f"≥ {self.bound:g} x"
             case "ratio at most":
                 return f"≤ {self.bound:g} x"
+            case "ours at least":
+                return f"≥ {self.bound:g}"
             case "ours at most":
                 return f"≤ {self.bound:g}"
 
     def is_met(self, ratio: float | None, ours: float) -> bool:
         if self.kind == "ours at most":
             return ours <= self.bound
+        if self.kind == "ours at least":
+            return ours >= self.bound
         if ratio is None:
             return False
         return ratio >= self.bound if self.kind == "ratio at least" else ratio <= self.bound

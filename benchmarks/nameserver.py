@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +45,7 @@ LOOK_S = 0.5
 WAIT_S = 60.0
 """How long to wait for that at once: idle brokers are dropped after 120 s."""
 
+ROWS = frozenset(map(str, range(1, 11)))
 FEW_TOPICS = ("T", 100)
 MANY_TOPICS = ("c0T", 10_000)
 
@@ -142,13 +143,13 @@ class Bench:
             self.patience_s -= waited_s
 
     @contextmanager
-    def running(self, side: Side) -> Iterator[Server]:
+    def running(self, side: Side, java_options: Sequence[str] = LARGE_HEAP) -> Iterator[Server]:
         """A fresh server, from its first answer until it is killed."""
         self._servers += 1
         home = self.scratch / f"{side}-{self._servers}"
         peer: NameServerProcess
         if side == "apache":
-            peer = ApacheNameServer(side, home, java_options=LARGE_HEAP)
+            peer = ApacheNameServer(side, home, java_options=java_options)
         else:
             peer = SkyrouteNameServer(side, home)
         peer.prepare()
@@ -168,9 +169,9 @@ class Bench:
             process.wait()
 
     @contextmanager
-    def pair(self) -> Iterator[dict[Side, Server]]:
+    def pair(self, java_options: Sequence[str] = LARGE_HEAP) -> Iterator[dict[Side, Server]]:
         with ExitStack() as stack:
-            yield {side: stack.enter_context(self.running(side)) for side in SIDES}
+            yield {side: stack.enter_context(self.running(side, java_options)) for side in SIDES}
 
     def warm_ups(self) -> Iterator[tuple[Side, float]]:
         """How many seconds of load each side gets first: the JVM compiles what it runs often, ours has no such need."""
@@ -185,6 +186,10 @@ class Bench:
     def many_brokers(self, server: Server) -> Brokers:
         """32 brokers x 10,000 topics: four clusters of eight, and the same topics on every broker of a cluster."""
         return Brokers(server.port, clusters=4, brokers=8, topics=10_000, compact=self.compact)
+
+    def sized_brokers(self, server: Server, topics: int) -> Brokers:
+        """2 brokers with as many topics as wanted: T0, T1, ..."""
+        return Brokers(server.port, clusters=1, brokers=2, topics=topics, compact=True)
 
 
 def _noise(results: Mapping[Side, Taken]) -> float:
@@ -370,16 +375,115 @@ def measure_large_fleet(bench: Bench) -> None:
             bench.compare("6", measure_heartbeats, heartbeats)
 
 
-def _read_in_unrest(server: Server, fleet: Brokers, unrest: Unrest, seconds: float) -> tuple[Reads, float]:
+def _read_in_unrest(
+    server: Server, fleet: Brokers, unrest: Unrest, seconds: float, clients: tuple[int, int] = (64, 1)
+) -> tuple[Reads, float]:
     fleet.start_beating(unrest.change, seconds + 30)
     try:
-        reads = read_routes(server.port, 64, 1, seconds=seconds, topics=unrest.topics)
+        reads = read_routes(server.port, *clients, seconds=seconds, topics=unrest.topics)
     finally:
         registered = fleet.stop_beating()
     return reads, registered.per_s
 
 
 # -------------------------------------------------------------------------------------------------------------- main
+
+
+# ------------------------------------------------------------------------------------------------------ rows 8, 9, 10
+
+SIZES = (100, 10_000, 60_000, 300_000)
+FLAT = (10_000, 300_000)
+"""Our rates at these two sizes are compared with each other."""
+COLD_SIZES = (60_000, 100_000)
+CHANGING = 10_000
+LONG_FRAMES = (*LARGE_HEAP, "-Dcom.rocketmq.remoting.frameMaxLength=268435456")
+"""A registration of 100,000 topics is longer than the 16 MiB that Apache's accepts as it comes."""
+FEW_CLIENTS = Clients("8", 16, 16, Target("ratio at least", 2.0))
+
+
+def measure_sizes(bench: Bench) -> None:
+    """How many routes a second with few and many topics, all of them asked for before, and what does a topic weigh?"""
+    for topics in SIZES:
+        _compare_at_size(bench, topics)
+    small, large = (_ours(bench, f"routes read, {topics:,} topics") for topics in FLAT)
+    target = (Target("ours at least", 0.7),)
+    ratio = Figure("8", f"  {FLAT[1]:,} topics to {FLAT[0]:,}", "ratio", (), (large / small,), target)
+    bench.figures.append(ratio)
+
+
+def _compare_at_size(bench: Bench, topics: int) -> None:
+    bench.say(f"row 8: starting both servers with 2 brokers x {topics:,} topics")
+    with bench.pair(LONG_FRAMES) as servers, ExitStack() as stack:
+        empty_mb = {side: resident_mb(server.pid) for side, server in servers.items()}
+        fleets = {side: stack.enter_context(bench.sized_brokers(server, topics)) for side, server in servers.items()}
+        for fleet in fleets.values():
+            fleet.register()
+        for side, warm_up_s in bench.warm_ups():
+            _read_sized(servers[side], topics, warm_up_s)
+
+        def measure(side: Side) -> Taken:
+            fleets[side].renew()
+            with Bystanders([server.pid for server in servers.values()]) as bystanders:
+                reads = _read_sized(servers[side], topics, bench.seconds)
+            each = (resident_mb(servers[side].pid) - empty_mb[side]) * 1_000_000 / topics
+            return Taken((reads.per_s, each), f"{_describe(reads)}; {each:,.0f} bytes a topic", bystanders.share)
+
+        targets = (FEW_CLIENTS.rate,) if topics in SIZES[:3] else ()
+        quantities = [Quantity(f"routes read, {topics:,} topics", "a second", targets)]
+        if topics == SIZES[-1]:
+            quantities.append(Quantity("  resident memory for each topic", "bytes"))
+        bench.compare("8", measure, *quantities)
+
+
+def _read_sized(server: Server, topics: int, seconds: float, *, once: bool = False) -> Reads:
+    clients = FEW_CLIENTS
+    names = ("T", topics)
+    return read_routes(server.port, clients.connections, clients.depth, seconds=seconds, topics=names, once=once)
+
+
+def _ours(bench: Bench, what: str) -> float:
+    return median(next(figure.ours for figure in bench.figures if figure.what == what))
+
+
+def measure_first_questions(bench: Bench) -> None:
+    """How many routes a second when every topic is asked for once, and for the first time?"""
+
+    def measure(topics: int, side: Side) -> Taken:
+        with bench.running(side, LONG_FRAMES) as server, bench.sized_brokers(server, topics) as fleet:
+            fleet.register()
+            if side == "apache":  # the JVM has to compile what it runs; Apache's keeps no answers
+                _read_sized(server, topics, bench.warm_up_s)
+            with Bystanders((server.pid,)) as bystanders:
+                reads = _read_sized(server, topics, 60, once=True)
+        return Taken((reads.per_s,), _describe(reads), bystanders.share)
+
+    for topics in COLD_SIZES:
+        bench.say(f"row 9: starting fresh servers for 2 brokers x {topics:,} topics")
+        first = Quantity(f"first questions, {topics:,} topics", "a second", (Target("ratio at least", 1.2),))
+        bench.compare("9", partial(measure, topics), first)
+
+
+def measure_changing(bench: Bench) -> None:
+    """How are routes served while the brokers that serve them change them without pause?"""
+    bench.say(f"row 10: starting both servers with 2 brokers x {CHANGING:,} topics")
+    unrest = Unrest("10", "routes read while they change", "queues", ("T", CHANGING))
+    with bench.pair() as servers, ExitStack() as stack:
+        fleets = {side: stack.enter_context(bench.sized_brokers(server, CHANGING)) for side, server in servers.items()}
+        for fleet in fleets.values():
+            fleet.register()
+        for side, warm_up_s in bench.warm_ups():
+            _read_sized(servers[side], CHANGING, warm_up_s)
+        pids = [*(server.pid for server in servers.values()), *(fleet.pid for fleet in fleets.values())]
+
+        def measure(side: Side) -> Taken:
+            clients = (FEW_CLIENTS.connections, FEW_CLIENTS.depth)
+            with Bystanders(pids) as bystanders:
+                reads, registered_per_s = _read_in_unrest(servers[side], fleets[side], unrest, bench.seconds, clients)
+            words = f"{_describe(reads)}; {registered_per_s:.1f} registrations"
+            return Taken((reads.per_s, registered_per_s), words, bystanders.share)
+
+        rate = Quantity(unrest.what, "a second", (Target("ratio at least", 1.2),))
+        bench.compare("10", measure, rate, Quantity("  registrations meanwhile", "a second"))
 
 
 def _run(bench: Bench) -> None:
@@ -394,12 +498,18 @@ def _run(bench: Bench) -> None:
         measure_large_fleet(bench)
     if bench.wants("7"):
         measure_starting(bench)
+    if bench.wants("8"):
+        measure_sizes(bench)
+    if bench.wants("9"):
+        measure_first_questions(bench)
+    if bench.wants("10"):
+        measure_changing(bench)
 
 
 def _rows(text: str) -> frozenset[str]:
     rows = frozenset(part.strip() for part in text.split(","))
-    if unknown := rows - set("1234567"):
-        raise argparse.ArgumentTypeError(f"no such row: {', '.join(sorted(unknown))}; there are 1 to 7")
+    if unknown := rows - ROWS:
+        raise argparse.ArgumentTypeError(f"no such row: {', '.join(sorted(unknown))}; there are 1 to {len(ROWS)}")
     return rows
 
 
@@ -422,7 +532,7 @@ def _arguments() -> argparse.Namespace:
         metavar="SECONDS",
         help="to wait for quiet, and repeat noise, in all (90)",
     )
-    parser.add_argument("--only", type=_rows, default=frozenset("1234567"), metavar="ROWS", help="such as 1,2,3")
+    parser.add_argument("--only", type=_rows, default=ROWS, metavar="ROWS", help="such as 1,2,3")
     parser.add_argument("--compact", action="store_true", help="registration bodies without blanks, as from Java")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round of every figure there")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is not met")

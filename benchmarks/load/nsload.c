@@ -1,9 +1,9 @@
 /* nsload: GET_ROUTEINFO_BY_TOPIC in a closed loop.
  *
- * usage: nsload HOST PORT CONNECTIONS DEPTH SECONDS TOPIC_PREFIX TOPICS [json|binary]
+ * usage: nsload HOST PORT CONNECTIONS DEPTH SECONDS TOPIC_PREFIX TOPICS [json|binary [once]]
  *
- * Every connection keeps DEPTH requests in flight for SECONDS, over the topics PREFIX0, PREFIX1, ... in turn. A request's
- * latency runs from when it is ready to be written until the read that brought the end of its answer. An answer counts as
+ * Every connection keeps DEPTH requests in flight for SECONDS, over the topics PREFIX0, PREFIX1, ... in turn. With `once`
+ * it ends as soon as every topic was asked for and answered. A request's latency runs from when it is ready to be written until the read that brought the end of its answer. An answer counts as
  * right if its code is 0 and its body holds a route. Prints one JSON object; the exit status is 1 if any was wrong. */
 #include "remoting.h"
 #include <fcntl.h>
@@ -29,14 +29,15 @@ typedef struct {
 } connection;
 
 static request *requests;
-static unsigned topics, next_topic;
+static unsigned topics, next_topic, questions_max; /* 0 for no bound */
+static uint64_t asked;
 static int depth, binary;
 static uint32_t latencies[LATENCIES];
 
 static request make_request(const char *topic) {
-    request made = {.head = allocate(1024), .tail = allocate(1024)};
     size_t topic_bytes = strlen(topic);
     if (topic_bytes > 255) die("the topic's name is too long");
+    request made = {.head = allocate(128 + topic_bytes), .tail = allocate(64 + topic_bytes)};
     if (binary) {
         memcpy(made.head, "\0\151" "\0" "\1\357", made.head_bytes = 5); /* code 105, Java, version 495 */
         put32(made.tail + 8, (uint32_t)(2 + 5 + 4 + topic_bytes));      /* after an empty flag and no remark */
@@ -65,6 +66,8 @@ static size_t write_id(char *at, uint32_t id) {
 }
 
 static void ask(connection *c, int slot) {
+    if (questions_max && asked == questions_max) return;
+    asked++;
     const request *next = &requests[next_topic++ % topics];
     if (c->out_bytes + next->head_bytes + next->tail_bytes + 32 > OUT_BYTES) die("too many requests at once");
     char *frame = c->out + c->out_bytes, *at = frame + PREFIX_BYTES;
@@ -97,12 +100,13 @@ static unsigned percentile(uint64_t count, double share) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 8) die("usage: nsload HOST PORT CONNECTIONS DEPTH SECONDS TOPIC_PREFIX TOPICS [json|binary]");
+    if (argc < 8) die("usage: nsload HOST PORT CONNECTIONS DEPTH SECONDS TOPIC_PREFIX TOPICS [json|binary [once]]");
     int connections = atoi(argv[3]);
     depth = atoi(argv[4]);
     double seconds = atof(argv[5]);
     topics = (unsigned)atoi(argv[7]);
     binary = argc > 8 && !strcmp(argv[8], "binary");
+    questions_max = argc > 9 && !strcmp(argv[9], "once") ? topics : 0;
     if (connections < 1 || connections > 10000 || depth < 1 || depth > DEPTH_MAX || topics < 1 || seconds > 600) die("out of bounds");
     requests = allocate(topics * sizeof *requests);
     for (unsigned i = 0; i < topics; i++) {
@@ -131,7 +135,7 @@ int main(int argc, char **argv) {
         send_asked(&all[i]);
     }
     struct epoll_event events[EVENTS];
-    while (now_ns() < end) {
+    while (now_ns() < end && !(questions_max && right + wrong == questions_max)) {
         int ready = epoll_wait(poll_fd, events, EVENTS, 100);
         for (int i = 0; i < ready; i++) {
             connection *c = events[i].data.ptr;

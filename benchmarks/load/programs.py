@@ -94,9 +94,18 @@ def build(name: str) -> Path:
 
 
 def read_routes(
-    port: int, connections: int, depth: int, *, seconds: float, topics: tuple[str, int], form: HeaderForm = "json"
+    port: int,
+    connections: int,
+    depth: int,
+    *,
+    seconds: float,
+    topics: tuple[str, int],
+    form: HeaderForm = "json",
+    once: bool = False,
 ) -> Reads:
     """Ask for routes in a closed loop; `topics` is a prefix and how many there are.
+
+    With `once` it ends before its time when every topic was asked for.
 
     Raises:
         LoadError: An answer was no route, or the connection was lost.
@@ -104,7 +113,11 @@ def read_routes(
     prefix, count = topics
     command = [str(build("nsload")), "127.0.0.1", str(port), str(connections), str(depth), str(seconds), prefix]
     done = subprocess.run(
-        [*command, str(count), form], capture_output=True, text=True, timeout=seconds + 60, check=False
+        [*command, str(count), form, *(["once"] if once else [])],
+        capture_output=True,
+        text=True,
+        timeout=seconds + 60,
+        check=False,
     )
     if done.returncode != 0:
         raise LoadError(f"nsload: {done.stdout}{done.stderr}")

@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import settings
 
 from skyroute.nameserver.changes import KvChanged
-from skyroute.nameserver.touched import touched_topics
+from skyroute.nameserver.touched import touched_by, touched_topics
 from skyroute.routing import discovery
 from skyroute.routing.events import BrokerConfirmed, LeaseHeld, RouteEvent
 from skyroute.routing.table import RouteTable
@@ -44,7 +44,7 @@ class TouchedTopicsMachine(RouteTableMachine):
         super().see(events, *args, **kwargs)
         before, self.told = self.told, {topic: told_of(self.table, topic) for topic in self.table.topics}
         differing = {topic for topic in before | self.told if before.get(topic) != self.told.get(topic)}
-        touched = touched_topics(self.table, events)
+        touched = touched_topics(self.table, touched_by(events))
         assert differing <= touched
         if all(isinstance(event, BrokerConfirmed | LeaseHeld) for event in events):
             assert touched == set()
@@ -56,7 +56,7 @@ TestTouchedTopics.settings = settings(max_examples=60, stateful_step_count=30)
 
 def touched_by_kv(*keys: tuple[str, str]) -> Collection[str]:
     changes = [KvChanged(namespace, key, None, "broker-a:8", "10.0.0.9:1") for namespace, key in keys]
-    return touched_topics(RouteTable(), changes)
+    return touched_topics(RouteTable(), touched_by(changes))
 
 
 def test_the_order_of_a_topic_is_part_of_its_route() -> None:

@@ -12,6 +12,7 @@ import msgspec
 from skyroute.nameserver.errors import KvConfigRefusedError
 from skyroute.settings.errors import ConfigError
 from skyroute.settings.files import backup_path, replace_file
+from skyroute.wire.calls.kv import encode_kv_table
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class KvConfig:
         self._path = Path(path)
         self._bytes_max = bytes_max
         self._table: Table = {}
+        self._bodies: dict[str, bytes] = {}
+        """Namespaces as they are sent, written when first asked for after a change."""
         self._file_is_sound = True
 
     def __repr__(self) -> str:
@@ -63,15 +66,18 @@ class KvConfig:
                 "kv config file damaged, its backup is used file=%s backup=%s cause=%s", self._path, backup, damage
             )
         self._table = table or {}
+        self._bodies.clear()
 
     def get(self, namespace: str, key: str) -> str | None:
         """The value, or None if there is no such entry."""
         return self._table.get(namespace, {}).get(key)
 
-    def namespace_table(self, namespace: str) -> dict[str, str] | None:
-        """A copy of one namespace's entries, or None if it was never used."""
-        entries = self._table.get(namespace)
-        return None if entries is None else dict(entries)
+    def namespace_body(self, namespace: str) -> bytes | None:
+        """One namespace's entries as they are sent, or None if it was never used."""
+        body = self._bodies.get(namespace)
+        if body is None and namespace in self._table:
+            body = self._bodies[namespace] = encode_kv_table(self._table[namespace])
+        return body
 
     @property
     def entry_count(self) -> int:
@@ -114,6 +120,7 @@ class KvConfig:
             )
         replace_file(self._path, content, keep_backup=self._file_is_sound)
         self._table = table
+        self._bodies.clear()
         self._file_is_sound = True
 
     def _read(self, path: Path) -> Table | None:

@@ -21,7 +21,7 @@ from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.memory import Memory
 from skyroute.nameserver.notify import Notifier
 from skyroute.nameserver.route_history import RouteHistory, first_revision
-from skyroute.nameserver.touched import touched_topics
+from skyroute.nameserver.touched import touched_by, touched_topics
 from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
 from skyroute.observing.pages import Pages, require_metrics_extra
@@ -38,7 +38,6 @@ from skyroute.routing.table import RouteTable
 from skyroute.settings.files import ensure_replaceable
 from skyroute.wire.calls.watch import TIMEOUT_MS_MAX
 from skyroute.wire.codes import RequestCode
-from skyroute.wire.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +58,12 @@ class NameServer:
         )
         self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
         self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
-        self._repeats = Repeats()
         self._traffic = Traffic()
+        self._pace = Pace(self._traffic, self.clock)
         self._routes = RouteHandlers(
-            self.table, self.kv, config, clock=self.clock, repeats=self._repeats, upstream=self._upstream
+            self.table, self.kv, config, clock=self.clock, pace=self._pace, upstream=self._upstream
         )
+        self._repeats = self._routes.repeats
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
         self._memory: Memory | None = None
         self._is_settling = False
@@ -215,8 +215,7 @@ class NameServer:
     def _handlers(self) -> dict[int, Handler]:
         """Every request we answer. Whatever is not here is answered "not supported"."""
         routes = self._routes
-        pace = Pace(self._traffic, self.clock)
-        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, pace)
+        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._pace)
         kv = KvHandlers(self.kv, self._record)
         admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed, self._record)
         return self._watch_handlers() | {
@@ -270,16 +269,16 @@ class NameServer:
         """Take note of restored brokers that were heard from: routes that name them need not be counted any more."""
         for event in events:
             if isinstance(event, BrokerConfirmed):
-                self._routes.forget(self.table.topics_of(event.broker_name))
+                self._routes.forget((), (event.broker_name,))
         if not self.table.unconfirmed_count:
             self._is_settling = False
             log.info("warm restart over unconfirmed_answers=%d", self._routes.unconfirmed_answers)
 
     def _record(self, changes: Collection[Change]) -> None:
-        topics = touched_topics(self.table, changes)
-        self._routes.forget(topics)
+        touched = touched_by(changes)
+        self._routes.forget(*touched)
         if self._watches is not None:
-            self._watches.note(topics, int(self.clock.wall() * 1000))
+            self._watches.note(touched_topics(self.table, touched), int(self.clock.wall() * 1000))
         if self._memory is not None:
             self._memory.record(changes)
 

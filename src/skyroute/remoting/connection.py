@@ -16,7 +16,7 @@ from skyroute.remoting.fair_queue import FADING, FIRST_COST_S, SHARE_S, TURN_S, 
 from skyroute.remoting.tls import ServerTls, TlsStream
 from skyroute.remoting.tls_settings import TlsMode
 from skyroute.remoting.traffic import Traffic, TurnEnd
-from skyroute.wire.codes import QUESTIONS
+from skyroute.wire.codes import ABANDONABLE, QUESTIONS
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
@@ -191,6 +191,7 @@ class Connection(asyncio.Protocol):
         "_tls",
         "_transport",
         "_turn",
+        "_turn_is_abandonable",
         "_unread",
         "_unsent",
         "_waiting",
@@ -243,6 +244,7 @@ class Connection(asyncio.Protocol):
         self._last_call = 0
         self._turn: asyncio.Task[None] | None = None
         """Work on an answer that all later ones wait for."""
+        self._turn_is_abandonable = False
         self._unsent = 0
         """Bytes not yet taken by the peer when the server last looked."""
         self._lost = False
@@ -274,7 +276,7 @@ class Connection(asyncio.Protocol):
         self._tls = None
         self._drop_input()
         self._outbox.clear()
-        if self._turn is not None:
+        if self._turn is not None and self._turn_is_abandonable:  # a change that has begun is finished
             self._turn.cancel()
         self._hold(self._working_bytes)
         for call in self._calls.values():
@@ -661,6 +663,7 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(partial(self._end_work, work, frame_bytes))
         if in_turn:
             self._turn = task
+            self._turn_is_abandonable = request.code in ABANDONABLE
 
     def _receive_late(self, request_id: int | None, form: int, response: Response) -> None:
         self._later -= 1

@@ -4,7 +4,8 @@ A handler writes long work as a generator that yields between its steps and retu
 `InTurn(pace.run(steps))`. Rules for such a generator:
 
 - A step takes at most a few milliseconds; what is shared may have changed when it goes on after a `yield`.
-- If the peer hangs up, the generator is closed at its next `yield`. So an effect belongs in one step, the last one.
+- If the peer hangs up, the work on a request in `wire.codes.ABANDONABLE` is closed at its next `yield`. Work on any
+  other request changes something, and is finished.
 - Later requests of the same connection wait for it: each connection has at most one such work.
 
 `run_through` does the same work at once, where it is known to be short.

@@ -4,7 +4,7 @@ Functions from the table to values that do not change with it. They only ask; th
 because nothing else runs in between.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -63,6 +63,20 @@ def find_route(
     return TopicRoute(tuple(groups), tuple(queues), filter_servers, mappings)
 
 
+def placement(table: RouteTable, topic: str) -> Hashable | None:
+    """All that the route of one topic depends on and that of another may not. None: nobody serves it.
+
+    Topics of the same placement have the same route, also after brokers have joined, changed or left their groups.
+    """
+    names = table.serving(topic)
+    if not names:
+        return None
+    queues, is_static = table.registered(names, topic)
+    # A static topic's mappings name it, and brokers ask for a topic of their own to see who really is in their group.
+    is_special = is_static or topic.startswith(MEMBER_TOPIC_PREFIX)
+    return names, queues, topic if is_special else None
+
+
 def cluster_view(table: RouteTable) -> ClusterView:
     """Every group and every cluster, as they are: no slave is shown as a master."""
     return ClusterView(table.groups, table.clusters)
@@ -79,10 +93,19 @@ def all_topics(table: RouteTable) -> tuple[str, ...]:
     return tuple(table.topics)
 
 
-def topics_of_cluster(table: RouteTable, cluster: str) -> tuple[str, ...]:
-    """Topics that at least one group of the cluster serves."""
-    names = table.clusters.get(cluster, ())
-    return tuple(dict.fromkeys(topic for name in names for topic in table.topics_of(name)))
+def topics_of_cluster(table: RouteTable, cluster: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Topics that at least one group of the cluster serves. This and what follows look at all topics unless told."""
+    names = table.groups_of(cluster)
+    serves: dict[tuple[str, ...], bool] = {}
+
+    def is_served(topic: str) -> bool:
+        serving = table.serving(topic)
+        known = serves.get(serving)
+        if known is None:
+            known = serves[serving] = not names.isdisjoint(serving)
+        return known
+
+    return tuple(filter(is_served, table.topics if among is None else among))
 
 
 def system_topics(table: RouteTable) -> tuple[tuple[str, ...], str | None]:
@@ -91,26 +114,24 @@ def system_topics(table: RouteTable) -> tuple[tuple[str, ...], str | None]:
     Each broker has a topic named like its cluster and one named like itself; the rest of its system topics a tool
     asks from that address.
     """
-    groups = table.groups
-    names = (*table.clusters, *(group.name for group in groups))
-    return tuple(dict.fromkeys(names)), next(
-        (address for group in groups for address in group.addresses.values()), None
-    )
+    groups = map(table.group, table.group_names)
+    addresses = (address for group in groups if group is not None for address in group.addresses.values())
+    return tuple(dict.fromkeys((*table.cluster_names, *table.group_names))), next(addresses, None)
 
 
-def unit_topics(table: RouteTable) -> tuple[str, ...]:
+def unit_topics(table: RouteTable, among: Iterable[str] | None = None) -> tuple[str, ...]:
     """Topics of a unit."""
-    return _topics_by_flag(table, lambda flags: bool(flags & _UNIT))
+    return _topics_by_flag(table, among, lambda flags: bool(flags & _UNIT))
 
 
-def unit_subscription_topics(table: RouteTable) -> tuple[str, ...]:
+def unit_subscription_topics(table: RouteTable, among: Iterable[str] | None = None) -> tuple[str, ...]:
     """Topics with a unit subscription."""
-    return _topics_by_flag(table, lambda flags: bool(flags & _UNIT_SUBSCRIPTION))
+    return _topics_by_flag(table, among, lambda flags: bool(flags & _UNIT_SUBSCRIPTION))
 
 
-def unit_subscription_only_topics(table: RouteTable) -> tuple[str, ...]:
+def unit_subscription_only_topics(table: RouteTable, among: Iterable[str] | None = None) -> tuple[str, ...]:
     """Topics with a unit subscription that are no unit topics themselves."""
-    return _topics_by_flag(table, lambda flags: flags & (_UNIT | _UNIT_SUBSCRIPTION) == _UNIT_SUBSCRIPTION)
+    return _topics_by_flag(table, among, lambda flags: flags & (_UNIT | _UNIT_SUBSCRIPTION) == _UNIT_SUBSCRIPTION)
 
 
 def _with_acting_master(group: BrokerGroup) -> BrokerGroup:
@@ -128,7 +149,12 @@ def _is_in_zone(group: BrokerGroup, zone: str | None) -> bool:
     return group.zone is not None and group.zone.casefold() == zone.casefold()
 
 
-def _topics_by_flag(table: RouteTable, matches: Callable[[int], bool]) -> tuple[str, ...]:
+def _topics_by_flag(table: RouteTable, among: Iterable[str] | None, matches: Callable[[int], bool]) -> tuple[str, ...]:
     """Topics judged by the group that began to serve them first, as groups should agree."""
-    queues = {group.name: table.queues_of(group.name) for group in table.groups}
-    return tuple(topic for topic in table.topics if matches(queues[table.serving(topic)[0]][topic].sys_flag))
+
+    def is_match(topic: str) -> bool:
+        names = table.serving(topic)
+        settings = table.settings(names[0], topic) if names else None
+        return settings is not None and matches(settings.sys_flag)
+
+    return tuple(filter(is_match, table.topics if among is None else among))

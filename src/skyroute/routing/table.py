@@ -103,6 +103,20 @@ class RouteTable:
         """Cluster name to the names of its groups."""
         return {cluster: tuple(names) for cluster, names in self._clusters.items()}
 
+    @property
+    def group_names(self) -> KeysView[str]:
+        """The name of every group, as a live view."""
+        return self._groups.keys()
+
+    @property
+    def cluster_names(self) -> KeysView[str]:
+        """The name of every cluster, as a live view."""
+        return self._clusters.keys()
+
+    def groups_of(self, cluster: str) -> KeysView[str]:
+        """Names of the groups in one cluster, as a live view."""
+        return self._clusters.get(cluster, {}).keys()
+
     def group(self, broker_name: str) -> BrokerGroup | None:
         group = self._groups.get(broker_name)
         return None if group is None else group.to_value()
@@ -124,6 +138,20 @@ class RouteTable:
         """The queues of a topic on one group, with the permission that holds now."""
         group = self._groups.get(broker_name)
         return None if group is None else group.settings(topic)
+
+    def registered(self, names: Iterable[str], topic: str) -> tuple[tuple[QueueSettings, ...], bool]:
+        """The queues of a topic on groups that serve it, whoever is in them now, and whether a group maps them.
+
+        An operator's ban is in it; that a group has no master at present is not.
+        """
+        queues: list[QueueSettings] = []
+        is_mapped = False
+        for name in names:
+            group = self._groups[name]
+            settings = group.queues[topic]
+            queues.append(settings.read_only() if topic in group.forbidden else settings)
+            is_mapped = is_mapped or topic in group.mappings
+        return tuple(queues), is_mapped
 
     def mapping(self, broker_name: str, topic: str) -> StaticMapping | None:
         group = self._groups.get(broker_name)

@@ -196,6 +196,9 @@ QUESTIONS: Final = frozenset(
 QUERY_DATA_VERSION is not among them: name servers take it for a heartbeat.
 """
 
+ABANDONABLE: Final = QUESTIONS | {RequestCode.REGISTER_BROKER}
+"""Requests whose work ends when the peer hangs up: nothing changes before their last step."""
+
 
 class ResponseCode(IntEnum):
     """What a peer can be told."""

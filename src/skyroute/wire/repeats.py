@@ -1,49 +1,148 @@
-"""Answers to questions that were asked before, found by the bytes of the question.
+"""Answers to questions for routes, found by the bytes of the question.
 
-Clients ask for the same routes again and again, and what they send differs in one place only: the request's number.
-So a question is known by what stands before and after that number, and its answer is ready but for the same number.
+What clients send to ask for a route differs in two places only: the request's number and the topic. A question is
+known by its form, which is all that stands around these two, and its answer is ready but for the same number.
+While few questions are asked, each is known by all that stands around its number, which is quicker still.
 Only JSON headers without a body are looked at; everything else takes the ordinary way.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from struct import Struct
+from typing import Final, Protocol
 
+import msgspec
+
+from skyroute.wire.calls.route import decode_route_query
+from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import FORM_JSON, Request, Response
+from skyroute.wire.fastjson import Dialect
 from skyroute.wire.header import response_head
 
 FRAME_BYTES_MAX: Final = 1024
 """A question worth remembering is short."""
 
-REMEMBERED_MAX: Final = 20_000
+QUESTIONS_MAX: Final = 1_000
+"""With more questions than this, none is remembered whole."""
+
+FORMS_MAX: Final = 4_096
+"""Forms remembered: each client library has one for each length of its questions."""
 
 _DIGITS_MAX: Final = 9
 """Numbers of more digits may not fit 32 bits."""
 
 _ZERO: Final = ord("0")
 _NUMBER_KEY: Final = b'"opaque":'
+_TOPIC_KEY: Final = b'"topic":"'
+_TWO_WORDS: Final = Struct(">II")
+_STRICT: Final = Dialect.STRICT
+_decode_strict_json: Final = msgspec.json.Decoder(Request).decode
+_HEADER_START, _, _HEADER_END = response_head(Response(), 7, FORM_JSON)[_TWO_WORDS.size :].partition(b"7")
+
+_Form = tuple[bytes, bytes, bytes, bool]
+_Pieces = tuple[bytes, bytes, bytes]
+"""An answer up to the number, from there to the body, and the body."""
+
+
+class PreparedAnswer:
+    """An answer that is nothing but a body, written but for the request's number."""
+
+    __slots__ = ("body", "response", "starts")
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+        self.body = response.body
+        header_bytes = len(_HEADER_START) + len(_HEADER_END)
+        self.starts: tuple[bytes, ...] = tuple(
+            _TWO_WORDS.pack(4 + header_bytes + digits + len(response.body), header_bytes + digits) + _HEADER_START
+            for digits in range(_DIGITS_MAX + 1 if response.lasting else 0)
+        )
+        """All that comes before the number, by how many digits that has; nothing if the answer does not last."""
+
+
+class PreparedRoute:
+    """The route of any number of topics, in each dialect once it was asked for in it."""
+
+    __slots__ = ("groups", "legacy", "strict")
+
+    def __init__(self, groups: tuple[str, ...]) -> None:
+        self.groups = groups
+        """Names of the broker groups in it."""
+        self.strict: PreparedAnswer | None = None
+        self.legacy: PreparedAnswer | None = None
+
+
+class Routes(Protocol):
+    """Who knows the routes."""
+
+    @property
+    def by_topic(self) -> Mapping[str, PreparedRoute]:
+        """Those that were asked for, always in the same object. No name in it has a backslash."""
+
+    def find(self, topic: str, dialect: Dialect) -> PreparedAnswer | None:
+        """Return the answer for any topic; None where there is no route."""
 
 
 class Repeats:
-    """Give it a frame; it gives back the pieces of the answer's frame, if the same was asked before."""
+    """Give it a frame; it gives back the pieces of the answer's frame, if the question is known."""
 
-    __slots__ = ("_known", "found")
+    __slots__ = ("_by_topic", "_forms", "_is_empty", "_is_many", "_questions", "_routes", "found")
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], tuple[bytes, bytes, bytes]] = {}
+    def __init__(self, routes: Routes | None = None) -> None:
+        self._routes = routes
+        self._by_topic: Mapping[str, PreparedRoute] = {} if routes is None else routes.by_topic
+        self._questions: dict[tuple[bytes, bytes], _Pieces] = {}
+        self._is_many = False
+        """There are too many questions to remember them whole."""
+        self._forms: dict[_Form, Dialect] = {}
+        self._is_empty = True
         self.found = 0
         """How often the answer was there."""
 
     def find(self, frame: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
         """Return the answer in four pieces, the second of which is the number and the last the body."""
-        if not self._known or len(frame) > FRAME_BYTES_MAX:
+        if self._is_empty or len(frame) > FRAME_BYTES_MAX:
             return None
         before, _, rest = frame.partition(_NUMBER_KEY)
         number, _, after = rest.partition(b",")
-        known = self._known.get((before, after))
-        if known is None or not number.isdigit() or (number[0] == _ZERO and len(number) > 1):
+        if not number.isdigit() or number[0] == _ZERO:
             return None
+        if self._questions:
+            known = self._questions.get((before, after))
+            if known is not None:
+                self.found += 1
+                # The frame's length is part of `before`, so the number has as many digits as the one remembered.
+                return known[0], number, known[1], known[2]
+        return self._find_by_form(before, number, after)
+
+    def _find_by_form(self, before: bytes, number: bytes, after: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
+        start, found, rest = before.partition(_TOPIC_KEY)
+        if found:
+            topic, _, middle = rest.partition(b'"')
+            dialect = self._forms.get((start, middle, after, True))
+        else:
+            middle, _, rest = after.partition(_TOPIC_KEY)
+            topic, _, end = rest.partition(b'"')
+            dialect = self._forms.get((before, middle, end, False))
+        if dialect is None:
+            return None
+        try:
+            route = self._by_topic.get(topic.decode())
+            answer = None if route is None else route.strict if dialect is _STRICT else route.legacy
+            if answer is None:
+                answer = self._look_up(topic, dialect)
+                if answer is None:
+                    return None
+            start = answer.starts[len(number)]
+        except (UnicodeDecodeError, IndexError):
+            return None  # a topic that is no text, an answer that does not last, a number of too many digits
         self.found += 1
-        # The frame's own length is part of `before`, so the number has as many digits as when this was remembered.
-        return known[0], number, known[1], known[2]
+        if not self._is_many:
+            self._remember_question(before, after, (start, _HEADER_END, answer.body))
+        return start, number, _HEADER_END, answer.body
+
+    def _look_up(self, topic: bytes, dialect: Dialect) -> PreparedAnswer | None:
+        # With a backslash in it, this is not the topic's name but a way of writing it.
+        return None if self._routes is None or b"\\" in topic else self._routes.find(topic.decode(), dialect)
 
     def remember(self, frame: bytes, request: Request, response: Response) -> None:
         """Keep an answer until `forget`. What cannot be told apart by its bytes alone is not kept."""
@@ -55,12 +154,47 @@ class Repeats:
         plain = frame.count(b"opaque") == 1 and b"\\" not in frame and number == b"%d" % request.request_id
         if not plain or len(number) > _DIGITS_MAX:
             return
-        if len(self._known) >= REMEMBERED_MAX:
-            self._known.clear()
-        head = response_head(response, request.request_id, FORM_JSON)
-        start, _, tail = head.rpartition(_NUMBER_KEY)
-        self._known[before, after] = (start + _NUMBER_KEY, tail[len(number) :], response.body)
+        self._is_empty = False
+        if not self._is_many:
+            start, _, tail = response_head(response, request.request_id, FORM_JSON).rpartition(_NUMBER_KEY)
+            self._remember_question(before, after, (start + _NUMBER_KEY, tail[len(number) :], response.body))
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+            self._remember_form(frame, before, after, request)
+
+    def _remember_question(self, before: bytes, after: bytes, pieces: _Pieces) -> None:
+        if len(self._questions) < QUESTIONS_MAX:
+            self._questions[before, after] = pieces
+        else:
+            self._is_many = True
+            self._questions.clear()
+
+    def _remember_form(self, frame: bytes, before: bytes, after: bytes, request: Request) -> None:
+        topic, form = _cut_topic_out(before, after)
+        try:
+            # Java's reader takes keys without quotes, too; only with them is a second topic seen by its bytes.
+            is_standard = _decode_strict_json(frame[_TWO_WORDS.size :]).fields.get("topic") == topic.decode()
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        if not is_standard or frame.count(b'"topic"') != 1:
+            return
+        if len(self._forms) >= FORMS_MAX:
+            self._forms.clear()
+        self._forms[form] = decode_route_query(request).dialect
 
     def forget(self) -> None:
         """Drop everything: an answer may have changed."""
-        self._known.clear()
+        self._questions.clear()
+        self._forms.clear()
+        self._is_many = False
+        self._is_empty = True
+
+
+def _cut_topic_out(before: bytes, after: bytes) -> tuple[bytes, _Form]:
+    """Return the topic of a question, and its form: what is left without topic and number, and which comes first."""
+    start, found, rest = before.partition(_TOPIC_KEY)
+    if found:
+        topic, _, middle = rest.partition(b'"')
+        return topic, (start, middle, after, True)
+    middle, _, rest = after.partition(_TOPIC_KEY)
+    topic, _, end = rest.partition(b'"')
+    return topic, (before, middle, end, False)

@@ -79,14 +79,14 @@ def test_what_was_never_put_is_not_found(path: Path) -> None:
     kv.put("a", "x", "1")
     assert kv.get("a", "y") is None
     assert kv.get("b", "x") is None
-    assert kv.namespace_table("b") is None
+    assert kv.namespace_body("b") is None
 
 
 def test_a_namespace_outlives_its_last_key(path: Path) -> None:
     kv = loaded(path)
     kv.put("a", "x", "1")
     kv.delete("a", "x")
-    assert kv.namespace_table("a") == {}
+    assert kv.namespace_body("a") == b'{"table":{}}'
 
 
 def test_deleting_what_is_not_there_writes_nothing(path: Path) -> None:
@@ -98,11 +98,20 @@ def test_deleting_what_is_not_there_writes_nothing(path: Path) -> None:
 def test_what_is_handed_out_is_a_copy(path: Path) -> None:
     kv = loaded(path)
     kv.put("a", "x", "1")
-    entries = kv.namespace_table("a")
-    assert entries is not None
-    entries["y"] = "2"
     kv.tables()["a"]["z"] = "3"
-    assert kv.namespace_table("a") == {"x": "1"}
+    assert kv.tables() == {"a": {"x": "1"}}
+
+
+def test_a_namespace_is_written_once_per_change(path: Path) -> None:
+    kv = loaded(path)
+    kv.put("a", "x", "1")
+    body = kv.namespace_body("a")
+    assert body == b'{"table":{"x":"1"}}'
+    assert kv.namespace_body("a") is body
+    kv.put("a", "x", "2")
+    assert kv.namespace_body("a") == b'{"table":{"x":"2"}}'
+    kv.delete("a", "x")
+    assert kv.namespace_body("a") == b'{"table":{}}'
 
 
 def test_it_says_what_it_holds(path: Path) -> None:

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from skyroute.wire.codes import V4_9_4
 from skyroute.wire.command import FORM_BINARY, FORM_JSON, Request, Response
 from skyroute.wire.errors import FrameError
+from skyroute.wire.fastjson import Dialect
 from skyroute.wire.header import decode_command, encode_request, response_head
-from skyroute.wire.repeats import FRAME_BYTES_MAX, REMEMBERED_MAX, Repeats
+from skyroute.wire.repeats import FORMS_MAX, FRAME_BYTES_MAX, QUESTIONS_MAX, PreparedAnswer, PreparedRoute, Repeats
 from tests.unit.wire.by_hand import BINARY, binary_header, frame, json_header
 from tests.unit.wire.golden import golden_bytes
 
@@ -291,18 +293,17 @@ def test_a_longer_question_is_not_found() -> None:
 @pytest.mark.parametrize("size", [FRAME_BYTES_MAX + 1, 1 << 20])
 def test_a_longer_question_takes_no_memory(size: int) -> None:
     repeats = remembering(padded(size))
-    assert len(repeats._known) == 0
+    assert len(repeats._questions) == 0
 
 
 def test_no_more_than_a_certain_number_is_remembered() -> None:
     repeats = Repeats()
     request = decode_command(question(7))
-    frames = [frame(b'{"opaque":7,"topic":"%d"}' % topic) for topic in range(REMEMBERED_MAX + 5)]
+    frames = [frame(b'{"opaque":7,"topic":"%d"}' % topic) for topic in range(QUESTIONS_MAX + 5)]
     for asked in frames:
         repeats.remember(asked, request, ROUTE)
-        assert len(repeats._known) <= REMEMBERED_MAX
-    assert repeats.find(frames[-1]) is not None
-    assert sum(repeats.find(asked) is not None for asked in frames) == len(repeats._known)
+        assert len(repeats._questions) <= QUESTIONS_MAX
+    assert sum(repeats.find(asked) is not None for asked in frames) == len(repeats._questions)
 
 
 def test_what_is_forgotten_is_not_found_until_it_is_remembered_again() -> None:
@@ -327,6 +328,117 @@ def test_an_answer_may_have_a_field_of_the_same_name(fields: dict[str, str]) -> 
     found = remembering(question(7), response=response).find(question(8))
     if found is not None:
         assert b"".join(found) == in_the_ordinary_way(question(8), response)
+
+
+# ---------------------------------------------------------------------------------------- topics not asked for yet
+
+NAMES = ("T", "Orders", "中", "a b", "x" * 100, "a\\nb", "/", "opaque", "topic")
+
+
+class OneRouteEach:
+    """Every name has a route of its own; who looked it up is told by `looked_up`."""
+
+    def __init__(self, *, lasting: bool = True) -> None:
+        self.by_topic: dict[str, PreparedRoute] = {}
+        self.lasting = lasting
+        self.looked_up: list[tuple[str, Dialect]] = []
+
+    def find(self, topic: str, dialect: Dialect) -> PreparedAnswer | None:
+        self.looked_up.append((topic, dialect))
+        return self.answer(topic, dialect) if topic in NAMES else None
+
+    def answer(self, topic: str, dialect: Dialect) -> PreparedAnswer:
+        body = f"{topic} {dialect.value}".encode()
+        return PreparedAnswer(Response(body=body, lasting=self.lasting))
+
+
+def having_learnt(*frames: bytes, routes: OneRouteEach | None = None) -> Repeats:
+    repeats = Repeats(routes or OneRouteEach())
+    for asked in frames:
+        repeats.remember(asked, decode_command(asked), ROUTE)
+    return repeats
+
+
+def number_first(number: int, topic: str, version: int = 479) -> bytes:
+    return frame(json_header(code=105, opaque=number, flag=0, extFields={"topic": topic}, version=version))
+
+
+@pytest.mark.parametrize("version", [317, 479])
+@pytest.mark.parametrize("write", [lambda n, t, v: question(n, extFields={"topic": t}, version=v), number_first])
+def test_a_topic_not_asked_for_yet_is_found_by_the_form_of_the_question(write: Any, version: int) -> None:
+    repeats = having_learnt(write(77, "Orders", version))
+    # As long as the first, so of the same form.
+    for number, topic in ((88, "Orders"), (8888888, "T"), (88888, "a b")):
+        asked = write(number, topic, version)
+        found = repeats.find(asked)
+        dialect = Dialect.STRICT if version == 479 else Dialect.LEGACY
+        assert found is not None
+        if topic != "Orders":
+            assert b"".join(found) == in_the_ordinary_way(asked, Response(body=f"{topic} {dialect.value}".encode()))
+    assert repeats.find(write(8, "Unknown", version)) is None
+    assert repeats.found == 3
+
+
+def test_a_topic_that_was_asked_for_is_not_looked_up() -> None:
+    routes = OneRouteEach()
+    repeats = having_learnt(question(7777777), routes=routes)
+    route = routes.by_topic["Orders"] = PreparedRoute(("broker-a",))
+    route.strict = PreparedAnswer(Response(body=b"kept", lasting=True))
+    found = repeats.find(question(77, extFields={"topic": "Orders"}))
+    assert found is not None
+    assert (found[3], routes.looked_up) == (b"kept", [])
+
+
+def test_an_answer_that_does_not_last_takes_the_ordinary_way() -> None:
+    repeats = having_learnt(question(77, extFields={"topic": "Orders"}), routes=OneRouteEach(lasting=False))
+    assert repeats.find(question(7777777)) is None
+    assert repeats.found == 0
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        # The topic twice, or as Java's reader alone takes it.
+        '{"code":105,"extFields":{"topic":"T","topic":"T"},"opaque":7,"version":479}',
+        '{"code":105,"extFields":{"topic":"T"},"topic":"T","opaque":7,"version":479}',
+        '{"code":105,"extFields":{"topic":"T"},"remark":"topic","opaque":7,"version":479}',
+        '{"code":105,"extFields":{"topic":"T",topic:"T"},"opaque":7,"version":479}',
+        '{"code":105,"extFields":{"topic":"T",\'topic\':"T"},"opaque":7,"version":479}',
+        '{"code":105,"extFields":{topic:"T"},"opaque":7,"version":479}',
+        '{"code":105,"extFields":{"topic": "T"},"opaque":7,"version":479}',
+        '{"code":106,"extFields":{"topic":"T"},"opaque":7,"version":479}',
+    ],
+)
+def test_a_question_whose_topic_its_bytes_do_not_show_teaches_no_form(header: str) -> None:
+    assert having_learnt(written(header))._forms == {}
+
+
+@pytest.mark.parametrize("topic", [b"a\\nb", b"\\u0054", b"\xff\xfe", b"\xed\xa0\x80"])
+def test_a_topic_that_its_bytes_do_not_name_takes_the_ordinary_way(topic: bytes) -> None:
+    repeats = having_learnt(question(7, extFields={"topic": "x" * len(topic)}))
+    asked = question(8, extFields={"topic": "y" * len(topic)}).replace(b"y" * len(topic), topic)
+    assert repeats.find(asked) is None
+
+
+def test_no_more_than_a_certain_number_of_forms_is_remembered() -> None:
+    repeats = having_learnt()
+    for at in range(FORMS_MAX + 5):
+        asked = question(7, remark=str(at))
+        repeats.remember(asked, decode_command(asked), ROUTE)
+        assert len(repeats._forms) <= FORMS_MAX
+
+
+def test_more_questions_than_are_remembered_whole_are_answered_by_their_form() -> None:
+    repeats = having_learnt(
+        *(
+            question(1000000 + number, extFields={"topic": "T"}, remark=str(number).zfill(9))
+            for number in range(QUESTIONS_MAX + 1)
+        )
+    )
+    assert repeats._questions == {}
+    asked = question(2000000, extFields={"topic": "T"}, remark=str(5).zfill(9))
+    assert repeats.find(asked) is not None
+    assert repeats._questions == {}
 
 
 # ------------------------------------------------------------------------------------------------ anything at all
@@ -466,3 +578,50 @@ def test_a_damaged_question_is_found_only_if_it_would_be_answered_so(
             found = remembering(first).find(other)
             if found is not None:
                 assert b"".join(found) == in_the_ordinary_way(other, ROUTE)
+
+
+@settings(deadline=None, max_examples=250)
+@given(
+    header=HEADERS,
+    fields=st.dictionaries(KEYS, TEXTS, max_size=2),
+    order=st.randoms(use_true_random=False),
+    topic=st.sampled_from(NAMES),
+    other=st.sampled_from(NAMES) | st.sampled_from(['"', "\\", "\n", 'T"},"flag":1,"x":{"', "\x7f"]),
+    digits=st.integers(1, 10),
+)
+def test_whatever_is_found_by_its_form_is_what_the_ordinary_way_would_give(
+    header: dict[str, Any], fields: dict[str, str], order: Any, topic: str, other: str, digits: int
+) -> None:
+    header = {**header, "code": 105, "extFields": fields | {"topic": topic}, "opaque": 7}
+    names = list(header)
+    order.shuffle(names)
+    text = json.dumps({name: header[name] for name in names}, separators=(",", ":"), ensure_ascii=False)
+    asked = frame(text.encode("utf-8", "replace"))
+    remembered = decoded(asked)
+    assume(remembered is not None)
+    assert remembered is not None
+    first, then = (f'"topic":{json.dumps(name, ensure_ascii=False)}'.encode() for name in (topic, other))
+    raw = f'"topic":"{other}"'.encode()
+    for changed in (then, raw):
+        content = asked[8:].replace(first, changed).replace(b'"opaque":7,', b'"opaque":%b,' % (b"8" * digits))
+        again = frame(content)
+        known = having_learnt(asked)
+        # The form of a question as long as this one.
+        known._forms = {(again[:8] + form[0][8:], *form[1:]): dialect for form, dialect in known._forms.items()}
+        known._questions.clear()
+        found = known.find(again)
+        if found is None:
+            continue
+        request = decode_command(again)
+        assert (request.code, request.flag, request.version, request.form, request.body) == (
+            105,
+            remembered.flag,
+            remembered.version,
+            FORM_JSON,
+            b"",
+        )
+        assert {**request.fields, "topic": ""} == {**remembered.fields, "topic": ""}
+        dialect = Dialect.STRICT if request.version >= V4_9_4 else Dialect.LEGACY
+        if not request.fields.get("acceptStandardJsonOnly"):
+            body = f"{request.fields['topic']} {dialect.value}".encode()
+            assert b"".join(found) == in_the_ordinary_way(again, Response(body=body))

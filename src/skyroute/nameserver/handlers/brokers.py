@@ -15,7 +15,7 @@ from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
-from skyroute.wire.calls.kv import ORDER_TOPICS, encode_kv_table
+from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.registration import (
     body_fingerprint,
     decode_broker_key,
@@ -100,10 +100,9 @@ class BrokerHandlers:
         return encode_registration_reply(outcome, self._order_topics())
 
     def _order_topics(self) -> bytes:
-        table = None
-        if self.config.return_order_topic_config_to_broker:
-            table = self.kv.namespace_table(ORDER_TOPICS)
-        return b"" if table is None else encode_kv_table(table)
+        if not self.config.return_order_topic_config_to_broker:
+            return b""
+        return self.kv.namespace_body(ORDER_TOPICS) or b""
 
     def unregister(self, request: Request, peer: Peer) -> Response:
         goodbye = decode_goodbye(request)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from skyroute.nameserver.changes import KvChanged, Record
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.dispatch import Peer
-from skyroute.wire.calls.kv import ORDER_TOPICS, check_order_config, decode_kv_key, encode_kv_table
+from skyroute.wire.calls.kv import ORDER_TOPICS, check_order_config, decode_kv_key
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
@@ -48,10 +48,10 @@ class KvHandlers:
 
     def list_namespace(self, request: Request, _peer: Peer) -> Response:
         namespace = required_text(request.fields, "namespace")
-        table = self.kv.namespace_table(namespace)
-        if table is None:
+        body = self.kv.namespace_body(namespace)
+        if body is None:
             return Response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
-        return Response(body=encode_kv_table(table))
+        return Response(body=body)
 
     def _tell(self, change: KvChanged) -> None:
         if change.before != change.after:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -10,12 +11,17 @@ import msgspec
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.prepared_lists import Pieces, PreparedLists, in_steps
+from skyroute.nameserver.prepared_routes import PreparedRoutes
 from skyroute.nameserver.upstream import FORWARDED, Upstream
-from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.pace import Pace, run_through
 from skyroute.routing import discovery
 from skyroute.routing.table import RouteTable
+from skyroute.routing.topology import BrokerGroup, ClusterView
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import (
+    GROUPS_A_STEP,
     RouteQuery,
     decode_route_query,
     encode_cluster_view,
@@ -32,20 +38,16 @@ from skyroute.wire.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
-REMEMBERED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""How many bytes of encoded routes are kept at most."""
-
 REMARK_CHARS_MAX: Final = 512
 """How much of a peer's own text it gets to see again."""
 
-_STRICT: Final = Dialect.STRICT
 _NOT_READY: Final = Response.error("name server not ready")
 _DISABLED: Final = Response.error("disable")
 _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
 class RouteHandlers:
-    """Answers for clients. Encoded routes are kept until a change touches them."""
+    """Answers for clients."""
 
     def __init__(
         self,
@@ -54,19 +56,19 @@ class RouteHandlers:
         config: NameServerConfig,
         *,
         clock: Clock,
-        repeats: Repeats,
+        pace: Pace,
         upstream: Upstream | None = None,
     ) -> None:
         self._table = table
         self._kv = kv
         self._config = config
         self._clock = clock
-        self._repeats = repeats
         self._upstream = upstream
         self._started_at = clock.monotonic()
-        self._strict_answers: dict[str, Response] = {}
-        self._legacy_answers: dict[str, Response] = {}
-        self._answer_bytes = 0
+        self._prepared = PreparedRoutes(table, self._encode, self._order_config)
+        self.repeats = Repeats(self._prepared)
+        """Answers routes by the bytes of the question."""
+        self._lists = PreparedLists(pace)
         self.is_warm = False
         """Routes were restored from before a restart."""
         self.known_before: frozenset[str] = frozenset()
@@ -76,30 +78,25 @@ class RouteHandlers:
 
     # The route of a topic
 
-    def get_route(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
+    def get_route(self, request: Request, _peer: Peer) -> Response:
         query = decode_route_query(request)
-        if self._config.need_wait_for_service and self._is_waiting(query.topic):
-            return _NOT_READY
-        answers = self._strict_answers if query.dialect is _STRICT else self._legacy_answers
-        known = answers.get(query.topic)
-        if known is not None and query.zone is None:
-            # One that does not last has to come by here every time, to be counted.
-            self.unconfirmed_answers += not known.lasting
-            return known
+        if self._config.need_wait_for_service and self.is_new:
+            # Nothing is answered by its bytes as long as other topics have to wait.
+            return _NOT_READY if self._is_waiting(query.topic) else _not_lasting(self._look_up(query))
         return self._look_up(query)
 
     def get_route_of_test_cluster(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
         """Answer for a test environment: what it does not have is looked for in the production environment."""
         query = msgspec.structs.replace(decode_route_query(request), dialect=Dialect.LEGACY)
-        response = self._look_up(query)
+        response = _not_lasting(self._look_up(query))  # by its bytes it would be answered in the asker's own dialect
         unknown = response.code == ResponseCode.TOPIC_NOT_EXIST
         if unknown and self._upstream is not None and FORWARDED not in request.fields:
             return self._upstream.find_route(query.topic, response)
         return response
 
     def _is_waiting(self, topic: str) -> bool:
-        """Return whether it is too soon to answer: after a warm restart only for topics that were not known before."""
-        return self.is_new and (topic not in self.known_before or not self._table.serving(topic))
+        """Return whether a new server must not answer yet: it may after a warm restart, for topics known before."""
+        return topic not in self.known_before or not self._table.serving(topic)
 
     @property
     def is_new(self) -> bool:
@@ -107,57 +104,62 @@ class RouteHandlers:
         return self._clock.monotonic() - self._started_at < self._config.wait_for_service_s
 
     def _look_up(self, query: RouteQuery) -> Response:
-        config = self._config
-        route = discovery.find_route(
-            self._table, query.topic, acting_master=config.support_acting_master, zone=query.zone
-        )
-        if route is None:
+        zone = query.zone
+        if zone is None:
+            answer = self._prepared.find(query.topic, query.dialect)
+            response = None if answer is None else answer.response
+        else:
+            response = self._encode(query.topic, query.dialect, zone)
+        if response is None:
             remark = f"No topic route info in name server for the topic: {query.topic[:REMARK_CHARS_MAX]}\n{_FAQ}"
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark)
-        if config.order_message_enable or config.cluster_test:
-            route = replace(route, order_config=self._kv.get(ORDER_TOPICS, query.topic))
-        body = encode_route(route, query.dialect)
+        self.unconfirmed_answers += not response.lasting
+        return response if zone is None else _not_lasting(response)
+
+    def _encode(self, topic: str, dialect: Dialect, zone: str | None = None) -> Response | None:
+        """Write the route of a topic. An answer that names an unconfirmed broker does not last: each is counted."""
+        acting_master = self._config.support_acting_master
+        route = discovery.find_route(self._table, topic, acting_master=acting_master, zone=zone)
+        if route is None:
+            return None
+        route = replace(route, order_config=self._order_config(topic))
         is_unconfirmed = self.is_warm and any(self._table.is_unconfirmed(group.name) for group in route.groups)
-        self.unconfirmed_answers += is_unconfirmed
-        if query.zone is not None:
-            return Response(body=body)
-        response = Response(body=body, lasting=not is_unconfirmed)
-        self._remember(query, response)
-        return response
+        return Response(body=encode_route(route, dialect), lasting=not is_unconfirmed)
 
-    def _remember(self, query: RouteQuery, response: Response) -> None:
-        if self._answer_bytes + len(response.body) > REMEMBERED_BYTES_MAX:
-            self.forget_all()
-        self._answer_bytes += len(response.body)
-        answers = self._strict_answers if query.dialect is _STRICT else self._legacy_answers
-        replaced = answers.get(query.topic)
-        if replaced is not None:
-            self._answer_bytes -= len(replaced.body)
-        answers[query.topic] = response
+    def _order_config(self, topic: str) -> str | None:
+        if self._config.order_message_enable or self._config.cluster_test:
+            return self._kv.get(ORDER_TOPICS, topic)
+        return None
 
-    def forget(self, topics: Collection[str]) -> None:
-        """Drop the answers for these topics: they are not true any more."""
-        if not self._answer_bytes:
-            return
-        for answers in (self._strict_answers, self._legacy_answers):
-            for topic in topics:
-                gone = answers.pop(topic, None)
-                if gone is not None:
-                    self._answer_bytes -= len(gone.body)
-                    self._repeats.forget()
+    def forget(self, topics: Collection[str], groups: Collection[str] = ()) -> None:
+        """Drop the answers that changes of these topics, and of the brokers of these groups, made untrue."""
+        if self._prepared.forget(topics, groups):
+            self.repeats.forget()
+        if topics or groups:
+            self._lists.forget()
 
     def forget_all(self) -> None:
         """Drop every answer: something changed that all of them depend on."""
-        self._strict_answers.clear()
-        self._legacy_answers.clear()
-        self._answer_bytes = 0
-        self._repeats.forget()
+        self._prepared.forget_all()
+        self.repeats.forget()
 
     # Clusters and lists
 
-    def get_cluster_info(self, request: Request, _peer: Peer) -> Response:
-        view = discovery.cluster_view(self._table)
-        return Response(body=encode_cluster_view(view, structure_dialect(request)))
+    def get_cluster_info(self, request: Request, _peer: Peer) -> Answer:
+        dialect = structure_dialect(request)
+        return self._lists.answer(
+            ("cluster info", dialect), len(self._table.group_names), partial(self._write_clusters, dialect)
+        )
+
+    def _write_clusters(self, dialect: Dialect) -> Pieces:
+        table = self._table
+        groups: list[BrokerGroup] = []
+        for at, name in enumerate((yield from self._lists.copy(table.group_names))):
+            group = table.group(name)
+            groups += () if group is None else (group,)
+            if at % GROUPS_A_STEP == 0:
+                yield
+        return (yield from encode_cluster_view(ClusterView(tuple(groups), table.clusters), dialect))
 
     def get_member_group(self, request: Request, _peer: Peer) -> Response:
         cluster = required_name(request.fields, "clusterName")
@@ -165,30 +167,51 @@ class RouteHandlers:
         addresses = discovery.member_addresses(self._table, broker_name)
         return Response(body=encode_member_group(cluster, broker_name, addresses, structure_dialect(request)))
 
-    def get_all_topics(self, _request: Request, peer: Peer) -> Response:
+    def get_all_topics(self, _request: Request, peer: Peer) -> Answer:
         log.debug("all topics listed peer=%s", peer.address)
         if not self._config.enable_all_topic_list:
             return _DISABLED
-        return Response(body=encode_topic_list(discovery.all_topics(self._table)))
+        return self._list_topics("all topics", lambda topics: topics)
 
-    def get_system_topics(self, _request: Request, _peer: Peer) -> Response:
-        names, address = discovery.system_topics(self._table)
-        return Response(body=encode_topic_list(names, address))
+    def get_system_topics(self, _request: Request, _peer: Peer) -> Answer:
+        return self._lists.answer("system topics", len(self._table.group_names), self._write_system_topics)
 
-    def get_topics_of_cluster(self, request: Request, _peer: Peer) -> Response:
+    def _write_system_topics(self) -> Pieces:
+        return encode_topic_list(*discovery.system_topics(self._table))
+
+    def get_topics_of_cluster(self, request: Request, _peer: Peer) -> Answer:
         cluster = required_name(request.fields, "cluster")
-        return self._listed(lambda table: discovery.topics_of_cluster(table, cluster))
-
-    def get_unit_topics(self, _request: Request, _peer: Peer) -> Response:
-        return self._listed(discovery.unit_topics)
-
-    def get_unit_subscription_topics(self, _request: Request, _peer: Peer) -> Response:
-        return self._listed(discovery.unit_subscription_topics)
-
-    def get_unit_subscription_only_topics(self, _request: Request, _peer: Peer) -> Response:
-        return self._listed(discovery.unit_subscription_only_topics)
-
-    def _listed(self, find: Callable[[RouteTable], Iterable[str]]) -> Response:
         if not self._config.enable_topic_list:
             return _DISABLED
-        return Response(body=encode_topic_list(find(self._table)))
+        if not self._table.groups_of(cluster):
+            return Response(body=b"".join(run_through(encode_topic_list(()))))
+        return self._list_topics(
+            f"topics of cluster {cluster}", lambda topics: discovery.topics_of_cluster(self._table, cluster, topics)
+        )
+
+    def get_unit_topics(self, _request: Request, _peer: Peer) -> Answer:
+        return self._list_unit_topics("unit topics", discovery.unit_topics)
+
+    def get_unit_subscription_topics(self, _request: Request, _peer: Peer) -> Answer:
+        return self._list_unit_topics("unit subscription topics", discovery.unit_subscription_topics)
+
+    def get_unit_subscription_only_topics(self, _request: Request, _peer: Peer) -> Answer:
+        return self._list_unit_topics("unit subscription only topics", discovery.unit_subscription_only_topics)
+
+    def _list_unit_topics(self, name: str, find: Callable[[RouteTable, Iterable[str]], Iterable[str]]) -> Answer:
+        if not self._config.enable_topic_list:
+            return _DISABLED
+        return self._list_topics(name, partial(find, self._table))
+
+    def _list_topics(self, name: str, select: Callable[[list[str]], Iterable[str]]) -> Answer:
+        return self._lists.answer(name, len(self._table.topics), partial(self._write_topics, select))
+
+    def _write_topics(self, select: Callable[[list[str]], Iterable[str]]) -> Pieces:
+        topics = yield from self._lists.copy(self._table.topics)
+        selected = yield from in_steps(topics, select)
+        return (yield from encode_topic_list(selected))
+
+
+def _not_lasting(response: Response) -> Response:
+    """Keep an answer from being remembered by the bytes of its question."""
+    return msgspec.structs.replace(response, lasting=False)

@@ -1,7 +1,8 @@
 """Asking where a topic is, and the answer, in both of its dialects."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,10 @@ from skyroute.wire.command import Int32, Request
 from skyroute.wire.errors import BodyError, FieldError
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import is_name, required_name, truth
+
+TOPICS_A_STEP: Final = 4_000
+GROUPS_A_STEP: Final = 400
+"""How much of a long list is written before others have their turn: a few milliseconds."""
 
 _STRICT, _LEGACY = Dialect.STRICT, Dialect.LEGACY
 
@@ -156,12 +161,18 @@ def structure_dialect(request: Request) -> Dialect:
     return Dialect.STRICT if truth(request.fields, "acceptStandardJsonOnly") else Dialect.LEGACY
 
 
-def encode_cluster_view(view: ClusterView, dialect: Dialect) -> bytes:
-    """Write every group and every cluster."""
+def encode_cluster_view(view: ClusterView, dialect: Dialect) -> Generator[None, None, list[bytes]]:
+    """Write every group and every cluster, in steps; the body comes in pieces."""
     groups = sorted(view.groups, key=lambda group: group.name)
-    brokers = ",".join(f"{fastjson.write_text(group.name, dialect)}:{_write_group(group, dialect)}" for group in groups)
-    text = f'{{"brokerAddrTable":{{{brokers}}},"clusterAddrTable":{fastjson.write(view.clusters, dialect)}}}'
-    return text.encode("utf-8", "replace")
+    pieces = [b'{"brokerAddrTable":{']
+    for at in range(0, len(groups), GROUPS_A_STEP):
+        some = groups[at : at + GROUPS_A_STEP]
+        text = ",".join(f"{fastjson.write_text(group.name, dialect)}:{_write_group(group, dialect)}" for group in some)
+        pieces.append((("," if at else "") + text).encode("utf-8", "replace"))
+        yield
+    clusters = f'}},"clusterAddrTable":{fastjson.write(view.clusters, dialect)}}}'
+    pieces.append(clusters.encode("utf-8", "replace"))
+    return pieces
 
 
 def encode_member_group(cluster: str, broker_name: str, addresses: Mapping[int, str], dialect: Dialect) -> bytes:
@@ -170,9 +181,16 @@ def encode_member_group(cluster: str, broker_name: str, addresses: Mapping[int, 
     return fastjson.dumps({"brokerMemberGroup": group}, dialect)
 
 
-def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:
-    """Write a list of topics, and one broker that knows more."""
-    return fastjson.dumps({"brokerAddr": broker_address, "topicList": list(topics)}, Dialect.LEGACY)
+def encode_topic_list(topics: Sequence[str], broker_address: str | None = None) -> Generator[None, None, list[bytes]]:
+    """Write a list of topics, and one broker that knows more, in steps; the body comes in pieces."""
+    broker = "" if broker_address is None else f'"brokerAddr":{fastjson.write_text(broker_address, _LEGACY)},'
+    pieces = [f'{{{broker}"topicList":['.encode("utf-8", "replace")]
+    for at in range(0, len(topics), TOPICS_A_STEP):
+        text = ",".join([fastjson.write_text(topic, _LEGACY) for topic in topics[at : at + TOPICS_A_STEP]])
+        pieces.append((("," if at else "") + text).encode("utf-8", "replace"))
+        yield
+    pieces.append(b"]}")
+    return pieces
 
 
 def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSettings]]:

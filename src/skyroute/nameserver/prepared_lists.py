@@ -1,0 +1,116 @@
+"""Long answers, such as the list of all topics: made once per change, in steps between which others are answered.
+
+Everyone who asks is given the same bytes, which a connection writes without a copy.
+"""
+
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable
+from itertools import islice
+from typing import Final, NamedTuple
+
+from skyroute.remoting.dispatch import InTurn
+from skyroute.remoting.pace import Pace, run_through
+from skyroute.wire.command import Response
+
+LIST_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bound on one list, and on all that are kept."""
+
+STEP: Final = 4_000
+"""Names that are copied or written in one step: a few milliseconds."""
+
+SHARED_BYTES: Final = 64 * 1024
+"""Longer answers are written from the kept bytes; shorter ones are quicker to copy together with their header."""
+
+COPIES_MAX: Final = 3
+"""Attempts to copy a view in steps before it is copied at once."""
+
+Pieces = Generator[None, None, list[bytes]]
+"""The steps of writing a list; the result is its body in pieces."""
+
+
+class _Made(NamedTuple):
+    """A list, and how fresh it is."""
+
+    response: Response
+    revision: int
+    """Of what it was made from."""
+    begun: int
+    """How many had asked when its making began."""
+
+
+class PreparedLists:
+    """Makes answers and keeps them. Whoever changes what a list is made from calls `forget`."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._made: dict[Hashable, _Made] = {}
+        self._bytes = 0
+        self._revision = 0
+        self._asked = 0
+
+    def answer(self, key: Hashable, size: int, write: Callable[[], Pieces]) -> Response | InTurn:
+        """Give the list of this name, and make it if need be.
+
+        Args:
+            key: Names the list; there must be few of them.
+            size: How many entries it may have. A short one is made at once.
+            write: Begins to write it.
+        """
+        made = self._made.get(key)
+        if made is not None and made.revision == self._revision:
+            return made.response
+        self._asked += 1
+        steps = self._make(key, write, self._asked)
+        return run_through(steps) if size <= STEP else InTurn(self._pace.run(steps))
+
+    def forget(self) -> None:
+        """Take note that every list may be another one now."""
+        self._revision += 1
+
+    def _make(self, key: Hashable, write: Callable[[], Pieces], ticket: int) -> Generator[None, None, Response]:
+        made = self._made.get(key)
+        # Another may have asked for it meanwhile. What was begun after this one asked is fresh enough for this one.
+        if made is not None and (made.revision == self._revision or made.begun >= ticket):
+            return made.response
+        revision, begun = self._revision, self._asked
+        response = _response(key, (yield from write()))
+        self._keep(key, _Made(response, revision, begun))
+        return response
+
+    def _keep(self, key: Hashable, made: _Made) -> None:
+        replaced = self._made.pop(key, None)
+        self._bytes += made.response.body_bytes - (0 if replaced is None else replaced.response.body_bytes)
+        if self._bytes > LIST_BYTES_MAX:
+            self._made.clear()
+            self._bytes = made.response.body_bytes
+        self._made[key] = made
+
+    def copy(self, view: Collection[str]) -> Generator[None, None, list[str]]:
+        """Copy a live view in steps. A change of it begins the copy again."""
+        for _ in range(COPIES_MAX):
+            copied: list[str] = []
+            revision, rest = self._revision, iter(view)
+            while revision == self._revision:
+                part = list(islice(rest, STEP))
+                copied += part
+                if len(part) < STEP:
+                    return copied
+                yield
+        return list(view)
+
+
+def in_steps(names: list[str], select: Callable[[list[str]], Iterable[str]]) -> Generator[None, None, list[str]]:
+    """Select some of many names, in steps."""
+    selected: list[str] = []
+    for at in range(0, len(names), STEP):
+        selected += select(names[at : at + STEP])
+        yield
+    return selected
+
+
+def _response(key: Hashable, pieces: list[bytes]) -> Response:
+    size = sum(map(len, pieces))
+    if size > LIST_BYTES_MAX:
+        return Response.error(f"the list {key} takes {size} bytes; at most {LIST_BYTES_MAX} are sent")
+    if size <= SHARED_BYTES:
+        return Response(body=b"".join(pieces))
+    return Response(more=tuple(map(memoryview, pieces)))

@@ -1,0 +1,124 @@
+"""Encoded routes, each for all topics that have the same one.
+
+A route does not name its topic. Topics that the same broker groups serve with the same queues have the same route, so
+a table of 300,000 topics has a handful of them. What is kept per topic is one entry of a dictionary.
+"""
+
+from collections.abc import Callable, Collection, Hashable
+from sys import intern
+from typing import Final
+
+from skyroute.routing import discovery
+from skyroute.routing.table import RouteTable
+from skyroute.wire.command import Response
+from skyroute.wire.fastjson import Dialect
+from skyroute.wire.repeats import PreparedAnswer, PreparedRoute
+
+PREPARED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bound on all encoded routes; beyond it all are dropped and encoded again when asked for."""
+
+ROUTE_BYTES: Final = 1024
+"""What a route takes besides its answers: an estimate, on the safe side."""
+
+ANSWER_BYTES: Final = 2048
+"""What an answer takes besides its body."""
+
+TOPICS_MAX: Final = 20_000
+"""Topics dropped one by one; after a change of more, it is quicker to drop those of all topics."""
+
+_STRICT: Final = Dialect.STRICT
+
+
+class PreparedRoutes:
+    """Gives the answer for a topic. Whoever changes the table, or what routes depend on, makes it forget.
+
+    Args:
+        table: Which groups serve which topics.
+        encode: Makes the answer for a topic; None if nobody serves it.
+        trait: What else the route of a topic depends on.
+    """
+
+    def __init__(
+        self,
+        table: RouteTable,
+        encode: Callable[[str, Dialect], Response | None],
+        trait: Callable[[str], Hashable],
+    ) -> None:
+        self._table = table
+        self._encode = encode
+        self._trait = trait
+        self.by_topic: dict[str, PreparedRoute] = {}
+        """Those that were asked for, without any whose name has a backslash. It stays the same object."""
+        self._by_key: dict[Hashable, PreparedRoute] = {}
+        self._by_group: dict[str, set[PreparedRoute]] = {}
+        self._bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<PreparedRoutes topics={len(self.by_topic)} routes={len(self._by_key)} bytes={self._bytes}>"
+
+    def find(self, topic: str, dialect: Dialect) -> PreparedAnswer | None:
+        """Return the answer for a topic; None: nobody serves it."""
+        route = self.by_topic.get(topic)
+        if route is None:
+            route = self._place(topic)
+            if route is None:
+                return None
+        answer = route.strict if dialect is _STRICT else route.legacy
+        return self._prepare(route, topic, dialect) if answer is None else answer
+
+    def _place(self, topic: str) -> PreparedRoute | None:
+        placement = discovery.placement(self._table, topic)
+        if placement is None:
+            return None
+        key = placement, self._trait(topic)
+        route = self._by_key.get(key)
+        if route is None:
+            self._make_room(ROUTE_BYTES)
+            route = self._by_key[key] = PreparedRoute(self._table.serving(topic))
+        if "\\" not in topic:
+            self.by_topic[intern(topic)] = route  # the table's own object: each topic has one copy of its name
+        return route
+
+    def _prepare(self, route: PreparedRoute, topic: str, dialect: Dialect) -> PreparedAnswer | None:
+        response = self._encode(topic, dialect)
+        if response is None:
+            return None
+        answer = PreparedAnswer(response)
+        self._make_room(ANSWER_BYTES + len(answer.body))
+        if dialect is _STRICT:
+            route.strict = answer
+        else:
+            route.legacy = answer
+        for name in route.groups:
+            self._by_group.setdefault(name, set()).add(route)
+        return answer
+
+    def _make_room(self, size: int) -> None:
+        if self._bytes + size > PREPARED_BYTES_MAX:
+            self.forget_all()
+        self._bytes += size
+
+    def forget(self, topics: Collection[str], groups: Collection[str]) -> bool:
+        """Drop what these topics, and the brokers of these groups, made untrue; return whether there was any."""
+        dropped = False
+        for name in groups:
+            for route in self._by_group.pop(name, ()):
+                dropped = True
+                for answer in (route.strict, route.legacy):
+                    self._bytes -= 0 if answer is None else ANSWER_BYTES + len(answer.body)
+                route.strict = route.legacy = None
+        by_topic = self.by_topic
+        if len(topics) > TOPICS_MAX:
+            dropped = dropped or bool(by_topic)
+            by_topic.clear()
+        else:
+            for topic in topics:
+                dropped = by_topic.pop(topic, None) is not None or dropped
+        return dropped
+
+    def forget_all(self) -> None:
+        """Drop everything: something changed that all routes depend on."""
+        self.by_topic.clear()
+        self._by_key.clear()
+        self._by_group.clear()
+        self._bytes = 0

@@ -1,0 +1,137 @@
+"""Topics with the same route share one answer, and no longer than they have the same route."""
+
+from __future__ import annotations
+
+import pytest
+
+from skyroute.nameserver import prepared_routes
+from skyroute.nameserver.prepared_routes import PreparedRoutes
+from skyroute.nameserver.touched import touched_by
+from skyroute.routing.discovery import MEMBER_TOPIC_PREFIX, find_route
+from skyroute.routing.events import RouteEvent
+from skyroute.routing.table import RouteTable
+from skyroute.routing.topology import QueueSettings
+from skyroute.wire.calls.route import encode_route
+from skyroute.wire.command import Response
+from skyroute.wire.fastjson import Dialect
+from tests.unit.routing.brokers import SLAVE, WRITABLE, mapping, registration
+
+STRICT, LEGACY = Dialect.STRICT, Dialect.LEGACY
+
+
+class Routes:
+    """Prepared routes of one table; every encoding is counted."""
+
+    def __init__(self) -> None:
+        self.table = RouteTable()
+        self.encoded = 0
+        self.traits: dict[str, str] = {}
+        self.prepared = PreparedRoutes(self.table, self.encode, self.traits.get)
+
+    def encode(self, topic: str, dialect: Dialect) -> Response | None:
+        self.encoded += 1
+        route = find_route(self.table, topic, acting_master=True)
+        return None if route is None else Response(body=encode_route(route, dialect), lasting=True)
+
+    def register(self, **said: object) -> None:
+        outcome = self.table.register(registration(**said), holder=1, now=0.0)  # type: ignore[arg-type]
+        self.take(outcome.events)
+
+    def take(self, events: tuple[RouteEvent, ...]) -> bool:
+        return self.prepared.forget(*touched_by(events))
+
+    def body(self, topic: str, dialect: Dialect = STRICT) -> bytes | None:
+        answer = self.prepared.find(topic, dialect)
+        return None if answer is None else answer.body
+
+
+@pytest.fixture
+def routes() -> Routes:
+    return Routes()
+
+
+def test_a_thousand_topics_with_the_same_queues_are_encoded_once(routes: Routes) -> None:
+    topics = [f"T{at}" for at in range(1000)]
+    routes.register(topics=topics)
+    assert len({routes.body(topic) for topic in topics}) == 1
+    assert routes.encoded == 1
+    assert len({routes.body(topic, LEGACY) for topic in topics}) == 1
+    assert routes.encoded == 2
+
+
+def test_a_broker_that_joins_has_a_route_encoded_once_for_all_its_topics(routes: Routes) -> None:
+    topics = [f"T{at}" for at in range(1000)]
+    routes.register(topics=topics)
+    before = {routes.body(topic) for topic in topics}
+    routes.register(broker_id=1, address=SLAVE, topics=topics)
+    after = {routes.body(topic) for topic in topics}
+    assert len(after) == 1
+    assert after != before
+    assert routes.encoded == 2
+
+
+def test_a_topic_that_changes_leaves_the_others_as_they_are(routes: Routes) -> None:
+    routes.register(topics=("T1", "T2"))
+    before = routes.body("T1")
+    assert routes.body("T2") == before
+    routes.register(topics={"T1": QueueSettings(1, 1, 6), "T2": WRITABLE}, version=2)
+    assert routes.body("T1") != before
+    assert routes.body("T2") == before
+    assert routes.encoded == 2
+
+
+@pytest.mark.parametrize("topic", [f"{MEMBER_TOPIC_PREFIX}broker-a", "Static"])
+def test_a_topic_whose_route_is_its_own_shares_it_with_nobody(routes: Routes, topic: str) -> None:
+    routes.register(
+        broker_id=1,
+        address=SLAVE,
+        topics=("T1", topic),
+        acting_master=True,
+        mappings={"Static": mapping("Static")} if topic == "Static" else {},
+    )
+    for name in ("T1", topic):
+        route = find_route(routes.table, name, acting_master=True)
+        assert route is not None
+        assert routes.body(name) == encode_route(route, STRICT)
+    assert routes.body("T1") != routes.body(topic)
+
+
+def test_what_else_a_route_depends_on_keeps_topics_apart(routes: Routes) -> None:
+    routes.register(topics=("T1", "T2"))
+    routes.traits["T2"] = "broker-a:8"
+    routes.body("T1"), routes.body("T2")
+    assert routes.encoded == 2
+
+
+def test_a_topic_whose_name_has_a_backslash_is_answered_and_not_listed(routes: Routes) -> None:
+    routes.register(topics=("a\\nb", "T1"))
+    assert routes.body("a\\nb") == routes.body("T1")
+    assert list(routes.prepared.by_topic) == ["T1"]
+
+
+def test_a_change_of_what_nobody_asked_for_drops_nothing(routes: Routes) -> None:
+    routes.register(topics=("T1", "T2"))
+    routes.body("T1")
+    assert not routes.take(routes.table.delete_topic("T2"))
+    assert routes.take(routes.table.delete_topic("T1"))
+    assert routes.body("T1") is None
+
+
+def test_after_a_change_of_many_topics_none_is_kept(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared_routes, "TOPICS_MAX", 2)
+    routes.register(topics=("T1", "T2", "T3", "T4"))
+    routes.body("T4")
+    routes.register(topics={name: QueueSettings(1, 1, 6) for name in ("T1", "T2", "T3")}, version=2)
+    assert routes.prepared.by_topic == {}
+
+
+def test_no_more_is_kept_than_the_bound(routes: Routes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared_routes, "PREPARED_BYTES_MAX", 50_000)
+    routes.register(topics={f"T{at}": QueueSettings(at, at, 6) for at in range(100)})
+    for at in range(100):
+        body = routes.body(f"T{at}")
+        assert body is not None
+        assert f'"readQueueNums":{at},'.encode() in body
+        assert routes.prepared._bytes <= 50_000
+    routes.prepared.forget((), ("broker-a",))
+    assert 0 <= routes.prepared._bytes <= 50_000
