@@ -41,6 +41,17 @@ BATCH_MAX: Final = 16
 """How many messages of a level are delivered before others get their turn."""
 
 
+def read_delay_offsets(raw: object) -> tuple[dict[int, int], DataVersion | None]:
+    """Return the offsets of a file by level, and its edition.
+
+    Raises:
+        StoreDamagedError: it is no table of delay offsets.
+    """
+    table = read_as(raw, dict[str, Any], "the table of delay offsets")
+    offsets: dict[int, int] = read_as(table.get("offsetTable") or {}, dict[int, int], "delay offsets")
+    return {level: offset for level, offset in offsets.items() if level > 0}, read_version(table)
+
+
 class Delays:
     """Puts messages with a delay level aside, and delivers them when their time has come."""
 
@@ -69,14 +80,12 @@ class Delays:
         """Read how far each level had come.
 
         Raises:
-            StoreDamagedError: the file makes no sense.
+            StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load()
+        stored = self.keeper.load(read_delay_offsets)
         if stored is not None:
-            table = read_as(stored, dict[str, Any], "the table of delay offsets")
-            offsets: Mapping[int, int] = read_as(table.get("offsetTable") or {}, dict[int, int], "delay offsets")
-            self._offsets = {level: offset for level, offset in offsets.items() if level > 0}
-            self._version = read_version(table, self._version)
+            self._offsets, version = stored
+            self._version = version or self._version
         # Messages may wait at levels that the settings no longer have.
         waiting = {queue_id + 1 for queue_id in self._store.queue_ids(SCHEDULE_TOPIC)}
         self._levels = sorted({*self._levels, *waiting})

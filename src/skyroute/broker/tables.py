@@ -21,15 +21,15 @@ def version_members(version: DataVersion) -> dict[str, int]:
     return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
 
 
-def read_version(table: Mapping[str, Any], otherwise: DataVersion) -> DataVersion:
-    """Return the edition that a file says it is.
+def read_version(table: Mapping[str, Any]) -> DataVersion | None:
+    """Return the edition that a file says it is; None where it says none.
 
     Raises:
         StoreDamagedError: it says nonsense.
     """
     raw = table.get("dataVersion")
     if raw is None:
-        return otherwise
+        return None
     version = read_as(raw, Version, "dataVersion")
     return DataVersion(version.state_version, version.timestamp, version.counter)
 
