@@ -56,7 +56,7 @@ class ScannedRecord(NamedTuple):
     raw_properties: bytes
 
 
-_Scanned = tuple[int, int, str, int, int, int, int, bytes]
+ScannedTuple = tuple[int, int, str, int, int, int, int, bytes]
 """The same without names, of which there are millions."""
 
 
@@ -201,28 +201,17 @@ class CommitLog:
         segment = self._log.find(position)
         if segment is None:
             return None
-        found = next(_scan_segment(segment, position, {}, trusted_ms=-1), None)
+        found = next(scan_segment(segment, position, {}), None)
         return None if found is None else ScannedRecord(*found)
 
-    def scan(self, position: int, *, trusted_ms: int = -1) -> Generator[_Scanned, None, None]:
-        """Walk over the good records from here on, and set `end` behind the last; each is what `ScannedRecord` has.
 
-        A body that is not what was stored ends the walk, unless it was stored before `trusted_ms`: what was whole on
-        the disk then is a bad spot by now, not the torn end of the log.
-        """
-        self.end = position
-        topics: dict[bytes, str] = {}
-        segment = self._log.find(position)
-        while segment is not None:
-            self.end, goes_on = yield from _scan_segment(segment, max(position, segment.start), topics, trusted_ms)
-            segment.release_memory()
-            segment = self._log.find(segment.stop) if goes_on else None
+def scan_segment(
+    segment: Segment, position: int, topics: dict[bytes, str]
+) -> Generator[ScannedTuple, None, tuple[int, bool]]:
+    """Walk over sound records, each as `ScannedRecord` has it; return where they end, and whether the segment does.
 
-
-def _scan_segment(
-    segment: Segment, position: int, topics: dict[bytes, str], trusted_ms: int
-) -> Generator[_Scanned, None, tuple[int, bool]]:
-    """Walk over good records; return where they end, and whether the log goes on in the next segment."""
+    `log_scan` goes on where they end before.
+    """
     view = segment.content
     at, end, start = position - segment.start, segment.size, segment.start
     read_head = _SCANNED[0].unpack_from
@@ -261,14 +250,10 @@ def _scan_segment(
                 or body_bytes < 0
                 or stop > end
                 or topic_stop + 2 + (view[topic_stop] << 8 | view[topic_stop + 1]) != stop
-                or (
-                    body_bytes
-                    and stored_at > trusted_ms
-                    and crc32(view[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc
-                )
+                or (body_bytes and crc32(view[body_at : body_at + body_bytes]) & 0x7FFFFFFF != crc)
             ):
                 break
-            if not view[stop - 1] and _is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
+            if not view[stop - 1] and is_torn(view, stop - 1 if stop > topic_stop + 2 else topic_stop - 1, stop):
                 break
             raw_topic = view[topic_at:topic_stop]
             topic = topics.get(raw_topic)
@@ -281,11 +266,13 @@ def _scan_segment(
                 segment.release_memory()
     except (StructError, IndexError):
         pass  # too near to the segment's end for a head; there may still be the mark that ends it
-    is_marked = end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at)[1] == MAGIC_SEGMENT_END
-    return start + at, is_marked
+    is_over = at == end or (
+        end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at) == (end - at, MAGIC_SEGMENT_END)
+    )
+    return start + at, is_over
 
 
-def _is_torn(view: mmap, last_at: int, stop: int) -> bool:
+def is_torn(view: mmap, last_at: int, stop: int) -> bool:
     """Return whether a record was cut before its end: its last text ends with zero, and nothing comes after it.
 
     No checksum covers topic and properties.

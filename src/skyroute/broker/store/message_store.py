@@ -18,6 +18,7 @@ from skyroute.broker.store.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.checkpoint import Checkpoint, OnDisk
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.consume_queue import ConsumeQueue
+from skyroute.broker.store.damage import DamageReport
 from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
@@ -73,6 +74,8 @@ class MessageStore:
         """How many there were since somebody last had them written, without waiting for one."""
         self._synced_segment: Segment | None = None
         self.recovered: Recovered | None = None
+        self.damage = DamageReport()
+        """The damage that is known in the log."""
 
     def __repr__(self) -> str:
         return f"<MessageStore {self.folder} {self._log.start}..{self._log.end} queues={len(self._queues)}>"

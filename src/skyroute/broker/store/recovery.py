@@ -19,8 +19,10 @@ from typing import Final
 
 from skyroute.broker.store.checkpoint import Checkpoint
 from skyroute.broker.store.commit_log import CommitLog
+from skyroute.broker.store.damage import DamagedRange
 from skyroute.broker.store.derive import WITHOUT_PLACE, Derived
 from skyroute.broker.store.key_index import KeyIndex
+from skyroute.broker.store.log_scan import scan_log
 from skyroute.broker.store.topic_queue import TopicQueue
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.flags import INNER_BATCH
@@ -94,7 +96,7 @@ def recover(
             index.truncate_torn(on_disk.index_count, start)
         else:
             index.truncate_to(start, slots_are_sound=not torn)
-    records = _derive_from(log, start, find_queue, derived, trusted_ms)
+    records = _derive_from(log, start, find_queue, derived)
     if index is not None and not index.files:
         index.begin_file(now_ms)  # so that it is not taken for missing the next time
     bytes_cut = sum(segment.size for segment in log.segments if segment.start > log.end)
@@ -103,12 +105,15 @@ def recover(
     return Recovered(was_closed, start, records, bytes_cut)
 
 
-def _derive_from(
-    log: CommitLog, start: int, find_queue: Callable[[str, int], TopicQueue], derived: Derived, trusted_ms: int
-) -> int:
+def _derive_from(log: CommitLog, start: int, find_queue: Callable[[str, int], TopicQueue], derived: Derived) -> int:
     """Walk the log from here to its end and write what follows from it; return how many records there were."""
     records = 0
-    for position, size, topic, queue_id, offset, sys_flag, stored_at_ms, raw in log.scan(start, trusted_ms=trusted_ms):
+    log.end = start
+    for found in scan_log(log, start):
+        if isinstance(found, DamagedRange):
+            continue
+        position, size, topic, queue_id, offset, sys_flag, stored_at_ms, raw = found
+        log.end = position + size
         records += 1
         try:
             queue = find_queue(topic, queue_id)

@@ -1,0 +1,244 @@
+"""A walk over the log that passes over damage.
+
+A record whose parts add up and whose body is not what was stored costs only itself. So does one of which only the size,
+the magic or one length is hurt: the others say where the next record starts. Behind anything else, the next sound
+record is searched by its magic: a record holds its own position, so other bytes are hardly ever taken for one.
+"""
+
+import errno
+import os
+from collections.abc import Generator, Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from skyroute.broker.store.commit_log import CommitLog, ScannedRecord, ScannedTuple, is_torn, scan_segment
+from skyroute.broker.store.damage import DamagedRange
+from skyroute.broker.store.segment import Segment
+from skyroute.message.crc import crc32
+from skyroute.message.layout import MAGIC_SEGMENT_END, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, compile_heads
+
+SEARCH_CHUNK_BYTES: Final = 1 << 20
+"""How much of a file is compared with zeros at a time."""
+
+SEARCH_SUM_BYTES: Final = 16 << 20
+SEARCH_SUM_RATIO: Final = 4
+"""A search sums at most so many body bytes, plus so many for each byte that it passes.
+
+Content made of many nested heads could cost seconds otherwise. Past the bound, a record is taken for sound if another
+one follows it.
+"""
+
+_MAGIC_START: Final = b"\xda\xa3\x20"
+"""What the magics of both versions begin with."""
+_MAGIC_AT: Final = 4
+_ZEROS: Final = bytes(SEARCH_CHUNK_BYTES)
+_WORDS: Final = Struct(">iI")
+_HEADS: Final = compile_heads(
+    {"record_bytes", "magic", "body_crc", "queue_id", "queue_offset", "log_position", "sys_flag"}
+    | {"stored_at_ms", "body_bytes"}
+)
+_SYS_FLAG: Final = Struct(">36xi")
+
+
+class _Head(NamedTuple):
+    """A head as it stands in a file, and what follows from it; nothing of it is certain."""
+
+    size: int
+    magic: int
+    crc: int
+    queue_id: int
+    queue_offset: int
+    log_position: int
+    sys_flag: int
+    stored_at_ms: int
+    body_bytes: int
+    body_at: int
+    topic_at: int
+    topic_stop: int
+    parts_stop: int
+    """Where the record ends by the lengths of its parts; -1 where they lead out of the segment."""
+
+
+def scan_log(log: CommitLog, position: int) -> Generator[ScannedTuple | DamagedRange, None, None]:
+    """Walk over the log from a position to its last byte: sound records, and damaged ranges between them.
+
+    Missing files and zeros between records are damaged ranges too. What is zero behind the last record is not.
+    """
+    topics: dict[bytes, str] = {}
+    segments = [segment for segment in log.segments if segment.stop > position]
+    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+        if position < segment.start:
+            missing = segment.path.with_name(f"{position:020d}")
+            yield DamagedRange(position, segment.start - position, missing, "missing file")
+        yield from _scan_past_damage(segment, max(position, segment.start), topics, is_last=following is None)
+        segment.release_memory()
+        position = segment.stop
+
+
+def _scan_past_damage(
+    segment: Segment, position: int, topics: dict[bytes, str], *, is_last: bool
+) -> Generator[ScannedTuple | DamagedRange, None, None]:
+    while True:
+        position, is_over = yield from scan_segment(segment, position, topics)
+        if is_over:
+            return
+        damaged = inspect(segment, position)
+        if damaged is None:
+            at = position - segment.start
+            resumed = _find_by_sizes(segment, at) or _find_by_magic(segment, at)
+            if resumed is None:
+                end = last_data(segment, at) if is_last else segment.size
+                if end > at:
+                    reason = "no sound record follows in this file" if _has_data(segment, at, end) else "zeros"
+                    yield DamagedRange(position, end - at, segment.path, reason)
+                return
+            reason = "bad head" if _has_data(segment, at, resumed) else "zeros"
+            damaged = DamagedRange(position, resumed - at, segment.path, reason)
+        yield damaged
+        position = damaged.end
+
+
+def inspect(segment: Segment, position: int) -> DamagedRange | None:
+    """Return the damage of a record whose head is sound, and which is not: a bad body, or an end that is missing.
+
+    None where the head is not sound either.
+    """
+    at = position - segment.start
+    head = _read_head(segment, at)
+    if head is None or not _adds_up(head, at, segment):
+        return None
+    content = segment.content
+    raw_topic = content[head.topic_at : head.topic_stop]
+    is_summed = crc32(content[head.body_at : head.body_at + head.body_bytes]) & 0x7FFFFFFF == head.crc
+    lost = ScannedRecord(
+        *(position, head.size, raw_topic.decode("utf-8", "replace"), head.queue_id, head.queue_offset),
+        *(head.sys_flag, head.stored_at_ms, content[head.topic_stop + 2 : at + head.size]),
+    )
+    reason = "the record's end is missing" if is_summed or not head.body_bytes else "body does not match its checksum"
+    return DamagedRange(position, head.size, segment.path, reason, lost)
+
+
+def ends_with_text(segment: Segment, position: int, size: int) -> bool:
+    """Return whether the last byte of a record with a sound head was written: it is no zero, or a record follows."""
+    at = position - segment.start
+    return not is_torn(segment.content, at + size - 1, at + size)
+
+
+# ------------------------------------------------------------------------------------------------------------ heads
+
+
+def _read_head(segment: Segment, at: int) -> _Head | None:
+    """Return the head that starts here; None where the segment has no room for one."""
+    content, end = segment.content, segment.size
+    if at + RECORD_BYTES_MIN > end:
+        return None
+    (sys_flag,) = _SYS_FLAG.unpack_from(content, at)
+    layout = _HEADS[sys_flag >> 4 & 3]
+    if at + layout.size + 3 > end:
+        return None
+    numbers: tuple[int, int, int, int, int, int, int, int, int] = layout.unpack_from(content, at)
+    magic, body_bytes, body_at = numbers[1], numbers[8], at + layout.size
+    width = 2 if magic == MAGIC_V2 else 1
+    topic_at = body_at + body_bytes + width
+    topic_stop = parts_stop = -1
+    if body_bytes >= 0 and topic_at <= end:
+        topic_stop = topic_at + int.from_bytes(content[topic_at - width : topic_at], "big")
+        if topic_stop + 2 <= end:
+            parts_stop = topic_stop + 2 + int.from_bytes(content[topic_stop : topic_stop + 2], "big")
+    return _Head(*numbers, body_at, topic_at, topic_stop, parts_stop if parts_stop <= end else -1)
+
+
+def _adds_up(head: _Head, at: int, segment: Segment) -> bool:
+    """Return whether all that a head says agrees; of body and texts nothing is known then."""
+    return (
+        head.magic in (MAGIC_V1, MAGIC_V2)
+        and head.log_position == segment.start + at
+        and head.parts_stop == at + head.size
+        and head.size >= RECORD_BYTES_MIN
+    )
+
+
+def _starts_here(segment: Segment, at: int) -> bool:
+    """Return whether a record with a sound head, or the mark that ends a segment, starts here."""
+    if at + _WORDS.size <= segment.size:
+        size, magic = _WORDS.unpack_from(segment.content, at)
+        if magic == MAGIC_SEGMENT_END:
+            return bool(size == segment.size - at)
+    head = _read_head(segment, at)
+    return head is not None and _adds_up(head, at, segment)
+
+
+def _find_by_sizes(segment: Segment, at: int) -> int | None:
+    """Return where a damaged record ends by its own size, or by the lengths of its parts, if one starts there."""
+    head = _read_head(segment, at)
+    if head is None:
+        return None
+    for stop in (at + head.size, head.parts_stop):
+        if at + RECORD_BYTES_MIN <= stop and _starts_here(segment, stop):
+            return stop
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------- searching
+
+
+def _find_by_magic(segment: Segment, at: int) -> int | None:
+    """Return where the next sound record of a segment starts, behind a place; None where there is none."""
+    content = segment.content
+    summed = 0
+    for low, high in data_chunks(segment, at + 1 + _MAGIC_AT):
+        found = content.find(_MAGIC_START, low, high + len(_MAGIC_START) - 1)
+        while found >= 0:
+            start = found - _MAGIC_AT
+            head = _read_head(segment, start)
+            if head is not None and _adds_up(head, start, segment):
+                may_sum = summed < SEARCH_SUM_BYTES + SEARCH_SUM_RATIO * (start - at)
+                if not may_sum:
+                    if _starts_here(segment, start + head.size):
+                        return start
+                elif crc32(content[head.body_at : head.body_at + head.body_bytes]) & 0x7FFFFFFF == head.crc:
+                    return start
+                else:
+                    summed += head.body_bytes
+            found = content.find(_MAGIC_START, found + 1, high + len(_MAGIC_START) - 1)
+        segment.release_memory()
+    return None
+
+
+def data_chunks(segment: Segment, at: int) -> Iterator[tuple[int, int]]:
+    """Give the stretches of a file, from a place on, that hold anything but zeros, `SEARCH_CHUNK_BYTES` at most each.
+
+    Holes of a sparse file are not read.
+    """
+    while at < segment.size:
+        at, stop = _next_extent(segment, at)
+        while at < stop:
+            high = min(at + SEARCH_CHUNK_BYTES, stop)
+            chunk = segment.read(at, high - at)
+            if chunk != _ZEROS[: len(chunk)]:
+                yield at, high
+            at = high
+
+
+def _next_extent(segment: Segment, at: int) -> tuple[int, int]:
+    """Return where the file system has data next, from a place on, and up to where."""
+    try:
+        start = os.lseek(segment.descriptor, at, os.SEEK_DATA)
+        return start, min(os.lseek(segment.descriptor, start, os.SEEK_HOLE), segment.size)
+    except OSError as error:
+        # It is a hole up to the end, or the file system does not say.
+        return (segment.size, segment.size) if error.errno == errno.ENXIO else (at, segment.size)
+
+
+def last_data(segment: Segment, at: int) -> int:
+    """Return the place behind the last byte of a segment that is not zero; `at` where all behind that is."""
+    end = at
+    for low, high in data_chunks(segment, at):
+        end = low + len(segment.read(low, high - low).rstrip(b"\0"))
+    return end
+
+
+def _has_data(segment: Segment, at: int, stop: int) -> bool:
+    return any(
+        segment.read(low, min(high, stop) - low).strip(b"\0") for low, high in data_chunks(segment, at) if low < stop
+    )
