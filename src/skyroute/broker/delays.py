@@ -25,7 +25,7 @@ from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.tables import next_version, read_as, read_version, version_members
+from skyroute.broker.tables import next_version, read_as, read_member, read_version, version_members
 from skyroute.message.errors import RecordError
 from skyroute.message.properties import delete_property
 from skyroute.message.property_names import DELAY_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS
@@ -48,7 +48,7 @@ def read_delay_offsets(raw: object) -> tuple[dict[int, int], DataVersion | None]
         StoreDamagedError: it is no table of delay offsets.
     """
     table = read_as(raw, dict[str, Any], "the table of delay offsets")
-    offsets: dict[int, int] = read_as(table.get("offsetTable") or {}, dict[int, int], "delay offsets")
+    offsets: dict[int, int] = read_member(table, "offsetTable", dict[int, int])
     return {level: offset for level, offset in offsets.items() if level > 0}, read_version(table)
 
 

@@ -14,6 +14,7 @@ from skyroute.broker.tables import (
     member_names,
     next_version,
     read_as,
+    read_member,
     read_version,
     unknown_members,
     version_members,
@@ -57,8 +58,7 @@ def read_groups(raw: object) -> StoredGroups:
     stored = read_as(raw, dict[str, Any], "the table of groups")
     groups: dict[str, GroupConfig] = {}
     unknown: dict[str, dict[str, Any]] = {}
-    table = read_as(stored.get("subscriptionGroupTable", {}), dict[str, dict[str, Any]], "groups")
-    for name, members in table.items():
+    for name, members in read_member(stored, "subscriptionGroupTable", dict[str, dict[str, Any]]).items():
         groups[name] = read_as({**members, "groupName": name}, GroupConfig, f"group {name[:80]!r}")
         if others := unknown_members(members, _MEMBERS):
             unknown[name] = others

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 from skyroute.broker.keeper import Keeper
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.tables import next_version, read_as, read_version, unknown_members, version_members
+from skyroute.broker.tables import next_version, read_as, read_member, read_version, unknown_members, version_members
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
 from skyroute.wire.codes import ResponseCode
@@ -37,9 +37,8 @@ def read_offsets(raw: object) -> StoredOffsets:
         StoreDamagedError: it is no table of offsets.
     """
     stored = read_as(raw, dict[str, Any], "the table of offsets")
-    table = read_as(stored.get("offsetTable") or {}, dict[str, dict[int, int]], "offsetTable")
     offsets: _Table = {}
-    for key, by_queue in table.items():
+    for key, by_queue in read_member(stored, "offsetTable", dict[str, dict[int, int]]).items():
         topic, at, group = key.rpartition("@")
         if at:
             offsets[group, topic] = by_queue

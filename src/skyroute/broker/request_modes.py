@@ -8,7 +8,7 @@ import msgspec
 
 from skyroute.broker.keeper import Keeper
 from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.tables import read_as
+from skyroute.broker.tables import read_as, read_member
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.groups import RequestMode
 from skyroute.wire.codes import ResponseCode
@@ -24,8 +24,7 @@ def read_request_modes(raw: object) -> dict[tuple[str, str], RequestMode]:
         StoreDamagedError: it is no table of request modes.
     """
     stored = read_as(raw, dict[str, Any], "the table of request modes")
-    table = stored.get("messageRequestModeMap") or {}
-    by_topic = read_as(table, dict[str, dict[str, RequestMode]], "messageRequestModeMap")
+    by_topic = read_member(stored, "messageRequestModeMap", dict[str, dict[str, RequestMode]])
     return {(mode.topic, mode.group): mode for groups in by_topic.values() for mode in groups.values()}
 
 

@@ -34,6 +34,17 @@ def read_version(table: Mapping[str, Any]) -> DataVersion | None:
     return DataVersion(version.state_version, version.timestamp, version.counter)
 
 
+def read_member(table: Mapping[str, Any], name: str, kind: Any) -> Any:
+    """Return a member that every such file has, as a value of `kind`.
+
+    Raises:
+        StoreDamagedError: it is missing, or no such value.
+    """
+    if name not in table:
+        raise StoreDamagedError(f"{name} is missing")
+    return read_as(table[name], kind, name)
+
+
 def read_as(raw: object, kind: Any, what: str) -> Any:
     """Return a part of a file as a value of `kind`; a number may come as text.
 

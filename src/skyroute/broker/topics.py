@@ -15,6 +15,7 @@ from skyroute.broker.tables import (
     member_names,
     next_version,
     read_as,
+    read_member,
     read_version,
     unknown_members,
     version_members,
@@ -71,14 +72,12 @@ def read_topics(raw: object) -> StoredTopics:
     """Return the file of topics as values.
 
     Raises:
-        StoreDamagedError: it is no table of topics. Every broker has some, so a table without any is none.
+        StoreDamagedError: it is no table of topics.
     """
     stored = read_as(raw, dict[str, Any], "the table of topics")
-    if "topicConfigTable" not in stored:
-        raise StoreDamagedError("the table of topics has no topicConfigTable")
     topics: dict[str, TopicConfig] = {}
     unknown: dict[str, dict[str, Any]] = {}
-    for name, members in read_as(stored["topicConfigTable"], dict[str, dict[str, Any]], "topics").items():
+    for name, members in read_member(stored, "topicConfigTable", dict[str, dict[str, Any]]).items():
         topics[name] = read_as({**members, "topicName": name}, TopicConfig, f"topic {name[:80]!r}")
         if others := unknown_members(members, _MEMBERS):
             unknown[name] = others

@@ -106,3 +106,28 @@ class Checkpoint:
     def close(self) -> None:
         self._map.close()
         os.close(self._descriptor)
+
+
+class Notes(NamedTuple):
+    """What a checkpoint says, read without opening a store."""
+
+    times: tuple[int, int, int]
+    last_derived: tuple[int, int] | None
+    damaged: list[int]
+    """Where notes lie whose checksums are wrong."""
+
+
+def read_notes(page: bytes) -> Notes:
+    """Return what a page says, sound or not."""
+    page = page.ljust(_BYTES, b"\0")
+    damaged = []
+    last_derived = None
+    for layout, at in ((_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT)):
+        note = page[at : at + layout.size]
+        (seal,) = _SEAL.unpack_from(page, at + layout.size)
+        if any(note) and seal != crc32(note, _MARK_SUM):
+            damaged.append(at)
+        elif at == _DERIVED_AT and any(note):
+            last_derived = layout.unpack(note)
+    log_ms, queues_ms, index_ms = _TIMES.unpack_from(page)
+    return Notes((log_ms, queues_ms, index_ms), last_derived, damaged)

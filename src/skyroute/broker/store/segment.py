@@ -36,6 +36,11 @@ class OpenSegments:
         if len(self._opened) > self._open_max:
             self._opened.popleft().close()
 
+    def close(self) -> None:
+        """Close all of them."""
+        while self._opened:
+            self._opened.popleft().close()
+
 
 class Segment:
     """A file of fixed size that starts at some position of a log. Opened when it is first used."""
