@@ -43,12 +43,12 @@ _Command = Callable[..., Any]
     ),
 )
 def store() -> None:
-    """Check and repair the files of a broker, Apache's or ours, while it is stopped."""
+    """Check and repair the files of a stopped broker."""
 
 
 def _of_store(command: _Command) -> _Command:
     """Give a command the folder, and the options that say how its files were written."""
-    path = click.argument("path", type=click.Path(path_type=Path, exists=True, file_okay=False))
+    path = click.argument("path", type=click.Path(path_type=Path))
     config = click.option(
         "-c",
         "--configFile",
@@ -60,7 +60,12 @@ def _of_store(command: _Command) -> _Command:
     return path(config(settings_option(as_json(command))))
 
 
-@store.command()
+@store.command(
+    epilog=examples(
+        "skyroute store verify ~/store",
+        "skyroute store verify ~/store -D mappedFileSizeCommitLog=67108864 --json",
+    )
+)
 @_of_store
 def verify(path: Path, config_file: str | None, options: dict[str, str], *, as_json: bool) -> None:
     """Check every record, queue, index entry and table of a store, and change nothing.
@@ -75,7 +80,12 @@ def verify(path: Path, config_file: str | None, options: dict[str, str], *, as_j
     sys.exit(1 if report.count else 0)
 
 
-@store.command()
+@store.command(
+    epilog=examples(
+        "skyroute store repair ~/store --to ~/store-repaired",
+        "skyroute store repair ~/store --to /mnt/store -c broker.conf",
+    )
+)
 @_of_store
 @click.option(
     "--to", "target", type=click.Path(path_type=Path), required=True, help="A new folder for the copy that is made."
@@ -146,7 +156,14 @@ def _give_up(error: Exception, *, as_json: bool) -> NoReturn:
 
 
 def _as_dict(report: Report) -> dict[str, object]:
-    return {"sound": not report.count, "count": report.count, **asdict(report)}
+    return {
+        "sound": not report.count,
+        "count": report.count,
+        "by_area": dict(report.by_area),
+        "checked": dict(report.checked),
+        "notes": report.notes,
+        "findings": [asdict(finding) for finding in report.findings],
+    }
 
 
 def _print_report(path: Path, report: Report, *, as_json: bool) -> None:
