@@ -24,6 +24,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.read_only import is_in_use, segments_in
 from skyroute.broker.store.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.broker.store.verify import StoreCheck
 from skyroute.broker.store.verify_tables import TABLES_FOLDER, TOPICS_TABLE, ReadTable
 
 COPIED_BYTES: Final = 1 << 20
@@ -84,6 +85,8 @@ class Repair:
         self._disk = disk or Disk()
         self._opened = OpenSegments(open_segments_allowed())
         self._doing = "starting"
+        self._stored_at_ms = 0
+        """When the newest sound record was stored."""
 
     def how_far(self) -> str:
         """Return what is being done, for people who wait."""
@@ -105,6 +108,8 @@ class Repair:
                 self._copy_tree(self.source / name, self.target / name)
             topics = self._copy_tables()
             self._rebuild(settings, topics, now_ms)
+            if self._fill_unplaced(settings):
+                self._rebuild(settings, topics, now_ms)
         except OSError as error:
             where = error.filename or self.source
             raise StoreError(
@@ -160,9 +165,7 @@ class Repair:
 
     def _fill_damage(self, segment_bytes: int) -> None:
         """Put fillers in the place of damaged bytes, in the copy."""
-        folder = self.target / "commitlog"
-        paths = sorted(folder.iterdir())
-        segments = [Segment(path, int(path.name), segment_bytes, self._disk, self._opened) for path in paths]
+        segments = self._segments(segment_bytes)
         was_closed = not (self.source / "abort").exists()
         waiting: list[DamagedRange] = []
         stored_at_ms = 0
@@ -183,8 +186,12 @@ class Repair:
                 # A crash has torn the end: nothing follows, and the next record goes here.
                 self._note_loss(damaged)
                 self._write(segments, damaged.position, bytes(damaged.size))
-        for segment in segments:
-            segment.close()
+        self._stored_at_ms = stored_at_ms
+        self._opened.close()
+
+    def _segments(self, segment_bytes: int) -> list[Segment]:
+        paths = sorted((self.target / "commitlog").iterdir())
+        return [Segment(path, int(path.name), segment_bytes, self._disk, self._opened) for path in paths]
 
     def _fill(self, segments: list[Segment], damaged: DamagedRange, stored_at_ms: int) -> None:
         self._note_loss(damaged)
@@ -201,8 +208,11 @@ class Repair:
         self.result.lost_bytes += damaged.size
 
     def _write(self, segments: list[Segment], position: int, data: bytes) -> None:
-        segment = segments[(position - segments[0].start) // segments[0].size]
+        segment = self._segment_at(segments, position)
         segment.write(position - segment.start, data)
+
+    def _segment_at(self, segments: list[Segment], position: int) -> Segment:
+        return segments[(position - segments[0].start) // segments[0].size]
 
     # ---------------------------------------------------------------------------------------------------- other files
 
@@ -275,6 +285,21 @@ class Repair:
         return sound
 
     # -------------------------------------------------------------------------------------------------------- opening
+
+    def _fill_unplaced(self, settings: StoreSettings) -> bool:
+        """Put fillers in the place of records that no queue takes, since a number in their heads is damaged."""
+        self._doing = "checking the copy"
+        check = StoreCheck(self.target, self._tables, lambda _: "", settings)
+        check.run()
+        segments = self._segments(settings.log_segment_bytes)
+        for position, size in check.unplaced:
+            damaged = DamagedRange(
+                position, size, self._segment_at(segments, position).path, "no queue takes the record"
+            )
+            self.result.records -= 1
+            self._fill(segments, damaged, self._stored_at_ms)
+        self._opened.close()
+        return bool(check.unplaced)
 
     def _rebuild(self, settings: StoreSettings, topics: frozenset[str] | None, now_ms: int) -> None:
         """Have queues and index written anew, by opening the copy as what a crash has left."""

@@ -87,6 +87,8 @@ class StoreCheck:
         self.folder = folder
         self.report = Report()
         self._settings = settings
+        self.unplaced: list[tuple[int, int]] = []
+        """Position and size of sound records that no queue has, once the check has run."""
         self._opened = OpenSegments(open_segments_allowed())
         self._small = TableCheck(folder, self._opened, self.report, tables, check_timer_page)
         self._position = 0
@@ -136,6 +138,7 @@ class StoreCheck:
         queues = QueueCheck(self.folder, self._opened, report, known, topics)
         index = IndexCheck(self.folder, self._opened, report, known, self._index_settings())
         newest_ms = self._walk(queues, index, was_closed=was_closed)
+        self.unplaced = [(position, size) for _, position, size in queues.unplaced]
         queues.finish(log.end, log.has_record, log.is_damaged)
         index.finish(log.is_damaged)
         self._check_checkpoint(notes, newest_ms)

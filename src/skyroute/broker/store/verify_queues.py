@@ -11,7 +11,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from skyroute.broker.store.batch_queue import BatchQueue
+from skyroute.broker.store.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.commit_log import ScannedTuple
 from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.derive import WITHOUT_PLACE, code_of, due_ms
@@ -28,6 +28,9 @@ from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 
 BAD_UNITS_MAX: Final = 100
 """Number of bad units that are remembered of a queue; the rest is counted."""
+
+UNPLACED_MAX: Final = 10_000
+"""Number of records without a unit that are remembered."""
 
 _READ_BYTES: Final = 1 << 16
 _BATCH_UNIT: Final = Struct(">qiqqqh")
@@ -117,6 +120,8 @@ class QueueCheck:
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._lost: dict[tuple[str, int], int] = {}
         """Number of records of queues that have no folder."""
+        self.unplaced: list[tuple[str, int, int]] = []
+        """Topic, position and size of sound records that their queues lack; at most `UNPLACED_MAX`."""
         for is_batch, root in ((False, folder / "consumequeue"), (True, folder / "batchconsumequeue")):
             for topic in sorted(root.iterdir()) if root.is_dir() else ():
                 for queue in sorted(topic.iterdir()) if topic.is_dir() else ():
@@ -159,6 +164,8 @@ class QueueCheck:
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             self._lost[topic, queue_id] = self._lost.get((topic, queue_id), 0) + 1
+            if self._topics is None or topic in self._topics:
+                self._note_unplaced(topic, position, size)
             return
         if offset == 0 and queue.last_offset >= 0:
             self._forget_missing(topic)
@@ -166,12 +173,23 @@ class QueueCheck:
         code = _code_of(topic, raw, stored_at_ms)
         if queue.is_batch:
             messages = _messages_in(raw) if sys_flag & INNER_BATCH else 1
-            self._see_batch(queue, (position, size, code, stored_at_ms, offset, messages))
-            return
+            is_placed = self._see_batch(queue, (position, size, code, stored_at_ms, offset, messages))
+        else:
+            is_placed = self._see_message(record, queue, code, has_record)
+        if not is_placed:
+            self._note_unplaced(topic, position, size)
+
+    def _note_unplaced(self, topic: str, position: int, size: int) -> None:
+        if len(self.unplaced) < UNPLACED_MAX:
+            self.unplaced.append((topic, position, size))
+
+    def _see_message(self, record: ScannedTuple, queue: _Queue, code: int, has_record: HasRecord) -> bool:
+        """Compare the unit of a message; return whether it has one."""
+        position, size, topic, queue_id, offset, _, stored_at_ms, _ = record
         unit = queue.unit(offset)
         if unit == UNIT.pack(position, size, code):
             queue.matched += 1
-            return
+            return True
         found = UNIT.unpack(unit) if unit else (0, 0, 0)
         if found[:2] == (position, size) and self._may_be(found[2], topic, stored_at_ms):
             queue.matched += 1
@@ -179,16 +197,19 @@ class QueueCheck:
             queue.matched += 1
             queue.note_bad(offset, f"tag code {found[2]}, the record's is {code}")
         elif found[:2] == (0, 0):
-            self._note_missing(queue, offset, position)
+            return self._is_pending(queue, offset, position)
         elif not (found[0] > position and has_record(found[0], found[1], topic, queue_id, offset)):
             queue.note_bad(
                 offset, f"points to {found[0]} ({found[1]} bytes), its record is at {position} ({size} bytes)"
             )
+            return False
+        return True
 
     def _forget_missing(self, topic: str) -> None:
         """Take back what was missed of a topic that was deleted and made again: its old records have no units."""
         for key in [key for key in self._lost if key[0] == topic]:
             del self._lost[key]
+        self.unplaced = [each for each in self.unplaced if each[0] != topic]
         for queue in (queue for key, queue in self._queues.items() if key[0] == topic):
             queue.bad.clear()
             queue.bad_count = queue.pending = 0
@@ -199,13 +220,16 @@ class QueueCheck:
             return code >= stored_at_ms  # due under other delay levels than the defaults
         return self._has_ext and code <= _EXT_ADDRESS_MAX
 
-    def _note_missing(self, queue: _Queue, row: int, position: int) -> None:
+    def _is_pending(self, queue: _Queue, row: int, position: int) -> bool:
+        """Return whether a crash explains that a unit is empty."""
         if self._derived_end is not None and position >= self._derived_end:
             queue.pending += 1
-        else:
-            queue.note_bad(row, f"empty, its record is at {position}")
+            return True
+        queue.note_bad(row, f"empty, its record is at {position}")
+        return False
 
-    def _see_batch(self, queue: _Queue, expected: tuple[int, int, int, int, int, int]) -> None:
+    def _see_batch(self, queue: _Queue, expected: tuple[int, int, int, int, int, int]) -> bool:
+        """Compare the unit of a batch; return whether it has one."""
         position = expected[0]
         if queue.row < 0:
             queue.row = queue.segments[0].start // queue.unit_bytes if queue.segments else 0
@@ -220,12 +244,13 @@ class QueueCheck:
         if unit[: _BATCH_UNIT.size] == _BATCH_UNIT.pack(*expected):
             queue.matched += 1
             queue.row += 1
-        elif not unit or not any(unit):
-            self._note_missing(queue, queue.row, position)
-        else:
-            queue.note_bad(queue.row, f"holds {_BATCH_UNIT.unpack_from(unit)}, its record says {expected}")
-            queue.matched += UNIT.unpack_from(unit)[:2] == expected[:2]
-            queue.row += 1
+            return True
+        if not unit or not any(unit):
+            return self._is_pending(queue, queue.row, position)
+        queue.note_bad(queue.row, f"holds {_BATCH_UNIT.unpack_from(unit)}, its record says {expected}")
+        queue.matched += UNIT.unpack_from(unit)[:2] == expected[:2]
+        queue.row += 1
+        return False
 
     # ------------------------------------------------------------------------------------------------- the queues' word
 
@@ -297,6 +322,8 @@ class QueueCheck:
                 unknown[topic] = unknown.get(topic, 0) + records
                 continue
             what = f"the queue has no files, and the log has {records} records of it"
+            if queue_id < 0:
+                what = f"{records} records of the log have this queue number, which is damaged"
             self._report.add("queue", f"consumequeue/{topic}/{queue_id}", None, what, _COST, _ADVICE)
         for topic, records in unknown.items():
             self._report.notes.append(
@@ -322,7 +349,8 @@ def _start_of(segment: Segment) -> int:
 
 def _messages_in(raw_properties: bytes) -> int:
     text = find_property(raw_properties, INNER_COUNT) or ""
-    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) <= 5 else 1
+    messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
+    return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1
 
 
 def _code_of(topic: str, raw_properties: bytes, stored_at_ms: int) -> int:

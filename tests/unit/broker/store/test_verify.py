@@ -235,7 +235,7 @@ def may_go_unseen(name: str, at: int, content: bytes, messages: list[StoredMessa
     if area == "batchconsumequeue":
         return at % 46 >= 38  # for compacted topics
     if area == "config":
-        return content[at : at + 1].isalnum()  # another name or number is a table as well
+        return content[at : at + 1].isalnum() or content[at] == ord("@")  # another name or number is a table as well
     return area in ("checkpoint", "lock")
 
 
