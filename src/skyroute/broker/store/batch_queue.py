@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
-from skyroute.broker.store.topic_queue import GAP_MAX, TopicQueue, Unit
+from skyroute.broker.store.topic_queue import GAP_MAX, NO_MESSAGE_BYTES, TopicQueue, Unit
 from skyroute.message.batch import ITEM_BYTES_MIN
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import INNER_COUNT
@@ -25,16 +25,21 @@ class BatchQueue(TopicQueue):
 
     __slots__ = ()
     unit_bytes = _BATCH_UNIT.size
+    is_for_batches = True
 
     def messages_in(self, raw_properties: bytes) -> int:
-        text = find_property(raw_properties, INNER_COUNT) or ""
-        messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
-        return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1
+        return messages_in_batch(raw_properties)
 
     def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
         self._tail += _BATCH_UNIT.pack(position, size, code, stored_at_ms, offset, messages, _NOT_COMPACTED, 0)
         self._count += 1
         self.end = offset + messages
+
+    def fill_up(self, offset: int, position: int) -> None:
+        while self.end < offset:
+            messages = min(offset - self.end, BATCH_MESSAGES_MAX)
+            self.add(self.end, position, NO_MESSAGE_BYTES, 0, 0, messages)
+        self.next_offset = self.end
 
     def make_place(self, offset: int, position: int) -> bool:
         if offset == 0:
@@ -82,3 +87,10 @@ class BatchQueue(TopicQueue):
     def _stop_of(self, row: int) -> int:
         units = self._units(row, 1)
         return sum(_OFFSETS.unpack(units)) if units else 0
+
+
+def messages_in_batch(raw_properties: bytes) -> int:
+    """Return how many messages a record holds whose flag says that it is a batch."""
+    text = find_property(raw_properties, INNER_COUNT) or ""
+    messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
+    return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1

@@ -1,4 +1,4 @@
-"""How far the files can be trusted: Apache's five numbers, and two of our own where Apache does not look."""
+"""How far the files can be trusted: Apache's five numbers, and three notes of our own where Apache does not look."""
 
 import mmap
 import os
@@ -15,6 +15,8 @@ _DERIVED: Final = Struct(">qq")
 _DERIVED_AT: Final = 2048
 _ON_DISK: Final = Struct(">qqqq")
 _ON_DISK_AT: Final = 2304
+_CLOSED: Final = Struct(">qqqq")
+_CLOSED_AT: Final = 2560
 _MARK_SUM: Final = crc32(b"skyroute")
 """What the sums of our notes begin with, so that zeros are not one."""
 _SEAL: Final = Struct(">I")
@@ -83,6 +85,31 @@ class Checkpoint:
     def note_on_disk(self, found: OnDisk) -> None:
         """Say what is on the disk; so is the note itself, once it is saved."""
         self._write_sealed(_ON_DISK.pack(*found), _ON_DISK_AT)
+
+    @property
+    def closed_end(self) -> int | None:
+        """Where the log ended when we closed the store; None where that was not us, or the store is open."""
+        numbers = self._read_sealed(_CLOSED, _CLOSED_AT)
+        is_ours = numbers is not None and numbers[1:] == (self.log_ms, self.queues_ms, self.index_ms)
+        return numbers[0] if numbers is not None and is_ours else None
+
+    def note_closed(self, log_end: int) -> None:
+        """Say where the log ends of a store that is closed. Apache's broker changes the times once it stores more."""
+        self._write_sealed(_CLOSED.pack(log_end, self.log_ms, self.queues_ms, self.index_ms), _CLOSED_AT)
+
+    def forget_closed(self) -> None:
+        """Say that the store is open."""
+        self._map[_CLOSED_AT : _CLOSED_AT + _CLOSED.size] = bytes(_CLOSED.size)
+
+    def note_rebuild(self, position: int) -> None:
+        """Say that queues and index lack records from this position on, on the disk before this returns.
+
+        Raises:
+            StoreWriteError: the note may not be there.
+        """
+        self.note_derived(position, 0)
+        self.note_on_disk(OnDisk(position, 0, 0, 0))
+        self.save()
 
     def save(self) -> None:
         """Put the times on the disk.

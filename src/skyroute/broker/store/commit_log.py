@@ -8,6 +8,7 @@ from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Final, NamedTuple
 
+from skyroute.broker.store.damage_map import DamageMap
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import RecordTooLargeError, StoreError
 from skyroute.broker.store.segment import OpenSegments, Segment
@@ -67,6 +68,8 @@ class CommitLog:
         self._log = SegmentedLog(folder, segment_bytes, disk, opened)
         self._disk = disk
         self._mapped_bytes = 0
+        self.damaged = DamageMap()
+        """Where no sound record is, as far as that is known."""
         self.end = 0
         """Where the next record goes, unless its segment has no room for it."""
         self.flushed = 0
@@ -94,6 +97,11 @@ class CommitLog:
         """The position of the oldest byte that is kept."""
         return self._log.segments[0].start if self._log.segments else self.end
 
+    @property
+    def stop(self) -> int:
+        """The position behind the last file."""
+        return self._log.segments[-1].stop if self._log.segments else self.end
+
     # ------------------------------------------------------------------------------------------------------- writing
 
     def place(self, size: int) -> int:
@@ -114,7 +122,7 @@ class CommitLog:
             last = segments[-1]
             if self.end < last.stop:
                 last.write(self.end - last.start, segment_end(last.stop - self.end))
-            self.end = last.stop
+            self.end = max(self.end, last.stop)
         self.limit = self._log.add(self.end).stop - SEGMENT_END_BYTES
         return self.end
 
@@ -140,6 +148,14 @@ class CommitLog:
         self.end = position
         self.limit = self._log.segments[-1].stop - SEGMENT_END_BYTES if self._log.segments else 0
         self.flushed = min(self.flushed, position)
+
+    def finish_at(self, position: int) -> None:
+        """End the log here. Where the file of this position is gone, it ends with that file."""
+        if position < self.stop and self._log.find(position) is None:
+            position = self.stop
+        elif position > self.stop:
+            position += -position % self.segment_bytes
+        self.truncate(position)
 
     def unflushed(self) -> list[Segment]:
         """Return the segments that hold something which may not be on the disk."""
@@ -175,7 +191,9 @@ class CommitLog:
                 segment.release_memory()
 
     def record_at(self, position: int) -> bytes | None:
-        """Return the record that starts here, or None where none does."""
+        """Return the record that starts here, or None where none does, or a damaged one."""
+        if self.damaged and position in self.damaged:
+            return None
         words = self.read(position, _WORDS.size)
         if words is None:
             return None

@@ -12,6 +12,7 @@ class ConsumeQueue(TopicQueue):
 
     __slots__ = ()
     unit_bytes = UNIT.size
+    is_for_batches = False
 
     def messages_in(self, raw_properties: bytes) -> int:
         return 1
@@ -30,6 +31,12 @@ class ConsumeQueue(TopicQueue):
             self._min_known = (-1, 0)
             self._count = self._written = offset - offset % (self._log.segment_bytes // UNIT.size)
         self._tail += UNIT.pack(position, NO_MESSAGE_BYTES, 0) * (offset - self._count)
+
+    def fill_up(self, offset: int, position: int) -> None:
+        if offset > self._count:
+            self._fill_up_to(offset - 1, position)
+            self._tail += UNIT.pack(position, NO_MESSAGE_BYTES, 0)
+            self.end = self.next_offset = self._count = offset
 
     def make_place(self, offset: int, position: int) -> bool:
         is_empty = self.end == self.first_kept

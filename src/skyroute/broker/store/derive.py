@@ -10,6 +10,7 @@ from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.index_process import IndexProcess, Progress
 from skyroute.broker.store.key_index import KeyIndex
 from skyroute.broker.store.keys import Key, KeyReader, find_value, keep_keys
+from skyroute.broker.store.queue_ledger import QueueLedger
 from skyroute.broker.store.segment import Segment
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.topic_queue import TopicQueue
@@ -53,13 +54,20 @@ class Derived:
     """
 
     def __init__(
-        self, folder: Path, settings: StoreSettings, log: CommitLog, index: KeyIndex | None, checkpoint: Checkpoint
+        self,
+        folder: Path,
+        settings: StoreSettings,
+        log: CommitLog,
+        index: KeyIndex | None,
+        checkpoint: Checkpoint,
+        ledger: QueueLedger,
     ) -> None:
         self._folder = folder
         self._settings = settings
         self._log = log
         self._index = index
         self._checkpoint = checkpoint
+        self.ledger = ledger
         self.index_process: IndexProcess | None = None
         """Who writes the index in our place."""
         self._index_seen: Progress | None = None
@@ -117,6 +125,7 @@ class Derived:
         self.settle(up_to)
         for queue in list(self._queues):
             self.dirty.update(dict.fromkeys(queue.write()))
+            self.ledger.note(queue)
             del self._queues[queue]
         if self._newest is not None:
             position, size, stored_at_ms = self._newest
@@ -130,6 +139,32 @@ class Derived:
             self._newest = None
             self._unwritten = 0
             self._checkpoint.note_derived(position, size)
+
+    # --------------------------------------------------------------------------------------------------- for recovery
+
+    def add_unit(self, record: Noted) -> None:
+        """Add the unit of a record that has a place to its queue, and no keys."""
+        queue, offset, position, size, raw_properties, sys_flag, stored_at_ms = record
+        code = 0
+        if queue.topic == SCHEDULE_TOPIC:
+            code = due_ms(raw_properties, stored_at_ms, self._settings.delays_ms) or 0
+        if not code and (tag := find_value(raw_properties, _TAGS)):
+            code = code_of(tag)
+        messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
+        queue.add(offset, position, size, code, stored_at_ms, messages)
+        self._queues[queue] = None
+
+    def add_keys(self, record: Noted) -> None:
+        """Add the keys of a record, behind those of all that were noted, and no unit."""
+        self.settle()
+        queue, _, position, size, raw_properties, sys_flag, stored_at_ms = record
+        if self._index is not None:
+            keep_keys(self._keys, queue.topic, raw_properties, sys_flag, position, stored_at_ms)
+        self._newest = position, size, stored_at_ms
+
+    def write_queue(self, queue: TopicQueue) -> None:
+        """Have what was added to a queue written the next time."""
+        self._queues[queue] = None
 
     # -------------------------------------------------------------------------------------------- the index's process
 

@@ -3,6 +3,7 @@
 An entry knows the hash of its key and not the key: whoever asks has to look whether the messages found are meant.
 """
 
+import logging
 import mmap
 import os
 from array import array
@@ -15,6 +16,8 @@ from typing import Final, NamedTuple
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.keys import Key, key_hash
+
+log = logging.getLogger(__name__)
 
 MATCHES_MAX: Final = 64
 """How many messages one question finds at most."""
@@ -226,7 +229,7 @@ class KeyIndex:
         self.files: list[IndexFile] = []
 
     def load(self, newest: int | None = None) -> None:
-        """Open the files. Should one make no sense, all are dropped, and recovery writes them again.
+        """Open the files. One that makes no sense is removed with those behind it, and recovery writes them again.
 
         `newest` is the name of the last one to be trusted; those behind it are removed.
 
@@ -243,9 +246,20 @@ class KeyIndex:
                 f"a file of {self._folder} has {max(sizes)} bytes, but the settings make them {whole_bytes}: set the "
                 "numbers of slots and entries that the files were written with"
             )
-        self.files = [IndexFile(path, self._slots, self._entries, self._disk) for path in paths]
-        if min(sizes, default=whole_bytes) < whole_bytes or not all(file.is_sound for file in self.files):
-            self.remove()
+        end = 0
+        for path, size in zip(paths, sizes, strict=True):
+            if size == whole_bytes:
+                file = IndexFile(path, self._slots, self._entries, self._disk)
+                is_filled = file.count > 1 or path is paths[-1]
+                if file.is_sound and file.begin >= end and is_filled:
+                    self.files.append(file)
+                    end = file.end
+                    continue
+                file.close()
+            log.warning("damaged file of the key index removed file=%s", path)
+            for later in paths[len(self.files) :]:
+                self._disk.remove(later)
+            break
 
     def look_again(self) -> None:
         """Take note of what another process has added."""

@@ -5,20 +5,16 @@ the magic or one length is hurt: the others say where the next record starts. Be
 record is searched by its magic: a record holds its own position, so other bytes are hardly ever taken for one.
 """
 
-import errno
-import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
 from skyroute.broker.store.commit_log import ScannedRecord, ScannedTuple, is_torn, scan_segment
 from skyroute.broker.store.damage import DamagedRange
 from skyroute.broker.store.segment import Segment
+from skyroute.broker.store.sparse import data_chunks, has_data, last_data
 from skyroute.message.crc import crc32
 from skyroute.message.layout import MAGIC_SEGMENT_END, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, compile_heads
-
-SEARCH_CHUNK_BYTES: Final = 1 << 20
-"""How much of a file is compared with zeros at a time."""
 
 SEARCH_SUM_BYTES: Final = 16 << 20
 SEARCH_SUM_RATIO: Final = 4
@@ -28,10 +24,15 @@ Content made of many nested heads could cost seconds otherwise. Past the bound, 
 one follows it.
 """
 
+TORN: Final = "the end of the record is missing"
+BAD_BODY: Final = "the body does not match its checksum"
+BAD_HEAD: Final = "no record starts here"
+ZEROS: Final = "zeros"
+MISSING_FILE: Final = "the file is missing"
+
 _MAGIC_START: Final = b"\xda\xa3\x20"
 """What the magics of both versions begin with."""
 _MAGIC_AT: Final = 4
-_ZEROS: Final = bytes(SEARCH_CHUNK_BYTES)
 _WORDS: Final = Struct(">iI")
 _HEADS: Final = compile_heads(
     {"record_bytes", "magic", "body_crc", "queue_id", "queue_offset", "log_position", "sys_flag"}
@@ -74,11 +75,14 @@ def scan_log(log: HasSegments, position: int) -> Generator[ScannedTuple | Damage
     """
     topics: dict[bytes, str] = {}
     segments = [segment for segment in log.segments if segment.stop > position]
-    for segment, following in zip(segments, [*segments[1:], None], strict=True):
+    # Apache's broker creates files before it needs them.
+    while segments and not any(data_chunks(segments[-1], 0)):
+        segments.pop()
+    for segment in segments:
         if position < segment.start:
             missing = segment.path.with_name(f"{position:020d}")
-            yield DamagedRange(position, segment.start - position, missing, "missing file")
-        yield from _scan_past_damage(segment, max(position, segment.start), topics, is_last=following is None)
+            yield DamagedRange(position, segment.start - position, missing, MISSING_FILE)
+        yield from _scan_past_damage(segment, max(position, segment.start), topics, is_last=segment is segments[-1])
         segment.release_memory()
         position = segment.stop
 
@@ -97,10 +101,10 @@ def _scan_past_damage(
             if resumed is None:
                 end = last_data(segment, at) if is_last else segment.size
                 if end > at:
-                    reason = "no sound record follows in this file" if _has_data(segment, at, end) else "zeros"
+                    reason = BAD_HEAD if has_data(segment, at, end) else ZEROS
                     yield DamagedRange(position, end - at, segment.path, reason)
                 return
-            reason = "bad head" if _has_data(segment, at, resumed) else "zeros"
+            reason = BAD_HEAD if has_data(segment, at, resumed) else ZEROS
             damaged = DamagedRange(position, resumed - at, segment.path, reason)
         yield damaged
         position = damaged.end
@@ -111,25 +115,32 @@ def inspect(segment: Segment, position: int) -> DamagedRange | None:
 
     None where the head is not sound either.
     """
+    record = read_record(segment, position)
+    if record is None:
+        return None
+    reason = TORN if is_cut(segment, record) else BAD_BODY
+    return DamagedRange(position, record.size, segment.path, reason, record)
+
+
+def is_cut(segment: Segment, record: ScannedRecord) -> bool:
+    """Return whether the end of a record with a sound head was never written."""
+    stop = record.position - segment.start + record.size
+    return is_torn(segment.content, stop - 1 if record.raw_properties else stop - 3, stop)
+
+
+def read_record(segment: Segment, position: int) -> ScannedRecord | None:
+    """Return the record that starts here if its head is sound, whatever its body; else None."""
     at = position - segment.start
     head = _read_head(segment, at)
     if head is None or not _adds_up(head, at, segment):
         return None
     content = segment.content
-    raw_topic = content[head.topic_at : head.topic_stop]
-    is_summed = crc32(content[head.body_at : head.body_at + head.body_bytes]) & 0x7FFFFFFF == head.crc
-    lost = ScannedRecord(
-        *(position, head.size, raw_topic.decode("utf-8", "replace"), head.queue_id, head.queue_offset),
-        *(head.sys_flag, head.stored_at_ms, content[head.topic_stop + 2 : at + head.size]),
+    topic = content[head.topic_at : head.topic_stop].decode("utf-8", "replace")
+    raw_properties = content[head.topic_stop + 2 : at + head.size]
+    return ScannedRecord(
+        *(position, head.size, topic, head.queue_id, head.queue_offset),
+        *(head.sys_flag, head.stored_at_ms, raw_properties),
     )
-    reason = "the record's end is missing" if is_summed or not head.body_bytes else "body does not match its checksum"
-    return DamagedRange(position, head.size, segment.path, reason, lost)
-
-
-def ends_with_text(segment: Segment, position: int, size: int) -> bool:
-    """Return whether the last byte of a record with a sound head was written: it is no zero, or a record follows."""
-    at = position - segment.start
-    return not is_torn(segment.content, at + size - 1, at + size)
 
 
 # ------------------------------------------------------------------------------------------------------------ heads
@@ -211,42 +222,3 @@ def _find_by_magic(segment: Segment, at: int) -> int | None:
             found = content.find(_MAGIC_START, found + 1, high + len(_MAGIC_START) - 1)
         segment.release_memory()
     return None
-
-
-def data_chunks(segment: Segment, at: int) -> Iterator[tuple[int, int]]:
-    """Give the stretches of a file, from a place on, that hold anything but zeros, `SEARCH_CHUNK_BYTES` at most each.
-
-    Holes of a sparse file are not read.
-    """
-    while at < segment.size:
-        at, stop = _next_extent(segment, at)
-        while at < stop:
-            high = min(at + SEARCH_CHUNK_BYTES, stop)
-            chunk = segment.read(at, high - at)
-            if chunk != _ZEROS[: len(chunk)]:
-                yield at, high
-            at = high
-
-
-def _next_extent(segment: Segment, at: int) -> tuple[int, int]:
-    """Return where the file system has data next, from a place on, and up to where."""
-    try:
-        start = os.lseek(segment.descriptor, at, os.SEEK_DATA)
-        return start, min(os.lseek(segment.descriptor, start, os.SEEK_HOLE), segment.size)
-    except OSError as error:
-        # It is a hole up to the end, or the file system does not say.
-        return (segment.size, segment.size) if error.errno == errno.ENXIO else (at, segment.size)
-
-
-def last_data(segment: Segment, at: int) -> int:
-    """Return the place behind the last byte of a segment that is not zero; `at` where all behind that is."""
-    end = at
-    for low, high in data_chunks(segment, at):
-        end = low + len(segment.read(low, high - low).rstrip(b"\0"))
-    return end
-
-
-def _has_data(segment: Segment, at: int, stop: int) -> bool:
-    return any(
-        segment.read(low, min(high, stop) - low).strip(b"\0") for low, high in data_chunks(segment, at) if low < stop
-    )

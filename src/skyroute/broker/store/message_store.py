@@ -18,7 +18,7 @@ from skyroute.broker.store.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.checkpoint import Checkpoint, OnDisk
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.consume_queue import ConsumeQueue
-from skyroute.broker.store.damage import DamageReport
+from skyroute.broker.store.damage import DamageFile, DamageReport
 from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
@@ -26,6 +26,8 @@ from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFull
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index_process import processors
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
+from skyroute.broker.store.queue_check import QueueState
+from skyroute.broker.store.queue_ledger import QueueLedger
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
 from skyroute.broker.store.recovery import LeftBehind, Recovered, recover
 from skyroute.broker.store.retention import Expired, remove_expired
@@ -68,7 +70,10 @@ class MessageStore:
             self._index = KeyIndex(folder / "index", settings.index_slots, settings.index_entries, disk)
             self._closing.callback(self._index.close)
         self._closing.callback(self._close_segments)
-        self._derived = Derived(folder, settings, self._log, self._index, self._checkpoint)
+        ledger = QueueLedger(folder / "queues", disk)
+        self._closing.callback(ledger.close)
+        self._derived = Derived(folder, settings, self._log, self._index, self._checkpoint, ledger)
+        self._damage_file = DamageFile(folder, disk)
         self._may_have_process = settings.index_process and settings.index_enabled and processors() > 1
         self._backlogs = 0
         """How many there were since somebody last had them written, without waiting for one."""
@@ -115,17 +120,49 @@ class MessageStore:
         self._log.load()
         self._load_queues()
         left = _what_was_left(left_behind, boot_id)
+        on_disk = self._checkpoint.on_disk if left is LeftBehind.MACHINE_STOPPED else None
         if self._index is not None:
-            on_disk = self._checkpoint.on_disk if left is LeftBehind.MACHINE_STOPPED else None
-            self._index.load(None if on_disk is None else on_disk.index_file)
+            self._index.load(on_disk.index_file or None if on_disk is not None else None)
+        is_ours = left in (LeftBehind.PROCESS_DIED, LeftBehind.MACHINE_STOPPED) or (
+            left is LeftBehind.CLOSED and self._checkpoint.closed_end is not None
+        )
+        state = QueueState(
+            self._queues.values(),
+            self._derived.ledger.read() if is_ours else None,
+            is_exact=left in (LeftBehind.CLOSED, LeftBehind.PROCESS_DIED),
+            keep_kind=self._make_batch_folder,
+        )
+        known_damage = self._damage_file.load()
         self.recovered = recover(
-            *(self._log, self._queues.values(), self._find_or_create, self._index, self._derived, self._checkpoint),
+            *(self._log, state, self._find_or_create, self._index, self._derived, self._checkpoint, self._disk),
             left=left,
             now_ms=now_ms,
+            begin_rebuild=lambda position: self._begin_rebuild(position, boot_id),
+        )
+        span = range(self._log.start, self._log.end)
+        self._know_damage(known_damage.merge(self.recovered.damaged, self.recovered.cuts, span))
+        if self.damage != known_damage:
+            self._damage_file.save(self.damage)
+        self._derived.ledger.begin(
+            [queue for queue in self._queues.values() if queue.written_end],
+            {topic: position for topic, position in state.deleted.items() if position > self._log.start},
         )
         self._last_stored_ms = max(self._derived.written_ms, self._checkpoint.log_ms)
         if left_behind is not None:
             self.flush()
+        self._write_abort(boot_id)
+        self._checkpoint.forget_closed()
+
+    def _know_damage(self, report: DamageReport) -> None:
+        self.damage = report
+        self._log.damaged.show((each.position, each.end) for each in report.ranges)
+
+    def _begin_rebuild(self, position: int, boot_id: str) -> None:
+        """Have the next start go on, should this one not come to its end."""
+        self._checkpoint.note_rebuild(position)
+        self._write_abort(boot_id)
+
+    def _write_abort(self, boot_id: str) -> None:
         # Java writes the process id only and reads nothing; the second line is for our own recovery.
         abort = self._disk.open(self.folder / "abort", 0)
         try:
@@ -162,12 +199,15 @@ class MessageStore:
                 raise InvalidNameError(f"no queue can have this name: {topic[:80]!r} {queue_id}")
             if self._is_for_batches(topic):
                 # Recovery has to know, even if the process dies before there is a file.
-                self._disk.make_folder(self._batch_root / topic)
+                self._make_batch_folder(topic)
                 queue = self._create(BatchQueue, self._batch_root, topic, queue_id, self.settings.batch_segment_units)
             else:
                 queue = self._create(ConsumeQueue, self._queue_root, topic, queue_id, self.settings.queue_segment_units)
             self._queues[topic, queue_id] = queue
         return queue
+
+    def _make_batch_folder(self, topic: str) -> None:
+        self._disk.make_folder(self._batch_root / topic)
 
     def _create(self, kind: type[TopicQueue], root: Path, topic: str, queue_id: int, units: int) -> TopicQueue:
         return kind(root / topic / str(queue_id), topic, queue_id, units, self._disk, self._opened)
@@ -192,6 +232,8 @@ class MessageStore:
                 self.derive()
                 self._derived.end_index_process()
                 self.flush()
+                self._checkpoint.note_closed(self._log.end)
+                self._checkpoint.save()
                 self._disk.remove(self.folder / "abort")
         finally:
             self._refusal = StoreClosedError(f"{self.folder} is closed")
@@ -417,6 +459,8 @@ class MessageStore:
             if file.is_new:
                 flush.add_folder(file.path.parent)
         # From here on nothing can fail, and what is written from now on is for the next flush.
+        if (ledger := self._derived.ledger.begin_flush()) is not None:
+            flush.add(ledger)
         for segment in self._derived.dirty:
             segment.is_new = False
         self._derived.dirty = {}
@@ -478,7 +522,8 @@ class MessageStore:
             return QueueRead(status, high, low, high)
         # With nothing to choose, no more than what is wanted is looked at.
         chooses = accept is not None or accept_record is not None
-        if not chooses and isinstance(queue, ConsumeQueue) and (raw_units := queue.units(offset, max(count_max, 1))):
+        takes_all = not chooses and not self._log.damaged
+        if takes_all and isinstance(queue, ConsumeQueue) and (raw_units := queue.units(offset, max(count_max, 1))):
             everything = collect_all(self._log, offset, raw_units, low, high, bytes_max)
             if everything is not None:
                 return everything
@@ -590,12 +635,16 @@ class MessageStore:
         self._disk_is_full = disk_used > self.settings.disk_used_refuse
         self._derive_quietly()
         self._derived.look_at_index()
-        return remove_expired(
+        expired = remove_expired(
             *(self._log, self._queues.values(), self._index, self.settings),
             now_ms=now_ms,
             is_due=is_due,
             disk_used=disk_used,
         )
+        if expired.queue_segments:
+            for queue in self._queues.values():
+                self._derived.ledger.note(queue)
+        return expired
 
     def delete_topic(self, topic: str) -> None:
         """Remove the queues of a topic. Its records stay in the log until they expire, but nobody finds them.
@@ -604,6 +653,7 @@ class MessageStore:
             StoreWriteError: the disk refuses; some queues may be gone.
         """
         self._derive_quietly()
+        self._derived.ledger.note_deleted(topic, self._log.end)
         for key in [key for key in self._queues if key[0] == topic]:
             queue = self._queues[key]
             self._derived.forget(queue)

@@ -115,7 +115,7 @@ def collect(
     `offset` is that of the first message, `stops` are those behind the messages of each unit; `low` and `high` are the
     queue's bounds.
     """
-    log_end = log.end
+    log_end, damaged = log.end, log.damaged
     chunks: list[memoryview] = []
     status = ReadStatus.NO_MATCH
     count = total = 0
@@ -142,7 +142,7 @@ def collect(
                 start = stop = 0
             else:
                 start, stop, view = segment.start, min(segment.stop, log_end), segment.view
-        if position + size > stop or size <= 0 or view is None:
+        if position + size > stop or size <= 0 or view is None or (damaged and position in damaged):
             status = ReadStatus.REMOVED
             continue
         at = position - start

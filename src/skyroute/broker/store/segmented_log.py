@@ -18,6 +18,8 @@ class SegmentedLog:
         self.segments: list[Segment] = []
         """In order. One may be missing in between, if somebody has taken it away."""
         self._by_number: dict[int, Segment] = {}
+        self.short: dict[int, int] = {}
+        """Sizes of files that were found shorter than a segment, by where they start. Opening fills them with zeros."""
 
     def load(self) -> None:
         """Find the segments of the folder.
@@ -30,18 +32,19 @@ class SegmentedLog:
         files = sorted(path for path in self.folder.iterdir() if path.name.isdecimal())
         while files and files[-1].stat().st_size == 0:
             self._disk.remove(files.pop())  # created, and then the machine stopped
-        for path in files:
-            start, size = int(path.name), path.stat().st_size
-            # The last one may be short, if a copy of it was cut; it is filled up when it is opened.
-            if (
-                start % self.segment_bytes
-                or size > self.segment_bytes
-                or (size < self.segment_bytes and path != files[-1])
-            ):
+        sizes = [path.stat().st_size for path in files]
+        whole = self.segment_bytes
+        # One file, or the last one, may have been cut; several of one other size were written with other settings.
+        are_others = len(files) > 1 and sizes[0] != whole and len(set(sizes)) == 1
+        for path, size in zip(files, sizes, strict=True):
+            start = int(path.name)
+            if start % whole or size > whole or are_others:
                 raise StoreDamagedError(
                     f"{path} has {size} bytes and starts at {start}, but the settings say that segments have "
-                    f"{self.segment_bytes}: set the size that the files were written with"
+                    f"{whole}: set the size that the files were written with"
                 )
+            if size < whole:
+                self.short[start] = size
             self._admit(start)
 
     def find(self, position: int) -> Segment | None:

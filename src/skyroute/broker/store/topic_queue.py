@@ -5,7 +5,7 @@ What a unit holds beyond that, and which messages it stands for, differs: see `c
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
@@ -15,6 +15,7 @@ from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.segmented_log import SegmentedLog
+from skyroute.broker.store.sparse import last_data
 from skyroute.message.batch import RawItem
 from skyroute.message.crc import crc32
 from skyroute.message.errors import RecordError
@@ -49,6 +50,7 @@ class TopicQueue(ABC):
         "_min_known",
         "_tail",
         "_written",
+        "bad_row",
         "end",
         "magic",
         "next_offset",
@@ -57,6 +59,7 @@ class TopicQueue(ABC):
         "topic_field",
     )
     unit_bytes: ClassVar[int]
+    is_for_batches: ClassVar[bool]
 
     def __init__(
         self, folder: Path, topic: str, queue_id: int, segment_units: int, disk: Disk, opened: OpenSegments
@@ -79,6 +82,8 @@ class TopicQueue(ABC):
         """The topic as its records hold it, with its length."""
         self._log = SegmentedLog(folder, segment_units * self.unit_bytes, disk, opened)
         self._min_known = (0, 0)
+        self.bad_row: int | None = None
+        """The first row, as far as loading sees, whose unit is missing or makes no sense; the log has what it said."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic} {self.queue_id} ..{self.end}>"
@@ -182,6 +187,10 @@ class TopicQueue(ABC):
         """
 
     @abstractmethod
+    def fill_up(self, offset: int, position: int) -> None:
+        """Have the queue end at an offset: units without a message stand for records that the log has lost."""
+
+    @abstractmethod
     def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
         """Return the units of messages from this one on, as many as lie side by side; None where they are missing.
 
@@ -231,19 +240,52 @@ class TopicQueue(ABC):
     def _first_row(self) -> int:
         return self._log.segments[0].start // self.unit_bytes if self._log.segments else self._written
 
+    @property
+    def written_end(self) -> int:
+        """The offset behind the newest message whose unit is in a file."""
+        return self._offset_of(self._written) if self._written > self._first_row else 0
+
     def load(self) -> None:
-        """Find the segments, and how many units there are."""
+        """Find the segments, how many units there are, and whether some of them are missing."""
         self._log.load()
         if self._log.segments:
             last = self._log.segments[-1]
             first = last.start // self.unit_bytes
             # Units are written one behind the other into what was zero.
             rows = range(first, first + last.size // self.unit_bytes)
-            self._count = first + bisect_left(
+            empty = first + bisect_left(
                 rows, 1, key=lambda row: self._is_empty(last.read(row * self.unit_bytes - last.start, self.unit_bytes))
             )
-        self._written = self._count
+            # A unit in between that was hurt must not hide those behind it.
+            data_end = last_data(last, empty * self.unit_bytes - last.start)
+            self._count = first + -(-data_end // self.unit_bytes)
+            self._written = self._count
+            bad_rows = [self._find_bad_row(), None if self._count == empty else empty]
+            self.bad_row = min((row for row in bad_rows if row is not None), default=None)
         self.end = self.next_offset = self._offset_of(self._count)
+
+    def _find_bad_row(self) -> int | None:
+        """Return the first row whose unit is missing, as far as the edges of files tell."""
+        segments, before = self._log.segments, -1
+        for number, segment in enumerate(segments):
+            first, stop = segment.start // self.unit_bytes, min(segment.stop // self.unit_bytes, self._count)
+            if number and segment.start != segments[number - 1].stop:
+                return segments[number - 1].stop // self.unit_bytes
+            if first >= stop:
+                return first if number else None
+            if number < len(segments) - 1 and segment.start in self._log.short:
+                return first + self._log.short[segment.start] // self.unit_bytes
+            edges = self._units(first, 1), self._units(stop - 1, 1)
+            if any(map(self._is_empty, edges)):
+                return first
+            (start, size, _), (end, end_size, _) = UNIT.unpack_from(edges[0]), UNIT.unpack_from(edges[1])
+            if NO_MESSAGE_BYTES in (size, end_size):
+                before = max(before, start, end)
+                continue
+            if start > end or start <= before:
+                return max(first - 1, self._first_row) if start <= before else first
+            before = end
+        return None
 
     def _is_empty(self, unit: bytes) -> bool:
         position, size, _ = UNIT.unpack_from(unit)
@@ -309,36 +351,56 @@ class TopicQueue(ABC):
             row += 1
         self._truncate(row)
 
+    def drop_from(self, row: int) -> None:
+        """Forget the units from this row on."""
+        self._truncate(row)
+
     def _truncate(self, row: int) -> None:
         self._log.truncate(row * self.unit_bytes)
         self._count = self._written = max(row, self._first_row)
         self.end = self.next_offset = self._offset_of(self._count)
+        if self.bad_row is not None and self.bad_row >= self._count:
+            self.bad_row = None
 
     def _find_row(self, position: int) -> int:
         """Return the first row whose record lies at or behind a position of the log."""
-        rows = range(self._count)
-        return bisect_left(rows, 1, lo=self._first_row, hi=self._count, key=lambda row: self._is_behind(row, position))
+        low, high = self._first_row, self._count
+        while True:
+            row = bisect_left(range(high), 1, lo=low, hi=high, key=lambda row: self._is_behind(row, position))
+            # Halving ends at a unit that was hurt, if it met one: then its neighbours disagree with it.
+            if row + 1 < high and not self._is_behind(row + 1, position):
+                low = row + 1
+            elif row - 2 >= low and self._is_behind(row - 2, position):
+                high = row - 2
+            else:
+                return row
 
     def _is_behind(self, row: int, position: int) -> bool:
         found, size, _ = self._unit_at(row)
         return (found >= position and not (size == NO_MESSAGE_BYTES and found == 0)) or size <= 0
 
-    def log_end(self) -> int:
-        """Return where in the log the newest record of this queue ends; -1 where there is none."""
-        if self._count <= self._first_row:
-            return -1
-        position, size, _ = self._unit_at(self._count - 1)
-        return position + size if size != NO_MESSAGE_BYTES else position
+    @property
+    def count(self) -> int:
+        """Number of units, those that were removed included."""
+        return self._count
 
-    def newest_unit(self) -> Unit:
-        """Return the last unit; there is one."""
-        return self._unit_at(self._count - 1)
+    def newest_unit(self) -> tuple[int, int, int] | None:
+        """Return position and size of the last unit's record, and its first offset; None where there is no unit."""
+        return next(self.units_before(self._count, 1), None)
+
+    def units_before(self, row: int, count_max: int) -> Iterator[tuple[int, int, int]]:
+        """Give position, size and first offset of units before a row, the nearest first."""
+        for before in range(row - 1, max(row - 1 - count_max, self._first_row - 1), -1):
+            position, size, _ = self._unit_at(before)
+            yield position, size, self._offset_of(before)
 
     def remove_expired(self, log_start: int) -> int:
         """Remove the segments, but for the last, whose records are no longer in the log; return how many."""
         removed = 0
         while len(self._log.segments) > 1:
-            if self._unit_at(self._log.segments[0].stop // self.unit_bytes - 1)[0] >= log_start:
+            last = self._log.segments[0].stop // self.unit_bytes - 1
+            # Two of them, since one may have been hurt.
+            if any(size <= 0 or at >= log_start for at, size, _ in map(self._unit_at, (last - 1, last))):
                 break
             self._log.remove_first()
             removed += 1

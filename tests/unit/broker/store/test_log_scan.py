@@ -10,7 +10,7 @@ import pytest
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.damage import DamagedRange
 from skyroute.broker.store.disk import Disk
-from skyroute.broker.store.log_scan import scan_log
+from skyroute.broker.store.log_scan import BAD_BODY, MISSING_FILE, scan_log
 from skyroute.broker.store.segment import OpenSegments
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
@@ -74,7 +74,7 @@ def test_a_bad_body_says_what_was_lost(tmp_path: Path) -> None:
     victim = write_log(tmp_path)[11]
     change(tmp_path, victim.log_position + 90, b"?")
     (damaged,) = scan(tmp_path)[1]
-    assert damaged.reason == "body does not match its checksum"
+    assert damaged.reason == BAD_BODY
     assert damaged.lost is not None
     assert (damaged.lost.topic, damaged.lost.queue_id, damaged.lost.queue_offset) == ("T", 2, victim.queue_offset)
 
@@ -112,7 +112,7 @@ def test_a_missing_file_is_passed_over(tmp_path: Path, number: int) -> None:
     found, damaged = scan(tmp_path)
     assert found == [each.log_position for each in messages if each.log_position // 4096 != number]
     assert [(each.position, each.size, each.reason) for each in damaged] == (
-        [(4096, 4096, "missing file")] if number == 1 else []
+        [(4096, 4096, MISSING_FILE)] if number == 1 else []
     )
 
 

@@ -1,0 +1,25 @@
+"""Which positions of a log are damaged, for readers."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+
+class DamageMap:
+    """Ranges of a log. False while there is none, which is asked with every read."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __contains__(self, position: int) -> bool:
+        place = bisect_right(self._starts, position) - 1
+        return place >= 0 and position < self._ends[place]
+
+    def show(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Know these ranges, each by its start and its end, and no others."""
+        ordered = sorted(ranges)
+        self._starts = [start for start, _ in ordered]
+        self._ends = [end for _, end in ordered]

@@ -1,0 +1,50 @@
+"""Where a segment holds anything but zeros. Holes of a sparse file are not read."""
+
+import errno
+import os
+from collections.abc import Iterator
+from typing import Final
+
+from skyroute.broker.store.segment import Segment
+
+CHUNK_BYTES: Final = 1 << 20
+"""How much of a file is compared with zeros at a time."""
+
+_ZEROS: Final = bytes(CHUNK_BYTES)
+
+
+def data_chunks(segment: Segment, at: int) -> Iterator[tuple[int, int]]:
+    """Give the stretches of a segment, from a place on, that hold anything but zeros, `CHUNK_BYTES` at most each."""
+    while at < segment.size:
+        at, stop = _next_extent(segment, at)
+        while at < stop:
+            high = min(at + CHUNK_BYTES, stop)
+            chunk = segment.read(at, high - at)
+            if chunk != _ZEROS[: len(chunk)]:
+                yield at, high
+            at = high
+
+
+def _next_extent(segment: Segment, at: int) -> tuple[int, int]:
+    """Return where the file system has data next, from a place on, and up to where."""
+    try:
+        start = os.lseek(segment.descriptor, at, os.SEEK_DATA)
+        return start, min(os.lseek(segment.descriptor, start, os.SEEK_HOLE), segment.size)
+    except OSError as error:
+        # It is a hole up to the end, or the file system does not say.
+        return (segment.size, segment.size) if error.errno == errno.ENXIO else (at, segment.size)
+
+
+def last_data(segment: Segment, at: int) -> int:
+    """Return the place behind the last byte that is not zero; `at` where all behind that is."""
+    end = at
+    for low, high in data_chunks(segment, at):
+        end = low + len(segment.read(low, high - low).rstrip(b"\0"))
+    return end
+
+
+def has_data(segment: Segment, at: int, stop: int) -> bool:
+    """Return whether a stretch holds anything but zeros."""
+    return any(
+        segment.read(low, min(high, stop) - low).strip(b"\0") for low, high in data_chunks(segment, at) if low < stop
+    )
