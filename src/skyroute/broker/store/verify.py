@@ -21,10 +21,11 @@ from skyroute.broker.store.derive import WITHOUT_PLACE
 from skyroute.broker.store.errors import StoreError, StoreLockedError, StoreReadError
 from skyroute.broker.store.filler import is_filler, lost_bytes_of
 from skyroute.broker.store.findings import Report
-from skyroute.broker.store.log_scan import data_chunks, scan_log
+from skyroute.broker.store.log_scan import scan_log
 from skyroute.broker.store.read_only import is_in_use, segments_in
 from skyroute.broker.store.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.broker.store.sparse import data_chunks
 from skyroute.broker.store.verify_index import IndexCheck
 from skyroute.broker.store.verify_queues import KnownLog, QueueCheck
 from skyroute.broker.store.verify_tables import TABLES_FOLDER, ReadTable, TableCheck
