@@ -15,7 +15,8 @@ BATCH_MESSAGES_MAX: Final = 32767
 
 _BATCH_UNIT: Final = Struct(">qiqqqhii")
 """As every unit; then when it was stored, the first offset, how many messages; the rest is for compacted topics."""
-_OFFSETS: Final = Struct(">28xqh8x")
+BATCH_OFFSETS: Final = Struct(">28xqh8x")
+"""Of a unit, the first offset and the number of messages."""
 _UNIT_START: Final = Struct(">qiq26x")
 _NOT_COMPACTED: Final = -1
 
@@ -51,14 +52,14 @@ class BatchQueue(TopicQueue):
         return 0 < offset - self.next_offset <= GAP_MAX
 
     def _is_empty(self, unit: bytes) -> bool:
-        offset, messages = _OFFSETS.unpack(unit)
+        offset, messages = BATCH_OFFSETS.unpack(unit)
         return super()._is_empty(unit) or offset < 0 or messages <= 0
 
     def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
         units = self._units(self._row_of(offset), units_max)
         if not units:
             return None
-        offsets = list(_OFFSETS.iter_unpack(units))
+        offsets = list(BATCH_OFFSETS.iter_unpack(units))
         return offsets[0][0], _UNIT_START.iter_unpack(units), [first + messages for first, messages in offsets]
 
     def next_segment(self, offset: int) -> int:
@@ -82,11 +83,11 @@ class BatchQueue(TopicQueue):
         if row >= self._count:
             return self._stop_of(row - 1) if row > self._first_row else 0
         units = self._units(row, 1)
-        return int(_OFFSETS.unpack(units)[0]) if units else 0
+        return int(BATCH_OFFSETS.unpack(units)[0]) if units else 0
 
     def _stop_of(self, row: int) -> int:
         units = self._units(row, 1)
-        return sum(_OFFSETS.unpack(units)) if units else 0
+        return sum(BATCH_OFFSETS.unpack(units)) if units else 0
 
 
 def messages_in_batch(raw_properties: bytes) -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from skyroute.broker.store.batch_queue import BatchQueue
+from skyroute.broker.store.batch_queue import BATCH_OFFSETS, BatchQueue
+from skyroute.broker.store.checkpoint import read_notes
 from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.damage import DamagedRange
 from skyroute.broker.store.disk import Disk
@@ -21,10 +22,12 @@ from skyroute.broker.store.filler import fill, fill_to_segment_end
 from skyroute.broker.store.json_file import read_json
 from skyroute.broker.store.log_scan import scan_log
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.store.read_only import is_in_use, segments_in
+from skyroute.broker.store.queue_ledger import LEDGER_NAME, KnownQueue, KnownQueues, QueueLedger, encode_ledger
+from skyroute.broker.store.read_only import ReadOnlyDisk, is_in_use, segments_in
 from skyroute.broker.store.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.broker.store.verify import StoreCheck
+from skyroute.broker.store.topic_queue import UNIT, TopicQueue
+from skyroute.broker.store.verify import StoreCheck, is_ledger_current
 from skyroute.broker.store.verify_tables import TABLES_FOLDER, TOPICS_TABLE, ReadTable
 
 COPIED_BYTES: Final = 1 << 20
@@ -87,6 +90,8 @@ class Repair:
         self._doing = "starting"
         self._stored_at_ms = 0
         """When the newest sound record was stored."""
+        self._log_end = 0
+        self._log_topics: set[str] = set()
 
     def how_far(self) -> str:
         """Return what is being done, for people who wait."""
@@ -107,9 +112,10 @@ class Repair:
             for name in _QUEUES + _AS_THEY_ARE:
                 self._copy_tree(self.source / name, self.target / name)
             topics = self._copy_tables()
-            self._rebuild(settings, topics, now_ms)
+            queues = encode_ledger(self._list_queues(topics))
+            self._rebuild(settings, queues, now_ms)
             if self._fill_unplaced(settings):
-                self._rebuild(settings, topics, now_ms)
+                self._rebuild(settings, queues, now_ms)
         except OSError as error:
             where = error.filename or self.source
             raise StoreError(
@@ -176,6 +182,8 @@ class Repair:
                 continue
             self.result.records += 1
             stored_at_ms = found[6]
+            self._log_end = found[0] + found[1]
+            self._log_topics.add(found[2])
             for damaged in waiting:
                 self._fill(segments, damaged, stored_at_ms)
             waiting.clear()
@@ -223,6 +231,14 @@ class Repair:
             if path.is_file() and not path.is_symlink():
                 self._doing = f"copying {path.relative_to(self.source)}"
                 self._copy_file(path, target / path.relative_to(source), path.stat().st_size)
+
+    def _write_file(self, name: str, content: bytes) -> None:
+        self._disk.remove(self.target / name)
+        descriptor = self._disk.open(self.target / name, 0)
+        try:
+            self._disk.write(descriptor, content, 0)
+        finally:
+            os.close(descriptor)
 
     def _copy_file(self, source: Path, target: Path, size: int) -> None:
         """Copy what is not zero; blocks that cannot be read stay zero."""
@@ -301,24 +317,55 @@ class Repair:
         self._opened.close()
         return bool(check.unplaced)
 
-    def _rebuild(self, settings: StoreSettings, topics: frozenset[str] | None, now_ms: int) -> None:
-        """Have queues and index written anew, by opening the copy as what a crash has left."""
+    def _rebuild(self, settings: StoreSettings, queues: bytes, now_ms: int) -> None:
+        """Have queues and index written anew, by opening the copy as what a crash of the machine has left."""
         self._doing = "rebuilding queues and index"
-        had_queues = {
-            path.name for name in _QUEUES if (self.source / name).is_dir() for path in (self.source / name).iterdir()
-        }
-        abort = self._disk.open(self.target / "abort", 0)
-        try:
-            self._disk.write(abort, b"0", 0)  # one word, as Apache's broker leaves it: nothing is known but the log
-        finally:
-            os.close(abort)
+        for path in ("checkpoint", "damage.json"):
+            self._disk.remove(self.target / path)
+        self._write_file(LEDGER_NAME, queues)
+        # Two words that are no process of this machine's run: nothing is trusted but the log, and the list of queues.
+        self._write_file("abort", b"0 -")
         store = MessageStore.open(
             self.target, settings, now_ms=now_ms, disk=self._disk, keeps_batches=self._keeps_batches
         )
-        if topics is not None:
-            for topic in store.topics() - topics - had_queues:
-                store.delete_topic(topic)  # it was deleted, and its records have not expired yet
         store.close()
+
+    def _list_queues(self, topics: frozenset[str] | None) -> KnownQueues:
+        """Return where the queues of the original ended, and which topics it has no longer."""
+        page = self.source / "checkpoint"
+        notes = read_notes(page.read_bytes()) if page.exists() else None
+        ledger = QueueLedger(self.source / LEDGER_NAME, ReadOnlyDisk()).read()
+        if ledger is not None and is_ledger_current(self.source, notes):
+            return ledger
+        found = KnownQueues()
+        for name in _QUEUES:
+            for folder in sorted((self.source / name).glob("*/*")):
+                if folder.name.isdecimal() and (known := self._queue_ends(folder, is_batch=name == _QUEUES[1])):
+                    found.queues[folder.parent.name, int(folder.name)] = known
+        if topics is not None:
+            kept = topics | {topic for topic, _ in found.queues}
+            found.deleted = dict.fromkeys(self._log_topics - kept, self._log_end)
+        return found
+
+    def _queue_ends(self, folder: Path, *, is_batch: bool) -> KnownQueue | None:
+        """Return what the files of a queue say of its ends: units count as long as one follows on the other."""
+        segments = segments_in(folder, self._opened)
+        kind: type[TopicQueue] = BatchQueue if is_batch else ConsumeQueue
+        first = end = None
+        before = -1
+        for segment in segments:
+            for at in range(0, segment.size - kind.unit_bytes + 1, kind.unit_bytes):
+                unit = segment.read(at, kind.unit_bytes)
+                position, size, _ = UNIT.unpack_from(unit)
+                offset = (segment.start + at) // kind.unit_bytes
+                stop = offset + 1
+                if is_batch:
+                    offset, messages = BATCH_OFFSETS.unpack(unit)
+                    stop = offset + messages
+                if size <= 0 or position < before or stop <= offset or (end is not None and offset != end):
+                    return None if first is None or end is None else KnownQueue(is_batch, end, end, first)
+                first, end, before = offset if first is None else first, stop, position
+        return None if first is None or end is None else KnownQueue(is_batch, end, end, first)
 
 
 def _read(descriptor: int, at: int, size: int) -> tuple[bytes, int]:

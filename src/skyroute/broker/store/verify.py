@@ -16,13 +16,14 @@ from typing import Final
 
 from skyroute.broker.store.checkpoint import Notes, read_notes
 from skyroute.broker.store.commit_log import ScannedTuple, scan_segment
-from skyroute.broker.store.damage import RANGES_MAX, DamagedRange
+from skyroute.broker.store.damage import CUT_FOLDER, RANGES_MAX, DamagedRange
 from skyroute.broker.store.derive import WITHOUT_PLACE
 from skyroute.broker.store.errors import StoreError, StoreLockedError, StoreReadError
 from skyroute.broker.store.filler import is_filler, lost_bytes_of
 from skyroute.broker.store.findings import Report
 from skyroute.broker.store.log_scan import scan_log
-from skyroute.broker.store.read_only import is_in_use, segments_in
+from skyroute.broker.store.queue_ledger import LEDGER_NAME, KnownQueues, QueueLedger
+from skyroute.broker.store.read_only import ReadOnlyDisk, is_in_use, segments_in
 from skyroute.broker.store.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.sparse import data_chunks
@@ -130,12 +131,14 @@ class StoreCheck:
         self._leave_out_unreadable()
         log.start = log.end = log.segments[0].start if log.segments else 0
         was_closed = not (self.folder / "abort").exists()
+        if (self.folder / CUT_FOLDER).is_dir():
+            report.notes.append(f"{CUT_FOLDER} holds what starts after a crash have cut off the end of the log")
         if not was_closed:
             report.notes.append("the broker did not stop in order: the next start completes what was under way")
         notes = self._read_checkpoint()
         derived = None if notes is None else notes.last_derived
         derived_end = None if was_closed else log.start if derived is None else sum(derived)
-        known = KnownLog(log.start, derived_end)
+        known = KnownLog(log.start, derived_end, self._read_ledger(notes))
         queues = QueueCheck(self.folder, self._opened, report, known, topics)
         index = IndexCheck(self.folder, self._opened, report, known, self._index_settings())
         newest_ms = self._walk(queues, index, was_closed=was_closed)
@@ -233,6 +236,16 @@ class StoreCheck:
             self._add_checkpoint(None, f"the file has {len(page)} bytes, not {CHECKPOINT_BYTES}")
         return read_notes(page)
 
+    def _read_ledger(self, notes: Notes | None) -> KnownQueues | None:
+        """Return which queues there were; None where the ledger is missing, damaged, or out of date."""
+        path = self.folder / LEDGER_NAME
+        known = QueueLedger(path, ReadOnlyDisk()).read()
+        if known is None and (path.exists() or (notes is not None and notes.closed_end is not None)):
+            cost = "none by itself: the next start reads the log to see whether queues are missing"
+            what = "the list of queues is damaged" if path.exists() else "the list of queues is missing"
+            self.report.add("queue", LEDGER_NAME, None, what, cost, "nothing: the next start writes it again")
+        return known if is_ledger_current(self.folder, notes) else None
+
     def _add_checkpoint(self, offset: int | None, what: str) -> None:
         cost = (
             "none after a stop in order; after a crash the next start reads more of the log, or trusts too much of it"
@@ -243,6 +256,9 @@ class StoreCheck:
     def _check_checkpoint(self, notes: Notes | None, newest_ms: int) -> None:
         if notes is None:
             return
+        if notes.closed_end is not None and notes.closed_end > self._log.end:
+            what = f"the log ended at {notes.closed_end} when the broker stopped, it ends at {self._log.end} now"
+            self.report.add("log", "commitlog", None, what, _LOG_COST, _LOG_ADVICE)
         for at in notes.damaged:
             self._add_checkpoint(at, "the checksum of a note of ours is wrong")
         for number, (name, time_ms) in enumerate(zip(("log", "queues", "index"), notes.times, strict=True)):
@@ -254,3 +270,11 @@ class StoreCheck:
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.folder))
+
+
+def is_ledger_current(folder: Path, notes: Notes | None) -> bool:
+    """Return whether our broker was the last to use a folder, so that its list of queues counts."""
+    try:
+        return len((folder / "abort").read_bytes().split()) > 1
+    except OSError:
+        return notes is not None and notes.closed_end is not None

@@ -89,7 +89,7 @@ class IndexCheck:
     ) -> None:
         """Find the files of the index, whose sizes are in the settings."""
         self._report = report
-        self._log_start, self._derived_end = log
+        self._log_start, self._derived_end, _ = log
         self._pending = 0
         self._missing, self._extra, self._wrong_age = _Fault(), _Fault(), _Fault()
         self._keys = 0

@@ -17,6 +17,7 @@ from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.derive import WITHOUT_PLACE, code_of, due_ms
 from skyroute.broker.store.findings import Report
 from skyroute.broker.store.keys import find_value
+from skyroute.broker.store.queue_ledger import KnownQueues
 from skyroute.broker.store.read_only import segments_in
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.settings import DELAYS_MS
@@ -53,6 +54,8 @@ class KnownLog(NamedTuple):
     """The position of its oldest byte."""
     derived_end: int | None
     """Where units and keys may be missing from, as a crash left them; None where the broker stopped in order."""
+    ledger: KnownQueues | None
+    """Which queues there were; None where that is not known."""
 
 
 class _Queue:
@@ -115,7 +118,8 @@ class QueueCheck:
         self._folder = folder
         self._report = report
         self._topics = topics
-        self._log_start, self._derived_end = log
+        self._log_start, self._derived_end, ledger = log
+        self._ledger = ledger or KnownQueues()
         self._has_ext = (folder / "consumequeue_ext").is_dir()
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._lost: dict[tuple[str, int], int] = {}
@@ -159,7 +163,7 @@ class QueueCheck:
     def see(self, record: ScannedTuple, has_record: HasRecord) -> None:
         """Compare the unit of a sound record."""
         position, size, topic, queue_id, offset, sys_flag, stored_at_ms, raw = record
-        if sys_flag & WITHOUT_PLACE:
+        if sys_flag & WITHOUT_PLACE or position < self._ledger.deleted.get(topic, 0):
             return
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -292,7 +296,7 @@ class QueueCheck:
                 # Records of the log have said so already; of expired ones only the row of units tells.
                 queue.note_bad(last_row + 1, "empty, and others follow")
             last_row = row
-            if size == NO_MESSAGE_BYTES and not queue.is_batch:
+            if size == NO_MESSAGE_BYTES:
                 continue
             if row not in queue.bad and (what := _find_fault(position, size, before, log_end)):
                 queue.note_bad(row, what)
@@ -301,6 +305,7 @@ class QueueCheck:
             if 0 <= position < log_end:
                 before = position
         self._report.checked["units"] += count
+        self._check_ends(topic, queue_id, queue, last_row)
         if in_log == queue.matched:
             return
         for row, position, size in queue.units():
@@ -311,6 +316,17 @@ class QueueCheck:
                 offset = _BATCH_UNIT.unpack_from(queue.unit(row))[4]
             if not has_record(position, size, topic, queue_id, offset) and not is_damaged(position):
                 queue.note_bad(row, f"points to {position} ({size} bytes), where no record of this queue is")
+
+    def _check_ends(self, topic: str, queue_id: int, queue: _Queue, last_row: int) -> None:
+        """Compare the ends of a queue with those that the ledger has."""
+        known = self._ledger.queues.get((topic, queue_id))
+        if known is None or queue.is_batch:
+            return
+        if last_row + 1 < known.flushed_end:
+            queue.note_bad(last_row + 1, f"empty, the queue ended at {known.flushed_end}")
+        first = queue.segments[0].start // queue.unit_bytes if queue.segments else 0
+        if first > known.first:
+            queue.note_bad(known.first, f"missing, the queue began here and not at {first}")
 
     def _queue_name(self, topic: str, queue_id: int, queue: _Queue) -> str:
         return f"{'batchconsumequeue' if queue.is_batch else 'consumequeue'}/{topic}/{queue_id}"

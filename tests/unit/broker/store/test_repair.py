@@ -100,6 +100,26 @@ def test_a_damaged_record_leaves_a_gap_and_all_others_stay_where_they_were(folde
     store.close()
 
 
+@pytest.mark.parametrize("has_list", [False, True])
+@pytest.mark.parametrize(("topic", "queue_id", "end"), [("T", 2, 20), ("Other", 0, 9), (BATCHES, 0, 18)])
+def test_the_offset_of_a_lost_last_message_is_not_given_again(
+    folder: Path, tmp_path: Path, topic: str, queue_id: int, end: int, has_list: bool
+) -> None:
+    before = content_of(Path(shutil.copytree(folder, tmp_path / "read")))
+    lost = before[max(place for place in before if place[:2] == (topic, queue_id))]
+    path = folder / "commitlog" / f"{lost.log_position // 4096 * 4096:020d}"
+    content = bytearray(path.read_bytes())
+    content[lost.log_position % 4096 + 4] ^= 1
+    path.write_bytes(content)
+    if not has_list:  # as in a folder of Apache's
+        (folder / "queues").unlink()
+    _, report = repair(folder, tmp_path / "copy")
+    assert report.findings == []
+    store = open_store(tmp_path / "copy")
+    assert store.append(draft(topic, queue_id), NOW_MS + 2_000_000).queue_offset == end
+    store.close()
+
+
 def test_a_missing_file_of_the_log_costs_what_it_held(folder: Path, tmp_path: Path) -> None:
     before = content_of(Path(shutil.copytree(folder, tmp_path / "read")))
     (folder / "commitlog" / "00000000000000004096").unlink()

@@ -92,9 +92,7 @@ def test_topics_that_were_deleted_and_made_again_are_no_damage(folder: Path) -> 
     topics = json.loads((folder / "config" / "topics.json").read_bytes())
     del topics["topicConfigTable"]["Other"]
     (folder / "config" / "topics.json").write_text(json.dumps(topics))
-    report = verify(folder)
-    assert report.findings == []
-    assert any("records of topic 'Other'" in note for note in report.notes)
+    assert verify(folder).findings == []
 
 
 def test_what_has_expired_is_no_damage(folder: Path) -> None:
@@ -200,8 +198,8 @@ def damages(path: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "cut", lambda: path.write_bytes(content[: len(content) // 2])
 
 
-HARMLESS = {("removed", ".bak"), *((kind, "lock") for kind in ("removed", "empty", "zeroed", "cut"))}
-"""A backup is made again with the next change; a lock holds nothing."""
+HARMLESS = {("removed", ".bak"), ("cut", "queues"), *((kind, "lock") for kind in ("removed", "empty", "zeroed", "cut"))}
+"""A backup is made again with the next change; the end of the list of queues is unused; a lock holds nothing."""
 LIKE_EXPIRY = {("removed", "commitlog/00000000000000000000"), ("empty", "commitlog/00000000000000000000")}
 """A log without its first file looks like one whose first file has expired."""
 
@@ -221,22 +219,28 @@ def test_any_file_that_is_removed_emptied_zeroed_or_cut_is_found(folder: Path) -
 def may_go_unseen(name: str, at: int, content: bytes, messages: list[StoredMessage]) -> bool:
     """Return whether nothing covers a byte, or nothing reads it."""
     area, _, rest = name.partition("/")
-    if area == "commitlog":
-        position = int(rest) + at
-        record = max((each for each in messages if each.log_position <= position), key=lambda each: each.log_position)
-        within = position - record.log_position
-        if within >= record.record_bytes:
-            return True  # behind the last record, or behind the mark that ends a segment
-        # Flag, system flag, times, hosts, attempts; and properties, of which only tag and keys are compared.
-        in_properties = within >= record.record_bytes - len(record.raw_properties)
-        return 16 <= within < 20 or 36 <= within < 84 or in_properties
-    if area == "index":
-        return at < 16 or 32 <= at < 36 or 104 <= at < 124  # times to the second; number of slots; entry 0
-    if area == "batchconsumequeue":
-        return at % 46 >= 38  # for compacted topics
-    if area == "config":
-        return content[at : at + 1].isalnum() or content[at] == ord("@")  # another name or number is a table as well
+    match area:
+        case "commitlog":
+            return may_go_unseen_in_log(int(rest) + at, messages)
+        case "index":
+            return at < 16 or 32 <= at < 36 or 104 <= at < 124  # times to the second; number of slots; entry 0
+        case "batchconsumequeue":
+            return at % 46 >= 38  # for compacted topics
+        case "config":
+            return content[at : at + 1].isalnum() or content[at] == ord("@")  # another name or number
+        case "queues":
+            return at >= len(content.rstrip(b"\0"))
     return area in ("checkpoint", "lock")
+
+
+def may_go_unseen_in_log(position: int, messages: list[StoredMessage]) -> bool:
+    record = max((each for each in messages if each.log_position <= position), key=lambda each: each.log_position)
+    within = position - record.log_position
+    if within >= record.record_bytes:
+        return True  # behind the last record, or behind the mark that ends a segment
+    # The checksum of an empty body; flag, system flag, times, hosts, attempts; properties besides tag and keys.
+    in_properties = within >= record.record_bytes - len(record.raw_properties)
+    return (8 <= within < 12 and not record.body) or 16 <= within < 20 or 36 <= within < 84 or in_properties
 
 
 def test_a_flipped_bit_is_found_wherever_something_covers_it(folder: Path, tmp_path: Path) -> None:
