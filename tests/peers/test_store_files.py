@@ -18,6 +18,9 @@ from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.broker.store.verify import StoreCheck
+from skyroute.broker.stored_tables import TABLES
+from skyroute.broker.timer_check import damage_of
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host
@@ -295,6 +298,8 @@ def test_a_folder_goes_to_apache_and_comes_back(ours: NameServerProcess, tmp_pat
             broker.stop()
         else:
             broker.kill()
+    report = StoreCheck(folder, TABLES, damage_of, SETTINGS).run()
+    assert report.findings == []
     check_what_came_back(folder, theirs, clean=clean)
 
 

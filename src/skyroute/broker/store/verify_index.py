@@ -11,11 +11,13 @@ from typing import Final, NamedTuple
 
 from skyroute.broker.store.commit_log import ScannedTuple
 from skyroute.broker.store.findings import Report
-from skyroute.broker.store.keys import Key, keep_keys
+from skyroute.broker.store.keys import Key, keep_keys, key_hash
 from skyroute.broker.store.read_only import segments_in
 from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.verify_queues import KnownLog
+from skyroute.message.properties import find_property
+from skyroute.message.property_names import TAGS
 
 _HEADER: Final = Struct(">qqqqii")
 _ENTRY: Final = Struct(">iqii")
@@ -125,8 +127,6 @@ class IndexCheck:
         position, _, topic, _, _, sys_flag, stored_at_ms, raw = record
         keys: list[Key] = []
         keep_keys(keys, topic, raw, sys_flag, position, stored_at_ms)
-        if not keys:
-            return
         self._keys += len(keys)
         self._pass_to(position, is_damaged)
         found: set[int] = set()
@@ -138,7 +138,7 @@ class IndexCheck:
             if entry.age_s != age_s:
                 what = f"entry {entry.number} says {entry.age_s} s after the file's first, its record {age_s}"
                 self._wrong_age.note(file.name, file.entry_at(entry.number), what)
-            if entry.hash not in {key[0] for key in keys}:
+            if entry.hash not in {key[0] for key in keys} and not _is_tag(entry.hash, topic, raw):
                 what = f"entry {entry.number} has a hash that is none of the keys of its record at {position}"
                 self._extra.note(file.name, file.entry_at(entry.number), what)
             found.add(entry.hash)
@@ -236,3 +236,9 @@ class IndexCheck:
                         number = (start + slot) // 4
                         fault.note(file.name, at + start + slot, f"slot {number} leads to a wrong entry")
         self._report_fault(fault)
+
+
+def _is_tag(hash_: int, topic: str, raw_properties: bytes) -> bool:
+    """Return whether an entry stands for the tag of its record: Apache's brokers index tags as well."""
+    tag = find_property(raw_properties, TAGS)
+    return bool(tag) and hash_ == key_hash(topic, f"T#{tag}".encode())
