@@ -15,8 +15,7 @@ BATCH_MESSAGES_MAX: Final = 32767
 
 _BATCH_UNIT: Final = Struct(">qiqqqhii")
 """As every unit; then when it was stored, the first offset, how many messages; the rest is for compacted topics."""
-BATCH_OFFSETS: Final = Struct(">28xqh8x")
-"""Of a unit, the first offset and the number of messages."""
+_OFFSETS: Final = Struct(">28xqh8x")
 _UNIT_START: Final = Struct(">qiq26x")
 _NOT_COMPACTED: Final = -1
 
@@ -52,15 +51,21 @@ class BatchQueue(TopicQueue):
         return 0 < offset - self.next_offset <= GAP_MAX
 
     def _is_empty(self, unit: bytes) -> bool:
-        offset, messages = BATCH_OFFSETS.unpack(unit)
+        offset, messages = _OFFSETS.unpack(unit)
         return super()._is_empty(unit) or offset < 0 or messages <= 0
 
     def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
-        units = self._units(self._row_of(offset), units_max)
+        row = self._row_of(offset)
+        units = self._units(row, units_max)
         if not units:
             return None
-        offsets = list(BATCH_OFFSETS.iter_unpack(units))
-        return offsets[0][0], _UNIT_START.iter_unpack(units), [first + messages for first, messages in offsets]
+        offsets: list[tuple[int, int]] = list(_OFFSETS.iter_unpack(units))
+        count = len(offsets)
+        for following in range(row + count, min(row + count + 2, self._count)):
+            offsets += _OFFSETS.iter_unpack(self._units(following, 1))
+        stops = [_stop_among(offsets, place, self.end) for place in range(count)]
+        stops[0] = max(stops[0], offset + 1)
+        return min(offsets[0][0], stops[0] - 1), _UNIT_START.iter_unpack(units), stops
 
     def next_segment(self, offset: int) -> int:
         at = self._row_of(offset) * self.unit_bytes
@@ -69,25 +74,33 @@ class BatchQueue(TopicQueue):
 
     def _row_of(self, offset: int) -> int:
         """Return the row of the unit that stands for a message, or of the next one where that is missing."""
-        # By segment first: one in between may be missing.
-        starts = [segment.start // self.unit_bytes for segment in self.segments]
-        if self._tail and self._offset_of(self._written) <= offset:
-            first, stop = self._written, self._count
-        else:
-            place = max(bisect_right(starts, offset, key=self._offset_of) - 1, 0)
-            first, stop = starts[place], min(self.segments[place].stop // self.unit_bytes, self._written)
-        row = max(bisect_right(range(stop), offset, lo=first, hi=stop, key=self._offset_of) - 1, first)
+        row = self._find_row_among(offset, self._first_row, self._count)
         return row if row + 1 == self._count or offset < self._stop_of(row) else row + 1
+
+    def _find_row_among(self, offset: int, low: int, high: int) -> int:
+        """Return the last of some rows whose first offset is not behind this one, or the first row."""
+        first = low
+        while True:
+            row = bisect_right(range(high), offset, lo=low, hi=high, key=self._offset_of) - 1
+            # Halving ends at a unit that was hurt, if it met one: then its neighbours disagree with it.
+            if row >= first and self._offset_of(row) <= offset < self._stop_of(row):
+                return row
+            if row + 2 < high and self._offset_of(row + 2) <= offset:
+                low = row + 2
+            elif row - 1 >= low and self._offset_of(row - 1) > offset:
+                high = row - 1
+            else:
+                return max(row, first)
 
     def _offset_of(self, row: int) -> int:
         if row >= self._count:
             return self._stop_of(row - 1) if row > self._first_row else 0
         units = self._units(row, 1)
-        return int(BATCH_OFFSETS.unpack(units)[0]) if units else 0
+        return int(_OFFSETS.unpack(units)[0]) if units else 0
 
     def _stop_of(self, row: int) -> int:
         units = self._units(row, 1)
-        return sum(BATCH_OFFSETS.unpack(units)) if units else 0
+        return sum(_OFFSETS.unpack(units)) if units else 0
 
 
 def messages_in_batch(raw_properties: bytes) -> int:
@@ -95,3 +108,14 @@ def messages_in_batch(raw_properties: bytes) -> int:
     text = find_property(raw_properties, INNER_COUNT) or ""
     messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
     return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1
+
+
+def _stop_among(offsets: list[tuple[int, int]], place: int, end: int) -> int:
+    """Return the offset behind the messages of a unit, given those of the units around it, one of which may be hurt."""
+    first, messages = offsets[place]
+    stop = first + messages
+    following = [each[0] for each in offsets[place + 1 : place + 3]]
+    next_first = following[0] if following else end
+    if stop <= next_first or (len(following) == 2 and next_first < first and stop <= following[1]):
+        return stop
+    return next_first

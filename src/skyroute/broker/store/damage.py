@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from skyroute.broker.store.commit_log import ScannedRecord
 from skyroute.broker.store.disk import Disk
-from skyroute.broker.store.errors import StoreDamagedError, StoreError
 from skyroute.broker.store.json_file import JsonFile
+from skyroute.wire.fastjson import JsonError, loads
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +102,10 @@ class DamageFile:
     def load(self) -> DamageReport:
         """Return what was kept; an empty report where there is nothing, or a damaged file."""
         try:
-            return self._file.load(self._read) or DamageReport()
-        except StoreError as error:
+            return self._decode(loads(self._file.path.read_bytes()))
+        except FileNotFoundError:
+            return DamageReport()
+        except (OSError, JsonError, KeyError, TypeError, ValueError, AttributeError) as error:
             log.warning("damage report not readable file=%s cause=%s", self._file.path, error)
             return DamageReport()
 
@@ -122,12 +124,6 @@ class DamageFile:
                     "cuts": [[each.position, each.size, each.file.name, each.kept_in.name] for each in report.cuts],
                 }
             )
-
-    def _read(self, said: Any) -> DamageReport:
-        try:
-            return self._decode(said)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StoreDamagedError(f"no report of damage: {error!r}") from error
 
     def _decode(self, said: Any) -> DamageReport:
         log_folder, cut_folder = self._folder / "commitlog", self._folder / CUT_FOLDER

@@ -142,7 +142,11 @@ class QueueLedger:
         mapped[at : at + len(raw)] = raw
 
     def note_deleted(self, topic: str, position: int) -> None:
-        """Say that a topic's queues were deleted when the log ended at this position."""
+        """Say that a topic's queues were deleted when the log ended at this position, on the disk.
+
+        Raises:
+            StoreWriteError: it may not be there.
+        """
         self._deleted[topic] = position
         for queue in [queue for queue in self._ends_at if queue.topic == topic]:
             del self._ends_at[queue]
@@ -152,6 +156,7 @@ class QueueLedger:
         if at is not None and self._map is not None:
             raw = _ends(position)
             self._map[at : at + len(raw)] = raw
+            self._disk.sync(self._descriptor)
 
     def begin_flush(self) -> int | None:
         """Say that all queues are put on the disk as far as they are noted; return the file to put there with them."""

@@ -164,7 +164,7 @@ def _find_trusted_end(log: CommitLog, queues: list[TopicQueue], checkpoint: Chec
     if noted is None:
         return None
     end = sum(noted)
-    return end if log.start <= end <= log.stop else None
+    return end if log.start <= end <= log.stop + log.segment_bytes else None  # the last file may be gone
 
 
 def _find_newest(log: CommitLog, queues: list[TopicQueue]) -> int:

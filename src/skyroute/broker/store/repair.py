@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
-from skyroute.broker.store.batch_queue import BATCH_OFFSETS, BatchQueue
+from skyroute.broker.store.batch_queue import BatchQueue
 from skyroute.broker.store.checkpoint import read_notes
 from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.damage import DamagedRange
@@ -33,6 +34,8 @@ from skyroute.broker.store.verify_tables import TABLES_FOLDER, TOPICS_TABLE, Rea
 COPIED_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4096
 """What is given up of a file where the disk cannot read it."""
+_BATCH_OFFSETS: Final = Struct(">28xqh8x")
+"""Of a batch queue's unit, the first offset and the number of messages."""
 _QUEUES: Final = ("consumequeue", "batchconsumequeue")
 _AS_THEY_ARE: Final = ("consumequeue_ext", "timerlog", "timerwheel")
 
@@ -360,7 +363,7 @@ class Repair:
                 offset = (segment.start + at) // kind.unit_bytes
                 stop = offset + 1
                 if is_batch:
-                    offset, messages = BATCH_OFFSETS.unpack(unit)
+                    offset, messages = _BATCH_OFFSETS.unpack(unit)
                     stop = offset + messages
                 if size <= 0 or position < before or stop <= offset or (end is not None and offset != end):
                     return None if first is None or end is None else KnownQueue(is_batch, end, end, first)
