@@ -337,6 +337,10 @@ class Repair:
         """Return where the queues of the original ended, and which topics it has no longer."""
         page = self.source / "checkpoint"
         notes = read_notes(page.read_bytes()) if page.exists() else None
+        if notes is not None and notes.closed_end is not None and notes.closed_end > self._log_end:
+            self.result.losses.append(
+                f"the log ended at {notes.closed_end} when the broker stopped, and ends at {self._log_end} now"
+            )
         ledger = QueueLedger(self.source / LEDGER_NAME, ReadOnlyDisk()).read()
         if ledger is not None and is_ledger_current(self.source, notes):
             return ledger
