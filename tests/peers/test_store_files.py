@@ -17,7 +17,11 @@ import pytest
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.repair import Repair
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.broker.store.verify import StoreCheck
+from skyroute.broker.stored_tables import TABLES
+from skyroute.broker.timer_check import damage_of
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host
@@ -187,6 +191,15 @@ class Asked:
             offset = int(answer.fields["nextBeginOffset"])
         return found
 
+    def record(self, topic: str, queue_id: int, offset: int) -> bytes:
+        """The record at an offset."""
+        fields = {"consumerGroup": GROUP, "topic": topic, "queueId": queue_id, "queueOffset": offset}
+        fields |= {"maxMsgNums": 1, "sysFlag": 4, "commitOffset": 0, "suspendTimeoutMillis": 0, "subVersion": 0}
+        fields |= {"subscription": "*", "expressionType": "TAG"}
+        answer = self._line.call(PULL, {name: str(value) for name, value in fields.items()})
+        assert answer.code == SUCCESS, answer
+        return answer.body
+
     def by_key(self, topic: str, key: str) -> list[bytes]:
         fields = {"topic": topic, "key": key, "maxNum": 64, "beginTimestamp": 0, "endTimestamp": (1 << 63) - 1}
         answer = self._line.call(QUERY, {name: str(value) for name, value in fields.items()})
@@ -295,6 +308,8 @@ def test_a_folder_goes_to_apache_and_comes_back(ours: NameServerProcess, tmp_pat
             broker.stop()
         else:
             broker.kill()
+    report = StoreCheck(folder, TABLES, damage_of, SETTINGS).run()
+    assert report.findings == []
     check_what_came_back(folder, theirs, clean=clean)
 
 
@@ -373,3 +388,41 @@ def assert_same_keys(left: Seen, right: Seen) -> None:
         assert len(records) == len(right.by_key[key]), key
         if len(records) < 64:
             assert records == right.by_key[key], key
+
+
+def test_a_repaired_store_opens_in_apache(ours: NameServerProcess, tmp_path: Path) -> None:
+    """Apache's broker walks over what stands for damaged bytes, and has every other record where it was."""
+    broker = ApacheBroker("repaired-broker", tmp_path / "broker", [ours.address], config=FILE_SIZES)
+    folder = tmp_path / "damaged"
+    now_ms = int(time.time() * 1000) - 60_000
+    store = MessageStore.open(folder, SETTINGS, now_ms=now_ms, keeps_batches=lambda topic: topic == WHOLE)
+    for turn in range(2):
+        fill(store, encode_host("127.0.0.1", broker.port), now_ms + turn * 1_000)
+    write_topics(folder)
+    seen = look_into(store)
+    store.close()
+    lost = seen.records[TOPIC, 2][30]
+    position = struct.unpack_from(">q", lost, 28)[0]
+    path = folder / "commitlog" / f"{position // SETTINGS.log_segment_bytes * SETTINGS.log_segment_bytes:020d}"
+    content = bytearray(path.read_bytes())
+    content[position % SETTINGS.log_segment_bytes + 90] ^= 1
+    path.write_bytes(content)
+    missing = range(SETTINGS.log_segment_bytes, 2 * SETTINGS.log_segment_bytes)
+    (folder / "commitlog" / f"{missing.start:020d}").unlink()
+    repaired = Repair(folder, broker.home / "store", TABLES, SETTINGS).run(now_ms + 60_000)
+    assert repaired.lost_ranges == 2
+
+    def is_kept(record: bytes) -> bool:
+        return record != lost and struct.unpack_from(">q", record, 28)[0] not in missing
+
+    with broker, Line(broker.address) as line:
+        asked = Asked(line)
+        for (topic, queue_id), records in seen.records.items():
+            for record in filter(is_kept, records):
+                offset, at = struct.unpack_from(">qq", record, 20)
+                assert asked.at_position(at) == record
+                assert asked.record(topic, queue_id, offset) == record
+            last_offset = struct.unpack_from(">q", records[-1], 20)[0]
+            assert asked.max_offset(topic, queue_id) > last_offset
+        for (topic, key), records in seen.by_key.items():
+            assert asked.by_key(topic, key) == list(filter(is_kept, records))

@@ -25,7 +25,7 @@ from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.tables import next_version, read_as, read_version, version_members
+from skyroute.broker.tables import next_version, read_as, read_member, read_version, version_members
 from skyroute.message.errors import RecordError
 from skyroute.message.properties import delete_property
 from skyroute.message.property_names import DELAY_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS
@@ -40,6 +40,17 @@ SAVE_MS: Final = 10_000
 """How often how far each level has come is written, where nobody says otherwise."""
 BATCH_MAX: Final = 16
 """How many messages of a level are delivered before others get their turn."""
+
+
+def read_delay_offsets(raw: object) -> tuple[dict[int, int], DataVersion | None]:
+    """Return the offsets of a file by level, and its edition.
+
+    Raises:
+        StoreDamagedError: it is no table of delay offsets.
+    """
+    table = read_as(raw, dict[str, Any], "the table of delay offsets")
+    offsets: dict[int, int] = read_member(table, "offsetTable", dict[int, int])
+    return {level: offset for level, offset in offsets.items() if level > 0}, read_version(table)
 
 
 class Delays:
@@ -70,14 +81,12 @@ class Delays:
         """Read how far each level had come.
 
         Raises:
-            StoreDamagedError: the file makes no sense.
+            StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load()
+        stored = self.keeper.load(read_delay_offsets)
         if stored is not None:
-            table = read_as(stored, dict[str, Any], "the table of delay offsets")
-            offsets: Mapping[int, int] = read_as(table.get("offsetTable") or {}, dict[int, int], "delay offsets")
-            self._offsets = {level: offset for level, offset in offsets.items() if level > 0}
-            self._version = read_version(table, self._version)
+            self._offsets, version = stored
+            self._version = version or self._version
         # Messages may wait at levels that the settings no longer have.
         waiting = {queue_id + 1 for queue_id in self._store.queue_ids(SCHEDULE_TOPIC)}
         self._levels = sorted({*self._levels, *waiting})

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.keeper import Keeper
@@ -14,6 +14,7 @@ from skyroute.broker.tables import (
     next_version,
     object_pieces,
     read_as,
+    read_member,
     read_version,
     unknown_members,
     version_members,
@@ -35,6 +36,34 @@ FORBIDDEN_MAX: Final = 100_000
 _READ_BIT: Final = 1 << 2
 _MEMBERS: Final = member_names(GroupConfig)
 _TABLE_MEMBERS: Final = frozenset({"subscriptionGroupTable", "forbiddenTable", "dataVersion"})
+
+
+class StoredGroups(NamedTuple):
+    """What the file of groups holds."""
+
+    groups: dict[str, GroupConfig]
+    forbidden: dict[str, dict[str, int]]
+    unknown: dict[str, dict[str, Any]]
+    """By group, members that only others understand."""
+    unknown_rest: dict[str, Any]
+    version: DataVersion | None
+
+
+def read_groups(raw: object) -> StoredGroups:
+    """Return the file of groups as values.
+
+    Raises:
+        StoreDamagedError: it is no table of groups.
+    """
+    stored = read_as(raw, dict[str, Any], "the table of groups")
+    groups: dict[str, GroupConfig] = {}
+    unknown: dict[str, dict[str, Any]] = {}
+    for name, members in read_member(stored, "subscriptionGroupTable", dict[str, dict[str, Any]]).items():
+        groups[name] = read_as({**members, "groupName": name}, GroupConfig, f"group {name[:80]!r}")
+        if others := unknown_members(members, _MEMBERS):
+            unknown[name] = others
+    forbidden = read_as(stored.get("forbiddenTable") or {}, dict[str, dict[str, int]], "forbiddenTable")
+    return StoredGroups(groups, forbidden, unknown, unknown_members(stored, _TABLE_MEMBERS), read_version(stored))
 
 
 class Groups:
@@ -59,22 +88,18 @@ class Groups:
         """Read the file.
 
         Raises:
-            StoreDamagedError: it makes no sense.
+            StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load()
+        stored = self.keeper.load(read_groups)
         if stored is None:
             return
-        stored = read_as(stored, dict[str, Any], "the table of groups")
-        table = read_as(stored.get("subscriptionGroupTable", {}), dict[str, dict[str, Any]], "groups")
-        for name, raw in table.items():
-            self._table[name] = read_as({**raw, "groupName": name}, GroupConfig, f"group {name[:80]!r}")
-            if unknown := unknown_members(raw, _MEMBERS):
-                self._unknown[name] = unknown
+        self._table.update(stored.groups)
         if len(self._table) > GROUPS_MAX:
             raise StoreDamagedError(f"the table of groups has more than {GROUPS_MAX}")
-        self._forbidden = read_as(stored.get("forbiddenTable") or {}, dict[str, dict[str, int]], "forbiddenTable")
-        self._unknown_rest = unknown_members(stored, _TABLE_MEMBERS)
-        self.version = read_version(stored, self.version)
+        self._forbidden = stored.forbidden
+        self._unknown = stored.unknown
+        self._unknown_rest = stored.unknown_rest
+        self.version = stored.version or self.version
 
     def all(self) -> Mapping[str, GroupConfig]:
         """Return all groups, as they are at any time."""

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from skyroute.broker.store.json_file import JsonFile
+
+_Table = TypeVar("_Table")
 
 
 class Keeper:
@@ -26,13 +28,13 @@ class Keeper:
     def __repr__(self) -> str:
         return f"<Keeper {self._file.path} unsaved={self._changes - self._saved}>"
 
-    def load(self) -> Any:
-        """Return what the file says; None where there is none.
+    def load(self, read: Callable[[Any], _Table]) -> _Table | None:
+        """Return what `read` makes of the file, or of its backup if the file is missing or damaged: see `JsonFile`.
 
         Raises:
-            StoreDamagedError: neither the file nor its backup makes sense.
+            StoreError: neither can be used.
         """
-        return self._file.load()
+        return self._file.load(read)
 
     def touch(self) -> None:
         """Note that something changed; whoever saves next writes it."""

@@ -255,6 +255,16 @@ class BrokerMetrics:
         for name, text, number in found:
             yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
         yield self._gauge("skyroute_broker_disk_used_ratio", "Used share of that disk", (), [(ONE, store.disk_used())])
+        for name, text, number in (
+            ("damaged_ranges", "Damaged places in the log", store.damage.count),
+            ("damaged_bytes", "Bytes in them", store.damage.bytes),
+            (
+                "cut_bytes",
+                "Bytes cut off the end of the log, and set aside",
+                sum(cut.size for cut in store.damage.cuts),
+            ),
+        ):
+            yield self._gauge(f"skyroute_broker_log_{name}", text, (), [(ONE, number)])
 
     def _waiting(self, parts: Parts) -> Iterator[Metric]:
         transactions, timers = parts.transactions, parts.timers

@@ -1,7 +1,7 @@
 """How far each group has come with each queue: what it says itself, and where an administrator has sent it."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -12,6 +12,7 @@ from skyroute.broker.tables import (
     next_version,
     object_pieces,
     read_as,
+    read_member,
     read_version,
     unknown_members,
     version_members,
@@ -32,6 +33,30 @@ OFFSETS_A_STEP: Final = 5_000
 
 _TABLE_MEMBERS: Final = frozenset({"offsetTable", "groupTopicMap", "dataVersion"})
 _Table = dict[tuple[str, str], dict[int, int]]
+
+
+class StoredOffsets(NamedTuple):
+    """What the file of offsets holds."""
+
+    offsets: _Table
+    unknown: dict[str, Any]
+    """Members that only others understand."""
+    version: DataVersion | None
+
+
+def read_offsets(raw: object) -> StoredOffsets:
+    """Return the file of offsets as values.
+
+    Raises:
+        StoreDamagedError: it is no table of offsets.
+    """
+    stored = read_as(raw, dict[str, Any], "the table of offsets")
+    offsets: _Table = {}
+    for key, by_queue in read_member(stored, "offsetTable", dict[str, dict[int, int]]).items():
+        topic, at, group = key.rpartition("@")
+        if at:
+            offsets[group, topic] = by_queue
+    return StoredOffsets(offsets, unknown_members(stored, _TABLE_MEMBERS), read_version(stored))
 
 
 class Offsets:
@@ -62,24 +87,19 @@ class Offsets:
         """Read the file.
 
         Raises:
-            StoreDamagedError: it makes no sense.
+            StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load()
+        stored = self.keeper.load(read_offsets)
         if stored is None:
             return
-        stored = read_as(stored, dict[str, Any], "the table of offsets")
-        table = read_as(stored.get("offsetTable") or {}, dict[str, dict[int, int]], "offsetTable")
-        for key, offsets in table.items():
-            topic, at, group = key.rpartition("@")
-            if at:
-                self._table[group, topic] = offsets
+        self._table = stored.offsets
         self._count = sum(map(len, self._table.values()))
         if self._count > self._offsets_max:
             raise StoreDamagedError(f"the table of offsets has more than {self._offsets_max}")
         for group, topic in self._table:
             self._note_pair(group, topic)
-        self._unknown = unknown_members(stored, _TABLE_MEMBERS)
-        self.version = read_version(stored, self.version)
+        self._unknown = stored.unknown
+        self.version = stored.version or self.version
 
     # ------------------------------------------------------------------------------------------------------ one queue
 

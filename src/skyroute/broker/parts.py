@@ -27,6 +27,7 @@ from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
 from skyroute.broker.identity import Identity
 from skyroute.broker.intake import Intake
 from skyroute.broker.keeper import Keeper
+from skyroute.broker.lost_topics import settle_lost_topics, topics_with_queues
 from skyroute.broker.members import Members
 from skyroute.broker.notices import MemberNotices
 from skyroute.broker.offsets import Offsets
@@ -87,6 +88,8 @@ class Parts:
         self.stats = Stats(clock)
         self.parked = ParkedPulls(clock.monotonic)
         self.topics.load()  # before the store, which may have to make queues of the right kind again
+        self._had_queues = topics_with_queues(config.store_folder)
+        """The topics that had queues before recovery, which finds messages of deleted topics again."""
         self.store = MessageStore.open(
             config.store_folder,
             config.store_settings(),
@@ -138,17 +141,11 @@ class Parts:
         """
         for kept in (self.groups, self.offsets, self.request_modes, self.delays, self.timers):
             kept.load()
-        self._forget_deleted_topics()
-        self.transactions.load()
-
-    def _forget_deleted_topics(self) -> None:
-        """After a crash, recovery finds again the messages of topics that were deleted before."""
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
-            for topic in self.store.topics():
-                if self.topics.get(topic) is None and not self.topics.is_system(topic):
-                    self.store.delete_topic(topic)
+        settle_lost_topics(self.topics, self.store, self._had_queues)
+        self.transactions.load()
 
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give what goes on all the time."""

@@ -6,13 +6,24 @@ from typing import Any, Final
 
 from skyroute.broker.keeper import Keeper
 from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.tables import ENTRIES_A_STEP, entry_pieces, read_as
+from skyroute.broker.tables import ENTRIES_A_STEP, entry_pieces, read_as, read_member
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.groups import RequestMode
 from skyroute.wire.codes import ResponseCode
 
 REQUEST_MODES_MAX: Final = 100_000
 """For how many pairs of topic and group a mode is kept."""
+
+
+def read_request_modes(raw: object) -> dict[tuple[str, str], RequestMode]:
+    """Return the modes of a file by topic and group.
+
+    Raises:
+        StoreDamagedError: it is no table of request modes.
+    """
+    stored = read_as(raw, dict[str, Any], "the table of request modes")
+    by_topic = read_member(stored, "messageRequestModeMap", dict[str, dict[str, RequestMode]])
+    return {(mode.topic, mode.group): mode for groups in by_topic.values() for mode in groups.values()}
 
 
 class RequestModes:
@@ -29,16 +40,9 @@ class RequestModes:
         """Read the file.
 
         Raises:
-            StoreDamagedError: it makes no sense.
+            StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load()
-        if stored is None:
-            return
-        stored = read_as(stored, dict[str, Any], "the table of request modes")
-        table = stored.get("messageRequestModeMap") or {}
-        for groups in read_as(table, dict[str, dict[str, RequestMode]], "messageRequestModeMap").values():
-            for mode in groups.values():
-                self._table[mode.topic, mode.group] = mode
+        self._table = self.keeper.load(read_request_modes) or {}
 
     def all(self) -> Mapping[tuple[str, str], RequestMode]:
         """Return all modes by topic and group."""

@@ -24,17 +24,28 @@ def version_members(version: DataVersion) -> dict[str, int]:
     return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
 
 
-def read_version(table: Mapping[str, Any], otherwise: DataVersion) -> DataVersion:
-    """Return the edition that a file says it is.
+def read_version(table: Mapping[str, Any]) -> DataVersion | None:
+    """Return the edition that a file says it is; None where it says none.
 
     Raises:
         StoreDamagedError: it says nonsense.
     """
     raw = table.get("dataVersion")
     if raw is None:
-        return otherwise
+        return None
     version = read_as(raw, Version, "dataVersion")
     return DataVersion(version.state_version, version.timestamp, version.counter)
+
+
+def read_member(table: Mapping[str, Any], name: str, kind: Any) -> Any:
+    """Return a member that every such file has, as a value of `kind`.
+
+    Raises:
+        StoreDamagedError: it is missing, or no such value.
+    """
+    if name not in table:
+        raise StoreDamagedError(f"{name} is missing")
+    return read_as(table[name], kind, name)
 
 
 def read_as(raw: object, kind: Any, what: str) -> Any:

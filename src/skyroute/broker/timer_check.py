@@ -7,16 +7,24 @@ was read and is not due. We have neither, so the first of the two is that of the
 
 Behind these, where Apache's brokers leave the page as it is, we keep what they have no place for: up to which message
 of the time at hand all is delivered. It counts as long as the numbers in front are still ours.
+
+In the second half of the page lies a copy of all of it with a checksum. It counts where the numbers in front are
+damaged: where they differ from the copy, and the edition does not say that a broker has written them since.
 """
 
+import logging
 import os
 from pathlib import Path
 from struct import Struct
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
 from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.errors import StoreDamagedError
+
+log = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 4096
 """Apache's brokers map so much of it."""
@@ -24,6 +32,10 @@ PAGE_BYTES: Final = 4096
 _SHARED: Final = Struct(">7q")
 _OWN: Final = Struct(">8s4q")
 _OWN_MARK: Final = b"skyroute"
+_COPY_BYTES: Final = _SHARED.size + _OWN.size
+_COPY_AT: Final = 2048
+_SEAL: Final = Struct(">I")
+_COUNTER: Final = 6
 
 
 class TimerProgress(msgspec.Struct, frozen=True, gc=False):
@@ -56,19 +68,27 @@ class TimerCheck:
         return f"<TimerCheck {self.path}>"
 
     def load(self) -> TimerProgress:
-        """Return what the file says; the very beginning where there is none."""
+        """Return what the file says; the very beginning where there is none, or nothing was written to it yet.
+
+        Raises:
+            StoreDamagedError: its numbers make no sense, and there is no copy of them.
+        """
         try:
             page = self.path.read_bytes()
         except FileNotFoundError:
             return TimerProgress()
-        page = page.ljust(PAGE_BYTES, b"\0")
-        slot_ms, self._timer_log_end, oldest, read_end, self._state_version, _, self._counter = _SHARED.unpack_from(
-            page
-        )
-        mark, same_slot_ms, same_end, own_slot_ms, slot_offset = _OWN.unpack_from(page, _SHARED.size)
-        if (mark, same_slot_ms, same_end) == (_OWN_MARK, slot_ms, read_end):
-            return TimerProgress(own_slot_ms, slot_offset, read_end, oldest)
-        return TimerProgress(slot_ms, 0, read_end, read_end, is_ours=False)
+        numbers, progress, copy = read_page(page)
+        damage = _find_damage(numbers, progress, copy)
+        if damage and copy is None:
+            raise StoreDamagedError(
+                f"{self.path} is damaged: {damage}. Restore a copy of it, or remove it to deliver again every message "
+                "of the timer topic that the log still holds"
+            )
+        if damage and copy is not None:
+            log.warning("timer progress damaged, its copy is used file=%s reason=%s", self.path, damage)
+            numbers, progress = copy
+        _, self._timer_log_end, _, _, self._state_version, _, self._counter = numbers
+        return progress
 
     def save(self, progress: TimerProgress, now_ms: int) -> None:
         """Write it, on the disk before this returns.
@@ -84,9 +104,53 @@ class TimerCheck:
             slot_ms, self._timer_log_end, progress.oldest, end, self._state_version, now_ms, self._counter
         )
         own = _OWN.pack(_OWN_MARK, slot_ms, end, progress.slot_ms, progress.slot_offset)
+        copy = shared + own
         descriptor = self._disk.open(self.path, PAGE_BYTES)
         try:
-            self._disk.write(descriptor, shared + own, 0)  # less than a sector: all of it, or nothing
+            self._disk.write(descriptor, copy, 0)  # less than a sector: all of it, or nothing
+            self._disk.write(descriptor, copy + _SEAL.pack(_seal(copy)), _COPY_AT)
             self._disk.sync(descriptor)
         finally:
             os.close(descriptor)
+
+
+Page = tuple[tuple[int, ...], TimerProgress]
+"""The seven numbers, and what they and our own say."""
+
+
+def read_page(page: bytes) -> tuple[tuple[int, ...], TimerProgress, Page | None]:
+    """Return the numbers of the file, what they say, and the same of the copy if there is a sound one."""
+    page = page.ljust(PAGE_BYTES, b"\0")
+    raw_copy = page[_COPY_AT : _COPY_AT + _COPY_BYTES]
+    (seal,) = _SEAL.unpack_from(page, _COPY_AT + _COPY_BYTES)
+    copy = _read(raw_copy) if any(raw_copy) and seal == _seal(raw_copy) else None
+    return *_read(page), copy
+
+
+def damage_of(page: bytes) -> str:
+    """Return what is wrong with the file; nothing where it is sound, or was never written."""
+    return _find_damage(*read_page(page))
+
+
+def _read(raw: bytes) -> Page:
+    numbers: tuple[int, ...] = _SHARED.unpack_from(raw)
+    slot_ms, _, oldest, read_end, *_ = numbers
+    mark, same_slot_ms, same_end, own_slot_ms, slot_offset = _OWN.unpack_from(raw, _SHARED.size)
+    if (mark, same_slot_ms, same_end) == (_OWN_MARK, slot_ms, read_end):
+        return numbers, TimerProgress(own_slot_ms, slot_offset, read_end, oldest)
+    return numbers, TimerProgress(slot_ms, 0, read_end, read_end, is_ours=False)
+
+
+def _find_damage(numbers: tuple[int, ...], progress: TimerProgress, copy: Page | None) -> str:
+    """Return what is wrong with the numbers; nothing where they are sound."""
+    if min(numbers) < 0:
+        return f"a number is negative: {min(numbers)}"
+    if not 0 <= progress.oldest <= progress.read_end or min(progress.slot_ms, progress.slot_offset) < 0:
+        return f"offsets do not fit: oldest {progress.oldest}, read up to {progress.read_end}"
+    if copy is not None and numbers[_COUNTER] <= copy[0][_COUNTER] and (numbers, progress) != copy:
+        return f"edition {numbers[_COUNTER]} differs from its copy"
+    return ""
+
+
+def _seal(raw: bytes) -> int:
+    return crc32(raw, crc32(_OWN_MARK))

@@ -151,7 +151,11 @@ class Timers:
         return self._read_end
 
     def load(self) -> None:
-        """Read how far it had come."""
+        """Read how far it had come.
+
+        Raises:
+            StoreDamagedError: the file is damaged.
+        """
         progress = self._check.load()
         end = self._store.max_offset(TIMER_TOPIC, 0)
         if progress.read_end > end:

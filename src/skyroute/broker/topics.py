@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from skyroute.broker.tables import (
     next_version,
     object_pieces,
     read_as,
+    read_member,
     read_version,
     unknown_members,
     version_members,
@@ -57,6 +58,32 @@ Announce = Callable[[Collection[TopicConfig]], Awaitable[None]]
 """Makes topics known to all name servers that can be reached, and returns when they are."""
 
 
+class StoredTopics(NamedTuple):
+    """What the file of topics holds."""
+
+    topics: dict[str, TopicConfig]
+    unknown: dict[str, dict[str, Any]]
+    """By topic, members that only others understand."""
+    unknown_rest: dict[str, Any]
+    version: DataVersion | None
+
+
+def read_topics(raw: object) -> StoredTopics:
+    """Return the file of topics as values.
+
+    Raises:
+        StoreDamagedError: it is no table of topics.
+    """
+    stored = read_as(raw, dict[str, Any], "the table of topics")
+    topics: dict[str, TopicConfig] = {}
+    unknown: dict[str, dict[str, Any]] = {}
+    for name, members in read_member(stored, "topicConfigTable", dict[str, dict[str, Any]]).items():
+        topics[name] = read_as({**members, "topicName": name}, TopicConfig, f"topic {name[:80]!r}")
+        if others := unknown_members(members, _MEMBERS):
+            unknown[name] = others
+    return StoredTopics(topics, unknown, unknown_members(stored, _TABLE_MEMBERS), read_version(stored))
+
+
 class Topics:
     """The topics by name. Whoever changes one also makes it known: to the disk by `keeper`, and to name servers."""
 
@@ -71,6 +98,9 @@ class Topics:
         """Of some topics, members of the file that only others understand."""
         self._unknown_rest: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
+        self._file = file
+        self.may_lack_topics = False
+        """The file was missing or damaged when it was read: topics of this broker may be unknown."""
         self.keeper = Keeper(file, self.pieces)
         self.get: Callable[[str], TopicConfig | None] = self._table.get
 
@@ -81,20 +111,17 @@ class Topics:
         """Read the file. What it says of topics that every broker has counts more than the settings.
 
         Raises:
-            StoreDamagedError: it makes no sense.
+            StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load()
+        stored = self.keeper.load(read_topics)
+        self.may_lack_topics = stored is None or self._file.used_backup
         if stored is not None:
-            stored = read_as(stored, dict[str, Any], "the table of topics")
-            for name, raw in read_as(stored.get("topicConfigTable", {}), dict[str, dict[str, Any]], "topics").items():
-                topic: TopicConfig = read_as({**raw, "topicName": name}, TopicConfig, f"topic {name[:80]!r}")
-                self._table[name] = topic
-                if unknown := unknown_members(raw, _MEMBERS):
-                    self._unknown[name] = unknown
+            self._table.update(stored.topics)
             if len(self._table) > TOPICS_MAX:
                 raise StoreDamagedError(f"the table of topics has more than {TOPICS_MAX}")
-            self._unknown_rest = unknown_members(stored, _TABLE_MEMBERS)
-            self.version = read_version(stored, self.version)
+            self._unknown = stored.unknown
+            self._unknown_rest = stored.unknown_rest
+            self.version = stored.version or self.version
         if not self._config.auto_create_topic_enable:
             # As long as it has a route, producers believe that it may stand in for any other.
             self._table.pop(DEFAULT_TOPIC, None)

@@ -24,6 +24,7 @@ _COMMANDS = {
         "journal",
         "Read what a name server has recorded: every change of a route.",
     ),
+    "store": Later("skyroute.cli.store", "store", "Check and repair the files of a stopped broker."),
     "pipeline": Later(
         "skyroute.cli.pipeline.commands",
         "pipeline",

@@ -17,12 +17,11 @@ from skyroute.remoting.loops import loop_factory
 from skyroute.settings.config import SERVER_MAX_CONNECTIONS, ServerConfig
 from skyroute.settings.errors import FileWriteError
 from skyroute.settings.files import ensure_replaceable
+from skyroute.settings.open_files import open_files_max, open_files_shared
 
 log = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_OTHER_FILES = 64
-"""Open files that are no connections of peers: log, sockets we open ourselves, files being replaced."""
 
 COLLECTED_AFTER: Final = 10_000
 """How many objects there are to be more before Python looks for cycles; messages under way alone are some thousands."""
@@ -117,14 +116,13 @@ def _fit_open_files(configs: Sequence[ServerConfig]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # the usual soft limit of 1024 is far below what a server holds
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or not configs:
-        return
-    room = max(1, (soft - _OTHER_FILES - sum(config.files_held for config in configs)) // len(configs))
+    room = max(1, (open_files_shared() - sum(config.files_held for config in configs)) // max(1, len(configs)))
     for config in configs:
         if config.server_max_connections > room:
             level = logging.DEBUG if config.server_max_connections == SERVER_MAX_CONNECTIONS else logging.WARNING
-            log.log(level, "serverMaxConnections lowered to=%d reason=the limit of open files is %d", room, soft)
+            log.log(
+                level, "serverMaxConnections lowered to=%d reason=the limit of open files is %d", room, open_files_max()
+            )
             config.server_max_connections = room
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from skyroute.nameserver.errors import KvConfigRefusedError
 from skyroute.settings.errors import ConfigError
-from skyroute.settings.files import backup_path, replace_file
+from skyroute.settings.files import backup_path, damaged_path, replace_file
 from skyroute.wire.calls.kv import encode_kv_table
 
 log = logging.getLogger(__name__)
@@ -35,38 +35,53 @@ class KvConfig:
         self._table: Table = {}
         self._bodies: dict[str, bytes] = {}
         """Namespaces as they are sent, written when first asked for after a change."""
-        self._file_is_sound = True
 
     def __repr__(self) -> str:
         entry_count = sum(map(len, self._table.values()))
         return f"<KvConfig {self._path} namespaces={len(self._table)} entries={entry_count}>"
 
     def load(self) -> None:
-        """Read the file; a missing one is an empty table, and a damaged one is replaced by its backup.
+        """Read the file. A missing or damaged one gives way to its backup; without both, the table is empty.
 
-        Called by the server once, before it serves.
+        A damaged file is kept as `NAME.damaged-TIME`. Called by the server once, before it serves.
 
         Raises:
-            ConfigError: neither the file nor its backup can be used.
+            ConfigError: the file or its backup is damaged, and the other cannot be used.
         """
         backup = backup_path(self._path)
-        self._file_is_sound = True
         try:
             table = self._read(self._path)
+            if table is None and (table := self._read(backup)) is not None:
+                log.warning("kv config file missing, its backup is used file=%s backup=%s", self._path, backup)
         except ConfigError as damage:
-            try:
-                table = self._read(backup)
-            except ConfigError as backup_damage:
-                raise ConfigError(f"{damage}; and {backup_damage}") from damage
-            if table is None:
-                raise ConfigError(f"{damage}; and no {backup.name} stands in for it") from damage
-            # The next change must not push the damaged file over the only good one.
-            self._file_is_sound = False
+            table = self._read_backup(damage)
+            kept = self._keep_damaged()
             log.warning(
-                "kv config file damaged, its backup is used file=%s backup=%s cause=%s", self._path, backup, damage
+                "kv config file damaged, its backup is used file=%s backup=%s kept_as=%s cause=%s",
+                *(self._path, backup, kept, damage),
             )
         self._table = table or {}
         self._bodies.clear()
+
+    def _read_backup(self, damage: ConfigError) -> Table:
+        """Return what the backup of a damaged file holds."""
+        advice = "restore it from a copy, or move it away to start without its entries"
+        try:
+            table = self._read(backup_path(self._path))
+        except ConfigError as backup_damage:
+            raise ConfigError(f"{damage}; and {backup_damage}: {advice}") from damage
+        if table is None:
+            raise ConfigError(f"{damage}; and no {backup_path(self._path).name} stands in for it: {advice}") from damage
+        return table
+
+    def _keep_damaged(self) -> Path:
+        """Move the damaged file away: the next change must not push it over the only good one."""
+        try:
+            kept = damaged_path(self._path)
+            self._path.replace(kept)
+        except OSError as error:
+            raise ConfigError(f"cannot move the damaged {self._path} away: {error.strerror}") from error
+        return kept
 
     def get(self, namespace: str, key: str) -> str | None:
         """The value, or None if there is no such entry."""
@@ -118,13 +133,12 @@ class KvConfig:
             raise KvConfigRefusedError(
                 f"the table would take {len(content)} bytes, kvConfigMaxBytes is {self._bytes_max}"
             )
-        replace_file(self._path, content, keep_backup=self._file_is_sound)
+        replace_file(self._path, content)
         self._table = table
         self._bodies.clear()
-        self._file_is_sound = True
 
     def _read(self, path: Path) -> Table | None:
-        """A file's table, or None if there is no file or an empty one that nothing preceded."""
+        """A file's table, or None if there is no file."""
         try:
             with path.open("rb") as file:
                 content = file.read(self._bytes_max + 1)
@@ -134,9 +148,6 @@ class KvConfig:
             raise ConfigError(f"cannot read {path}: {error.strerror}") from error
         if len(content) > self._bytes_max:
             raise ConfigError(f"{path} is larger than kvConfigMaxBytes, which is {self._bytes_max}")
-        if not content and not backup_path(path).exists():
-            # Java truncates before it writes: without a backup this was the first write ever, and nothing is lost.
-            return None
         try:
             stored = msgspec.json.decode(content, type=_KvFile)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

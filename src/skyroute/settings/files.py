@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from skyroute.settings.errors import FileWriteError
@@ -11,6 +12,16 @@ from skyroute.settings.errors import FileWriteError
 def backup_path(path: Path) -> Path:
     """Where `replace_file` keeps what the file held before: the name Java uses too."""
     return path.with_name(f"{path.name}.bak")
+
+
+def damaged_path(path: Path) -> Path:
+    """Return the name under which a damaged file is kept: NAME.damaged-TIME, with the UTC time of its last change.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    changed_at = datetime.fromtimestamp(path.stat().st_mtime_ns // 1_000_000 / 1000, UTC)
+    return path.with_name(f"{path.name}.damaged-{changed_at:%Y%m%d%H%M%S}{changed_at.microsecond // 1000:03d}")
 
 
 def replace_file(path: Path, content: bytes | Sequence[bytes], *, keep_backup: bool = True) -> None:

@@ -89,7 +89,7 @@ def test_a_group_may_be_forbidden_a_topic_and_allowed_it_again(path: Path) -> No
 
 
 def test_other_bits_of_apaches_table_stay(path: Path) -> None:
-    write(path, b'{"forbiddenTable":{"g":{"A":6}}}')
+    write(path, b'{"subscriptionGroupTable":{},"forbiddenTable":{"g":{"A":6}}}')
     groups = loaded(path)
     assert groups.is_forbidden("g", "A")
     groups.set_forbidden("g", "A", forbidden=False)

@@ -64,7 +64,7 @@ async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
     for keeper in keepers[:2]:
         keeper.touch()
     await save_all(keepers)
-    assert [keeper.load() for keeper in keepers] == [{}, {}, None]
+    assert [keeper.load(dict) for keeper in keepers] == [{}, {}, None]
 
 
 class MeasuredDisk(Disk):

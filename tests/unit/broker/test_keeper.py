@@ -32,7 +32,7 @@ class Table:
 
     @property
     def kept(self) -> object:
-        return Table(self.path.parent).keeper.load()
+        return Table(self.path.parent).keeper.load(dict)
 
 
 async def test_what_was_touched_is_written_and_nothing_else(tmp_path: Path) -> None:

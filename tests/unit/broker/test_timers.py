@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyroute.broker.store.draft import Draft
+from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.timer_check import TimerCheck, TimerProgress
 from skyroute.broker.timer_records import withdrawal_key
 from skyroute.broker.timer_slots import Slots
@@ -293,6 +294,36 @@ def test_progress_survives_as_it_was_written(tmp_path: Path) -> None:
     with check.path.open("r+b") as file:  # as Apache's broker does
         file.write(CHECK.pack(START_MS + 4_000, 0, 15, 15, 0, 0, 2))
     assert check.load() == TimerProgress(START_MS + 4_000, 0, 15, 15, is_ours=False)
+
+
+@pytest.mark.parametrize("at", range(88))
+def test_a_damaged_number_gives_way_to_its_copy(tmp_path: Path, at: int, caplog: pytest.LogCaptureFixture) -> None:
+    check = TimerCheck(tmp_path / "timercheck", 1_000)
+    check.save(TimerProgress(START_MS, 7, 12, 3), START_MS)
+    progress = TimerProgress(START_MS + 1_001, 7, 15, 3)
+    check.save(progress, START_MS)
+    page = bytearray(check.path.read_bytes())
+    page[at] ^= 0x80
+    check.path.write_bytes(page)
+    assert TimerCheck(check.path, 1_000).load() == progress
+    assert ("its copy is used" in caplog.text) == (not 48 <= at < 56 or at == 48), "a later edition counts"
+
+
+def test_a_damaged_copy_does_not_matter(tmp_path: Path) -> None:
+    check = TimerCheck(tmp_path / "timercheck", 1_000)
+    progress = TimerProgress(START_MS, 7, 12, 3)
+    check.save(progress, START_MS)
+    page = bytearray(check.path.read_bytes())
+    page[2050] ^= 1
+    check.path.write_bytes(page)
+    assert check.load() == progress
+
+
+def test_without_a_copy_negative_numbers_are_refused(tmp_path: Path) -> None:
+    check = TimerCheck(tmp_path / "timercheck", 1_000)
+    check.path.write_bytes(CHECK.pack(START_MS, 0, 15, -15, 0, 0, 2).ljust(4096, b"\0"))
+    with pytest.raises(StoreDamagedError, match=r"timercheck is damaged: a number is negative: -15\. .* or remove it"):
+        check.load()
 
 
 # More than fit into memory

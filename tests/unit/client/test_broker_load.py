@@ -29,3 +29,10 @@ def test_what_is_missing_or_makes_no_sense_is_not_known() -> None:
         BrokerInfo("c", "b", 0, "a:1", {"putTps": "", "commitLogDiskRatio": "-1.0", "bootTimestamp": "soon"})
     )
     assert (load.into, load.out, load.into_today, load.disk, load.started_ms) == (None, None, None, None, None)
+
+
+def test_damage_is_counted_where_a_broker_tells_of_it() -> None:
+    load = read_load(broker(commitLogDamagedRanges="2", commitLogDamagedBytes="300", commitLogCutBytes="x"))
+    assert (load.damaged_ranges, load.damaged_bytes, load.cut_bytes) == (2, 300, 0)
+    assert read_load(broker(commitLogDamagedRanges="9" * 30)).damaged_ranges == 0
+    assert read_load(broker()).damaged_ranges == 0

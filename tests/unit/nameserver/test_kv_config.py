@@ -161,9 +161,37 @@ def test_without_a_sound_file_the_error_is_one_line(path: Path, backup: bytes | 
     assert "kvConfig.json.bak" in str(caught.value)
 
 
-def test_an_empty_file_that_nothing_preceded_is_an_empty_table(path: Path) -> None:
-    write(path, b"")
-    assert loaded(path).tables() == {}
+@pytest.mark.parametrize("content", [b"", bytes(64)])
+def test_an_empty_file_without_a_backup_is_refused(path: Path, content: bytes) -> None:
+    write(path, content)
+    with pytest.raises(ConfigError, match=r"no kvConfig\.json\.bak stands in for it: restore it from a copy, or move"):
+        loaded(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"", bytes(64), b'{"configTable":{"a"'])
+def test_a_damaged_file_is_kept(path: Path, content: bytes) -> None:
+    write(path, content)
+    path.with_name("kvConfig.json.bak").write_bytes(JAVA_FILE)
+    kv = loaded(path)
+    assert kv.get("ORDER_TOPIC_CONFIG", "TopicA") == "broker-a:4;broker-b:4"
+    (kept,) = path.parent.glob("kvConfig.json.damaged-*")
+    assert kept.read_bytes() == content
+    kv.put("a", "x", "1")
+    assert kept.read_bytes() == content
+    assert path.with_name("kvConfig.json.bak").read_bytes() == JAVA_FILE
+
+
+def test_a_missing_file_gives_way_to_its_backup(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(path.with_name("kvConfig.json.bak"), JAVA_FILE)
+    assert loaded(path).get("ORDER_TOPIC_CONFIG", "TopicA") == "broker-a:4;broker-b:4"
+    assert "kv config file missing, its backup is used" in caplog.text
+
+
+def test_a_damaged_backup_of_a_missing_file_is_refused(path: Path) -> None:
+    write(path.with_name("kvConfig.json.bak"), b"")
+    with pytest.raises(ConfigError, match=r"kvConfig\.json\.bak is not a key-value table"):
+        loaded(path)
 
 
 def test_a_file_that_is_a_directory_is_refused(path: Path) -> None:

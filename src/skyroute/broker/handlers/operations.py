@@ -139,6 +139,9 @@ class OperationHandlers:
         yield "consumeQueueDiskRatio", used
         yield "commitLogMinOffset", str(store.min_position)
         yield "commitLogMaxOffset", str(store.max_position)
+        yield "commitLogDamagedRanges", str(store.damage.count)
+        yield "commitLogDamagedBytes", str(store.damage.bytes)
+        yield "commitLogCutBytes", str(sum(cut.size for cut in store.damage.cuts))
         # Tools take the difference to now, and for a broker without messages there is none.
         yield "earliestMessageTimeStamp", str(self._now_ms() if oldest_ms is None else oldest_ms)
         yield "remainHowManyDataToFlush", _size(store.max_position - store.flushed_position)

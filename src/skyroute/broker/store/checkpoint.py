@@ -133,3 +133,36 @@ class Checkpoint:
     def close(self) -> None:
         self._map.close()
         os.close(self._descriptor)
+
+
+class Notes(NamedTuple):
+    """What a checkpoint says, read without opening a store."""
+
+    times: tuple[int, int, int]
+    last_derived: tuple[int, int] | None
+    closed_end: int | None
+    """As of `Checkpoint`."""
+    damaged: list[int]
+    """Where notes lie whose checksums are wrong."""
+
+
+def read_notes(page: bytes) -> Notes:
+    """Return what a page says, sound or not."""
+    page = page.ljust(_BYTES, b"\0")
+    found: dict[int, tuple[int, ...]] = {}
+    damaged = []
+    for layout, at in ((_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT), (_CLOSED, _CLOSED_AT)):
+        note = page[at : at + layout.size]
+        (seal,) = _SEAL.unpack_from(page, at + layout.size)
+        if any(note) and seal != crc32(note, _MARK_SUM):
+            damaged.append(at)
+        elif any(note):
+            found[at] = layout.unpack(note)
+    log_ms, queues_ms, index_ms = times = _TIMES.unpack_from(page)
+    derived, closed = found.get(_DERIVED_AT), found.get(_CLOSED_AT)
+    return Notes(
+        (log_ms, queues_ms, index_ms),
+        None if derived is None else (derived[0], derived[1]),
+        closed[0] if closed is not None and closed[1:] == times else None,
+        damaged,
+    )

@@ -21,10 +21,18 @@ _STORE_BYTE, _INDEX_BYTE = 0, 1
 """Which byte of the lock's file stands for what."""
 
 
-def failure(error: OSError, path: Path | str | int) -> StoreError:
-    """Return the store's word for what the system refused."""
+def failure(error: OSError, file: Path | int) -> StoreError:
+    """Return the store's word for what the system refused; the file is known by its path or its descriptor."""
     kind = StoreFullError if error.errno in _NO_ROOM else StoreWriteError
+    path = _path_of(file) if isinstance(file, int) else file
     return kind(f"cannot write {path}: {error.strerror}")
+
+
+def _path_of(descriptor: int) -> str:
+    for links in ("/proc/self/fd", "/dev/fd"):
+        with suppress(OSError):
+            return str(Path(links, str(descriptor)).readlink())
+    return f"a file (descriptor {descriptor})"
 
 
 class Disk:

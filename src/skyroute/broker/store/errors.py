@@ -31,5 +31,11 @@ class StoreWriteError(StoreError):
     retryable = True
 
 
+class StoreReadError(StoreError):
+    """The disk, or the limit of open files, refused to have a file read."""
+
+    retryable = True
+
+
 class RecordTooLargeError(StoreError):
     """A message, or a batch that has to stay together, is larger than a segment of the log."""

@@ -1,13 +1,20 @@
 """The small JSON files beside the messages, as Apache's broker writes and reads them."""
 
+import errno
+import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skyroute.broker.store.disk import Disk
-from skyroute.broker.store.errors import StoreDamagedError
+from skyroute.broker.store.errors import StoreDamagedError, StoreError
+from skyroute.settings.files import damaged_path
 from skyroute.wire.fastjson import Dialect, JsonError, dumps, loads
+
+log = logging.getLogger(__name__)
+
+_Table = TypeVar("_Table")
 
 
 class JsonFile:
@@ -16,6 +23,8 @@ class JsonFile:
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = path
         self._disk = disk or Disk()
+        self.used_backup = False
+        """What `load` returned was the backup, which may be one change older."""
 
     def __repr__(self) -> str:
         return f"<JsonFile {self.path}>"
@@ -24,30 +33,47 @@ class JsonFile:
     def backup(self) -> Path:
         return self.path.with_name(f"{self.path.name}.bak")
 
-    def load(self) -> Any:
-        """Return what the file says; None where there is neither it nor its backup.
+    def load(self, read: Callable[[Any], _Table]) -> _Table | None:
+        """Return what `read` makes of the file's content; None where neither the file nor its backup exists.
 
-        A file that is empty or makes no sense is removed, and its backup counts: the next `save` must not push it over
-        the only good one.
+        A missing file gives way to its backup. So does a damaged one: empty, not JSON, or refused by `read`. It is
+        kept as `NAME.damaged-TIME`, TIME being that of its last change.
 
         Raises:
-            StoreDamagedError: neither makes sense.
+            StoreDamagedError: one of the two is damaged, and the other is missing or damaged. Nothing is changed.
+            StoreError: a file cannot be read for another reason, such as its permissions.
         """
-        damage: Exception | None = None
+        damage: list[str] = []
         for path in (self.path, self.backup):
             try:
-                content = path.read_bytes()
-                if content:
-                    return loads(content)
+                table = read_json(path, read)
             except FileNotFoundError:
                 continue
-            except (JsonError, OSError) as error:
-                damage = damage or error
-            if path == self.path and self.backup.exists():
-                self._disk.remove(path)
-        if damage is not None:
-            raise StoreDamagedError(f"neither {self.path} nor its .bak can be read: {damage}")
+            except StoreDamagedError as error:
+                damage.append(str(error))
+                continue
+            if path != self.path:
+                self._give_way(damage)
+            return table
+        if damage:
+            raise StoreDamagedError(
+                f"{'; '.join(damage)}. No sound copy lies beside it: restore {self.path} from another one, or move "
+                "the damaged file away to start without what it held"
+            )
         return None
+
+    def _give_way(self, damage: list[str]) -> None:
+        """Note that the backup counts, and move a damaged file out of the way of the next `save`."""
+        self.used_backup = True
+        if not damage:
+            log.warning("table missing, its backup is used file=%s backup=%s", self.path, self.backup)
+            return
+        kept = damaged_path(self.path)
+        self._disk.replace(self.path, kept)
+        log.warning(
+            "table damaged, its backup is used file=%s backup=%s kept_as=%s reason=%s",
+            *(self.path, self.backup, kept, damage[0]),
+        )
 
     def save(self, value: object) -> None:
         """Put a value in the file's place, on the disk before this returns. What was there becomes the backup.
@@ -78,3 +104,26 @@ class JsonFile:
             self._disk.replace(self.path, self.backup)
         self._disk.replace(staged, self.path)
         self._disk.sync_folder(self.path.parent)
+
+
+def read_json(path: Path, read: Callable[[Any], _Table]) -> _Table:
+    """Return what `read` makes of a file's content.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StoreDamagedError: it is empty, not JSON, cannot be read from the disk, or `read` refuses what it holds.
+        StoreError: the system refuses to open it.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        kind = StoreDamagedError if error.errno == errno.EIO else StoreError
+        raise kind(f"cannot read {path}: {error.strerror}") from error
+    if not content.strip(b"\0"):
+        raise StoreDamagedError(f"{path} is damaged: {f'{len(content)} bytes, all zero' if content else 'it is empty'}")
+    try:
+        return read(loads(content))
+    except (JsonError, StoreDamagedError) as error:
+        raise StoreDamagedError(f"{path} is damaged: {error}") from error

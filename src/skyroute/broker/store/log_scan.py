@@ -7,9 +7,9 @@ record is searched by its magic: a record holds its own position, so other bytes
 
 from collections.abc import Generator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from skyroute.broker.store.commit_log import CommitLog, ScannedRecord, ScannedTuple, is_torn, scan_segment
+from skyroute.broker.store.commit_log import ScannedRecord, ScannedTuple, is_torn, scan_segment
 from skyroute.broker.store.damage import DamagedRange
 from skyroute.broker.store.segment import Segment
 from skyroute.broker.store.sparse import data_chunks, has_data, last_data
@@ -41,6 +41,14 @@ _HEADS: Final = compile_heads(
 _SYS_FLAG: Final = Struct(">36xi")
 
 
+class HasSegments(Protocol):
+    """A log, or what stands for one."""
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The files, in order."""
+
+
 class _Head(NamedTuple):
     """A head as it stands in a file, and what follows from it; nothing of it is certain."""
 
@@ -60,7 +68,7 @@ class _Head(NamedTuple):
     """Where the record ends by the lengths of its parts; -1 where they lead out of the segment."""
 
 
-def scan_log(log: CommitLog, position: int) -> Generator[ScannedTuple | DamagedRange, None, None]:
+def scan_log(log: HasSegments, position: int) -> Generator[ScannedTuple | DamagedRange, None, None]:
     """Walk over the log from a position to its last byte: sound records, and damaged ranges between them.
 
     Missing files and zeros between records are damaged ranges too. What is zero behind the last record is not.

@@ -27,7 +27,7 @@ from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index_process import processors
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
 from skyroute.broker.store.queue_check import QueueState
-from skyroute.broker.store.queue_ledger import QueueLedger
+from skyroute.broker.store.queue_ledger import LEDGER_NAME, QueueLedger
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
 from skyroute.broker.store.recovery import LeftBehind, Recovered, recover
 from skyroute.broker.store.retention import Expired, remove_expired
@@ -75,7 +75,7 @@ class MessageStore:
             self._index = KeyIndex(folder / "index", settings.index_slots, settings.index_entries, disk)
             self._closing.callback(self._index.close)
         self._closing.callback(self._close_segments)
-        ledger = QueueLedger(folder / "queues", disk)
+        ledger = QueueLedger(folder / LEDGER_NAME, disk)
         self._closing.callback(ledger.close)
         self._derived = Derived(folder, settings, self._log, self._index, self._checkpoint, ledger)
         self._damage_file = DamageFile(folder, disk)

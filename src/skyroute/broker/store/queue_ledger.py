@@ -22,6 +22,8 @@ from skyroute.broker.store.topic_queue import TopicQueue
 GROWTH_BYTES: Final = 1 << 16
 """By how much the file grows, at least."""
 
+LEDGER_NAME: Final = "queues"
+
 _MARK: Final = b"skyroute queues1"
 _ENTRY: Final = Struct(">IBHi")
 """Sum of what follows up to the ends, kind, length of the topic, number of the queue. The topic comes next."""
@@ -194,6 +196,15 @@ class QueueLedger:
         mapped[at : at + size] = entry + _ends(0)
         self._end += size
         return at + len(entry)
+
+
+def encode_ledger(known: KnownQueues) -> bytes:
+    """Return a ledger as its file holds it."""
+    entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in known.deleted.items()]
+    for (topic, queue_id), queue in known.queues.items():
+        kind = _BATCH_QUEUE if queue.is_for_batches else _QUEUE
+        entries.append(_entry(kind, topic, queue_id) + _ends(queue.end, queue.flushed_end, queue.first))
+    return _MARK + b"".join(entries)
 
 
 def _kind(queue: TopicQueue) -> int:

@@ -7,9 +7,21 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.errors import StoreReadError
+from skyroute.settings.open_files import open_files_shared
 
 OPEN_MAX: Final = 400
-"""How many segments are open at once, by default. A mapped one takes two descriptors; many systems allow 1,024."""
+"""How many segments are open at once, where the limit of open files allows it."""
+
+OPEN_MIN: Final = 4
+
+DESCRIPTORS: Final = 2
+"""How many a segment takes that is mapped."""
+
+
+def open_segments_allowed() -> int:
+    """Return how many segments may be open at once: they take half of what others leave of the limit of open files."""
+    return max(OPEN_MIN, min(OPEN_MAX, open_files_shared() // 2 // DESCRIPTORS))
 
 
 class OpenSegments:
@@ -22,6 +34,11 @@ class OpenSegments:
     def admit(self, segment: "Segment") -> None:
         self._opened.append(segment)
         if len(self._opened) > self._open_max:
+            self._opened.popleft().close()
+
+    def close(self) -> None:
+        """Close all of them."""
+        while self._opened:
             self._opened.popleft().close()
 
 
@@ -57,7 +74,11 @@ class Segment:
     def content(self) -> mmap.mmap:
         """The file as memory, for reading. What is written through `write` is seen at once. A slice of it is a copy."""
         if self._map is None:
-            self._map = mmap.mmap(self.descriptor, self.size, prot=mmap.PROT_READ)
+            descriptor = self.descriptor
+            try:
+                self._map = mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ)
+            except OSError as error:
+                raise StoreReadError(f"cannot map {self.path}: {error.strerror}") from error
         return self._map
 
     @property
@@ -71,7 +92,16 @@ class Segment:
         return self._view
 
     def read(self, at: int, size: int) -> bytes:
-        return os.pread(self.descriptor, size, at)
+        """Return bytes of the file, fewer at its end.
+
+        Raises:
+            StoreReadError: the disk refuses.
+        """
+        descriptor = self.descriptor
+        try:
+            return os.pread(descriptor, size, at)
+        except OSError as error:
+            raise StoreReadError(f"cannot read {self.path}: {error.strerror}") from error
 
     def write(self, at: int, data: bytes) -> None:
         """Write at so many bytes from the segment's start.

@@ -1,9 +1,9 @@
 """How a store is set up. The defaults are Apache's, and files of other sizes do not open there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from skyroute.broker.store.segment import OPEN_MAX
+from skyroute.broker.store.segment import open_segments_allowed
 
 _S: Final = 1_000
 _M: Final = 60 * _S
@@ -45,4 +45,5 @@ class StoreSettings:
     """From here on, nothing more is stored."""
     expired_segments_max: int = 10
     """How many segments go at once."""
-    open_segments_max: int = OPEN_MAX
+    open_segments_max: int = field(default_factory=open_segments_allowed)
+    """How many files of the log and of queues are open at once. Others are opened again when they are used."""

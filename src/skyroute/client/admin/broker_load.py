@@ -25,6 +25,11 @@ class BrokerLoad:
     disk: float | None
     """How much of the disk is used, of 1."""
     started_ms: int | None
+    damaged_ranges: int = 0
+    """Damaged places in its log; 0 where it does not tell, as Apache's brokers."""
+    damaged_bytes: int = 0
+    cut_bytes: int = 0
+    """Bytes behind the end of its log that a start has set aside."""
 
     @property
     def disk_nearly_full(self) -> bool:
@@ -45,12 +50,19 @@ def read_load(broker: BrokerInfo) -> BrokerLoad:
         _today(state, "Get"),
         None if disk is None or disk < 0 else disk,
         None if started is None else int(started),
+        *(_count(state, f"commitLog{what}") for what in ("DamagedRanges", "DamagedBytes", "CutBytes")),
     )
 
 
 def _today(state: Mapping[str, str], what: str) -> int | None:
     morning, now = _number(state, f"msg{what}TotalTodayMorning"), _number(state, f"msg{what}TotalTodayNow")
     return None if morning is None or now is None else int(now - morning)
+
+
+def _count(state: Mapping[str, str], key: str) -> int:
+    """Return a number that counts something; 0 where there is none."""
+    text = state.get(key, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
 def _number(state: Mapping[str, str], key: str) -> float | None:

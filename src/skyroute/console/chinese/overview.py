@@ -5,6 +5,7 @@ from typing import Final
 WORDS: Final = {
     "Brokers that do not answer: {n}": "{n} 个 Broker 没有响应",
     "Brokers whose disk is nearly full: {n}": "{n} 个 Broker 磁盘将满",
+    "Brokers whose commit log is damaged: {n}": "{n} 个 Broker 的 CommitLog 有损坏",
     "all of them": "查看全部",
     "The name servers do not all say the same": "各 NameServer 的数据不一致",
     "see where they differ": "查看差异",

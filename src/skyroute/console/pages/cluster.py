@@ -35,7 +35,7 @@ async def brokers(request: Request) -> Response:
         for load in map(read_load, look.brokers)
         if (not cluster or load.broker.cluster == cluster)
         and (wanted in load.broker.name.lower() or wanted in load.broker.address)
-        and (query.get("state") != "trouble" or load.broker.failure or load.disk_nearly_full)
+        and (query.get("state") != "trouble" or load.broker.failure or load.disk_nearly_full or load.damaged_ranges)
     ]
     paging = Paging(len(loads), page_number(request))
     return desk.show(

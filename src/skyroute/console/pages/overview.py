@@ -52,6 +52,7 @@ async def overview(request: Request) -> Response:
         whole=ClusterGlance("", loads, [], []),
         silent=[load.broker for load in loads if load.broker.failure],
         full=[load.broker for load in loads if load.disk_nearly_full],
+        damaged=[load.broker for load in loads if load.damaged_ranges],
         names_shown=NAMES_SHOWN,
         drift=find_drift(watcher.look.name_servers),
     )

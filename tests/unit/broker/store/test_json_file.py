@@ -1,6 +1,8 @@
 """The small files beside the messages."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,19 +13,29 @@ from tests.support.disks import FailingDisk
 OFFSETS = {"offsetTable": {"T@G": {0: 12, 1: 3}}}
 
 
+def as_it_is(value: Any) -> Any:
+    return value
+
+
+def read_number(value: Any) -> int:
+    if not isinstance(value, dict) or not isinstance(value.get("value"), int):
+        raise StoreDamagedError("value: expected a number")
+    return int(value["value"])
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> JsonFile:
     return JsonFile(tmp_path / "config" / "consumerOffset.json")
 
 
 def test_it_is_written_as_java_does_and_the_old_one_is_kept(file: JsonFile) -> None:
-    assert file.load() is None
+    assert file.load(as_it_is) is None
     file.save(OFFSETS)
     assert file.path.read_bytes() == b'{"offsetTable":{"T@G":{0:12,1:3}}}'
     assert not file.backup.exists()
     file.save({"offsetTable": {}})
     assert file.backup.read_bytes() == b'{"offsetTable":{"T@G":{0:12,1:3}}}'
-    assert file.load() == {"offsetTable": {}}
+    assert file.load(as_it_is) == {"offsetTable": {}}
     assert sorted(path.name for path in file.path.parent.iterdir()) == [
         "consumerOffset.json",
         "consumerOffset.json.bak",
@@ -32,28 +44,68 @@ def test_it_is_written_as_java_does_and_the_old_one_is_kept(file: JsonFile) -> N
 
 def test_bare_keys_are_read_as_text(file: JsonFile) -> None:
     file.save(OFFSETS)
-    assert file.load() == {"offsetTable": {"T@G": {"0": 12, "1": 3}}}
+    assert file.load(as_it_is) == {"offsetTable": {"T@G": {"0": 12, "1": 3}}}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
-def test_a_damaged_file_gives_way_to_its_backup(file: JsonFile, content: bytes) -> None:
+DAMAGES = [b"", bytes(40), b"{", b"\xff\xfe", b'{"value":2', b"[]", b"null", b'{"value":"x"}', b"{}"]
+
+
+@pytest.mark.parametrize("content", DAMAGES)
+def test_a_damaged_file_is_kept_and_gives_way_to_its_backup(
+    file: JsonFile, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     file.save({"value": 1})
     file.save({"value": 2})
     file.path.write_bytes(content)
-    assert file.load() == {"value": 1}
+    os.utime(file.path, (1_700_000_000.5, 1_700_000_000.5))
+    assert file.load(read_number) == 1
+    assert file.used_backup
+    kept = file.path.with_name("consumerOffset.json.damaged-20231114221320500")
+    assert kept.read_bytes() == content
+    assert "table damaged, its backup is used" in caplog.text
+    assert str(kept) in caplog.text
     file.save({"value": 3})
-    assert file.load() == {"value": 3}
-    assert JsonFile(file.backup).load() == {"value": 1}, "the damaged one did not become the backup"
+    assert file.load(read_number) == 3
+    assert JsonFile(file.backup).load(read_number) == 1, "the damaged one did not become the backup"
 
 
-def test_without_a_good_one_nothing_is_made_up(file: JsonFile) -> None:
+@pytest.mark.parametrize("content", DAMAGES)
+@pytest.mark.parametrize("backup", [None, *DAMAGES[:3]])
+def test_without_a_sound_copy_it_is_refused_and_nothing_is_changed(
+    file: JsonFile, content: bytes, backup: bytes | None
+) -> None:
     file.save({"value": 1})
-    file.path.write_bytes(b"{")
-    with pytest.raises(StoreDamagedError, match=r"neither .* can be read"):
-        file.load()
-    assert file.path.exists()
-    file.path.write_bytes(b"")
-    assert file.load() is None, "it was created, and then the machine stopped"
+    file.path.write_bytes(content)
+    if backup is not None:
+        file.backup.write_bytes(backup)
+    with pytest.raises(StoreDamagedError, match=r"consumerOffset.json is damaged: .* restore .*, or move"):
+        file.load(read_number)
+    assert file.path.read_bytes() == content
+    assert not file.used_backup
+    assert len(list(file.path.parent.iterdir())) == (1 if backup is None else 2)
+
+
+def test_a_missing_file_gives_way_to_its_backup(file: JsonFile, caplog: pytest.LogCaptureFixture) -> None:
+    file.save({"value": 1})
+    file.save({"value": 2})
+    file.path.unlink()
+    assert file.load(read_number) == 1
+    assert "table missing, its backup is used" in caplog.text
+
+
+@pytest.mark.parametrize("content", DAMAGES)
+def test_a_damaged_backup_of_a_missing_file_is_refused(file: JsonFile, content: bytes) -> None:
+    file.path.parent.mkdir()
+    file.backup.write_bytes(content)
+    with pytest.raises(StoreDamagedError, match=r"consumerOffset.json.bak is damaged"):
+        file.load(read_number)
+    assert file.backup.read_bytes() == content
+
+
+def test_a_file_that_may_not_be_read_is_not_taken_for_a_damaged_one(file: JsonFile) -> None:
+    file.path.mkdir(parents=True)
+    with pytest.raises(StoreError, match="Is a directory"):
+        file.load(read_number)
 
 
 def test_whichever_call_fails_the_old_or_the_new_value_is_there(tmp_path: Path) -> None:
@@ -66,9 +118,9 @@ def test_whichever_call_fails_the_old_or_the_new_value_is_there(tmp_path: Path) 
             file.save({"value": 2})
         except StoreError:
             assert disk.failed
-            assert JsonFile(file.path).load() == {"value": 1}
+            assert JsonFile(file.path).load(as_it_is) == {"value": 1}
             file.save({"value": 2})
-        assert JsonFile(file.path).load() == {"value": 2}
+        assert JsonFile(file.path).load(as_it_is) == {"value": 2}
         if not disk.failed:
             return
     raise AssertionError("every call failed")

@@ -1,0 +1,47 @@
+"""What a check of a store finds, in words for people and values for scripts."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+FINDINGS_MAX: Final = 10_000
+"""Number of findings that a report lists; further ones are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong."""
+
+    area: str
+    """`log`, `queue`, `index`, `checkpoint`, `table`, `timer`."""
+    file: str
+    """Relative to the store's folder."""
+    offset: int | None
+    """The byte of the file where it begins; None where it is the whole file."""
+    what: str
+    cost: str
+    advice: str
+
+
+@dataclass(slots=True)
+class Report:
+    """All findings, and how much was checked."""
+
+    findings: list[Finding] = field(default_factory=list)
+    by_area: Counter[str] = field(default_factory=Counter)
+    """Number of findings, listed or not."""
+    notes: list[str] = field(default_factory=list)
+    """What is no damage, and worth knowing."""
+    checked: Counter[str] = field(default_factory=Counter)
+    """Number of records, units and the like that were looked at, by their names."""
+
+    @property
+    def count(self) -> int:
+        """Number of findings, listed or not."""
+        return self.by_area.total()
+
+    def add(self, area: str, file: str, offset: int | None, what: str, cost: str, advice: str) -> None:
+        """Add a finding."""
+        self.by_area[area] += 1
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(Finding(area, file, offset, what, cost, advice))

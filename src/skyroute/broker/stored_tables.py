@@ -1,0 +1,40 @@
+"""The tables of a broker as files, for those who check a store without running it."""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from skyroute.broker.delays import read_delay_offsets
+from skyroute.broker.groups import read_groups
+from skyroute.broker.offsets import read_offsets
+from skyroute.broker.request_modes import read_request_modes
+from skyroute.broker.store.verify_tables import ReadTable
+from skyroute.broker.topics import read_topics
+
+
+def _topics(raw: object) -> Collection[str]:
+    return read_topics(raw).topics
+
+
+def _groups(raw: object) -> Collection[str]:
+    return read_groups(raw).groups
+
+
+def _offsets(raw: object) -> Collection[str]:
+    return [f"{topic}@{group}" for group, topic in read_offsets(raw).offsets]
+
+
+def _request_modes(raw: object) -> Collection[str]:
+    return [f"{topic}@{group}" for topic, group in read_request_modes(raw)]
+
+
+def _delay_offsets(raw: object) -> Collection[str]:
+    return [str(level) for level in read_delay_offsets(raw)[0]]
+
+
+TABLES: Final[Mapping[str, ReadTable]] = {
+    "topics.json": _topics,
+    "subscriptionGroup.json": _groups,
+    "consumerOffset.json": _offsets,
+    "messageRequestMode.json": _request_modes,
+    "delayOffset.json": _delay_offsets,
+}
