@@ -106,7 +106,9 @@ def _fill(server: Server, topic: str, messages: int) -> None:
                 body = batch_body(bodies, f"UNIQ_KEY\x01{first:016}\x02".encode())
                 answers = [line.call(send_request(topic, queue, body, batch=True))]
             else:
-                answers = [line.call(send_request(topic, queue, body, f"UNIQ_KEY\x01{body}\x02")) for body in bodies]
+                answers = [
+                    line.call(send_request(topic, queue, body, f"UNIQ_KEY\x01{body.decode()}\x02")) for body in bodies
+                ]
             if any(answer.code for answer in answers):
                 raise NotStartedError(f"a send was answered {answers[-1].code} {answers[-1].remark}")
         # It waits in a topic that every broker has, and is the newest record of the log.

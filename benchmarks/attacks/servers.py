@@ -30,6 +30,8 @@ PEER_TOPIC: Final = "well-behaved"
 CLUSTER: Final = "DefaultCluster"
 BROKER: Final = "broker-a"
 _PIECE: Final = 1 << 20
+_HEADER_BYTES: Final = 1_000
+_FLAG: Final = re.compile(rb'"flag":(\d+)')
 _LISTENING: Final = re.compile(r"(?:address |broker\[[^,]+, |Console +http://)([\d.]+:\d+)")
 
 Role = Literal["nameserver", "broker", "console"]
@@ -324,24 +326,29 @@ class _Attacker:
     rest: memoryview
     wanted: int
     answered: int = 0
-    _head: bytearray = field(default_factory=bytearray)
+    _start: bytearray = field(default_factory=bytearray)
+    """The first bytes of the frame that is being read."""
     _left: int = 0
 
     def feed(self, data: memoryview) -> None:
+        """Count the answers in what was read; what the server asks by itself is none."""
         at = 0
         while at < len(data):
             if self._left:
                 step = min(self._left, len(data) - at)
+                self._start += data[at : at + min(step, max(0, _HEADER_BYTES - len(self._start)))]
                 self._left -= step
-                at += step
-                self.answered += not self._left
+                if not self._left:
+                    flag = _FLAG.search(self._start)
+                    self.answered += flag is not None and int(flag[1]) % 2
+                    self._start.clear()
             else:
-                step = min(4 - len(self._head), len(data) - at)
-                self._head += data[at : at + step]
-                at += step
-                if len(self._head) == 4:
-                    self._left = int.from_bytes(self._head)
-                    self._head.clear()
+                step = min(4 - len(self._start), len(data) - at)
+                self._start += data[at : at + step]
+                if len(self._start) == 4:
+                    self._left = int.from_bytes(self._start)
+                    self._start.clear()
+            at += step
 
 
 @dataclass(frozen=True, slots=True)

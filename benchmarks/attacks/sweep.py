@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count as count_from
 from typing import Final
 
 from benchmarks.attacks.outcomes import SILENCE_MS_MAX, Outcome, attack
@@ -30,10 +31,18 @@ from tests.support.raw import Request
 QUESTIONS: Final = 100
 PROBE_S: Final = 30.0
 """How long one probe may last; what costs more than a hundredth of it is asked less often."""
+Question = Request | Callable[[int], Request]
+"""A request, or what makes one of a number, so that no two are alike."""
 WIDE: Final = "wide"
 WIDE_QUEUES: Final = 65_536
 
-NAME_SERVER: Final[Mapping[str, Request]] = {
+
+def _watch(number: int) -> Request:
+    topics = [f"topic-{number * 1_000 + each:06}" for each in range(1_000)]
+    return Request(21001, {"timeoutMillis": "1"}, json.dumps({"topics": topics}).encode())
+
+
+NAME_SERVER: Final[Mapping[str, Question]] = {
     "105 route": Request(105, {"topic": "topic-000001"}),
     "105 route of an unknown topic": Request(105, {"topic": "nowhere"}),
     "106 cluster": Request(106),
@@ -44,7 +53,7 @@ NAME_SERVER: Final[Mapping[str, Request]] = {
     "312 unit subscriptions": Request(312),
     "313 unit subscriptions only": Request(313),
     "319 settings": Request(319),
-    "219 list of a namespace": Request(219, {"namespace": "ORDER_TOPIC_CONFIG"}),
+    "219 list of a namespace of 14 MB": Request(219, {"namespace": "attacks"}),
     "322 data version": Request(
         322,
         {"brokerName": BROKER, "brokerAddr": "127.0.0.1:10911", "clusterName": CLUSTER, "brokerId": "0"},
@@ -65,7 +74,10 @@ NAME_SERVER: Final[Mapping[str, Request]] = {
     "327 allow writes": Request(327, {"brokerName": BROKER}),
     "216 delete an unknown topic": Request(216, {"topic": "nowhere"}),
     "318 a setting": Request(318, {}, b"enableTopicList=true"),
-    "100 put": Request(100, {"namespace": "attacks", "key": "k", "value": "v"}),
+    "100 put, 14 MB kept": lambda number: Request(100, {"namespace": "attacks", "key": "k", "value": str(number)}),
+    "216 delete another topic": lambda number: Request(216, {"topic": f"topic-{number:06}"}),
+    "105 route of another topic": lambda number: Request(105, {"topic": f"topic-{number:06}"}),
+    "21001 watch 1,000 topics": _watch,
     "104 unregister an unknown broker": Request(
         104, {"brokerName": "x", "brokerAddr": "127.0.0.1:1", "clusterName": CLUSTER, "brokerId": "0"}
     ),
@@ -84,7 +96,7 @@ def _locks(code: int) -> Request:
     return Request(code, {}, json.dumps({"consumerGroup": "g-000", "clientId": "attacker@1", "mqSet": queues}).encode())
 
 
-BROKER_REQUESTS: Final[Mapping[str, Request]] = {
+BROKER_REQUESTS: Final[Mapping[str, Question]] = {
     "21 all topics": Request(21),
     "26 settings": Request(26),
     "28 state": Request(28),
@@ -166,13 +178,57 @@ BROKER_REQUESTS: Final[Mapping[str, Request]] = {
 }
 
 
-def probe(server: Server, name: str, request: Request) -> Iterator[Outcome]:
+LONG_CONDITION: Final = "a <> 'x' AND " * 2_000 + "a = 'y'"
+
+
+def _check(number: int) -> Request:
+    """Return a request that makes the broker compile a condition that it has not seen before."""
+    condition = f"{LONG_CONDITION} OR b = '{number}'"
+    subscription = {"topic": "t-000", "subString": condition, "expressionType": "SQL92"}
+    body = {"clientId": "c", "group": "g-000", "subscriptionData": subscription}
+    return Request(46, {}, json.dumps(body).encode())
+
+
+def _new_groups(number: int) -> Request:
+    groups = [{"groupName": f"n-{number}-{each}", "subscriptionDataSet": []} for each in range(1_000)]
+    body = {"clientID": f"c@{number}", "consumerDataSet": groups, "producerDataSet": []}
+    return Request(34, {}, json.dumps(body).encode())
+
+
+def _new_topics(number: int) -> Request:
+    queues = {"readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    topics = [{"topicName": f"n-{number}-{each}", **queues} for each in range(100)]
+    return Request(18, {}, json.dumps({"topicConfigList": topics}).encode())
+
+
+def _new_pulls(number: int) -> Request:
+    pull = pull_request(PEER_TOPIC, 0, 0)
+    condition = {"subscription": f"{LONG_CONDITION} OR b = '{number}'", "expressionType": "SQL92"}
+    return Request(11, {**pull.fields, **condition})
+
+
+BROKER_CHANGING: Final[Mapping[str, Question]] = {
+    "46 check of a new condition of 26 KB": _check,
+    "11 pull with a new condition of 26 KB": _new_pulls,
+    "34 heartbeat with 1,000 new groups": _new_groups,
+    "18 create 100 topics": _new_topics,
+    "200 a new group": lambda number: Request(200, {}, json.dumps({"groupName": f"n-{number}"}).encode()),
+    "215 delete another topic": lambda number: Request(215, {"topic": f"topic-{number:06}"}),
+}
+
+
+def probe(server: Server, name: str, request: Question) -> Iterator[Outcome]:
     """Ask once, then a hundred times at once on one connection, and on fifty."""
+    numbers = count_from(0)
+
+    def some(count: int) -> list[Request]:
+        return [request(next(numbers)) if callable(request) else request for _ in range(count)]
+
     with peer(server) as well_behaved:
         began = time.monotonic()
         with server.line(timeout_s=PROBE_S) as line:
             try:
-                answer = line.call(request)
+                answer = line.call(some(1)[0])
             except OSError as error:
                 yield Outcome("sweep", server.role, f"{name}, once", type(error).__name__)
                 return
@@ -190,7 +246,7 @@ def probe(server: Server, name: str, request: Request) -> Iterator[Outcome]:
             each = max(1, count // connections)
             well_behaved.begin()
             time.sleep(0.1)
-            fired = fire(server.address, [request] * each, connections=connections, limit_s=PROBE_S)
+            fired = fire(server.address, some(each), connections=connections, limit_s=PROBE_S)
             heard = well_behaved.end()
             asked = each * connections
             yield Outcome(
@@ -204,7 +260,9 @@ def probe(server: Server, name: str, request: Request) -> Iterator[Outcome]:
 def sweep_name_server(lab: Lab) -> Iterator[Outcome]:
     """Ask a name server with 100,000 topics everything that it answers."""
     for name, request in NAME_SERVER.items():
-        with lab.name_server() as server, register(server, 100_000):
+        with lab.name_server() as server, register(server, 100_000), server.line() as line:
+            for number in range(14):  # of the 16 MB that it keeps at most
+                line.call(100, {"namespace": "attacks", "key": f"k{number}", "value": "v" * 1_000_000})
             yield from probe(server, name, request)
 
 
@@ -217,7 +275,7 @@ def sweep_broker(lab: Lab) -> Iterator[Outcome]:
     write_topics(made, many | dict.fromkeys(topics, 8) | {WIDE: WIDE_QUEUES})
     write_groups(made, [*groups, "g-wide", "readers"])
     write_offsets(made, groups, topics, 8)
-    for name, request in BROKER_REQUESTS.items():
+    for name, request in {**BROKER_REQUESTS, **BROKER_CHANGING}.items():
         folder = lab.folder("broker")
         shutil.copytree(made, folder, dirs_exist_ok=True)  # a request may leave something behind
         with lab.broker(folder) as server, server.line() as line:
