@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.attacks import memory, recovery, silence, sweep, values, web
-from benchmarks.attacks.outcomes import ATTACKS, Outcome
+from benchmarks.attacks.outcomes import ATTACKS, Outcome, markdown
 from benchmarks.attacks.servers import Lab, raise_file_limit
 
 MODULES = (silence, memory, values, web, recovery, sweep)
@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="NAME,...", help=f"some attacks: {', '.join(ATTACKS)}; all but the sweeps")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the servers (this one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="the --json of another run: print both as Markdown")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is not met")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",") if arguments.only else [name for name in ATTACKS if "sweep" not in name]
@@ -46,8 +47,11 @@ def main() -> int:
                 found.append(Outcome(name, "", "the attack itself", f"failed: {error}", wanted="done"))
                 print(found[-1], flush=True)
         print(f"# {name} took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    figures = [outcome.as_json() for outcome in found]
     if arguments.json:
-        arguments.json.write_text(json.dumps([outcome.as_json() for outcome in found], indent=1))
+        arguments.json.write_text(json.dumps(figures, indent=1))
+    if arguments.before:
+        print(markdown(json.loads(arguments.before.read_text()), figures))
     return 1 if arguments.strict and any(outcome.is_met is False for outcome in found) else 0
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.attacks.servers import Lab
 from benchmarks.figures import show
@@ -44,18 +44,45 @@ class Outcome:
         if self.wanted is not None:
             return self.wanted
         if self.at_most is not None:
-            return f"≤ {self.at_most:g}"
-        return "" if self.at_least is None else f"≥ {self.at_least:g}"
+            return f"≤ {self.at_most:,g} {self.unit}".rstrip()
+        return "" if self.at_least is None else f"≥ {self.at_least:,g} {self.unit}".rstrip()
+
+    @property
+    def figure(self) -> str:
+        """The value with its unit, as people read it."""
+        if isinstance(self.value, str):
+            return self.value
+        value, unit = self.value, self.unit
+        if value >= 1_000 and unit in ("ms", "MB"):
+            value, unit = value / 1_000, {"ms": "s", "MB": "GB"}[unit]
+        text = f"{value:,.0f}" if value == int(value) else show(value)
+        return f"{text} {unit}".rstrip()
 
     def __str__(self) -> str:
-        value = self.value if isinstance(self.value, str) else show(self.value)
         met = {True: "met", False: "NOT MET", None: ""}[self.is_met]
         target = f" (target {self.target})" if self.target else ""
-        figure = f"{self.what}: {value}{' ' if self.unit else ''}{self.unit}"
-        return "  ".join(filter(None, (self.attack, self.server, figure + target, met, self.note)))
+        return "  ".join(
+            filter(None, (self.attack, self.server, f"{self.what}: {self.figure}{target}", met, self.note))
+        )
 
     def as_json(self) -> dict[str, object]:
-        return {**asdict(self), "target": self.target, "met": self.is_met}
+        return {**asdict(self), "figure": self.figure, "target": self.target, "met": self.is_met}
+
+
+def markdown(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> str:
+    """Return figures of two runs, each as `as_json` has them, as the table of `docs/reliability.md`."""
+    figures: dict[tuple[str, str, str], list[str]] = {}
+    targets: dict[tuple[str, str, str], str] = {}
+    for at, run in enumerate((before, after)):
+        for each in run:
+            key = each["attack"], each["server"], each["what"]
+            figures.setdefault(key, ["", ""])[at] = each["figure"]
+            targets[key] = each["target"]
+    lines = ["| Attack (`--only`) | Server | Figure | Before | After | Target |", "|---|---|---|---|---|---|"]
+    for key, (first, second) in figures.items():
+        name, server, what = key
+        lines.append(f"| `{name}` | {server} | {what} | {first} | {second} | {targets[key]} |")
+    return "\n".join(lines)
 
 
 Attack = Callable[[Lab], Iterator[Outcome]]

@@ -71,14 +71,14 @@ def _damaged(
     damage(folder / "store")
     # The record that a bit belongs to, or the unit that points to it, may be lost.
     least = before - 1 if damage in (_flip_first_body, _set_sign) else before
-    yield _read_again(lab, folder, what, topic, before, least)
+    yield _read_again(lab, folder, what, topic, messages, least)
     if "topics.json" in what:
         (folder / "store" / "config" / "topics.json").write_bytes(kept)
-        yield _read_again(lab, folder, f"{what}, restored later", topic, before, least)
+        yield _read_again(lab, folder, f"{what}, restored later", topic, messages, least)
 
 
-def _read_again(lab: Lab, folder: Path, what: str, topic: str, before: int, least: int) -> Outcome:
-    title = f"messages of {before:,} after {what}"
+def _read_again(lab: Lab, folder: Path, what: str, topic: str, messages: int, least: int) -> Outcome:
+    title = f"messages of {messages:,} after {what}"
     try:
         with lab.broker(folder, SETTINGS) as server:
             found = readable(server, topic, QUEUES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ HALF_REQUESTS: Final = 1_010
 HELD_S: Final = 50.0
 SAME_ADDRESS_S_MAX: Final = 30.0
 """Whoever shares the address of an attacker waits until its requests are given up."""
+LIE: Final = "203.0.113.7"
 PLANTED: Final = "A" * 43
 """As long as a token of the console's own."""
 
@@ -108,3 +110,31 @@ def planted_cookie(lab: Lab) -> Iterator[Outcome]:
             left = "there" if line.call(351, {"topic": "wanted"}).code == 0 else "deleted"
         note = f"status {status}"
         yield Outcome("console-planted-cookie", "console", "the topic afterwards", left, wanted="there", note=note)
+
+
+@attack("console-forwarded-for")
+def forwarded_for(lab: Lab) -> Iterator[Outcome]:
+    """Say in a header that one comes from elsewhere, and look at what the audit log has."""
+    with _cluster(lab) as (_, console):
+        host, port = split_address(console.address)
+        connection = http.client.HTTPConnection(host, port, timeout=30)
+        connection.request("GET", "/topics")
+        page = connection.getresponse()
+        cookies = "; ".join(value.partition(";")[0] for value in page.headers.get_all("Set-Cookie") or ())
+        token = re.search(r'name="token"\s+value="([^"]+)"', page.read().decode())
+        form = {"topic": "wanted", "cluster": CLUSTER, "confirmed": "yes", "token": token[1] if token else ""}
+        headers = {
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Cookie": cookies,
+            "Origin": f"http://{host}:{port}",
+            "X-Forwarded-For": LIE,
+        }
+        connection.request("POST", "/topics/delete", urlencode(form), headers)
+        status = connection.getresponse().status
+        connection.close()
+        written = "".join(path.read_text() for path in console.folder.glob("*audit*") if path.is_file())
+        believed = "believed" if LIE in written else "not believed" if written else "nothing written"
+        what = "X-Forwarded-For from anyone"
+        yield Outcome(
+            "console-forwarded-for", "console", what, believed, wanted="not believed", note=f"status {status}"
+        )
