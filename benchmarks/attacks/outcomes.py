@@ -44,19 +44,15 @@ class Outcome:
         if self.wanted is not None:
             return self.wanted
         if self.at_most is not None:
-            return f"≤ {self.at_most:,g} {self.unit}".rstrip()
-        return "" if self.at_least is None else f"≥ {self.at_least:,g} {self.unit}".rstrip()
+            return f"≤ {_with_unit(self.at_most, self.unit)}"
+        return "" if self.at_least is None else f"≥ {_with_unit(self.at_least, self.unit)}"
 
     @property
     def figure(self) -> str:
         """The value with its unit, as people read it."""
         if isinstance(self.value, str):
             return self.value
-        value, unit = self.value, self.unit
-        if value >= 1_000 and unit in ("ms", "MB"):
-            value, unit = value / 1_000, {"ms": "s", "MB": "GB"}[unit]
-        text = f"{value:,.0f}" if value == int(value) else show(value)
-        return f"{text} {unit}".rstrip()
+        return _with_unit(self.value, self.unit)
 
     def __str__(self) -> str:
         met = {True: "met", False: "NOT MET", None: ""}[self.is_met]
@@ -67,6 +63,13 @@ class Outcome:
 
     def as_json(self) -> dict[str, object]:
         return {**asdict(self), "figure": self.figure, "target": self.target, "met": self.is_met}
+
+
+def _with_unit(value: float, unit: str) -> str:
+    if value >= 1_000 and unit in ("ms", "MB"):
+        value, unit = value / 1_000, {"ms": "s", "MB": "GB"}[unit]
+    text = f"{value:,.0f}" if value == int(value) else show(value)
+    return f"{text} {unit}".rstrip()
 
 
 def markdown(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> str:

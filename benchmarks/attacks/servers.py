@@ -339,8 +339,8 @@ class _Attacker:
                 self._start += data[at : at + min(step, max(0, _HEADER_BYTES - len(self._start)))]
                 self._left -= step
                 if not self._left:
-                    flag = _FLAG.search(self._start)
-                    self.answered += flag is not None and int(flag[1]) % 2
+                    flag = _FLAG.search(self._start)  # which stands behind the fields, and few have those of an answer
+                    self.answered += flag is None or int(flag[1]) % 2
                     self._start.clear()
             else:
                 step = min(4 - len(self._start), len(data) - at)

@@ -91,18 +91,19 @@ def _lying_name_server(queues: int) -> Iterator[str]:
 
 
 def _client(lab: Lab, address: str, what: str) -> Iterator[Outcome]:
+    title = f"{what} with a route of 2^31 - 1 queues"
     command = [lab.python, "-c", CLIENT.replace("{bytes}", str(CLIENT_BYTES)), address, what]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_S, check=False)
     except subprocess.TimeoutExpired:
-        yield Outcome("queues", "client", what, f"> {CLIENT_S:g} s", at_most=1.0)
+        yield Outcome("queues", "client", title, f"> {CLIENT_S:g} s", "s", 1.0)
         return
     words = done.stdout.split()
     if len(words) != 3:
-        yield Outcome("queues", "client", what, f"ended with {done.returncode}: {done.stderr[-200:]}", at_most=1.0)
+        yield Outcome("queues", "client", title, f"ended with {done.returncode}", "s", 1.0, note=done.stderr[-200:])
         return
     note = f"ended with {words[0]}, {words[2]} MB"
-    yield Outcome("queues", "client", f"{what} to a topic of 2^31 - 1 queues", float(words[1]), "s", 1.0, note=note)
+    yield Outcome("queues", "client", title, float(words[1]), "s", 1.0, note=note)
 
 
 # -------------------------------------------------------------------------------------------------------------- names
