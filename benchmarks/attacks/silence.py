@@ -214,6 +214,16 @@ def batch(lab: Lab) -> Iterator[Outcome]:
         yield from silence(lab, server, "batch", "one batch of 180,000", [send])
 
 
+@attack("flood")
+def flood(lab: Lab) -> Iterator[Outcome]:
+    """Write 200,000 cheap requests at once."""
+    with lab.name_server() as server, register(server, 100):
+        yield from silence(lab, server, "flood", "200,000 x 105", [ROUTE] * 200_000)
+    with lab.broker() as server, server.line() as line:
+        line.call(send_request(PEER_TOPIC, 0, b"x"))
+        yield from silence(lab, server, "flood", "200,000 x 30", [LAST_OFFSET] * 200_000)
+
+
 # ----------------------------------------------------------------------------------------------------------- nonsense
 
 
