@@ -26,6 +26,8 @@ class Outcome:
     at_least: float | None = None
     wanted: str | None = None
     """The text that the value is to be."""
+    computed_ms: float | None = None
+    """How much of a silence the server computed: what is left of it on a machine without others."""
     note: str = ""
 
     @property
@@ -52,7 +54,8 @@ class Outcome:
         """The value with its unit, as people read it."""
         if isinstance(self.value, str):
             return self.value
-        return _with_unit(self.value, self.unit)
+        computed = "" if self.computed_ms is None else f", {_with_unit(self.computed_ms, 'ms')} of it computing"
+        return _with_unit(self.value, self.unit) + computed
 
     def __str__(self) -> str:
         met = {True: "met", False: "NOT MET", None: ""}[self.is_met]

@@ -1,8 +1,10 @@
 """A well-behaved peer of a server under attack: how long does it wait for its answers?
 
-`python -m benchmarks.attacks.peer nameserver|broker|console HOST:PORT PAUSE_MS`. It asks something cheap on a
+`python -m benchmarks.attacks.peer nameserver|broker|console HOST:PORT PID PAUSE_MS`. It asks something cheap on a
 connection of its own, waits for the answer, pauses, and asks again. It writes `ready` after its first answer. Then the
 line `begin` on its standard input makes it forget what it met with, and `end` has it written as JSON.
+
+Where others share the machine, a wait says little. So it also looks how long the server's loop computed meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
+from pathlib import Path
 from typing import Final
 
 from benchmarks.attacks.servers import PEER_TOPIC, pull_request, send_request
@@ -68,26 +71,38 @@ def asker(role: str, address: str) -> Callable[[], None]:
     return over_http if role == "console" else over_the_wire
 
 
+def computed_s_of(pid: int) -> float:
+    """Return how long the main thread of a process, which runs its loop, has had a processor so far."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except OSError:
+        return 0.0
+
+
 class Asking(threading.Thread):
     """Asks again and again, and keeps the longest wait."""
 
-    def __init__(self, ask: Callable[[], None], pause_s: float) -> None:
+    def __init__(self, ask: Callable[[], None], pid: int, pause_s: float) -> None:
         super().__init__(daemon=True)
         self._ask = ask
+        self._pid = pid
         self._pause_s = pause_s
         self._waiting_since: float | None = None
         self.has_begun = threading.Event()
         self.clear()
 
     def clear(self) -> None:
-        self.longest_s, self.asked, self.failed, self.last_failure = 0.0, 0, 0, ""
+        self.longest_s = self.computed_s = 0.0
+        self.asked, self.failed, self.last_failure = 0, 0, ""
 
     def run(self) -> None:
         while True:
+            computed_s = computed_s_of(self._pid)
             self._waiting_since = time.monotonic()
             while not self._is_answered():
                 time.sleep(RETRY_S)
             self.longest_s = max(self.longest_s, time.monotonic() - self._waiting_since)
+            self.computed_s = max(self.computed_s, computed_s_of(self._pid) - computed_s)
             self._waiting_since = None
             self.has_begun.set()
             time.sleep(self._pause_s)
@@ -112,6 +127,7 @@ class Asking(threading.Thread):
         waited_s = 0.0 if since is None else time.monotonic() - since
         return {
             "longest_ms": 1000 * max(self.longest_s, waited_s),
+            "computed_ms": 1000 * self.computed_s,
             "asked": self.asked,
             "failed": self.failed,
             "last_failure": self.last_failure,
@@ -119,8 +135,8 @@ class Asking(threading.Thread):
 
 
 def main() -> None:
-    role, address, pause_ms = sys.argv[1:]
-    asking = Asking(asker(role, address), float(pause_ms) / 1000)
+    role, address, pid, pause_ms = sys.argv[1:]
+    asking = Asking(asker(role, address), int(pid), float(pause_ms) / 1000)
     asking.start()
     if not asking.has_begun.wait(PATIENCE_S):
         sys.exit("no answer")

@@ -435,6 +435,8 @@ class Heard:
 
     longest_ms: float
     """Its longest wait for an answer; requests that fail are asked again, and the wait goes on."""
+    computed_ms: float
+    """The most that the server computed during one wait: what is left of it on a machine without others."""
     asked: int
     failed: int
     last_failure: str = ""
@@ -465,7 +467,15 @@ class Peer:
 @contextmanager
 def peer(server: Server, *, pause_ms: float = 5.0) -> Iterator[Peer]:
     """Have a well-behaved peer ask a server."""
-    command = [sys.executable, "-m", "benchmarks.attacks.peer", server.role, server.address, str(pause_ms)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.attacks.peer",
+        server.role,
+        server.address,
+        str(server.pid),
+        str(pause_ms),
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

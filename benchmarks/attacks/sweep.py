@@ -248,11 +248,13 @@ def probe(server: Server, name: str, request: Question) -> Iterator[Outcome]:
             time.sleep(0.1)
             fired = fire(server.address, some(each), connections=connections, limit_s=PROBE_S)
             heard = well_behaved.end()
-            asked = each * connections
+            answered = f"{fired.answered} of {fired.wanted} answered in {fired.took_s:.1f} s"
             yield Outcome(
-                *("sweep", server.role, f"{name}, {asked} on {connections} connections", heard.longest_ms, "ms"),
+                *("sweep", server.role, f"{name}, {each * connections} on {connections} connections"),
+                *(heard.longest_ms, "ms"),
                 at_most=SILENCE_MS_MAX,
-                note=f"took {fired.took_s:.1f} s, answered {fired.answered} of {fired.wanted}, failed {heard.failed}",
+                computed_ms=heard.computed_ms,
+                note=f"{answered}, {heard.failed} of the peer failed",
             )
 
 
