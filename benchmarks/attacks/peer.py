@@ -88,6 +88,7 @@ class Asking(threading.Thread):
         self._pid = pid
         self._pause_s = pause_s
         self._waiting_since: float | None = None
+        self._computed_before_s = 0.0
         self.has_begun = threading.Event()
         self.clear()
 
@@ -97,15 +98,18 @@ class Asking(threading.Thread):
 
     def run(self) -> None:
         while True:
-            computed_s = computed_s_of(self._pid)
+            self._computed_before_s = computed_s_of(self._pid)
             self._waiting_since = time.monotonic()
             while not self._is_answered():
                 time.sleep(RETRY_S)
             self.longest_s = max(self.longest_s, time.monotonic() - self._waiting_since)
-            self.computed_s = max(self.computed_s, computed_s_of(self._pid) - computed_s)
+            self.computed_s = max(self.computed_s, self._computed_meanwhile_s())
             self._waiting_since = None
             self.has_begun.set()
             time.sleep(self._pause_s)
+
+    def _computed_meanwhile_s(self) -> float:
+        return computed_s_of(self._pid) - self._computed_before_s
 
     def _is_answered(self) -> bool:
         self.asked += 1
@@ -124,10 +128,12 @@ class Asking(threading.Thread):
             if self.failed and time.monotonic() - since > 5:
                 break  # it is refused, and will be
             time.sleep(0.001)
-        waited_s = 0.0 if since is None else time.monotonic() - since
+        waited_s = computed_s = 0.0
+        if since is not None:
+            waited_s, computed_s = time.monotonic() - since, self._computed_meanwhile_s()
         return {
             "longest_ms": 1000 * max(self.longest_s, waited_s),
-            "computed_ms": 1000 * self.computed_s,
+            "computed_ms": 1000 * max(self.computed_s, computed_s),
             "asked": self.asked,
             "failed": self.failed,
             "last_failure": self.last_failure,
