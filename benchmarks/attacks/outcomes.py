@@ -52,10 +52,9 @@ class Outcome:
     @property
     def figure(self) -> str:
         """The value with its unit, as people read it."""
-        if isinstance(self.value, str):
-            return self.value
+        text = self.value if isinstance(self.value, str) else _with_unit(self.value, self.unit)
         computed = "" if self.computed_ms is None else f", {_with_unit(self.computed_ms, 'ms')} of it computing"
-        return _with_unit(self.value, self.unit) + computed
+        return text + computed
 
     def __str__(self) -> str:
         met = {True: "met", False: "NOT MET", None: ""}[self.is_met]

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +64,8 @@ def silence(
         used_s = cpu_s(server.pid) - used_s
     answered = f"answered {fired.answered} of {fired.wanted} in {fired.took_s:.2f} s"
     note = f"{answered}, processor {used_s:.1f} s, before the attack {quiet.longest_ms:.0f} ms"
-    yield silent_for(name, server, what, heard, note)
+    outcome = silent_for(name, server, what, heard, note)
+    yield replace(outcome, value=f"> {lab.limit_s:g} s") if fired.took_s >= lab.limit_s else outcome
 
 
 def silent_for(name: str, server: Server, what: str, heard: Heard, note: str = "") -> Outcome:
