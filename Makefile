@@ -19,7 +19,7 @@ SPARK_TESTS ?= tests/spark
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console test-peers test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console test-peers test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ bench-metrics: $(READY) ## what metrics cost a name server
 
 bench-console: $(READY) ## how long one waits for the console, over 100 brokers with 10,000 topics each
 	$(BIN)/python -m benchmarks.console
+
+bench-attacks: $(READY) ## what a hostile peer can do to our servers, and what everyone else notices; 8 GB of memory
+	$(BIN)/python -m benchmarks.attacks
 
 bench-pipeline: $(READY) ## how our Spark source and sink compare with Spark's own for Kafka, and what history jobs cost
 	$(BIN)/python -m benchmarks.pipeline

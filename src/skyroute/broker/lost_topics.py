@@ -6,7 +6,8 @@ from typing import Final
 
 from skyroute.broker.attributes import BATCH_QUEUE, QUEUE_TYPE
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import QUEUES_MAX, Topics
+from skyroute.broker.topics import Topics
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.topics import TopicConfig
 
 log = logging.getLogger(__name__)

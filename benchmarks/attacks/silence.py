@@ -1,0 +1,283 @@
+"""Attacks that keep a server busy, so that it answers nobody else."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from benchmarks.attacks.outcomes import SILENCE_MS_MAX, Outcome, attack
+from benchmarks.attacks.servers import (
+    CLUSTER,
+    PEER_TOPIC,
+    Heard,
+    Lab,
+    NotStartedError,
+    Server,
+    batch_body,
+    fire,
+    peer,
+    pull_request,
+    register,
+    send_request,
+    write_groups,
+    write_offsets,
+    write_topics,
+)
+from benchmarks.machine import cpu_s
+from tests.support.raw import Request
+
+LEAD_S: Final = 1.0
+"""How long the well-behaved peer is heard before an attack, to know what the machine itself takes."""
+ROUTE: Final = Request(105, {"topic": PEER_TOPIC})
+LAST_OFFSET: Final = Request(30, {"topic": PEER_TOPIC, "queueId": "0"})
+LARGEST_NAME_SERVER: Final = 100_000
+OFFSET_GROUPS: Final = 500
+OFFSET_TOPICS: Final = 125
+OFFSET_QUEUES: Final = 8
+
+
+def silence(
+    lab: Lab,
+    server: Server,
+    name: str,
+    what: str,
+    requests: Sequence[Request],
+    *,
+    connections: int = 1,
+    one_way: bool = False,
+) -> Iterator[Outcome]:
+    """Write requests without waiting, and say how long a well-behaved peer waited meanwhile."""
+    end = (ROUTE if server.role == "nameserver" else LAST_OFFSET) if one_way else None
+    with peer(server) as well_behaved:
+        well_behaved.begin()
+        time.sleep(LEAD_S)
+        quiet = well_behaved.end()
+        well_behaved.begin()
+        used_s = cpu_s(server.pid)
+        fired = fire(server.address, requests, connections=connections, one_way=one_way, end=end, limit_s=lab.limit_s)
+        heard = well_behaved.end()
+        used_s = cpu_s(server.pid) - used_s
+    answered = f"answered {fired.answered} of {fired.wanted} in {fired.took_s:.2f} s"
+    note = f"{answered}, processor {used_s:.1f} s, before the attack {quiet.longest_ms:.0f} ms"
+    outcome = silent_for(name, server, what, heard, note)
+    yield replace(outcome, value=f"> {lab.limit_s:g} s") if fired.took_s >= lab.limit_s else outcome
+
+
+def silent_for(name: str, server: Server, what: str, heard: Heard, note: str = "") -> Outcome:
+    """Return the longest wait of the well-behaved peer as a figure."""
+    failures = f"{heard.failed} of {heard.asked} failed, last: {heard.last_failure}" if heard.failed else ""
+    return Outcome(
+        *(name, server.role, f"silence, {what}", heard.longest_ms, "ms"),
+        at_most=SILENCE_MS_MAX,
+        computed_ms=heard.computed_ms,
+        note=", ".join(filter(None, (note, failures))),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- conditions
+
+SQL_MESSAGES: Final = 16_000
+SQL_PULLS: Final = 100
+SQL_CHARS: Final = 28_000
+
+
+@attack("sql")
+def sql(lab: Lab) -> Iterator[Outcome]:
+    """A long condition that no message fulfils, said once, then 100 pulls that go by it."""
+    folder = lab.folder("sql")
+    write_topics(folder, {"filtered": 1})
+    term = "a <> 'x' AND "
+    condition = term * (SQL_CHARS // len(term)) + "a = 'y'"
+    subscription = {"topic": "filtered", "subString": condition, "expressionType": "SQL92", "subVersion": 1}
+    consumer = {"groupName": "readers", "subscriptionDataSet": [subscription]}
+    heartbeat = {"clientID": "attacker@1", "consumerDataSet": [consumer], "producerDataSet": []}
+    with lab.broker(folder) as server, server.line() as line:
+        properties = "a\x01z\x02"
+        body = batch_body([b"x"] * 1_000, properties.encode())
+        for _ in range(SQL_MESSAGES // 1_000):
+            line.call(send_request("filtered", 0, body, batch=True))
+        line.call(34, {}, json.dumps(heartbeat).encode())
+        pulls = [pull_request("filtered", 0, 0, own_filter=False)] * SQL_PULLS
+        yield from silence(lab, server, "sql", f"{SQL_PULLS} pulls with a condition of 28 KB", pulls)
+        fields = {**pull_request("filtered", 0, 0).fields, "expressionType": "SQL92"}
+        pulls = [Request(11, {**fields, "subscription": f"{condition} OR b = '{n}'"}) for n in range(SQL_PULLS)]
+        yield from silence(lab, server, "sql", f"{SQL_PULLS} pulls, each with a new condition", pulls)
+
+
+# --------------------------------------------------------------------------------------------------------- long lists
+
+
+@attack("one-way-lists")
+def one_way_lists(lab: Lab) -> Iterator[Outcome]:
+    """Ask for all topics 1,000 times in one write, and want no answer."""
+    with lab.name_server() as server, register(server, LARGEST_NAME_SERVER):
+        yield from silence(lab, server, "one-way-lists", "1,000 one-way 206", [Request(206)] * 1_000, one_way=True)
+
+
+@attack("lists")
+def lists(lab: Lab) -> Iterator[Outcome]:
+    """Ask for long lists of a name server and want the answers."""
+    for what, request in (("206", Request(206)), ("224", Request(224, {"cluster": CLUSTER}))):
+        with lab.name_server() as server, register(server, LARGEST_NAME_SERVER):
+            yield from silence(lab, server, "lists", f"100 x {what}", [request] * 100)
+            yield from silence(lab, server, "lists", f"50 connections x 2 x {what}", [request] * 2, connections=50)
+
+
+def write_large_offsets(folder: Path, group_count: int = OFFSET_GROUPS) -> None:
+    """Write 500,000 offsets: 500 groups, 125 topics, 8 queues."""
+    topics = [f"t-{number:03}" for number in range(OFFSET_TOPICS)]
+    groups = [f"g-{number:03}" for number in range(group_count)]
+    write_topics(folder, dict.fromkeys(topics, OFFSET_QUEUES))
+    write_groups(folder, [*groups, "readers"])
+    write_offsets(folder, groups, topics, OFFSET_QUEUES)
+
+
+@attack("offsets")
+def offsets(lab: Lab) -> Iterator[Outcome]:
+    """Ask for the progress of all groups, and for all offsets, of a broker with 500,000 of them."""
+    folder = lab.folder("offsets")
+    write_large_offsets(folder)
+    with lab.broker(folder) as server:
+        yield from silence(lab, server, "offsets", "3 x 317", [Request(317, {"isOrder": "false"})] * 3)
+    with lab.broker(folder) as server:
+        yield from silence(lab, server, "offsets", "10 x 43", [Request(43)] * 10)
+
+
+@attack("more-offsets")
+def more_offsets(lab: Lab) -> Iterator[Outcome]:
+    """Commit offsets to a broker that has 600,000 of them, and start it again, twice."""
+    folder = lab.folder("offsets")
+    write_large_offsets(folder, 600)
+    queue = {"consumerGroup": "g-000", "topic": "t-000", "queueId": "0"}
+    found, note = 1, ""
+    try:
+        for offset in (2, 3):
+            with lab.broker(folder) as server, server.line() as line:
+                line.call(15, {**queue, "commitOffset": str(offset)})
+                server.stop()  # which writes the table as the broker does
+            with lab.broker(folder) as server, server.line() as line:
+                found = int(line.call(14, queue).fields["offset"])
+    except NotStartedError as error:
+        found, note = 0, f"does not start: {str(error)[-160:]}"
+    what = "offset after two restarts, 600,000 offsets"
+    yield Outcome("more-offsets", "broker", what, found, at_least=3, note=note)
+
+
+@attack("wide-topic")
+def wide_topic(lab: Lab) -> Iterator[Outcome]:
+    """Ask where the queues of a topic begin and end that has 65,536."""
+    folder = lab.folder("wide")
+    write_topics(folder, {"wide": 65_536})
+    write_groups(folder, ["readers"])
+    with lab.broker(folder) as server:
+        yield from silence(lab, server, "wide-topic", "1 x 202", [Request(202, {"topic": "wide"})])
+        yield from silence(lab, server, "wide-topic", "40 x 202", [Request(202, {"topic": "wide"})] * 40)
+
+
+@attack("topic-configs")
+def topic_configs(lab: Lab) -> Iterator[Outcome]:
+    """Ask a broker for all of its topics, of which it has as many as it takes."""
+    folder = lab.folder("configs")
+    write_topics(folder, {f"topic-{number:06}": 4 for number in range(99_900)})
+    with lab.broker(folder) as server:
+        yield from silence(lab, server, "topic-configs", "10 x 21", [Request(21)] * 10)
+
+
+# -------------------------------------------------------------------------------------------------------------- sends
+
+
+@attack("topics")
+def topics(lab: Lab) -> Iterator[Outcome]:
+    """Send to topics that are not there yet, when there are 80,000."""
+    folder, count = lab.folder("topics"), 20
+    write_topics(folder, {f"topic-{number:06}": 4 for number in range(80_000)})
+    with lab.broker(folder) as server:
+        sends = [send_request(f"new-{number}", 0, b"x") for number in range(count)]
+        with server.line(timeout_s=lab.limit_s) as line, peer(server) as well_behaved:
+            well_behaved.begin()
+            began = time.monotonic()
+            refused = sum(line.call(send).code != 0 for send in sends)
+            each_ms = (time.monotonic() - began) * 1000 / count
+            heard = well_behaved.end()
+        note = f"{refused} of {count} refused"
+        yield Outcome("topics", "broker", "a topic created by a send, 80,000 topics", each_ms, "ms", 100.0, note=note)
+        yield silent_for("topics", server, f"{count} topics created one by one", heard)
+        sends = [send_request(f"more-{number}", 0, b"x") for number in range(count)]
+        yield from silence(lab, server, "topics", f"{count} topics created at once", sends)
+
+
+@attack("batch")
+def batch(lab: Lab) -> Iterator[Outcome]:
+    """Send one batch of 180,000 messages."""
+    with lab.broker() as server, server.line() as line:
+        line.call(send_request(PEER_TOPIC, 0, b"x"))
+        send = send_request(PEER_TOPIC, 1, batch_body([b""] * 180_000), batch=True)
+        yield from silence(lab, server, "batch", "one batch of 180,000", [send])
+
+
+@attack("flood")
+def flood(lab: Lab) -> Iterator[Outcome]:
+    """Write 200,000 cheap requests at once."""
+    with lab.name_server() as server, register(server, 100):
+        yield from silence(lab, server, "flood", "200,000 x 105", [ROUTE] * 200_000)
+    with lab.broker() as server, server.line() as line:
+        line.call(send_request(PEER_TOPIC, 0, b"x"))
+        yield from silence(lab, server, "flood", "200,000 x 30", [LAST_OFFSET] * 200_000)
+
+
+# ----------------------------------------------------------------------------------------------------------- nonsense
+
+
+@attack("malformed")
+def malformed(lab: Lab) -> Iterator[Outcome]:
+    """Write frames of random bytes, and of bytes that are nearly right, on many connections."""
+    with lab.name_server() as server, register(server, 100):
+        yield from _malformed(server)
+    with lab.broker() as server, server.line() as line:
+        line.call(send_request(PEER_TOPIC, 0, b"x"))
+        yield from _malformed(server)
+
+
+def _malformed(server: Server) -> Iterator[Outcome]:
+    dice, count = random.Random(17), 0
+    deadline = time.monotonic() + 15
+    with peer(server) as well_behaved:
+        well_behaved.begin()
+        while time.monotonic() < deadline:
+            frames = b"".join(_nonsense(dice) for _ in range(200))
+            count += 200
+            with server.line(timeout_s=1.0) as line:
+                try:
+                    line.write(frames)
+                    line.is_closed_by_peer()
+                except (OSError, ValueError):
+                    pass
+        heard = well_behaved.end()
+    alive = "yes" if server.is_running else "no"
+    yield Outcome("malformed", server.role, "still running after random frames", alive, wanted="yes")
+    yield silent_for("malformed", server, "random frames", heard, f"{count:,} frames written")
+
+
+def _nonsense(dice: random.Random) -> bytes:
+    header = json.dumps(
+        {
+            "code": dice.randrange(400),
+            "extFields": {dice.choice(("topic", "a", "group", "\0")): dice.choice(("", "x", "-1", "9" * 30, "../.."))},
+            "flag": dice.choice((0, 0, 1, 2, 7)),
+            "opaque": dice.randrange(1 << 31),
+            "version": 479,
+        }
+    ).encode()
+    body = dice.randbytes(dice.randrange(64))
+    kind = dice.randrange(10)
+    if kind < 2:
+        at = dice.randrange(len(header))
+        header = header[:at] + dice.randbytes(1) + header[at + 1 :]
+    length = 4 + len(header) + len(body) + (dice.randrange(-3, 3) if kind == 2 else 0)
+    word = len(header) if kind != 3 else dice.randrange(1 << 32)
+    return length.to_bytes(4) + word.to_bytes(4) + header + body
