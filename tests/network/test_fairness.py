@@ -189,17 +189,12 @@ async def test_a_peer_that_asked_for_much_waits_until_it_asked_for_less(asked: A
     async with line_to(asked.address) as line:
         await be_known(line)
         (connection,) = asked.server._connections.values()
-
-        def must_queue() -> bool:  # a plain attribute would be narrowed by each assertion
-            return connection._must_queue
-
-        assert not must_queue()
-        await line.call(DEARER)
-        assert must_queue()
-        await line.call(CHEAP)
-        assert must_queue(), "one that costs little does not make up for it"
-        await be_known(line)
-        assert not must_queue()
+        waits = []
+        for code in (DEARER, CHEAP, *[CHEAP] * 30):
+            waits.append(connection._must_queue)
+            await line.call(code)
+        assert waits[:3] == [False, True, True], "one that costs little does not make up for it"
+        assert not waits[-1]
 
 
 async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:

@@ -478,11 +478,11 @@ class Connection(asyncio.Protocol):
     # Frames and answers
 
     def _receive(self, data: bytes) -> None:
-        now = self._service.clock.monotonic()
-        if self._is_queued or self._must_queue or self._stalled:
-            self._wait(data, now)
+        # What `_must_queue` says; calling it for everything that is read would be dear.
+        if self._is_queued or self.cost_s > SHARE_S or self._service.queue.spent_s > TURN_S or self._stalled:
+            self._wait(data)
         else:
-            self._take(data, now)
+            self._take(data, self._service.clock.monotonic())
 
     def _take(self, data: bytes, now: float) -> None:
         """Cut bytes into frames and answer them."""
@@ -504,9 +504,9 @@ class Connection(asyncio.Protocol):
         """This connection has cost much of late, or the loop has had enough to do since it last turned."""
         return self.cost_s > SHARE_S or self._service.queue.spent_s > TURN_S
 
-    def _wait(self, data: bytes, now: float) -> None:
+    def _wait(self, data: bytes) -> None:
         """Keep bytes for later; read no more if some are kept already."""
-        self._service.traffic.heard(now)
+        self._service.traffic.reads += 1
         if self._unread or self._backlog or self._stalled:
             self._pause_reading()
         self._unread += data
