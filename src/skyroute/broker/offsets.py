@@ -1,6 +1,6 @@
 """How far each group has come with each queue: what it says itself, and where an administrator has sent it."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -20,7 +20,6 @@ from skyroute.broker.tables import (
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.fastjson import Dialect, write_text
 
 OFFSETS_MAX: Final = 1_000_000
 """How many offsets a broker keeps, one for each queue of each topic of each group."""
@@ -249,36 +248,27 @@ class Offsets:
         )
 
     def _topic_pieces(self) -> Iterator[bytes]:
-        part: dict[str, list[str]] = {}
-        separator, written = b"", 0
-        for group in list(self._topics):
-            if topics := self.topics_of(group):
-                part[group] = topics
-            written += 1 + len(topics)
-            if part and written >= OFFSETS_A_STEP:
-                yield separator + msgspec.json.encode(part)[1:-1]
-                separator, part, written = b",", {}, 0
-        if part:
-            yield separator + msgspec.json.encode(part)[1:-1]
+        groups = list(self._topics)
+        return _table_pieces((group, topics) for group in groups if (topics := self.topics_of(group)))
 
     def _offset_pieces(self) -> Iterator[bytes]:
-        texts: list[str] = []
-        separator, written = "", 0
-        for group, topic in list(self._table):
-            texts.append(f"{separator}{write_text(f'{topic}@{group}', Dialect.LEGACY)}:{{")
-            offsets = list(self._table.get((group, topic), {}).items())
-            for start in range(0, len(offsets), OFFSETS_A_STEP):
-                part = offsets[start : start + OFFSETS_A_STEP]
-                texts.append("," if start else "")
-                texts.append(",".join([f"{queue_id}:{offset}" for queue_id, offset in part]))
-                written += len(part)
-                if written >= OFFSETS_A_STEP:
-                    yield "".join(texts).encode("utf-8", "replace")
-                    texts, written = [], 0
-            texts.append("}")
-            separator = ","
-            written += 1
-        yield "".join(texts).encode("utf-8", "replace")
+        # Queues are keys in quotes, which Apache's brokers read as well: bare ones take long to read.
+        pairs = list(self._table)
+        return _table_pieces((f"{pair[1]}@{pair[0]}", self._table.get(pair, {})) for pair in pairs)
+
+
+def _table_pieces(entries: Iterable[tuple[str, Sized]]) -> Iterator[bytes]:
+    """Give entries of a table as JSON, some at a time, by how many members they have."""
+    part: dict[str, Sized] = {}
+    separator, written = b"", 0
+    for name, members in entries:
+        part[name] = members
+        written += 1 + len(members)
+        if written >= OFFSETS_A_STEP:
+            yield separator + msgspec.json.encode(part)[1:-1]
+            separator, part, written = b",", {}, 0
+    if part:
+        yield separator + msgspec.json.encode(part)[1:-1]
 
 
 def _discard(index: dict[str, dict[str, None]], key: str, member: str) -> None:

@@ -101,51 +101,55 @@ class ParkedPulls:
     def wake(self) -> None:
         """Have the pulls look again whose queues have something new."""
         woken, self._woken = self._woken, set()
-        for queue in woken:
-            self._look(queue)
+        self._begin(work for queue in woken if (work := self._look(queue)) is not None)
 
     def wake_queue(self, topic: str, queue_id: int) -> None:
         """Have the pulls of one queue look again, whatever the reason."""
-        self._look((topic, queue_id))
+        work = self._look((topic, queue_id))
+        if work is not None:
+            self._begin([work])
 
-    def _look(self, queue: tuple[str, int]) -> None:
-        if queue in self._looking:
-            self._looking[queue] = True
-        else:
-            self._begin(self._look_again(queue))
+    def _look(self, queue: tuple[str, int]) -> Iterator[None] | None:
+        """Return the work of having the pulls of a queue look again; None where it is under way, and is done again."""
+        is_under_way = queue in self._looking
+        self._looking[queue] = True
+        return None if is_under_way else self._look_again(queue)
 
     def _look_again(self, queue: tuple[str, int]) -> Iterator[None]:
-        self._looking[queue] = True
-        while self._looking[queue]:
-            self._looking[queue] = False
-            for pull in list(self._by_queue.get(queue, ())):
-                if pull.waits and not pull.peer.gone:
-                    response = _or_why_not(pull.look)
-                    if response is not None:
-                        self._remove(pull)
-                        pull.answer.give(response)
-                yield
-        del self._looking[queue]
+        try:
+            while self._looking[queue]:
+                self._looking[queue] = False
+                for pull in list(self._by_queue.get(queue, ())):
+                    if pull.waits and not pull.peer.gone:
+                        response = _or_why_not(pull.look)
+                        if response is not None:
+                            self._remove(pull)
+                            pull.answer.give(response)
+                    yield
+        finally:
+            del self._looking[queue]
 
     def expire(self, now: float) -> None:
         """Answer those whose time is over."""
         tick = int(now * TICKS_A_SECOND)
-        for past in [past for past in self._by_tick if past <= tick and past not in self._giving_up]:
-            self._begin(self._give_up(past))
+        past = [past for past in self._by_tick if past <= tick and past not in self._giving_up]
+        self._giving_up.update(past)
+        self._begin(map(self._give_up, past))
 
     def _give_up(self, tick: int) -> Iterator[None]:
-        self._giving_up.add(tick)
-        for pull in list(self._by_tick[tick]):
-            if pull.waits:
-                self._remove(pull)
-                pull.answer.give(_or_why_not(pull.give_up))
-            yield
-        self._giving_up.remove(tick)
+        try:
+            for pull in list(self._by_tick[tick]):
+                if pull.waits:
+                    self._remove(pull)
+                    pull.answer.give(_or_why_not(pull.give_up))
+                yield
+        finally:
+            self._giving_up.remove(tick)
 
     def drop(self, connection: int) -> None:
         """Forget those of a connection that has ended."""
         if connection in self._by_connection:
-            self._begin(self._forget(list(self._by_connection[connection])))
+            self._begin([self._forget(list(self._by_connection[connection]))])
 
     def _forget(self, pulls: Iterable[ParkedPull]) -> Iterator[None]:
         for pull in pulls:
@@ -160,8 +164,8 @@ class ParkedPulls:
         _discard(self._by_tick, pull.deadline_tick, pull)
         _discard(self._by_connection, pull.peer.connection, pull)
 
-    def _begin(self, work: Iterator[None]) -> None:
-        self._work.append(work)
+    def _begin(self, work: Iterable[Iterator[None]]) -> None:
+        self._work.extend(work)
         if not self._goes_on:
             self._go_on()
 

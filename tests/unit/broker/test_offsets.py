@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyroute.broker.offsets import COMMITS_PER_VERSION, Offsets
+from skyroute.broker.offsets import COMMITS_PER_VERSION, OFFSETS_MAX, Offsets
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.topics import QUEUES_MAX
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire import fastjson
 
@@ -119,6 +120,18 @@ def test_now_and_then_the_table_is_a_new_edition(path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the file
 
 
+def test_the_largest_table_is_opened_again(tmp_path: Path) -> None:
+    path = tmp_path / "consumerOffset.json"
+    offsets = loaded(path)
+    for number in range(OFFSETS_MAX // QUEUES_MAX):
+        for queue_id in range(QUEUES_MAX):
+            offsets.commit(f"g{number}", "T", queue_id, number)
+    offsets.keeper.save_now()
+    again = loaded(path)
+    assert repr(again) == repr(offsets)
+    assert again.get("g7", "T", QUEUES_MAX - 1) == 7
+
+
 def test_a_table_of_apache_is_opened(path: Path) -> None:
     write(
         path,
@@ -132,14 +145,14 @@ def test_a_table_of_apache_is_opened(path: Path) -> None:
     assert fastjson.loads(b"".join(offsets.pieces()))["later"] == "kept"
 
 
-def test_the_file_is_written_in_apaches_form(path: Path) -> None:
+def test_the_file_is_written_as_apaches_broker_reads_it(path: Path) -> None:
     offsets = loaded(path)
     offsets.commit("g", "T", 1, 12)
     offsets.commit("g", "%RETRY%g", 0, 0)
     offsets.keeper.save_now()
     assert path.read_bytes() == (
         b'{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":1700000000000},"groupTopicMap":{"g":["T","%RETRY%g"]},'
-        b'"offsetTable":{"T@g":{1:12},"%RETRY%g@g":{0:0}}}'
+        b'"offsetTable":{"T@g":{"1":12},"%RETRY%g@g":{"0":0}}}'
     )
 
 

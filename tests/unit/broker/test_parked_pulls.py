@@ -170,8 +170,8 @@ async def test_time_is_watched_all_the_time() -> None:
 class Slow(Reader):
     """A pull that takes two milliseconds to look."""
 
-    def __init__(self, clock: ManualClock, connection: int = 1) -> None:
-        super().__init__(connection=connection, deadline=clock.monotonic() + 1)
+    def __init__(self, clock: ManualClock, connection: int = 1, queue_id: int = 0) -> None:
+        super().__init__(("T", queue_id), connection=connection, deadline=clock.monotonic() + 1)
         self._clock = clock
 
     def look(self) -> Response | None:
@@ -196,6 +196,19 @@ async def test_many_who_wait_look_a_few_at_a_time_and_once_for_each_arrival() ->
         await turn()
         assert sum(reader.looks for reader in readers) - before <= 3
     assert [reader.looks for reader in readers] == [2] * 50
+
+
+async def test_many_queues_are_looked_at_a_few_at_a_time() -> None:
+    clock = ManualClock()
+    readers = [Slow(clock, queue_id=number) for number in range(30)]
+    pulls = parked(*readers, clock=clock)
+    for number in range(30):
+        pulls.arrived("T", number)
+    for _ in range(20):
+        before = sum(reader.looks for reader in readers)
+        await turn()
+        assert sum(reader.looks for reader in readers) - before <= 3
+    assert [reader.looks for reader in readers] == [1] * 30
 
 
 async def test_many_are_given_up_a_few_at_a_time() -> None:

@@ -11,7 +11,7 @@ from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, in_pi
 from skyroute.broker.members import Members
 from skyroute.broker.offsets import OFFSETS_A_STEP, Offsets
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import Topics
+from skyroute.broker.topics import QUEUES_MAX, Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
@@ -88,6 +88,8 @@ class OffsetHandlers:
             raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
         if self.topics.get(topic) is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
+        if not 0 <= update.queue.queue_id < QUEUES_MAX:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"no topic has a queue {update.queue.queue_id}")
         if not self.offsets.commit(group, topic, update.queue.queue_id, update.offset):
             return Response(remark="Offset has been previously reset")
         return Response()
