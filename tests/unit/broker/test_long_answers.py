@@ -10,10 +10,10 @@ from skyroute.broker.handlers import long_answers
 from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, gather, in_pieces
 from skyroute.broker.offsets import OFFSETS_A_STEP
 from skyroute.broker.tables import ENTRIES_A_STEP
-from skyroute.broker.topics import QUEUES_MAX
 from skyroute.remoting.dispatch import InTurn
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.pace import run_through
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
 from skyroute.wire.calls.groups import GroupConfig, RequestMode, decode_consume_stats, decode_reset_offsets
 from skyroute.wire.calls.topics import TopicConfig, decode_topic_page, decode_topic_stats

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from skyroute.broker.offsets import COMMITS_PER_VERSION, OFFSETS_MAX, Offsets
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.topics import QUEUES_MAX
 from skyroute.remoting.errors import RefusedError
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
 
 

@@ -11,12 +11,13 @@ from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, in_pi
 from skyroute.broker.members import Members
 from skyroute.broker.offsets import OFFSETS_A_STEP, Offsets
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import QUEUES_MAX, Topics
+from skyroute.broker.topics import Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.pace import Pace, Steps
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
 from skyroute.wire.calls.offsets import (
     CorrectionQuery,
