@@ -24,10 +24,13 @@ WHOLE = encode(Request(105, {"topic": "T"}), 1)
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
+    """Without the collector, and with everything that earlier tests of this process left out of its sight."""
     gc.collect()
+    gc.freeze()
     gc.disable()
     yield
     gc.enable()
+    gc.unfreeze()
 
 
 def alive(kind: type) -> int:

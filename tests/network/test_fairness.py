@@ -27,8 +27,9 @@ from tests.support import raw
 from tests.support.clock import ManualClock
 from tests.support.lines import AsyncLine, eventually, line_to
 
-DEAR, DEARER, CHEAP, LASTING, LONG, EFFECT = range(10001, 10007)
+DEAR, DEARER, CHEAP, LASTING, LONG_CHANGE, EFFECT = range(10001, 10007)
 QUESTION: Final = int(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+LONG: Final = int(RequestCode.GET_TOPICS_BY_CLUSTER)
 DEAR_S: Final = 0.001
 CHEAP_S: Final = 0.00002
 A_TURN: Final = round(2 * (TURN_S + SHARE_S) / DEAR_S)
@@ -55,6 +56,8 @@ class Asked:
         """Connections, as their requests were carried out."""
         self.closed: list[int] = []
         """Connections whose long work was given up."""
+        self.change_steps = 0
+        self.may_change = self.has_changed = False
         self.server = Server(
             Dispatcher(
                 {
@@ -64,6 +67,7 @@ class Asked:
                     CHEAP: self._cheap,
                     LASTING: self._lasting,
                     LONG: self._long,
+                    LONG_CHANGE: self._long_change,
                     QUESTION: self._dear,
                 }
             ),
@@ -99,6 +103,16 @@ class Asked:
 
     def _long(self, request: Request, peer: Peer) -> Answer:
         return InTurn(self.pace.run(self._steps(peer)))
+
+    def _long_change(self, request: Request, peer: Peer) -> Answer:
+        return InTurn(self.pace.run(self._change_steps()))
+
+    def _change_steps(self) -> Generator[None, None, Response]:
+        while not self.may_change:
+            self.change_steps += 1
+            yield
+        self.has_changed = True
+        return Response()
 
     def _steps(self, peer: Peer) -> Generator[None, None, Response]:
         try:
@@ -268,3 +282,14 @@ async def test_long_work_ends_with_its_connection(asked: Asked) -> None:
     async with line_to(asked.address) as line:
         await line.call(CHEAP)
         assert len(asked.order) == done
+
+
+async def test_a_long_change_is_finished_though_its_connection_has_ended(asked: Asked) -> None:
+    async with line_to(asked.address) as line:
+        await line.send(LONG_CHANGE)
+        await eventually(lambda: asked.change_steps > 3)
+    await eventually(lambda: asked.server.connection_count == 0)
+    steps = asked.change_steps
+    await eventually(lambda: asked.change_steps > steps)
+    asked.may_change = True
+    await eventually(lambda: asked.has_changed)
