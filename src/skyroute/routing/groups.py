@@ -133,7 +133,9 @@ class Group:
         """
         queues, topics = self.queues, table.topics
         added, changed, removed = topics, {}, {}
-        if queues and whole:
+        if queues == topics:
+            added = {}
+        elif queues and whole:
             different = [(topic, after) for topic, after in topics.items() if queues.get(topic) != after]
             added = {topic: after for topic, after in different if topic not in queues}
             changed = {topic: (queues[topic], after) for topic, after in different if topic in queues}
