@@ -67,6 +67,7 @@ class BrokerHandlers:
             table = yield from decode_topic_table(request, self.config.registration_max_length, now_ms=now_ms)
             registration = replace(registration, table=table)
             yield
+        comparison = yield from self.table.compare_in_steps(registration)
         if peer.gone:
             return Response.error("the connection ended")  # nobody reads this; and nobody must join through it
         try:
@@ -75,6 +76,7 @@ class BrokerHandlers:
                 holder=peer.connection,
                 now=self.clock.monotonic(),
                 delete_missing_topics=self.config.delete_topic_with_broker_registration,
+                comparison=comparison,
             )
         except RegistrationRefusedError as error:
             if peer.is_worth_a_line():
