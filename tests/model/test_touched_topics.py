@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import settings
 
 from skyroute.nameserver.changes import KvChanged
-from skyroute.nameserver.touched import touched_by, touched_topics
+from skyroute.nameserver.touched import COPIED_MAX, ManyTopics, touched_by, touched_topics
 from skyroute.routing import discovery
 from skyroute.routing.events import BrokerConfirmed, LeaseHeld, RouteEvent
 from skyroute.routing.table import RouteTable
@@ -20,6 +20,7 @@ from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import encode_route
 from skyroute.wire.fastjson import Dialect
 from tests.model.test_route_table import ZONES, RouteTableMachine
+from tests.unit.routing.brokers import registration
 
 Told = tuple[bytes | None, ...]
 
@@ -44,7 +45,7 @@ class TouchedTopicsMachine(RouteTableMachine):
         super().see(events, *args, **kwargs)
         before, self.told = self.told, {topic: told_of(self.table, topic) for topic in self.table.topics}
         differing = {topic for topic in before | self.told if before.get(topic) != self.told.get(topic)}
-        touched = touched_topics(self.table, touched_by(events))
+        touched = set(touched_topics(self.table, touched_by(events)))
         assert differing <= touched
         if all(isinstance(event, BrokerConfirmed | LeaseHeld) for event in events):
             assert touched == set()
@@ -61,3 +62,14 @@ def touched_by_kv(*keys: tuple[str, str]) -> Collection[str]:
 
 def test_the_order_of_a_topic_is_part_of_its_route() -> None:
     assert touched_by_kv((ORDER_TOPICS, "Orders"), ("other", "Payments"), (ORDER_TOPICS, "no\nname")) == {"Orders"}
+
+
+def test_very_many_topics_are_touched_without_a_copy_of_their_names() -> None:
+    table = RouteTable()
+    topics = [f"T{at}" for at in range(COPIED_MAX + 1)]
+    events = table.register(registration(topics=topics), holder=1, now=0.0).events
+    touched = touched_topics(table, touched_by(events))
+    assert isinstance(touched, ManyTopics)
+    assert set(touched) == set(topics)
+    assert "T7" in touched
+    assert "other" not in touched

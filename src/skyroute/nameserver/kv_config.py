@@ -5,6 +5,7 @@ The file has Java's form and may be handed back and forth: `{"configTable":{name
 """
 
 import logging
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
@@ -87,11 +88,13 @@ class KvConfig:
         """The value, or None if there is no such entry."""
         return self._table.get(namespace, {}).get(key)
 
-    def namespace_body(self, namespace: str) -> bytes | None:
-        """One namespace's entries as they are sent, or None if it was never used."""
-        body = self._bodies.get(namespace)
-        if body is None and namespace in self._table:
-            body = self._bodies[namespace] = encode_kv_table(self._table[namespace])
+    def write_namespace(self, namespace: str) -> Generator[None, None, bytes | None]:
+        """Return one namespace's entries as they are sent, or None if it was never used; write them if need be."""
+        entries, body = self._table.get(namespace), self._bodies.get(namespace)
+        if entries is not None and body is None:
+            body = yield from encode_kv_table(entries)  # a change makes another table, and leaves this one as it is
+            if self._table.get(namespace) is entries:
+                self._bodies[namespace] = body
         return body
 
     @property

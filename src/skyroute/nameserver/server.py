@@ -216,7 +216,7 @@ class NameServer:
         """Every request we answer. Whatever is not here is answered "not supported"."""
         routes = self._routes
         brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._pace)
-        kv = KvHandlers(self.kv, self._record)
+        kv = KvHandlers(self.kv, self._record, self._pace)
         admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed, self._record)
         return self._watch_handlers() | {
             RequestCode.PUT_KV_CONFIG: kv.put,

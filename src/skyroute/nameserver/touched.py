@@ -1,7 +1,8 @@
 """Topics and broker groups whose routes a change invalidates."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final, NamedTuple
 
 from skyroute.nameserver.changes import Change, KvChanged
 from skyroute.routing.events import (
@@ -18,38 +19,65 @@ from skyroute.routing.table import RouteTable
 from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.fields import is_name
 
+COPIED_MAX: Final = 10_000
+"""Up to so many touched topics are copied together, so that each comes up once."""
+
 
 class Touched(NamedTuple):
     """What changes were about."""
 
-    topics: set[str]
-    groups: set[str]
+    topics: Collection[str]
+    groups: Collection[str]
     """Names of broker groups: every topic they serve is touched."""
+
+
+class ManyTopics(Collection[str]):
+    """The topics of several collections, without a copy: one of them may have a million.
+
+    A topic that several have is counted, and comes up, as often.
+    """
+
+    def __init__(self, parts: Sequence[Collection[str]]) -> None:
+        self._parts = parts
+
+    def __contains__(self, topic: object) -> bool:
+        return any(topic in part for part in self._parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self._parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
 
 
 def touched_by(changes: Iterable[Change]) -> Touched:
     """Return what changes touched that is in a route."""
-    topics: set[str] = set()
+    topics: list[Collection[str]] = []
     groups: set[str] = set()
     for change in changes:
         match change:
             case TopicsChanged():
-                topics.update(change.added, change.changed, change.removed)
+                topics += (change.added.keys(), change.changed.keys(), change.removed.keys())
             case WritesChanged():
-                topics |= change.forbidden | change.restored
+                topics += (change.forbidden, change.restored)
             case MappingsChanged():
-                topics.update(change.changed)
+                topics.append(change.changed.keys())
             case BrokerChanged() if change.id_before == change.id_after:
                 continue  # versions and replication addresses are not in a route
             case BrokerJoined() | BrokerLeft() | BrokerChanged() | GroupChanged() | FilterServersChanged():
                 groups.add(change.broker_name)
             case KvChanged() if change.namespace == ORDER_TOPICS and is_name(change.key):
-                topics.add(change.key)
+                topics.append((change.key,))
             case _:  # whether brokers were heard from, who has the smallest id, and what a server says of itself
                 continue
-    return Touched(topics, groups)
+    return Touched(_together(topics), groups)
 
 
-def touched_topics(table: RouteTable, touched: Touched) -> set[str]:
+def touched_topics(table: RouteTable, touched: Touched) -> Collection[str]:
     """Return every topic whose route was touched. The table is as it is after the changes."""
-    return touched.topics.union(*(table.topics_of(name) for name in touched.groups))
+    return _together([touched.topics, *map(table.topics_of, touched.groups)])
+
+
+def _together(parts: Sequence[Collection[str]]) -> Collection[str]:
+    many = ManyTopics([part for part in parts if part])
+    return set(many) if len(many) <= COPIED_MAX else many

@@ -122,7 +122,8 @@ class Watches:
         waited = self._count
         revision = self.history.revision
         found: dict[_Watch, list[str]] = {}
-        for topic in sorted(self._by_topic.keys() & topics):
+        fewer, more = sorted((self._by_topic.keys(), topics), key=len)
+        for topic in sorted({topic for topic in fewer if topic in more}):
             for watch in self._by_topic[topic]:
                 found.setdefault(watch, []).append(topic)
         # Most who are woken together wait for the same, and are told the same.

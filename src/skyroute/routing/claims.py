@@ -8,7 +8,7 @@ from skyroute.routing.groups import Group, Member, QueueDelta
 from skyroute.routing.held_bytes import server_bytes
 from skyroute.routing.leases import Leases
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
-from skyroute.routing.topology import MASTER_ID, BrokerKey
+from skyroute.routing.topology import MASTER_ID, BrokerKey, QueueSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,15 @@ class Claim:
         same_epoch = new.state_version == old.state_version
         return same_epoch and new.counter < old.counter and new.timestamp_ms <= old.timestamp_ms
 
-    def compare_topics(self, *, delete_missing: bool) -> QueueDelta:
+    def compare_topics(
+        self, *, delete_missing: bool, differing: Mapping[str, QueueSettings] | None = None
+    ) -> QueueDelta:
         """What the broker's topics change: nothing, if it is not the one that speaks for its group."""
         if not self._speaks_for_group():
             return QueueDelta()
         known = None if self.own is None or self.moves else self.own.version
         whole = self.is_first or known != self.table.version
-        return self.group.compare(self.table, whole=whole, delete_missing=delete_missing)
+        return self.group.compare(self.table, whole=whole, delete_missing=delete_missing, differing=differing)
 
     def _speaks_for_group(self) -> bool:
         """The master does, or else the smallest slave; but not the slaves of brokers before 5.0."""

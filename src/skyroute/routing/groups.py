@@ -5,7 +5,7 @@ values made from them. The methods of a group answer and compare; they never wri
 weighed before anything is touched.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,6 +87,8 @@ class Group:
     """Topics that brokers would let clients write, and an operator does not."""
     mappings: dict[str, StaticMapping] = field(default_factory=dict)
     """Only for topics that are in `queues`."""
+    edits: int = 0
+    """How often `queues` was written."""
 
     @property
     def smallest(self) -> tuple[int, str] | None:
@@ -129,7 +131,19 @@ class Group:
         for member in self.members.values():
             member.fingerprint = None
 
-    def compare(self, table: TopicTable, *, whole: bool, delete_missing: bool) -> QueueDelta:
+    def differing(self, topics: Iterable[tuple[str, QueueSettings]]) -> dict[str, QueueSettings]:
+        """Those of some topics whose queues are not known, or known to be others."""
+        queues = self.queues
+        return {topic: after for topic, after in topics if queues.get(topic) != after}
+
+    def compare(
+        self,
+        table: TopicTable,
+        *,
+        whole: bool,
+        delete_missing: bool,
+        differing: Mapping[str, QueueSettings] | None = None,
+    ) -> QueueDelta:
         """What recording a broker's table would change.
 
         Args:
@@ -137,15 +151,17 @@ class Group:
             whole: Its word replaces what is known; otherwise it only fills what is missing, so that a heartbeat does
                 not undo an operator's ban on writes.
             delete_missing: Topics it does not name are gone.
+            differing: All topics of the table that differ from what is known, if that was found out before.
         """
         queues, topics = self.queues, table.topics
+        looked_at = topics if differing is None else differing
         added, changed, removed = topics, {}, {}
         if queues and whole:
-            different = [(topic, after) for topic, after in topics.items() if queues.get(topic) != after]
-            added = {topic: after for topic, after in different if topic not in queues}
-            changed = {topic: (queues[topic], after) for topic, after in different if topic in queues}
+            different = self.differing(looked_at.items())
+            added = {topic: after for topic, after in different.items() if topic not in queues}
+            changed = {topic: (queues[topic], after) for topic, after in different.items() if topic in queues}
         elif queues:
-            added = {topic: after for topic, after in topics.items() if topic not in queues}
+            added = {topic: after for topic, after in looked_at.items() if topic not in queues}
         if delete_missing and not table.mappings:
             removed = {topic: before for topic, before in queues.items() if topic not in topics}
         restored = (

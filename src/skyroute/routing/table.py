@@ -5,7 +5,8 @@ decides, and may refuse, then writes everything, then returns what happened as e
 How the table is read for clients is in `discovery`.
 """
 
-from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, KeysView, Mapping, Sequence
+from itertools import islice
 from sys import intern
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -29,6 +30,8 @@ TOPIC_ENTRIES_MAX: Final = 10_000_000
 """Bound on pairs of a broker group and a topic it serves."""
 REGISTRATION_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Bound on the bytes that all of it holds, as `held_bytes` counts them: 4.8 million pairs with names of 30 letters."""
+TOPICS_A_STEP: Final = 10_000
+"""Topics of a long registration that are compared in one step: a few milliseconds."""
 
 
 class Census(NamedTuple):
@@ -49,6 +52,20 @@ class Census(NamedTuple):
     """How long ago the lease was renewed that was not for the longest time."""
     left_s: float
     """How long the lease still runs that ends first."""
+
+
+class Comparison(NamedTuple):
+    """Topics of a registration that differed from what was known of its group when they were looked at."""
+
+    group: Group
+    edits: int
+    """Of the group, before the first look."""
+    differing: Mapping[str, QueueSettings]
+
+    @property
+    def holds(self) -> bool:
+        """Nothing was written to the group since."""
+        return self.group.edits == self.edits
 
 
 class RouteTable:
@@ -227,8 +244,29 @@ class RouteTable:
 
     # Brokers and topics come.
 
+    def compare_in_steps(self, registration: Registration) -> Generator[None, None, Comparison | None]:
+        """Look for what is new in a long registration, which is most of the work of taking one. Nothing is written.
+
+        Give the result to `register`. Between the steps others may use the table, and change it.
+        """
+        group, table = self._groups.get(registration.broker_name), registration.table
+        if group is None or table is None or len(table.topics) <= TOPICS_A_STEP:
+            return None
+        edits, topics = group.edits, iter(table.topics.items())
+        differing: dict[str, QueueSettings] = {}
+        while part := list(islice(topics, TOPICS_A_STEP)):
+            differing |= group.differing(part)
+            yield
+        return Comparison(group, edits, differing)
+
     def register(
-        self, registration: Registration, *, holder: int, now: float, delete_missing_topics: bool = False
+        self,
+        registration: Registration,
+        *,
+        holder: int,
+        now: float,
+        delete_missing_topics: bool = False,
+        comparison: Comparison | None = None,
     ) -> RegistrationOutcome:
         """Take a broker's word that it is there and what it serves.
 
@@ -237,6 +275,7 @@ class RouteTable:
             holder: Who speaks for it; the broker leaves with its holder.
             now: Monotonic seconds.
             delete_missing_topics: A topic the broker no longer names is gone, unless the broker has static topics.
+            comparison: What `compare_in_steps` found of it; not looked at if it does not hold any more.
 
         Raises:
             RegistrationRefusedError: One of the rules is against it; nothing was changed.
@@ -252,7 +291,9 @@ class RouteTable:
         if claim.own is not None and claim.is_overtaken(holder):
             claim.own.renew(now)
             return RegistrationOutcome(overtaken=True)
-        delta = claim.compare_topics(delete_missing=delete_missing_topics)
+        is_known = comparison is not None and comparison.group is claim.group and comparison.holds
+        differing = comparison.differing if comparison is not None and is_known else None
+        delta = claim.compare_topics(delete_missing=delete_missing_topics, differing=differing)
         self._check_room(
             brokers=int(claim.is_newcomer),
             topic_entries=delta.growth,
@@ -599,6 +640,7 @@ class RouteTable:
             # Every group has its own copy of every name, and most settings are alike: keep one object of each.
             names, alike = list(map(intern, delta.added)), dict[QueueSettings, QueueSettings]()
             settings = delta.added.values()
+            group.edits += 1
             group.queues.update(zip(names, map(alike.setdefault, settings, settings), strict=True))
             group.queues.update((topic, after) for topic, (_, after) in delta.changed.items())
             for topic in delta.removed:

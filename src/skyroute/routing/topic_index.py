@@ -27,11 +27,12 @@ class TopicIndex:
         """List a group under topics that it did not serve so far."""
         names = self._names
         grown: dict[tuple[str, ...], tuple[str, ...]] = {}
+        last: tuple[str, ...] | None = None
+        after: tuple[str, ...] = ()
         for topic in topics:
             before = names.get(topic, ())
-            after = grown.get(before)
-            if after is None:
-                after = grown[before] = (*before, broker_name)
+            if before is not last:  # neighbours mostly share one: a look into `grown` takes as long as all the rest
+                last, after = before, grown.setdefault(before, (*before, broker_name))
             names[topic] = after
 
     def remove(self, topics: Iterable[str], broker_name: str) -> None:

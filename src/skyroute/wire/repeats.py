@@ -22,10 +22,14 @@ FRAME_BYTES_MAX: Final = 1024
 """A question worth remembering is short."""
 
 QUESTIONS_MAX: Final = 1_000
-"""With more questions than this, none is remembered whole."""
+"""With more questions than this, none is remembered whole: they are answered by their form."""
 
 FORMS_MAX: Final = 4_096
 """Forms remembered: each client library has one for each length of its questions."""
+
+MANY_FORMS: Final = 500
+OWN_FORM_QUESTIONS_MAX: Final = 20_000
+"""With as many forms as this, questions are signed and have a form each: so many of them are remembered whole."""
 
 _DIGITS_MAX: Final = 9
 """Numbers of more digits may not fit 32 bits."""
@@ -158,13 +162,14 @@ class Repeats:
         if not self._is_many:
             start, _, tail = response_head(response, request.request_id, FORM_JSON).rpartition(_NUMBER_KEY)
             self._remember_question(before, after, (start + _NUMBER_KEY, tail[len(number) :], response.body))
-        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+        if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and len(self._forms) < FORMS_MAX:
             self._remember_form(frame, before, after, request)
 
     def _remember_question(self, before: bytes, after: bytes, pieces: _Pieces) -> None:
-        if len(self._questions) < QUESTIONS_MAX:
+        have_own_forms = len(self._forms) >= MANY_FORMS
+        if len(self._questions) < (OWN_FORM_QUESTIONS_MAX if have_own_forms else QUESTIONS_MAX):
             self._questions[before, after] = pieces
-        else:
+        elif not have_own_forms:
             self._is_many = True
             self._questions.clear()
 
@@ -175,11 +180,8 @@ class Repeats:
             is_standard = _decode_strict_json(frame[_TWO_WORDS.size :]).fields.get("topic") == topic.decode()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
-        if not is_standard or frame.count(b'"topic"') != 1:
-            return
-        if len(self._forms) >= FORMS_MAX:
-            self._forms.clear()
-        self._forms[form] = decode_route_query(request).dialect
+        if is_standard and frame.count(b'"topic"') == 1:
+            self._forms[form] = decode_route_query(request).dialect
 
     def forget(self) -> None:
         """Drop everything: an answer may have changed."""

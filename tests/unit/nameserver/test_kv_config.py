@@ -6,6 +6,7 @@ import pytest
 
 from skyroute.nameserver.errors import KvConfigRefusedError
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.remoting.pace import run_through
 from skyroute.settings.errors import ConfigError, FileWriteError
 
 JAVA_FILE = b'{"configTable":{"ORDER_TOPIC_CONFIG":{"TopicA":"broker-a:4;broker-b:4"}}}'
@@ -79,14 +80,14 @@ def test_what_was_never_put_is_not_found(path: Path) -> None:
     kv.put("a", "x", "1")
     assert kv.get("a", "y") is None
     assert kv.get("b", "x") is None
-    assert kv.namespace_body("b") is None
+    assert run_through(kv.write_namespace("b")) is None
 
 
 def test_a_namespace_outlives_its_last_key(path: Path) -> None:
     kv = loaded(path)
     kv.put("a", "x", "1")
     kv.delete("a", "x")
-    assert kv.namespace_body("a") == b'{"table":{}}'
+    assert run_through(kv.write_namespace("a")) == b'{"table":{}}'
 
 
 def test_deleting_what_is_not_there_writes_nothing(path: Path) -> None:
@@ -105,13 +106,13 @@ def test_what_is_handed_out_is_a_copy(path: Path) -> None:
 def test_a_namespace_is_written_once_per_change(path: Path) -> None:
     kv = loaded(path)
     kv.put("a", "x", "1")
-    body = kv.namespace_body("a")
+    body = run_through(kv.write_namespace("a"))
     assert body == b'{"table":{"x":"1"}}'
-    assert kv.namespace_body("a") is body
+    assert run_through(kv.write_namespace("a")) is body
     kv.put("a", "x", "2")
-    assert kv.namespace_body("a") == b'{"table":{"x":"2"}}'
+    assert run_through(kv.write_namespace("a")) == b'{"table":{"x":"2"}}'
     kv.delete("a", "x")
-    assert kv.namespace_body("a") == b'{"table":{}}'
+    assert run_through(kv.write_namespace("a")) == b'{"table":{}}'
 
 
 def test_it_says_what_it_holds(path: Path) -> None:

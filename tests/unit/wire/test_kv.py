@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
-from skyroute.wire.calls.kv import ORDER_TOPICS, KvKey, decode_kv_key, encode_kv_table
+from skyroute.remoting.pace import run_through
+from skyroute.wire.calls.kv import ENTRIES_A_STEP, ORDER_TOPICS, KvKey, decode_kv_key, encode_kv_table
 from skyroute.wire.command import Request
 from skyroute.wire.errors import FieldError
 
@@ -28,4 +31,14 @@ def test_half_a_key_is_refused_in_javas_words(fields: dict[str, str]) -> None:
     ],
 )
 def test_a_namespace_is_written_as_a_table(table: dict[str, str], written: str) -> None:
-    assert encode_kv_table(table) == written.encode()
+    assert run_through(encode_kv_table(table)) == written.encode()
+
+
+def test_a_long_table_is_written_in_steps() -> None:
+    table = {f"key {at}": f"value {at}" for at in range(2 * ENTRIES_A_STEP + 1)}
+    steps = encode_kv_table(table)
+    for _ in range(3):
+        next(steps)
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert json.loads(end.value.value) == {"table": table}

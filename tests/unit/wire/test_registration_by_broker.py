@@ -4,6 +4,7 @@ import zlib
 
 import pytest
 
+from skyroute.remoting.pace import run_through
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.topology import Permission, QueueSettings, StaticMapping
 from skyroute.wire.calls.kv import encode_kv_table
@@ -80,7 +81,7 @@ def test_a_broker_tells_more_of_a_topic_than_a_name_server_reads(compressed: boo
     ("response", "reply"),
     [
         (Response(), RegistrationReply()),
-        (Response(body=encode_kv_table({"Orders": "broker-a:4"})), RegistrationReply(("Orders",))),
+        (Response(body=run_through(encode_kv_table({"Orders": "broker-a:4"}))), RegistrationReply(("Orders",))),
         (Response(body=b"{}"), RegistrationReply()),
         (
             Response(fields={"masterAddr": "10.0.0.1:10911", "haServerAddr": "10.0.0.1:10912"}),

@@ -12,7 +12,15 @@ from skyroute.wire.command import FORM_BINARY, FORM_JSON, Request, Response
 from skyroute.wire.errors import FrameError
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.header import decode_command, encode_request, response_head
-from skyroute.wire.repeats import FORMS_MAX, FRAME_BYTES_MAX, QUESTIONS_MAX, PreparedAnswer, PreparedRoute, Repeats
+from skyroute.wire.repeats import (
+    FORMS_MAX,
+    FRAME_BYTES_MAX,
+    OWN_FORM_QUESTIONS_MAX,
+    QUESTIONS_MAX,
+    PreparedAnswer,
+    PreparedRoute,
+    Repeats,
+)
 from tests.unit.wire.by_hand import BINARY, binary_header, frame, json_header
 from tests.unit.wire.golden import golden_bytes
 
@@ -429,16 +437,26 @@ def test_no_more_than_a_certain_number_of_forms_is_remembered() -> None:
 
 
 def test_more_questions_than_are_remembered_whole_are_answered_by_their_form() -> None:
-    repeats = having_learnt(
-        *(
-            question(1000000 + number, extFields={"topic": "T"}, remark=str(number).zfill(9))
-            for number in range(QUESTIONS_MAX + 1)
-        )
-    )
+    names = [f"T{at:05}" for at in range(QUESTIONS_MAX + 1)]
+    repeats = having_learnt(*(question(7, extFields={"topic": name}) for name in names))
+    assert len(repeats._forms) == 1
     assert repeats._questions == {}
-    asked = question(2000000, extFields={"topic": "T"}, remark=str(5).zfill(9))
-    assert repeats.find(asked) is not None
+    found = repeats.find(question(7, extFields={"topic": "Orders"}))
+    assert found is not None
+    assert found[3] == b"Orders strict"
     assert repeats._questions == {}
+
+
+def test_questions_that_are_signed_are_remembered_whole() -> None:
+    signed = [
+        question(7, extFields={"Signature": f"{at:09}", "topic": "T"}) for at in range(OWN_FORM_QUESTIONS_MAX + 9)
+    ]
+    repeats = having_learnt(*signed)
+    assert len(repeats._questions) == OWN_FORM_QUESTIONS_MAX
+    assert len(repeats._forms) == FORMS_MAX
+    assert repeats.find(signed[0]) is not None
+    assert repeats.find(signed[OWN_FORM_QUESTIONS_MAX - 1]) is not None
+    assert repeats.find(signed[-1]) is None
 
 
 # ------------------------------------------------------------------------------------------------ anything at all

@@ -151,7 +151,7 @@ def test_the_example_registration_of_a_slave() -> None:
 
 
 def test_the_example_answer_to_that_slave() -> None:
-    body = encode_kv_table({"TopicA": "broker-a:4"})
+    body = run_through(encode_kv_table({"TopicA": "broker-a:4"}))
     assert body == golden_line("spec/order-topics.txt")
     outcome = RegistrationOutcome(master_address="10.0.0.1:10911", master_ha_address="10.0.0.1:10912")
     assert encode_registration_reply(outcome, body) == Response(

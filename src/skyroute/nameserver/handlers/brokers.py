@@ -15,7 +15,7 @@ from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
-from skyroute.wire.calls.kv import ORDER_TOPICS
+from skyroute.wire.calls.kv import ENTRIES_A_STEP, ORDER_TOPICS
 from skyroute.wire.calls.registration import (
     body_fingerprint,
     decode_broker_key,
@@ -50,10 +50,10 @@ class BrokerHandlers:
     pace: Pace
 
     def register(self, request: Request, peer: Peer) -> Answer:
-        """Take a registration: a small one at once, a large one in steps between which others are answered."""
+        """Take a registration: a small one at once, one with much to read or to tell in steps between others."""
         registration = decode_registration(request)
         steps = self._register(registration, request, peer)
-        if len(request.body) <= LARGE_BODY_BYTES:
+        if len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= ENTRIES_A_STEP:
             return run_through(steps)
         # It may have to wait for others; its broker has been heard from all the same.
         self._renew(registration.key, peer)
@@ -73,6 +73,7 @@ class BrokerHandlers:
                     *(registration.broker_name, peer.address, len(table.left_out), topic, reason),
                 )
             yield
+        comparison = yield from self.table.compare_in_steps(registration)
         if peer.gone:
             return Response.error("the connection ended")  # nobody reads this; and nobody must join through it
         try:
@@ -81,6 +82,7 @@ class BrokerHandlers:
                 holder=peer.connection,
                 now=self.clock.monotonic(),
                 delete_missing_topics=self.config.delete_topic_with_broker_registration,
+                comparison=comparison,
             )
         except RegistrationRefusedError as error:
             if peer.is_worth_a_line():
@@ -97,12 +99,10 @@ class BrokerHandlers:
                 "a broker of a newer epoch holds this id" if outcome.superseded else "a newer edition came before it",
             )
         self.publish(outcome.events)
-        return encode_registration_reply(outcome, self._order_topics())
-
-    def _order_topics(self) -> bytes:
-        if not self.config.return_order_topic_config_to_broker:
-            return b""
-        return self.kv.namespace_body(ORDER_TOPICS) or b""
+        order_topics = None
+        if self.config.return_order_topic_config_to_broker:
+            order_topics = yield from self.kv.write_namespace(ORDER_TOPICS)
+        return encode_registration_reply(outcome, order_topics or b"")
 
     def unregister(self, request: Request, peer: Peer) -> Response:
         goodbye = decode_goodbye(request)

@@ -1,11 +1,13 @@
 """Key-value config: small facts that operators leave at a name server, the order of topics among them."""
 
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from skyroute.nameserver.changes import KvChanged, Record
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.remoting.dispatch import Peer
-from skyroute.wire.calls.kv import ORDER_TOPICS, check_order_config, decode_kv_key
+from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.pace import Pace, run_through
+from skyroute.wire.calls.kv import ENTRIES_A_STEP, ORDER_TOPICS, check_order_config, decode_kv_key
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
@@ -18,6 +20,7 @@ class KvHandlers:
 
     kv: KvConfig
     record: Record
+    pace: Pace
 
     def put(self, request: Request, peer: Peer) -> Response:
         where = decode_kv_key(request)
@@ -46,9 +49,13 @@ class KvHandlers:
         self._tell(KvChanged(where.namespace, where.key, before, None, peer.address))
         return Response()
 
-    def list_namespace(self, request: Request, _peer: Peer) -> Response:
+    def list_namespace(self, request: Request, _peer: Peer) -> Answer:
         namespace = required_text(request.fields, "namespace")
-        body = self.kv.namespace_body(namespace)
+        steps = self._list_namespace(namespace)
+        return run_through(steps) if self.kv.entry_count <= ENTRIES_A_STEP else InTurn(self.pace.run(steps))
+
+    def _list_namespace(self, namespace: str) -> Generator[None, None, Response]:
+        body = yield from self.kv.write_namespace(namespace)
         if body is None:
             return Response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")
         return Response(body=body)

@@ -1,17 +1,21 @@
 """Key-value config on the wire."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Final, NamedTuple
 
 from skyroute.routing.topology import QUEUES_MAX, ROUTE_QUEUES_MAX
-from skyroute.wire import fastjson
 from skyroute.wire.command import Request
 from skyroute.wire.errors import FieldError
-from skyroute.wire.fastjson import Dialect
+from skyroute.wire.fastjson import Dialect, write_text
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 """The namespace that says on which brokers, with how many queues, an ordered topic lives."""
 _COUNT_CHARS_MAX: Final = 9
+
+ENTRIES_A_STEP: Final = 2_000
+"""How much of a long table is written before others have their turn: a few milliseconds."""
+
+_LEGACY: Final = Dialect.LEGACY
 
 
 class KvKey(NamedTuple):
@@ -49,6 +53,12 @@ def check_order_config(text: str) -> None:
         raise FieldError(f"value: an order config has more than {ROUTE_QUEUES_MAX} queues on all brokers")
 
 
-def encode_kv_table(table: Mapping[str, str]) -> bytes:
-    """Write the values of one namespace."""
-    return fastjson.dumps({"table": table}, Dialect.LEGACY)
+def encode_kv_table(table: Mapping[str, str]) -> Generator[None, None, bytes]:
+    """Write the values of one namespace, in steps."""
+    entries = list(table.items())
+    parts: list[str] = []
+    for at in range(0, len(entries), ENTRIES_A_STEP):
+        some = entries[at : at + ENTRIES_A_STEP]
+        parts.append(",".join([f"{write_text(key, _LEGACY)}:{write_text(value, _LEGACY)}" for key, value in some]))
+        yield
+    return f'{{"table":{{{",".join(parts)}}}}}'.encode("utf-8", "replace")
