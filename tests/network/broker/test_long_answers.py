@@ -34,7 +34,7 @@ async def test_a_peer_is_answered_many_times_while_a_long_answer_is_made(cluster
         assert (await other.call(OTHER)).code == 0
         answers += 1
     assert len(decode_topic_stats((await asked).body).queues) == QUEUES_MAX
-    assert answers >= 20
+    assert answers >= 30  # 15 where the answer is made in one go
 
 
 async def test_long_answers_of_one_connection_come_whole_and_in_order(cluster: Cluster, line: AsyncLine) -> None:
