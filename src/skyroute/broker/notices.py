@@ -1,13 +1,13 @@
 """Telling the members of a group that there are others than before, so that they share its queues out anew."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.groups import Groups
 from skyroute.broker.members import Members
-from skyroute.broker.rosters import Member
 from skyroute.wire.calls.clients import encode_members_changed
 
 GAP_S: Final = 0.1
@@ -35,7 +35,11 @@ class MemberNotices:
         self._config = config
         self._call_later = call_later
         self._told: dict[str, bool] = {}
-        """Groups that were told just now, and whether there is more to tell."""
+        """Groups that are being told, or were just now, and whether there is more to tell."""
+        self._work: deque[Iterator[None]] = deque()
+        """What is under way: each step tells one member."""
+        self._goes_on = False
+        """The rest of the work is done in the next turn of the loop."""
 
     def put(self, groups: Iterable[str]) -> None:
         """Note that the members of these groups have to be told."""
@@ -43,28 +47,44 @@ class MemberNotices:
             return
         for group in groups:
             settings = self._groups.get(group)
-            if settings is not None and not settings.notify_members:
-                continue
-            if group in self._told:
-                self._told[group] = True
-            else:
-                self._tell(group)
+            if settings is None or settings.notify_members:
+                self._put(group)
+        if not self._goes_on:
+            self._go_on()
 
-    def _tell(self, group: str) -> None:
-        known = self._members.consumers(group)
-        if known is not None:
-            self._told[group] = False
-            self._tell_some(group, list(known.members))
-
-    def _tell_some(self, group: str, members: Sequence[Member]) -> None:
-        notice = encode_members_changed(group)
-        for member in members[:TOLD_A_TURN]:
-            member.peer.tell(notice)
-        if len(members) > TOLD_A_TURN:
-            self._call_later(0, lambda: self._tell_some(group, members[TOLD_A_TURN:]))
+    def _put(self, group: str) -> None:
+        if group in self._told:
+            self._told[group] = True
         else:
-            self._call_later(GAP_S, lambda: self._go_on(group))
+            self._told[group] = False
+            self._work.append(self._tell(group))
 
-    def _go_on(self, group: str) -> None:
+    def _tell(self, group: str) -> Iterator[None]:
+        known = self._members.consumers(group)
+        if known is None:
+            del self._told[group]
+            return
+        notice = encode_members_changed(group)
+        for member in list(known.members):
+            member.peer.tell(notice)
+            yield
+        self._call_later(GAP_S, lambda: self._end_gap(group))
+
+    def _end_gap(self, group: str) -> None:
         if self._told.pop(group):
-            self._tell(group)
+            self._put(group)
+            if not self._goes_on:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Tell some members, and those that are left when others had their turn."""
+        self._goes_on = False
+        told = 0
+        while self._work:
+            for _ in self._work[0]:
+                told += 1
+                if told >= TOLD_A_TURN:
+                    self._goes_on = True
+                    self._call_later(0, self._go_on)
+                    return
+            self._work.popleft()

@@ -75,8 +75,11 @@ class Parts:
         self.identity = identity
         self.clock = clock
         now_ms = self._now_ms
-        self.traffic = traffic or Traffic()
-        self.pace = Pace(self.traffic, clock)
+        traffic = traffic or Traffic()
+        self.pace = Pace(traffic, clock)
+        """For answers that may take seconds."""
+        self.prompt = Pace(traffic, clock)
+        """For what clients do not wait for so long: long batches, heartbeats and locks."""
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = Offsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
@@ -219,7 +222,7 @@ class Parts:
             config=self.config,
             identity=self.identity,
             clock=self.clock,
-            pace=Pace(self.traffic, self.clock),  # of its own: a producer waits for 3 s, and some answers take longer
+            pace=self.prompt,
         )
         replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
         transactions = TransactionHandlers(self.transactions, self.intake, self.identity)
@@ -252,6 +255,7 @@ class Parts:
         members = MemberHandlers(
             *(self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock),
             pace=self.pace,
+            prompt=self.prompt,
         )
         offsets = OffsetHandlers(
             *(self.offsets, self.topics, self.groups, self.members, self.store),

@@ -7,7 +7,7 @@ can be told for the last minute, hour and day.
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from enum import IntEnum
@@ -18,6 +18,8 @@ from skyroute.wire.calls.settings import BrokerStats, StatsSpan
 
 KEYS_MAX: Final = 10_000
 """How many topics, and how many pairs of group and topic, are counted apart; the rest counts for the broker only."""
+FLOWS_A_STEP: Final = 5_000
+"""How many flows are marked before others are served."""
 TICK_S: Final = 1.0
 RATES_S: Final = (10, 60, 600)
 """Over which spans, in seconds, a broker tells its rates."""
@@ -257,7 +259,12 @@ class Stats:
     # ----------------------------------------------------------------------------------------------------- sampling
 
     def sample(self) -> None:
-        """Mark down what was counted so far, where it is time. Called every second."""
+        """Mark down what was counted so far, where it is time."""
+        for _ in self.sample_in_steps():
+            pass
+
+    def sample_in_steps(self) -> Iterator[None]:
+        """As `sample`, some flows at a time. Called every second."""
         now = self._clock.monotonic()
         self._seconds.append((now, self.totals()))
         if (today := self._date()) != self._today:
@@ -265,18 +272,23 @@ class Stats:
             self.mornings = Mornings(self.mornings.today, self.totals())
         for span, (marks, (interval_s, count)) in enumerate(zip(self._marks, _SPANS, strict=True)):
             if now - marks.times[marks.next_slot - 1] >= interval_s:
-                for flows in (self._topics, self._fetches, self._returns):
-                    for flow in flows.values():
-                        flow.mark(span, marks.next_slot)
-                self._put.mark(span, marks.next_slot)
-                self._got.mark(span, marks.next_slot)
-                marks.times[marks.next_slot] = now
-                marks.next_slot = (marks.next_slot + 1) % count
+                slot = marks.next_slot
+                # First of all: what is asked meanwhile is told since the oldest mark, and not since this one.
+                marks.times[slot] = now
+                marks.next_slot = (slot + 1) % count
+                self._put.mark(span, slot)
+                self._got.mark(span, slot)
+                flows = [*self._topics.values(), *self._fetches.values(), *self._returns.values()]
+                for number, flow in enumerate(flows, 1):
+                    flow.mark(span, slot)
+                    if number % FLOWS_A_STEP == 0:
+                        yield
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.sample()
+            for _ in self.sample_in_steps():
+                await asyncio.sleep(0)
 
     def _date(self) -> date:
         return datetime.fromtimestamp(self._clock.wall()).astimezone().date()

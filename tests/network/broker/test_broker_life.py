@@ -382,7 +382,7 @@ async def test_a_table_being_written_at_the_end_does_not_overwrite_a_newer_one(
     await ending
     await saving
     contents = [text.partition('"offsetTable":')[2] for text in disk.replaced]
-    assert contents == ['{"T@g":{0:1}}}', '{"T@g":{0:2}}}'][: 1 if by_force else 2]
+    assert contents == ['{"T@g":{"0":1}}}', '{"T@g":{"0":2}}}'][: 1 if by_force else 2]
     again = await cluster.start()
     assert again.parts.offsets.get("g", "T", 0) == (1 if by_force else 2)
 

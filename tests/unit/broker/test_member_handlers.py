@@ -68,6 +68,7 @@ class Room:
             state.config,
             state.clock,
             state.pace,
+            state.pace,
         )
         self.peer, self.line = a_peer(1)
 

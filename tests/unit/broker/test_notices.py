@@ -166,3 +166,13 @@ def test_many_members_are_told_some_at_a_time(room: Room) -> None:
         room.notices.put(["many"])  # they are told again once all have been told
         room.let_the_gap_pass()
     assert sum(len(line.told) for line in lines) == 3 * TOLD_A_TURN + 1
+
+
+def test_many_groups_are_told_some_at_a_time(room: Room) -> None:
+    names = [f"g{number}" for number in range(2 * TOLD_A_TURN)]
+    peer, line = a_peer(7)
+    room.members.beat(peer, a_beat("c7", *(a_consumer(name, "T") for name in names)), "JAVA", 479, 0.0)
+    room.notices.put(["nobody", *names])
+    assert len(line.told) == TOLD_A_TURN
+    room.let_the_gap_pass()
+    assert [decode_consumer_group(request) for request in line.told] == names

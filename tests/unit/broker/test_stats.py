@@ -2,7 +2,7 @@
 
 import pytest
 
-from skyroute.broker.stats import KEYS_MAX, Measure, Stats
+from skyroute.broker.stats import FLOWS_A_STEP, KEYS_MAX, Measure, Stats
 from skyroute.wire.calls.settings import BrokerStats
 from tests.support.clock import ManualClock
 
@@ -131,3 +131,16 @@ def test_totals_are_kept_from_morning_to_morning() -> None:
     clock.advance(86_400)
     stats.sample()
     assert (stats.mornings.yesterday.stored, stats.mornings.today.stored) == (5, 7)
+
+
+def test_many_flows_are_marked_in_steps() -> None:
+    clock = ManualClock()
+    stats = Stats(clock)
+    for number in range(KEYS_MAX):
+        stats.stored(f"T{number}", 1, 1)
+        stats.fetched("g", f"T{number}", 1, 1)
+    clock.advance(10)
+    steps = stats.sample_in_steps()
+    next(steps)
+    assert stats.put_rate("T0") == stats.put_rate(f"T{KEYS_MAX - 1}") == 0.1  # the same, marked or not
+    assert sum(1 for _ in steps) == 2 * KEYS_MAX // FLOWS_A_STEP - 1

@@ -71,6 +71,8 @@ class MemberHandlers:
     config: BrokerConfig
     clock: Clock
     pace: Pace
+    prompt: Pace
+    """For heartbeats and locks, which do not wait for long answers."""
 
     def heartbeat(self, request: Request, peer: Peer) -> Answer:
         """Take a heartbeat. It is answered at once, unless there is a new group whose topic has to be made known."""
@@ -94,7 +96,7 @@ class MemberHandlers:
 
     async def _take_long(self, request: Request, peer: Peer) -> Response:
         """Take a heartbeat of many groups or topics, some at a time. Those before one that is refused are taken."""
-        wants_whole, created = await self.pace.run(self._take_parts(request, peer))
+        wants_whole, created = await self.prompt.run(self._take_parts(request, peer))
         answer = encode_heartbeat_answer(wants_whole=wants_whole)
         return await self._make_known(created, answer) if created else answer
 
@@ -160,7 +162,7 @@ class MemberHandlers:
 
     def lock(self, request: Request, _peer: Peer) -> Answer:
         """Give queues to one member of a group alone."""
-        return self.pace.answer(self._lock(decode_locking(request)))
+        return self.prompt.answer(self._lock(decode_locking(request)))
 
     def _lock(self, wanted: QueueLocking) -> Steps:
         given: list[QueueRef] = []
@@ -172,7 +174,7 @@ class MemberHandlers:
 
     def unlock(self, request: Request, _peer: Peer) -> Answer:
         """Take queues back."""
-        return self.pace.answer(self._unlock(decode_locking(request)))
+        return self.prompt.answer(self._unlock(decode_locking(request)))
 
     def _unlock(self, given_back: QueueLocking) -> Steps:
         for queues in (yield from _queues(given_back)):
@@ -191,7 +193,7 @@ class MemberHandlers:
             return Response.error(f"no consumer for this group, {name}")
         return Response(body=encode_members(member.client_id for member in group.members))
 
-    def consumer_connections(self, request: Request, _peer: Peer) -> Answer:
+    def consumer_connections(self, request: Request, peer: Peer) -> Answer:
         """Tell who consumes in a group, and what."""
         name = decode_consumer_group(request)
         group = self.members.consumers(name)
@@ -201,22 +203,22 @@ class MemberHandlers:
         parts = consumer_connections_parts(
             map(_connection, members), subscriptions, group.type, group.model, group.start_from
         )
-        return self.pace.answer(answer_with(in_pieces(parts)))
+        return self.pace.answer(answer_with(in_pieces(parts)), peer)
 
-    def producer_connections(self, request: Request, _peer: Peer) -> Answer:
+    def producer_connections(self, request: Request, peer: Peer) -> Answer:
         """Tell who produces in a group."""
         name = decode_producer_group(request)
         members = self.members.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
-        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
+        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))), peer)
 
-    def all_producers(self, _request: Request, _peer: Peer) -> Answer:
+    def all_producers(self, _request: Request, peer: Peer) -> Answer:
         """Tell who produces, by group."""
         groups = (
             (group.name, map(self._heard, list(group.members))) for group in list(self.members.producer_groups.values())
         )
-        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))))
+        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))), peer)
 
     def _heard(self, member: Member) -> HeardProducer:
         silence_s = self.clock.monotonic() - member.heard_at

@@ -1,0 +1,53 @@
+"""Long answers over the network: whole, and others are served while they are made."""
+
+import asyncio
+
+import pytest
+
+from skyroute.broker.topics import QUEUES_MAX
+from skyroute.wire.calls.groups import GroupConfig, decode_consume_stats
+from skyroute.wire.calls.topics import decode_topic_stats
+from tests.network.broker.clusters import Cluster
+from tests.support.lines import AsyncLine
+from tests.support.raw import Request
+
+STATUS = Request(202, {"topic": "Wide"})
+PROGRESS = Request(208, {"consumerGroup": "g"})
+OTHER = Request(30, {"topic": "T", "queueId": "0"})
+
+
+@pytest.fixture
+async def cluster(cluster: Cluster) -> Cluster:
+    await cluster.add_topic("Wide", QUEUES_MAX)
+    parts = cluster.broker.parts
+    parts.groups.put(GroupConfig("g"))
+    for queue_id in range(QUEUES_MAX):
+        parts.offsets.commit("g", "Wide", queue_id, queue_id)
+    return cluster
+
+
+async def test_a_peer_is_answered_many_times_while_a_long_answer_is_made(cluster: Cluster, line: AsyncLine) -> None:
+    other = await cluster.line()
+    asked = asyncio.ensure_future(line.call(STATUS))
+    answers = 0
+    while not asked.done():
+        assert (await other.call(OTHER)).code == 0
+        answers += 1
+    assert len(decode_topic_stats((await asked).body).queues) == QUEUES_MAX
+    assert answers >= 30  # 15 where the answer is made in one go
+
+
+async def test_long_answers_of_one_connection_come_whole_and_in_order(cluster: Cluster, line: AsyncLine) -> None:
+    first, second, third = [await line.send(request) for request in (PROGRESS, STATUS, OTHER)]
+    received = [await line.receive() for _ in range(3)]
+    assert [answer.opaque for answer in received] == [first, second, third]
+    progress = decode_consume_stats(received[0].body).queues
+    assert sum(queue.consumer_offset for queue in progress.values()) == sum(range(QUEUES_MAX))
+    assert len(decode_topic_stats(received[1].body).queues) == QUEUES_MAX
+
+
+async def test_a_peer_that_hangs_up_ends_its_long_answer(cluster: Cluster, line: AsyncLine) -> None:
+    await line.send(PROGRESS)
+    line.abort()
+    other = await cluster.line()
+    assert (await other.call(STATUS)).code == 0
