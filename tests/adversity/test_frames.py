@@ -236,8 +236,10 @@ async def test_a_frame_that_comes_in_drips_does_not_keep_the_line(tmp_path: Path
     ids=["a byte", "half a handshake", "half a proxy v2", "half a proxy v1", "a proxy and no more"],
 )
 async def test_first_bytes_must_lead_somewhere_in_time(tmp_path: Path, first: bytes) -> None:
-    settings = {"prologue_timeout_seconds": 10, "trusted_proxies": "127.0.0.1"}
-    async with running(tmp_path, **settings) as here, line_to(here.address) as line:
+    async with (
+        running(tmp_path, prologue_timeout_seconds=10, trusted_proxies="127.0.0.1") as here,
+        line_to(here.address) as line,
+    ):
         await eventually(lambda: here.connections == 1)
         here.pass_time(100, scans=False)
         assert here.connections == 1, "whoever has said nothing yet is only idle"
