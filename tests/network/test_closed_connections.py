@@ -24,10 +24,13 @@ WHOLE = encode(Request(105, {"topic": "T"}), 1)
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
+    """Nothing is collected, and what other tests have left behind does not count."""
     gc.collect()
+    gc.freeze()
     gc.disable()
     yield
     gc.enable()
+    gc.unfreeze()
 
 
 def alive(kind: type) -> int:
