@@ -24,7 +24,7 @@ WHOLE = encode(Request(105, {"topic": "T"}), 1)
 
 @pytest.fixture(autouse=True)
 def no_collector() -> Iterator[None]:
-    """Without the collector, and with everything that earlier tests of this process left out of its sight."""
+    """Nothing is collected, and what other tests have left behind does not count."""
     gc.collect()
     gc.freeze()
     gc.disable()

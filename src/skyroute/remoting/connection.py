@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from skyroute.clock import Clock
 from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Later, Peer, failure
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, TlsError
-from skyroute.remoting.fair_queue import FADING, FIRST_COST_S, SHARE_S, TURN_S, FairQueue
+from skyroute.remoting.fair_queue import FADING, FIRST_COST_S, LIGHT_S, SHARE_S, TURN_S, FairQueue
 from skyroute.remoting.tls import ServerTls, TlsStream
 from skyroute.remoting.tls_settings import TlsMode
 from skyroute.remoting.traffic import Traffic, TurnEnd
@@ -478,8 +478,7 @@ class Connection(asyncio.Protocol):
     # Frames and answers
 
     def _receive(self, data: bytes) -> None:
-        # What `_must_queue` says; calling it for everything that is read would be dear.
-        if self._is_queued or self.cost_s > SHARE_S or self._service.queue.spent_s > TURN_S or self._stalled:
+        if self._is_queued or self._stalled or (self.cost_s > LIGHT_S and self._must_queue):
             self._wait(data)
         else:
             self._take(data, self._service.clock.monotonic())
@@ -501,7 +500,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _must_queue(self) -> bool:
-        """This connection has cost much of late, or the loop has had enough to do since it last turned."""
+        """This connection, which is not light, has cost much of late, or the loop had enough to do since it turned."""
         return self.cost_s > SHARE_S or self._service.queue.spent_s > TURN_S
 
     def _wait(self, data: bytes) -> None:
@@ -528,7 +527,7 @@ class Connection(asyncio.Protocol):
         """Take up what waits, now that the reason is gone."""
         if self._is_over or self._stalled or self._is_queued:
             return
-        if self._must_queue and (self._backlog or self._unread):
+        if self.cost_s > LIGHT_S and self._must_queue and (self._backlog or self._unread):
             self._queue_up()
         else:
             self._proceed()

@@ -1,7 +1,7 @@
 """Shares the loop between connections: peers whose requests cost little are answered before those that cost much.
 
-A connection is answered as soon as it is read, as long as its requests are short and the loop has time. Otherwise it
-waits here, and the loop works on those that wait for `TURN_S` between two looks at the sockets.
+A connection is answered as soon as it is read if that takes little time, or if the loop has time. Otherwise it waits
+here, and the loop works on those that wait for `TURN_S` between two looks at the sockets.
 
 This is start-time fair queueing. Each connection has a virtual time, which goes on by as long as it is answered while
 others wait; the one that is expected to finish first in virtual time is next. So no connection waits while another is
@@ -19,6 +19,9 @@ SHARE_S: Final = 0.002
 
 TURN_S: Final = 0.005
 """How long connections are answered as they are read, and how long those that wait, before the loop turns."""
+
+LIGHT_S: Final = 0.0001
+"""A connection that is answered in less time than this never waits: queueing it would take as long."""
 
 FIRST_COST_S: Final = 0.0005
 """What the requests of a new connection are expected to cost."""
