@@ -16,7 +16,7 @@ from collections.abc import Generator
 from typing import Final, TypeVar
 
 from skyroute.clock import Clock
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, InTurn
 from skyroute.remoting.traffic import Traffic
 from skyroute.wire.command import Response
 
@@ -38,19 +38,6 @@ def run_through(steps: Generator[None, None, T]) -> T:
             return result
 
 
-def _until_gone(steps: Steps, peer: Peer) -> Steps:
-    """Do the steps of an answer for as long as its peer is there."""
-    while not peer.gone:
-        try:
-            next(steps)
-        except StopIteration as end:
-            response: Response = end.value
-            return response
-        yield
-    steps.close()
-    return Response.error(f"{peer.address} is gone")
-
-
 class Pace:
     """Runs long works one at a time, with a rest after each step.
 
@@ -63,17 +50,14 @@ class Pace:
         self._clock = clock
         self._lane = asyncio.Lock()
 
-    def answer(self, steps: Steps, peer: Peer | None = None) -> Answer:
-        """Return the answer if one step is enough for it; else one that is given when all steps are done.
-
-        With `peer`, the steps end early if it hangs up: for what changes nothing.
-        """
+    def answer(self, steps: Steps) -> Answer:
+        """Return the answer if one step is enough for it; else one that is given when all steps are done."""
         try:
             next(steps)
         except StopIteration as end:
             response: Response = end.value
             return response
-        return InTurn(self.run(steps if peer is None else _until_gone(steps, peer)))
+        return InTurn(self.run(steps))
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Do all steps and return the result. If this is cancelled, the generator is closed."""

@@ -251,12 +251,3 @@ def test_entries_keep_what_only_others_understand() -> None:
     kept = fastjson.loads(b"".join(pieces))
     assert kept["x"] == 1
     assert ("odd" in kept["t"]["a"], kept["t"]["b"]["odd"]) == (False, [1])
-
-
-async def test_what_was_asked_by_a_peer_that_hung_up_is_not_made(wide: State) -> None:
-    def hang_up() -> None:
-        wide.peer.gone = True
-
-    wide.pace.on_step = hang_up
-    await wide.ask(wide.on_topics.status, Request(fields={"topic": "Wide"}))
-    assert wide.pace.steps == 1

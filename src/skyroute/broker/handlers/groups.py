@@ -125,12 +125,12 @@ class GroupHandlers:
     def _forget_offsets(self, group: str) -> Generator[None, None, None]:
         yield from self.offsets.delete_group(group)
 
-    def all(self, request: Request, peer: Peer) -> Answer:
+    def all(self, request: Request, _peer: Peer) -> Answer:
         """Tell all groups, or those of one page."""
         query, groups, version = decode_page_query("Group", request), self.groups.all(), self.groups.version
         edition = Version(version.counter, version.state_version, version.timestamp_ms)
         if query is None:
-            return self.pace.answer(self._all(edition), peer)
+            return self.pace.answer(self._all(edition))
         page = GroupPage(cut_page(groups, query, edition), edition, len(groups))
         return encode_group_page(page, self.groups.forbidden())
 
@@ -169,10 +169,10 @@ class GroupHandlers:
         readable = not self.groups.is_forbidden(permit.group, permit.topic)
         return encode_read_permit(msgspec.structs.replace(permit, readable=readable))
 
-    def topics_of(self, request: Request, peer: Peer) -> Answer:
+    def topics_of(self, request: Request, _peer: Peer) -> Answer:
         """Tell which topics a group has come anywhere with."""
         topics = self.offsets.topics_of(required_name(request.fields, "group"))
-        return self.pace.answer(answer_with(in_pieces(topic_list_parts(topics, self.identity.address))), peer)
+        return self.pace.answer(answer_with(in_pieces(topic_list_parts(topics, self.identity.address))))
 
     # -------------------------------------------------------------------------------------------------- request modes
 
@@ -193,6 +193,6 @@ class GroupHandlers:
         await self.request_modes.keeper.save()
         return Response()
 
-    def all_request_modes(self, _request: Request, peer: Peer) -> Answer:
+    def all_request_modes(self, _request: Request, _peer: Peer) -> Answer:
         """Tell all request modes, as their file has them."""
-        return self.pace.answer(answer_with(self.request_modes.pieces()), peer)
+        return self.pace.answer(answer_with(self.request_modes.pieces()))

@@ -193,7 +193,7 @@ class MemberHandlers:
             return Response.error(f"no consumer for this group, {name}")
         return Response(body=encode_members(member.client_id for member in group.members))
 
-    def consumer_connections(self, request: Request, peer: Peer) -> Answer:
+    def consumer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who consumes in a group, and what."""
         name = decode_consumer_group(request)
         group = self.members.consumers(name)
@@ -203,22 +203,22 @@ class MemberHandlers:
         parts = consumer_connections_parts(
             map(_connection, members), subscriptions, group.type, group.model, group.start_from
         )
-        return self.pace.answer(answer_with(in_pieces(parts)), peer)
+        return self.pace.answer(answer_with(in_pieces(parts)))
 
-    def producer_connections(self, request: Request, peer: Peer) -> Answer:
+    def producer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who produces in a group."""
         name = decode_producer_group(request)
         members = self.members.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
-        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))), peer)
+        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
 
-    def all_producers(self, _request: Request, peer: Peer) -> Answer:
+    def all_producers(self, _request: Request, _peer: Peer) -> Answer:
         """Tell who produces, by group."""
         groups = (
             (group.name, map(self._heard, list(group.members))) for group in list(self.members.producer_groups.values())
         )
-        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))), peer)
+        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))))
 
     def _heard(self, member: Member) -> HeardProducer:
         silence_s = self.clock.monotonic() - member.heard_at

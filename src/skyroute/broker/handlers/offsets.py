@@ -117,12 +117,12 @@ class OffsetHandlers:
         earliest_ms = self.store.earliest_ms(queue.topic, queue.queue_id)
         return encode_timestamp(-1 if earliest_ms is None else earliest_ms)
 
-    def corrections(self, request: Request, peer: Peer) -> Answer:
+    def corrections(self, request: Request, _peer: Peer) -> Answer:
         """Tell the least offset of all groups for each queue of a topic; where the asker's is less, the largest of all.
 
         What points at messages that are gone counts for nobody.
         """
-        return self.pace.answer(self._corrections(decode_correction_query(request)), peer)
+        return self.pace.answer(self._corrections(decode_correction_query(request)))
 
     def _corrections(self, query: CorrectionQuery) -> Steps:
         least: dict[int, int] = {}
@@ -174,9 +174,9 @@ class OffsetHandlers:
                 yield
         return cloned
 
-    def all(self, _request: Request, peer: Peer) -> Answer:
+    def all(self, _request: Request, _peer: Peer) -> Answer:
         """Tell all offsets of consumers, as their file has them."""
-        return self.pace.answer(answer_with(self.offsets.pieces()), peer)
+        return self.pace.answer(answer_with(self.offsets.pieces()))
 
     def all_delays(self, _request: Request, _peer: Peer) -> Response:
         """Tell how far each delay level has come, as its file has it."""

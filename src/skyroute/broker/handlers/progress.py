@@ -63,10 +63,10 @@ class ProgressHandlers:
     """Has those who wait at a queue look again."""
     pace: Pace
 
-    def of_group(self, request: Request, peer: Peer) -> Answer:
+    def of_group(self, request: Request, _peer: Peer) -> Answer:
         """Tell how far a group has come, with each queue as it is when it is looked at."""
         parts = consume_stats_parts(self._of_group(decode_consume_stats_query(request)))
-        return self.pace.answer(answer_with(in_pieces(parts)), peer)
+        return self.pace.answer(answer_with(in_pieces(parts)))
 
     def _of_group(self, query: ConsumeStatsQuery) -> Iterator[TopicProgress]:
         topics: Collection[str] = query.topics or self.offsets.topics_of(query.group)
@@ -76,11 +76,11 @@ class ProgressHandlers:
             if (config := self.topics.get(topic)) is not None:
                 yield self._progress(query.group, topic, config.read_queues)
 
-    def of_broker(self, request: Request, peer: Peer) -> Answer:
+    def of_broker(self, request: Request, _peer: Peer) -> Answer:
         """Tell how far all groups have come, with each queue as it is when it is looked at."""
         only_ordered = decode_broker_progress_query(request)
         groups = ((group, self._of_topics(group, only_ordered=only_ordered)) for group in list(self.groups.all()))
-        return self.pace.answer(answer_with(in_pieces(broker_progress_parts(self.identity.address, groups))), peer)
+        return self.pace.answer(answer_with(in_pieces(broker_progress_parts(self.identity.address, groups))))
 
     def _of_topics(self, group: str, *, only_ordered: bool) -> Iterator[TopicProgress]:
         for topic in self._wanted(group, self.offsets.topics_of(group)):
@@ -106,7 +106,7 @@ class ProgressHandlers:
             self.store.max_offset(topic, queue_id), offset, max(offset, pulled), 0 if last_at_ms is None else last_at_ms
         )
 
-    def times(self, request: Request, peer: Peer) -> Answer:
+    def times(self, request: Request, _peer: Peer) -> Answer:
         """Tell when the messages were stored that a group has consumed, and how long the next ones wait."""
         query = decode_time_span_query(request)
         config = self.topics.get(query.topic)
@@ -115,7 +115,7 @@ class ProgressHandlers:
         queue_ids = range(config.write_queues)
         spans = ((queue_id, self._times(query.group, query.topic, queue_id)) for queue_id in queue_ids)
         parts = time_spans_parts(query.topic, self.identity.name, spans)
-        return self.pace.answer(answer_with(in_pieces(parts)), peer)
+        return self.pace.answer(answer_with(in_pieces(parts)))
 
     def _times(self, group: str, topic: str, queue_id: int) -> QueueTimes:
         def stored_ms(offset: int) -> int:

@@ -172,12 +172,12 @@ class TopicHandlers:
 
     # -------------------------------------------------------------------------------------------------------- looking
 
-    def all(self, request: Request, peer: Peer) -> Answer:
+    def all(self, request: Request, _peer: Peer) -> Answer:
         """Tell all topics, or those of one page."""
         query, topics, version = decode_page_query("Topic", request), self.topics.all(), self.topics.version
         edition = Version(version.counter, version.state_version, version.timestamp_ms)
         if query is None:
-            return self.pace.answer(self._all(edition), peer)
+            return self.pace.answer(self._all(edition))
         return encode_topic_page(TopicPage(cut_page(topics, query, edition), edition, len(topics)))
 
     def _all(self, edition: Version) -> Steps:
@@ -194,7 +194,7 @@ class TopicHandlers:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic[:255]}")
         return encode_topic_config(config)
 
-    def status(self, request: Request, peer: Peer) -> Answer:
+    def status(self, request: Request, _peer: Peer) -> Answer:
         """Tell where the queues of a topic begin and end, each as it is when it is looked at."""
         topic = request.fields.get("topic", "")
         config = self.topics.get(topic)
@@ -203,7 +203,7 @@ class TopicHandlers:
         queue_ids = range(max(config.read_queues, config.write_queues))
         spans = ((queue_id, self._span(topic, queue_id)) for queue_id in queue_ids)
         parts = topic_stats_parts(topic, self.config.broker_name, spans, self.stats.put_rate(topic))
-        return self.pace.answer(answer_with(in_pieces(parts)), peer)
+        return self.pace.answer(answer_with(in_pieces(parts)))
 
     def _span(self, topic: str, queue_id: int) -> QueueSpan:
         store = self.store
@@ -211,10 +211,10 @@ class TopicHandlers:
         updated_at_ms = store.stored_at_ms(topic, queue_id, end - 1) if end else None
         return QueueSpan(store.min_offset(topic, queue_id), end, updated_at_ms or 0)
 
-    def readers(self, request: Request, peer: Peer) -> Answer:
+    def readers(self, request: Request, _peer: Peer) -> Answer:
         """Tell which groups read a topic, or have."""
         topic = required_name(request.fields, "topic")
-        return self.pace.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))), peer)
+        return self.pace.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))))
 
     def _readers(self, topic: str) -> Iterator[str | None]:
         """Give the groups that read a topic, or have; None for every other group that is looked at."""
