@@ -49,6 +49,7 @@ class QueueState:
         self.queues = list(queues)
         self.deleted = {} if known is None else known.deleted
         self._known = None if known is None else known.queues
+        self._noted = {} if known is None else known.queues
         self._is_exact = is_exact
         self._keep_kind = keep_kind
         self._found_ends = {queue: queue.end for queue in self.queues}
@@ -145,10 +146,10 @@ class QueueState:
         self, log_end: int, rebuilt: Container[TopicQueue], restarted: Container[TopicQueue], derived: Derived
     ) -> None:
         """Have no queue end before the offset where it ended, whatever the log has lost."""
-        known = self._known or {}
         for queue in self.queues:
             ends = [queue.next_offset]
-            if (said := known.get((queue.topic, queue.queue_id))) is not None:
+            # What the log says of ends is not covered by a checksum, and its records are in the queues by now.
+            if (said := self._noted.get((queue.topic, queue.queue_id))) is not None:
                 ends.append(self._known_end(said))
             if self._is_exact and queue in rebuilt and not queue.is_for_batches:
                 ends.append(self._found_ends.get(queue, 0))
