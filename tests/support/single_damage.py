@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.settings import StoreSettings
 from skyroute.message.errors import MessageError
 from skyroute.message.record import decode_record
 
@@ -19,6 +20,11 @@ Files = dict[str, bytes]
 """The files of a folder by their path in it."""
 Open = Callable[[Path], MessageStore]
 
+APACHE_STORES = Path(__file__).parents[1] / "golden" / "apache-5.5.0" / "stores.tar.xz"
+"""Two folders of Apache's broker: one that it closed, and one that it left when it was killed."""
+APACHE_SETTINGS = StoreSettings(
+    log_segment_bytes=1 << 14, queue_segment_units=10, batch_segment_units=10, index_slots=16, index_entries=100
+)
 PAGE = 4096
 KINDS = ("bit", "cut", "removed", "zeroed", "zeroed page")
 
@@ -167,12 +173,10 @@ def read_store(store: MessageStore) -> list[Kept]:
 def check(base: Base, damage: Damage, store: MessageStore) -> None:
     """At most what was touched is lost, and nothing else has changed."""
     touched = base.touched(damage)
-    found = {(each.topic, each.queue_id, each.offset): each for each in read_store(store)}
+    found = set(read_store(store))
     for each in base.messages:
         key = each.topic, each.queue_id, each.offset
-        if key not in touched:
-            assert key in found, f"lost {key} at {each.position}"
-            assert found[key].record == each.record, f"changed {key}"
+        assert key in touched or each in found, f"lost {key} at {each.position}"
     for (topic, queue_id), end in base.ends.items():
         newest = max(each.offset for each in base.messages if (each.topic, each.queue_id) == (topic, queue_id))
         if (topic, queue_id, newest) not in touched:

@@ -49,6 +49,7 @@ class QueueState:
         self.queues = list(queues)
         self.deleted = {} if known is None else known.deleted
         self._known = None if known is None else known.queues
+        self._noted = {} if known is None else known.queues
         self._is_exact = is_exact
         self._keep_kind = keep_kind
         self._found_ends = {queue: queue.end for queue in self.queues}
@@ -145,10 +146,10 @@ class QueueState:
         self, log_end: int, rebuilt: Container[TopicQueue], restarted: Container[TopicQueue], derived: Derived
     ) -> None:
         """Have no queue end before the offset where it ended, whatever the log has lost."""
-        known = self._known or {}
         for queue in self.queues:
             ends = [queue.next_offset]
-            if (said := known.get((queue.topic, queue.queue_id))) is not None:
+            # What the log says of ends is not covered by a checksum, and its records are in the queues by now.
+            if (said := self._noted.get((queue.topic, queue.queue_id))) is not None:
                 ends.append(self._known_end(said))
             if self._is_exact and queue in rebuilt and not queue.is_for_batches:
                 ends.append(self._found_ends.get(queue, 0))
@@ -161,30 +162,31 @@ class QueueState:
                 derived.write_queue(queue)
 
 
-def has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, offset: int) -> bool:
-    """Return whether the log has a record that a unit of a queue can mean."""
+def has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, first: int, stop: int) -> bool:
+    """Return whether the log has a record that a unit of a queue can mean: of this size, with these offsets."""
     segment = log.find(position) if position >= 0 else None
     if segment is None or (found := read_record(segment, position)) is None or is_cut(segment, found):
         return False
-    wanted = size, queue.topic, queue.queue_id, offset
-    return (found.size, found.topic, found.queue_id, found.queue_offset) == wanted
+    messages = queue.messages_in(found.raw_properties) if found.sys_flag & INNER_BATCH else 1
+    wanted = size, queue.topic, queue.queue_id, first, stop
+    return (found.size, found.topic, found.queue_id, found.queue_offset, found.queue_offset + messages) == wanted
 
 
 def _is_newest_sound(log: CommitLog, queue: TopicQueue, log_end: int) -> bool:
     unit = queue.newest_unit()
     if unit is None:
         return True
-    position, size, offset = unit
+    position, size, first, stop = unit
     if size == NO_MESSAGE_BYTES or 0 <= position < log.start:
         return True
     if log.find(position) is None:
         return 0 <= position < position + size <= log_end  # its file is gone
-    return has_record(log, queue, position, size, offset)
+    return has_record(log, queue, position, size, first, stop)
 
 
 def _find_position(log: CommitLog, queue: TopicQueue, row: int) -> int:
     """Return where in the log the records start that rows of a queue, from one on, stand for."""
-    for position, size, offset in queue.units_before(row, STEPS_BACK_MAX):
-        if position >= log.start and size != NO_MESSAGE_BYTES and has_record(log, queue, position, size, offset):
+    for position, size, first, stop in queue.units_before(row, STEPS_BACK_MAX):
+        if position >= log.start and has_record(log, queue, position, size, first, stop):
             return position + size
     return log.start

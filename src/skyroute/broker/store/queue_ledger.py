@@ -19,7 +19,7 @@ from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.topic_queue import TopicQueue
 
-GROWTH_BYTES: Final = 1 << 16
+GROWTH_BYTES: Final = 1 << 14
 """By how much the file grows, at least."""
 
 LEDGER_NAME: Final = "queues"
