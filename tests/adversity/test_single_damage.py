@@ -6,6 +6,7 @@ SKYROUTE_DAMAGE_CASES=1000000 runs longer; SKYROUTE_SEED=... repeats a run, and 
 import os
 import random
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +23,7 @@ from skyroute.message.host import encode_host
 from skyroute.message.properties import encode_properties
 from skyroute.message.reserved_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.disks import NOW_MS, HastyDisk, RestartedMachine, draft, small_store
-from tests.support.single_damage import Base, Files, check, choose, read_folder
+from tests.support.single_damage import APACHE_SETTINGS, APACHE_STORES, Base, Files, check, choose, read_folder
 
 CASES = int(os.environ.get("SKYROUTE_DAMAGE_CASES") or 10_000)
 PARTS = 20
@@ -35,6 +36,12 @@ MEMORY = Path("/dev/shm")
 
 def open_small(disk: type[Disk], folder: Path) -> MessageStore:
     return small_store(folder, disk(), keeps_batches=lambda topic: topic == WHOLE)
+
+
+def open_apaches(folder: Path) -> MessageStore:
+    return MessageStore.open(
+        folder, APACHE_SETTINGS, now_ms=NOW_MS, disk=HastyDisk(), keeps_batches=lambda topic: topic == "StoreBatches"
+    )
 
 
 def fill(store: MessageStore, first: int, count: int) -> None:
@@ -103,7 +110,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def bases(folder: Path) -> list[Base]:
-    """Stores of our making, in every state that a store can be left in."""
+    """Stores of both brokers' making, in every state that a store can be left in."""
     found: list[Base] = []
     makers: list[tuple[str, Callable[[Path], None], type[Disk]]] = [
         ("closed", make_closed, HastyDisk),
@@ -115,6 +122,10 @@ def bases(folder: Path) -> list[Base]:
         found.append(Base(name, read_folder(folder / name), partial(open_small, disk)))
     mixed = make_stopped(folder / "mixed", random.Random(5))
     found.append(Base("machine stopped in the middle", mixed, partial(open_small, RestartedMachine)))
+    with tarfile.open(APACHE_STORES) as archive:
+        archive.extractall(folder / "apache", filter="data")
+    for left in ("stopped", "killed"):
+        found.append(Base(f"Apache's, {left}", read_folder(folder / "apache" / left), open_apaches))
     for number, base in enumerate(found):
         base.learn(folder / f"truth-{number}")
         assert len(base.messages) >= 60
@@ -145,9 +156,10 @@ def test_any_single_damage_costs_at_most_the_records_it_touched(
 
 def goes_on(base: Base, folder: Path, store: MessageStore) -> MessageStore:
     """It takes one more message for each queue, and still has it after it was closed."""
-    appended = {key: store.append(draft(*key, b"more"), NOW_MS * 2) for key in base.ends if key[0] in ("T", WHOLE)}
+    topics = ("T", WHOLE, "StoreTopic", "StoreBatches")
+    appended = {key: store.append(draft(*key, b"more"), NOW_MS * 2) for key in base.ends if key[0] in topics}
     store.close()
-    again = open_small(HastyDisk, folder)
+    again = base.open(folder)
     for (topic, queue_id), each in appended.items():
         read = again.read_queue(topic, queue_id, each.queue_offset, 1, 1)
         assert b"more" in b"".join(read.chunks)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.settings import StoreSettings
 from skyroute.message.errors import MessageError
 from skyroute.message.record import decode_record
 
@@ -19,6 +20,11 @@ Files = dict[str, bytes]
 """The files of a folder by their path in it."""
 Open = Callable[[Path], MessageStore]
 
+APACHE_STORES = Path(__file__).parents[1] / "golden" / "apache-5.5.0" / "stores.tar.xz"
+"""Two folders of Apache's broker: one that it closed, and one that it left when it was killed."""
+APACHE_SETTINGS = StoreSettings(
+    log_segment_bytes=1 << 14, queue_segment_units=10, batch_segment_units=10, index_slots=16, index_entries=100
+)
 PAGE = 4096
 KINDS = ("bit", "cut", "removed", "zeroed", "zeroed page")
 

@@ -72,3 +72,6 @@ class ConsumeQueue(TopicQueue):
 
     def _offset_of(self, row: int) -> int:
         return row
+
+    def _stop_of(self, row: int) -> int:
+        return row + 1

@@ -161,30 +161,31 @@ class QueueState:
                 derived.write_queue(queue)
 
 
-def has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, offset: int) -> bool:
-    """Return whether the log has a record that a unit of a queue can mean."""
+def has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, first: int, stop: int) -> bool:
+    """Return whether the log has a record that a unit of a queue can mean: of this size, with these offsets."""
     segment = log.find(position) if position >= 0 else None
     if segment is None or (found := read_record(segment, position)) is None or is_cut(segment, found):
         return False
-    wanted = size, queue.topic, queue.queue_id, offset
-    return (found.size, found.topic, found.queue_id, found.queue_offset) == wanted
+    messages = queue.messages_in(found.raw_properties) if found.sys_flag & INNER_BATCH else 1
+    wanted = size, queue.topic, queue.queue_id, first, stop
+    return (found.size, found.topic, found.queue_id, found.queue_offset, found.queue_offset + messages) == wanted
 
 
 def _is_newest_sound(log: CommitLog, queue: TopicQueue, log_end: int) -> bool:
     unit = queue.newest_unit()
     if unit is None:
         return True
-    position, size, offset = unit
+    position, size, first, stop = unit
     if size == NO_MESSAGE_BYTES or 0 <= position < log.start:
         return True
     if log.find(position) is None:
         return 0 <= position < position + size <= log_end  # its file is gone
-    return has_record(log, queue, position, size, offset)
+    return has_record(log, queue, position, size, first, stop)
 
 
 def _find_position(log: CommitLog, queue: TopicQueue, row: int) -> int:
     """Return where in the log the records start that rows of a queue, from one on, stand for."""
-    for position, size, offset in queue.units_before(row, STEPS_BACK_MAX):
-        if position >= log.start and size != NO_MESSAGE_BYTES and has_record(log, queue, position, size, offset):
+    for position, size, first, stop in queue.units_before(row, STEPS_BACK_MAX):
+        if position >= log.start and has_record(log, queue, position, size, first, stop):
             return position + size
     return log.start

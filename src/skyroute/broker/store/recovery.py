@@ -170,10 +170,10 @@ def _find_trusted_end(log: CommitLog, queues: list[TopicQueue], checkpoint: Chec
 def _find_newest(log: CommitLog, queues: list[TopicQueue]) -> int:
     """Return where the newest record ends that a queue knows of and the log has."""
     units = [(unit, queue) for queue in queues if (unit := queue.newest_unit()) is not None]
-    for (position, size, offset), queue in sorted(units, key=lambda each: each[0][0], reverse=True):
+    for (position, size, first, stop), queue in sorted(units, key=lambda each: each[0][0], reverse=True):
         if position < log.start:
             break
-        if has_record(log, queue, position, size, offset):
+        if has_record(log, queue, position, size, first, stop):
             return position + size
         if (
             log.find(position) is None

@@ -206,6 +206,10 @@ class TopicQueue(ABC):
         """Return the row of the unit that stands for a message."""
 
     @abstractmethod
+    def _stop_of(self, row: int) -> int:
+        """Return the offset behind the last that a unit stands for."""
+
+    @abstractmethod
     def _offset_of(self, row: int) -> int:
         """Return the first offset that a unit stands for; for the row behind the last one, the end."""
 
@@ -331,10 +335,10 @@ class TopicQueue(ABC):
         if self._count > self._first_row and self._unit_at(self._count - 1)[0] >= position:
             self._truncate(self._find_row(position))
 
-    def truncate_torn(self, position: int, log_start: int, log_has: Callable[[int, int, int], bool]) -> None:
+    def truncate_torn(self, position: int, log_start: int, log_has: Callable[[int, int, int, int], bool]) -> None:
         """Forget those units after a machine has stopped: any part of any of them may have come to the disk, or not.
 
-        So the last one is looked for, from the end, whose record the log has: asked by position, size and offset.
+        So the last one is looked for, from the end, whose record the log has: asked by what `units_before` gives.
         """
         row = self._first_row
         for segment in reversed(self.segments):
@@ -343,7 +347,9 @@ class TopicQueue(ABC):
             for at in range(len(units) - self.unit_bytes, -1, -self.unit_bytes):
                 found, size, _ = UNIT.unpack_from(units, at)
                 number = row + at // self.unit_bytes
-                if log_start <= found < position and size > 0 and log_has(found, size, self._offset_of(number)):
+                if not log_start <= found < position or size <= 0:
+                    continue
+                if log_has(found, size, self._offset_of(number), self._stop_of(number)):
                     self._truncate(number + 1)
                     return
         # There is none: what is left are units of records that have expired.
@@ -384,15 +390,15 @@ class TopicQueue(ABC):
         """Number of units, those that were removed included."""
         return self._count
 
-    def newest_unit(self) -> tuple[int, int, int] | None:
-        """Return position and size of the last unit's record, and its first offset; None where there is no unit."""
+    def newest_unit(self) -> tuple[int, int, int, int] | None:
+        """Return what `units_before` gives of the last unit; None where there is none."""
         return next(self.units_before(self._count, 1), None)
 
-    def units_before(self, row: int, count_max: int) -> Iterator[tuple[int, int, int]]:
-        """Give position, size and first offset of units before a row, the nearest first."""
+    def units_before(self, row: int, count_max: int) -> Iterator[tuple[int, int, int, int]]:
+        """Give position, size, first offset and the offset behind the last of units before a row, the nearest first."""
         for before in range(row - 1, max(row - 1 - count_max, self._first_row - 1), -1):
             position, size, _ = self._unit_at(before)
-            yield position, size, self._offset_of(before)
+            yield position, size, self._offset_of(before), self._stop_of(before)
 
     def remove_expired(self, log_start: int) -> int:
         """Remove the segments, but for the last, whose records are no longer in the log; return how many."""
