@@ -50,7 +50,7 @@ def repair(folder: Path, target: Path) -> tuple[Repaired, Report]:
 def content_of(folder: Path) -> dict[Place, StoredMessage]:
     """All messages as consumers read them, by their places. Opens the store, and so changes it."""
     store = open_store(folder)
-    found = {}
+    found: dict[Place, StoredMessage] = {}
     for topic, queues in QUEUES.items():
         for queue_id in range(queues):
             for offset in range(store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)):
