@@ -93,13 +93,14 @@ class StoreCheck:
         """Position and size of sound records that no queue has, once the check has run."""
         self._opened = OpenSegments(open_segments_allowed())
         self._small = TableCheck(folder, self._opened, self.report, tables, check_timer_page)
-        self._position = 0
+        self._log_bytes = 0
+        """Room that the log takes on the disk."""
         self._log = _Log([])
 
     def how_far(self) -> str:
         """Return how far the check has come, for people who wait."""
-        done, whole = self._position - self._log.start, sum(segment.size for segment in self._log.segments)
-        return f" {min(done / whole, 1):.0%} of the log, {self.report.count} findings" if whole else ""
+        share = min(self.report.checked["bytes"] / max(self._log_bytes, 1), 1.0)
+        return f" {share:.0%} of the log, {self.report.count} findings"
 
     def run(self) -> Report:
         """Check everything.
@@ -127,6 +128,8 @@ class StoreCheck:
     def _check_log_and_what_follows(self, topics: frozenset[str] | None) -> None:
         report = self.report
         log = self._log = _Log(segments_in(self.folder / "commitlog", self._opened))
+        blocks = sum(segment.path.stat().st_blocks for segment in log.segments)
+        self._log_bytes = min(blocks * 512, sum(segment.size for segment in log.segments))
         self._check_log_files()
         self._leave_out_unreadable()
         log.start = log.end = log.segments[0].start if log.segments else 0
@@ -156,7 +159,7 @@ class StoreCheck:
             if isinstance(found, DamagedRange):
                 self._note_damage(found, was_closed=was_closed)
                 continue
-            self._position = log.end = found[0] + found[1]
+            log.end = found[0] + found[1]
             report.checked["records"] += 1
             report.checked["bytes"] += found[1]
             newest_ms = max(newest_ms, found[6])
