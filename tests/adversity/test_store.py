@@ -574,6 +574,102 @@ def test_a_missing_segment_of_a_queue_is_written_again(
         goes_on(store, stored)
 
 
+# ------------------------------------------------------------------------------------------------ one damage, no crash
+
+
+def flip(path: Path, at: int, bits: int = 1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= bits
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("removed", ["index", "consumequeue"])
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_damaged_record_and_missing_files_cost_one_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: str, closes: bool
+) -> None:
+    store = small_store(tmp_path)
+    stored = fill(store, 60)
+    spoilt = read_all(store, "T", 0)[0]
+    store.derive()
+    (store.close if closes else store.kill)()
+    flip(tmp_path / "commitlog" / f"{0:020d}", 89)
+    shutil.rmtree(tmp_path / removed)
+    with reopened(tmp_path) as store:
+        assert [bodies(store, "T", queue_id) for queue_id in range(QUEUES)] == [stored[0][1:], stored[1], stored[2]]
+        (damaged,) = store.damage.ranges
+        assert (damaged.position, damaged.size, damaged.file_offset) == (0, spoilt.record_bytes, 0)
+        assert store.record_at(0) is None
+        assert not store.damage.cuts
+        assert store.append(draft("T", 0, b"more"), NOW_MS).queue_offset == 20
+    assert "damaged range of the log skipped" in caplog.text
+    assert "topic='T' queue=0 offset=0" in caplog.text
+    with reopened(tmp_path) as store:
+        assert store.damage.count == 1, "known also when the log is not read"
+        assert bodies(store, "T", 0) == [*stored[0][1:], b"more"]
+
+
+@pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
+@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize("topic", ["T", WHOLE])
+def test_a_removed_queue_folder_is_written_again(tmp_path: Path, topic: str, closes: bool, disk: type[Disk]) -> None:
+    store = small_store(tmp_path, HastyDisk(), keeps_batches=lambda topic: topic == WHOLE)
+    stored = fill(store, 60)
+    batches = [encode_batch([BatchItem(b"%d" % number), BatchItem(b"more")]) for number in range(25)]
+    for batch in batches:
+        store.append_inner_batch(draft(WHOLE, body=batch), 2, NOW_MS)
+    store.flush()
+    (store.close if closes else store.kill)()
+    shutil.rmtree(tmp_path / ("consumequeue" if topic == "T" else "batchconsumequeue") / topic / "0")
+    with reopened(tmp_path, disk()) as store:
+        check(store, stored)
+        assert [message.stored_body for message in read_all(store, WHOLE)] == batches
+        assert store.max_offset(WHOLE, 0) == 50
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, 33, 199])
+@pytest.mark.parametrize("start", [0, 200, 400])
+def test_a_cut_queue_file_is_written_again(tmp_path: Path, start: int, size: int) -> None:
+    store = small_store(tmp_path, HastyDisk())
+    stored = fill(store, 90)
+    store.close()
+    with (tmp_path / "consumequeue" / "T" / "0" / f"{start:020d}").open("r+b") as file:
+        file.truncate(size)
+    with reopened(tmp_path) as store:
+        check(store, stored)
+
+
+def test_a_hurt_unit_does_not_hide_those_behind_it(tmp_path: Path) -> None:
+    store = small_store(tmp_path, HastyDisk())
+    stored = fill(store, 90)
+    store.close()
+    flip(tmp_path / "consumequeue" / "T" / "0" / f"{400:020d}", 5 * 20, 0x80)
+    with reopened(tmp_path) as store:
+        check(store, stored)
+
+
+def test_a_young_segment_of_the_log_does_not_expire_because_the_next_one_is_damaged(tmp_path: Path) -> None:
+    store = small_store(tmp_path, HastyDisk())
+    fill(store, 60)
+    store.close()
+    second = tmp_path / "commitlog" / f"{4096:020d}"
+    second.write_bytes(bytes(500) + second.read_bytes()[500:])
+    with reopened(tmp_path) as store:
+        assert store.delete_expired(NOW_MS + 1000, is_due=True, disk_used=0.1).log_segments == 0
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_removed_file_of_the_index_is_written_again(tmp_path: Path, number: int) -> None:
+    store = small_store(tmp_path, HastyDisk())
+    stored = fill(store, 60)
+    store.close()
+    files = sorted((tmp_path / "index").iterdir())
+    assert len(files) == 4
+    files[number].unlink()
+    with reopened(tmp_path) as store:
+        check(store, stored)
+
+
 def test_files_of_other_sizes_are_not_touched(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     fill(store, 60)

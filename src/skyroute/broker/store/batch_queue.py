@@ -83,8 +83,9 @@ class BatchQueue(TopicQueue):
         while True:
             row = bisect_right(range(high), offset, lo=low, hi=high, key=self._offset_of) - 1
             # Halving ends at a unit that was hurt, if it met one: then its neighbours disagree with it.
-            if row >= first and self._offset_of(row) <= offset < self._stop_of(row):
-                return row
+            for near in (row, row - 1):
+                if near >= first and self._offset_of(near) <= offset < self._stop_of(near):
+                    return near
             if row + 2 < high and self._offset_of(row + 2) <= offset:
                 low = row + 2
             elif row - 1 >= low and self._offset_of(row - 1) > offset:

@@ -38,7 +38,7 @@ from skyroute.broker.store.keys import Key, keep_keys
 from skyroute.broker.store.log_scan import TORN, read_record, scan_log
 from skyroute.broker.store.queue_check import QueueState, has_record
 from skyroute.broker.store.sparse import data_chunks, last_data
-from skyroute.broker.store.topic_queue import NO_MESSAGE_BYTES, TopicQueue
+from skyroute.broker.store.topic_queue import TopicQueue
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.flags import INNER_BATCH
 
@@ -105,13 +105,15 @@ def recover(
         StoreWriteError, StoreFullError: the disk refuses to have it written.
     """
     start = _find_trusted_end(log, state.queues, checkpoint, left)
+    is_apaches = left is LeftBehind.CLOSED and checkpoint.closed_end is None
+    floor = _find_known_end(log, state.queues) if is_apaches else 0
     is_torn = left in (LeftBehind.MACHINE_STOPPED, LeftBehind.UNKNOWN) or start is None
     if start is None:
         start = _find_start(log, checkpoint.trusted_ms)
     if not log.segments:
         log.end = start
     if not is_torn:
-        state.check_newest(log, start)
+        state.check_newest(log, max(start, floor))
     for queue in state.queues:
         if is_torn:
             queue.truncate_torn(start, log.start, partial(has_record, log, queue))
@@ -130,7 +132,7 @@ def recover(
     state.drop_bad_rows()
     walk = _Walk(log, find_queue, derived, index, state.deleted, start, rebuilt, index_start)
     walk.run(walk_start, left)
-    end = max(walk.end, start)
+    end = max(walk.end, start, floor)
     if left is LeftBehind.CLOSED:
         end = _find_last_data(log, end)
     state.fill_up(end, rebuilt, walk.restarted, derived)
@@ -175,13 +177,18 @@ def _find_newest(log: CommitLog, queues: list[TopicQueue]) -> int:
             break
         if has_record(log, queue, position, size, first, stop):
             return position + size
-        if (
-            log.find(position) is None
-            and size != NO_MESSAGE_BYTES
-            and log.stop <= position < log.stop + log.segment_bytes
-        ):
-            return position + size  # the last file of the log is gone
     return log.start
+
+
+def _find_known_end(log: CommitLog, queues: list[TopicQueue]) -> int:
+    """Return where the newest record ends that a queue knows of, whether or not the log still has it."""
+    ends = [
+        unit[0] + unit[1]
+        for queue in queues
+        if (unit := queue.newest_unit()) is not None and log.start <= unit[0] and 0 < unit[1] <= log.segment_bytes
+    ]
+    # The last file may be gone; a unit that is hurt may say anything.
+    return max((end for end in ends if end <= log.stop + log.segment_bytes), default=0)
 
 
 def _find_last_data(log: CommitLog, position: int) -> int:

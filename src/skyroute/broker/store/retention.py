@@ -50,6 +50,9 @@ def _may_go(log: CommitLog, settings: StoreSettings, now_ms: int, disk_used: flo
         return False
     if disk_used > settings.disk_used_urgent:
         return True
-    # The last message of a segment was stored just before the first of the next.
-    stored_at_ms = log.stored_at_ms(log.segments[1].start)
-    return stored_at_ms is not None and stored_at_ms + settings.reserved_ms <= now_ms
+    # The last message of a segment was stored just before the first of the next, or of a later one if that is damaged.
+    for segment in log.segments[1:]:
+        if log.record_at(segment.start) is not None:
+            stored_at_ms = log.stored_at_ms(segment.start)
+            return stored_at_ms is not None and stored_at_ms + settings.reserved_ms <= now_ms
+    return False
