@@ -13,10 +13,11 @@ COMPILED_READY := $(COMPILED)/.ready
 COMPILED_PYTHON ?= $$($(PYTHON) benchmarks/fastest_python.py)
 
 SPARK_TESTS ?= tests/spark
+DAMAGE_CASES ?= 1000000
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console test-peers test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console test-peers test-damage test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +48,9 @@ test-console: $(READY) ## the web pages, in a real Chromium; what they looked li
 
 test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages, tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers
+
+test-damage: $(READY) ## a million single damages of stores, for hours; DAMAGE_CASES=... for fewer
+	SKYROUTE_DAMAGE_CASES=$(DAMAGE_CASES) $(BIN)/python -m pytest --quiet -n auto tests/adversity/test_single_damage.py
 
 test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline

@@ -1,6 +1,6 @@
 """Any single damage to a store costs at most the records it touched.
 
-SKYROUTE_DAMAGE_CASES=1000000 runs longer; SKYROUTE_SEED=... repeats a run, and a failure names its case.
+`make test-damage` runs longer; SKYROUTE_SEED=... repeats a run, and a failure names its case.
 """
 
 import os
