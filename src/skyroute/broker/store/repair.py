@@ -147,7 +147,7 @@ class Repair:
             raise StoreLockedError(f"a broker has {self.source} open; stop it first")
 
     def _find_settings(self) -> StoreSettings:
-        """Return the sizes of files, as they are for the most part where nobody has said."""
+        """Return the sizes of files, as most files have them where no settings are given."""
         settings = self._settings
         if settings is not None:
             return replace(settings, index_process=False)

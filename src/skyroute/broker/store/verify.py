@@ -30,8 +30,12 @@ from skyroute.broker.store.sparse import data_chunks
 from skyroute.broker.store.verify_index import IndexCheck
 from skyroute.broker.store.verify_queues import KnownLog, QueueCheck
 from skyroute.broker.store.verify_tables import TABLES_FOLDER, ReadTable, TableCheck
+from skyroute.message.property_names import RECORD_CRC
+from skyroute.message.record import seal_holds
 
 CHECKPOINT_BYTES: Final = 4096
+_SEAL: Final = RECORD_CRC.encode()
+_SEAL_WITHIN: Final = 32
 
 _LOG_COST: Final = "the messages in these bytes are lost; readers skip them"
 _LOG_ADVICE: Final = (
@@ -163,6 +167,7 @@ class StoreCheck:
             report.checked["records"] += 1
             report.checked["bytes"] += found[1]
             newest_ms = max(newest_ms, found[6])
+            self._check_seal(found)
             if is_filler(found):
                 fillers += 1
                 filler_bytes += lost_bytes_of(found)
@@ -171,6 +176,17 @@ class StoreCheck:
         if fillers:
             report.notes.append(f"{filler_bytes} bytes in {fillers} places were lost before an earlier repair")
         return newest_ms
+
+    def _check_seal(self, record: ScannedTuple) -> None:
+        """Check the sum over a whole record, which Apache's brokers add where `enabledAppendPropCRC` is set."""
+        position, size, topic, queue_id, offset, _, _, raw = record
+        segment = self._log.find(position)
+        if _SEAL not in raw[-_SEAL_WITHIN:] or segment is None:
+            return
+        if seal_holds(segment.read(position - segment.start, size)) is False:
+            what = f"the checksum of the whole record is wrong (topic {topic!r}, queue {queue_id}, offset {offset})"
+            cost = "something in its head, topic or properties has changed; the body is as it was stored"
+            self.report.add("log", self._name(segment.path), position - segment.start, what, cost, _LOG_ADVICE)
 
     def _see(self, record: ScannedTuple, queues: QueueCheck, index: IndexCheck) -> None:
         queues.see(record, self._log.has_record)

@@ -19,7 +19,7 @@ from skyroute.message.record import decode_record
 from tests.support.damage import BATCHES, QUEUES, checksum, fill_store, open_store
 from tests.support.disks import NOW_MS, SMALL, HastyDisk, draft
 
-CASES = int(os.environ.get("DAMAGE_CASES", "400")) // 8
+CASES = int(os.environ.get("SKYROUTE_VERIFY_CASES", "400")) // 8
 """Number of random damages; more on demand."""
 
 Place = tuple[str, int, int]
