@@ -1,12 +1,15 @@
 """Brokers and name servers: looking at one, changing its settings, keeping producers away."""
 
+import shutil
+
 from playwright.sync_api import Page, expect
 
-from skyroute.blocking import Admin
+from skyroute import Message
+from skyroute.blocking import Admin, Producer
 from skyroute.console.server import Console
 from skyroute.routing.topology import Permission
-from skyroute.testing import Cluster
-from tests.support.browsing import check_accessible
+from skyroute.testing import Cluster, cluster
+from tests.support.browsing import Serve, check_accessible
 
 
 def test_finds_a_broker_and_shows_all_it_says_of_itself(page: Page, real_cluster: Cluster, console: Console) -> None:
@@ -30,6 +33,37 @@ def test_finds_a_broker_and_shows_all_it_says_of_itself(page: Page, real_cluster
     assert answer is not None
     assert answer.status == 404
     expect(page.get_by_role("alert")).to_have_text("The name servers know no broker nobody with number 7")
+
+
+def test_shows_that_the_log_of_a_broker_is_damaged(page: Page, serve: Serve) -> None:
+    """On the overview, in the list, among brokers in trouble, and on the broker's own page."""
+    with cluster() as damaged:
+        console = serve(damaged.name_server_address)
+        page.goto(f"{console.url}cluster/broker-0/0")
+        expect(page.locator("dl.facts")).to_contain_text("DefaultCluster")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        page.goto("about:blank")
+        with Producer("p", damaged.name_server_address) as producer:
+            for number in range(3):
+                producer.send(Message("Made", b"%d" % number * 50))
+        damaged.stop_broker()
+        store = damaged.folder / "broker-0"
+        log = next((store / "commitlog").iterdir())
+        with log.open("r+b") as file:
+            file.seek(file.read(10_000).index(b"1" * 50))
+            file.write(b"x")
+        shutil.rmtree(store / "index")  # so that the next start reads the whole log
+        damaged.restart_broker()
+        page.goto(f"{console.url}cluster?state=trouble")
+        expect(page.get_by_role("region", name="Brokers of DefaultCluster").locator("tbody tr")).to_contain_text(
+            "damaged", timeout=30_000
+        )
+        check_accessible(page)
+        page.goto(f"{console.url}")
+        expect(page.get_by_text("Brokers whose commit log is damaged: 1")).to_be_visible()
+        page.goto(f"{console.url}cluster/broker-0/0")
+        expect(page.get_by_role("alert")).to_contain_text("Its commit log is damaged in 1 places (")
+        check_accessible(page)
 
 
 def test_changes_a_setting_of_one_broker(page: Page, real_cluster: Cluster, console: Console) -> None:

@@ -409,7 +409,7 @@ def test_a_repaired_store_opens_in_apache(ours: NameServerProcess, tmp_path: Pat
     path.write_bytes(content)
     missing = range(SETTINGS.log_segment_bytes, 2 * SETTINGS.log_segment_bytes)
     (folder / "commitlog" / f"{missing.start:020d}").unlink()
-    repaired = Repair(folder, broker.home / "store", TABLES, SETTINGS).run(now_ms + 60_000)
+    repaired = Repair(folder, broker.home / "store", TABLES, damage_of, SETTINGS).run(now_ms + 60_000)
     assert repaired.lost_ranges == 2
 
     def is_kept(record: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The tables of a broker as files, for those who check a store without running it."""
+"""The tables of a broker as files, for checks of a store that no broker runs on."""
 
 from collections.abc import Collection, Mapping
 from typing import Final

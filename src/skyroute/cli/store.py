@@ -99,10 +99,10 @@ def repair(path: Path, target: Path, config_file: str | None, options: dict[str,
     """
     try:
         settings = _settings(path, config_file, options)
-        work = Repair(path, target, TABLES, settings, partial(_keeps_batches, path))
+        work = Repair(path, target, TABLES, damage_of, settings, partial(_keeps_batches, path))
         with Progress("repairing:", work.how_far):
             repaired = work.run(int(time.time() * 1000))
-        report = _verify(target, settings)
+        report = work.report
     except SkyrouteError as error:
         _give_up(error, as_json=as_json)
     if as_json:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import socket
 import ssl
 from pathlib import Path
@@ -198,6 +199,30 @@ async def test_a_topic_deleted_before_a_crash_stays_deleted(empty_cluster: Clust
     await cluster.kill()
     await cluster.start()
     assert cluster.broker.parts.store.topics() == set()
+
+
+async def test_damage_of_the_log_shows_in_state_and_metrics(empty_cluster: Cluster) -> None:
+    cluster = empty_cluster
+    await cluster.start()
+    line = await cluster.line()
+    for number in range(3):
+        assert (await line.call(send("Made", b"%d" % number * 50))).code == 0
+    await cluster.stop()
+    store = cluster.folder / "broker-a"
+    (log,) = (store / "commitlog").iterdir()
+    content = bytearray(log.read_bytes())
+    content[content.index(b"1" * 50)] ^= 1
+    log.write_bytes(content)
+    shutil.rmtree(store / "index")  # so that the next start reads the whole log
+    await cluster.start()
+    state = await (await cluster.admin()).broker_state(cluster.broker.address)
+    damage = cluster.broker.parts.store.damage
+    assert (damage.count, damage.cuts) == (1, ())
+    assert state["commitLogDamagedRanges"] == "1"
+    assert state["commitLogDamagedBytes"] == str(damage.bytes)
+    assert state["commitLogCutBytes"] == "0"
+    line = await cluster.line()
+    assert found_bodies(await line.call(pull("Made"))) == [b"0" * 50, b"2" * 50]
 
 
 async def test_settings_of_other_files_are_refused_and_the_store_let_go(cluster: Cluster) -> None:

@@ -20,6 +20,7 @@ from skyroute.broker.store.damage import DamagedRange
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreDamagedError, StoreError, StoreLockedError
 from skyroute.broker.store.filler import fill, fill_to_segment_end
+from skyroute.broker.store.findings import Report
 from skyroute.broker.store.json_file import read_json
 from skyroute.broker.store.log_scan import scan_log
 from skyroute.broker.store.message_store import MessageStore
@@ -68,6 +69,7 @@ class Repair:
         source: Path,
         target: Path,
         tables: Mapping[str, ReadTable],
+        check_timer_page: Callable[[bytes], str],
         settings: StoreSettings | None = None,
         keeps_batches: Callable[[str], bool] | None = None,
         disk: Disk | None = None,
@@ -78,6 +80,7 @@ class Repair:
             source: The store's folder. It is only read.
             target: The folder of the copy, which must be empty or not exist.
             tables: The tables that the broker parses, by their names in `config`.
+            check_timer_page: Returns what is wrong with the content of `timercheck`.
             settings: The sizes that the files were written with; None to find them out.
             keeps_batches: Whether the queues of a topic, of which no folder is left, keep batches whole.
             disk: Where the copy is written.
@@ -85,7 +88,10 @@ class Repair:
         self.source = source
         self.target = target
         self.result = Repaired()
+        self.report = Report()
+        """What a check of the copy found, once it is made."""
         self._tables = tables
+        self._check_timer_page = check_timer_page
         self._settings = settings
         self._keeps_batches = keeps_batches
         self._disk = disk or Disk()
@@ -117,8 +123,9 @@ class Repair:
             topics = self._copy_tables()
             queues = encode_ledger(self._list_queues(topics))
             self._rebuild(settings, queues, now_ms)
-            if self._fill_unplaced(settings):
+            if self._fill_unplaced(settings, self._check_copy(settings)):
                 self._rebuild(settings, queues, now_ms)
+                self._check_copy(settings)
         except OSError as error:
             where = error.filename or self.source
             raise StoreError(
@@ -140,7 +147,7 @@ class Repair:
             raise StoreLockedError(f"a broker has {self.source} open; stop it first")
 
     def _find_settings(self) -> StoreSettings:
-        """Return the sizes of files, as they are for the most part where nobody has said."""
+        """Return the sizes of files, as most files have them where no settings are given."""
         settings = self._settings
         if settings is not None:
             return replace(settings, index_process=False)
@@ -269,7 +276,6 @@ class Repair:
         """Copy the small files; return the topics that the broker knows, None where their table is lost."""
         source, target = self.source / TABLES_FOLDER, self.target / TABLES_FOLDER
         topics = None
-        self._disk.make_folder(target)
         for path in sorted(source.iterdir()) if source.is_dir() else ():
             if not path.is_file() or ".damaged-" in path.name or path.name.endswith(".json.bak"):
                 continue
@@ -305,20 +311,22 @@ class Repair:
 
     # -------------------------------------------------------------------------------------------------------- opening
 
-    def _fill_unplaced(self, settings: StoreSettings) -> bool:
-        """Put fillers in the place of records that no queue takes, since a number in their heads is damaged."""
+    def _check_copy(self, settings: StoreSettings) -> list[tuple[int, int]]:
+        """Check the copy; return position and size of sound records that no queue has."""
         self._doing = "checking the copy"
-        check = StoreCheck(self.target, self._tables, lambda _: "", settings)
-        check.run()
+        check = StoreCheck(self.target, self._tables, self._check_timer_page, settings)
+        self.report = check.run()
+        return check.unplaced
+
+    def _fill_unplaced(self, settings: StoreSettings, unplaced: list[tuple[int, int]]) -> bool:
+        """Put fillers in the place of records that no queue takes, since a number in their heads is damaged."""
         segments = self._segments(settings.log_segment_bytes)
-        for position, size in check.unplaced:
-            damaged = DamagedRange(
-                position, size, self._segment_at(segments, position).path, "no queue takes the record"
-            )
+        for position, size in unplaced:
+            path = self._segment_at(segments, position).path
             self.result.records -= 1
-            self._fill(segments, damaged, self._stored_at_ms)
+            self._fill(segments, DamagedRange(position, size, path, "no queue takes the record"), self._stored_at_ms)
         self._opened.close()
-        return bool(check.unplaced)
+        return bool(unplaced)
 
     def _rebuild(self, settings: StoreSettings, queues: bytes, now_ms: int) -> None:
         """Have queues and index written anew, by opening the copy as what a crash of the machine has left."""

@@ -30,8 +30,12 @@ from skyroute.broker.store.sparse import data_chunks
 from skyroute.broker.store.verify_index import IndexCheck
 from skyroute.broker.store.verify_queues import KnownLog, QueueCheck
 from skyroute.broker.store.verify_tables import TABLES_FOLDER, ReadTable, TableCheck
+from skyroute.message.property_names import RECORD_CRC
+from skyroute.message.record import seal_holds
 
 CHECKPOINT_BYTES: Final = 4096
+_SEAL: Final = RECORD_CRC.encode()
+_SEAL_WITHIN: Final = 32
 
 _LOG_COST: Final = "the messages in these bytes are lost; readers skip them"
 _LOG_ADVICE: Final = (
@@ -93,13 +97,14 @@ class StoreCheck:
         """Position and size of sound records that no queue has, once the check has run."""
         self._opened = OpenSegments(open_segments_allowed())
         self._small = TableCheck(folder, self._opened, self.report, tables, check_timer_page)
-        self._position = 0
+        self._log_bytes = 0
+        """Room that the log takes on the disk."""
         self._log = _Log([])
 
     def how_far(self) -> str:
         """Return how far the check has come, for people who wait."""
-        done, whole = self._position - self._log.start, sum(segment.size for segment in self._log.segments)
-        return f" {min(done / whole, 1):.0%} of the log, {self.report.count} findings" if whole else ""
+        share = min(self.report.checked["bytes"] / max(self._log_bytes, 1), 1.0)
+        return f" {share:.0%} of the log, {self.report.count} findings"
 
     def run(self) -> Report:
         """Check everything.
@@ -127,6 +132,8 @@ class StoreCheck:
     def _check_log_and_what_follows(self, topics: frozenset[str] | None) -> None:
         report = self.report
         log = self._log = _Log(segments_in(self.folder / "commitlog", self._opened))
+        blocks = sum(segment.path.stat().st_blocks for segment in log.segments)
+        self._log_bytes = min(blocks * 512, sum(segment.size for segment in log.segments))
         self._check_log_files()
         self._leave_out_unreadable()
         log.start = log.end = log.segments[0].start if log.segments else 0
@@ -156,10 +163,11 @@ class StoreCheck:
             if isinstance(found, DamagedRange):
                 self._note_damage(found, was_closed=was_closed)
                 continue
-            self._position = log.end = found[0] + found[1]
+            log.end = found[0] + found[1]
             report.checked["records"] += 1
             report.checked["bytes"] += found[1]
             newest_ms = max(newest_ms, found[6])
+            self._check_seal(found)
             if is_filler(found):
                 fillers += 1
                 filler_bytes += lost_bytes_of(found)
@@ -168,6 +176,17 @@ class StoreCheck:
         if fillers:
             report.notes.append(f"{filler_bytes} bytes in {fillers} places were lost before an earlier repair")
         return newest_ms
+
+    def _check_seal(self, record: ScannedTuple) -> None:
+        """Check the sum over a whole record, which Apache's brokers add where `enabledAppendPropCRC` is set."""
+        position, size, topic, queue_id, offset, _, _, raw = record
+        segment = self._log.find(position)
+        if _SEAL not in raw[-_SEAL_WITHIN:] or segment is None:
+            return
+        if seal_holds(segment.read(position - segment.start, size)) is False:
+            what = f"the checksum of the whole record is wrong (topic {topic!r}, queue {queue_id}, offset {offset})"
+            cost = "something in its head, topic or properties has changed; the body is as it was stored"
+            self.report.add("log", self._name(segment.path), position - segment.start, what, cost, _LOG_ADVICE)
 
     def _see(self, record: ScannedTuple, queues: QueueCheck, index: IndexCheck) -> None:
         queues.see(record, self._log.has_record)

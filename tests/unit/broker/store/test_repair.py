@@ -19,7 +19,7 @@ from skyroute.message.record import decode_record
 from tests.support.damage import BATCHES, QUEUES, checksum, fill_store, open_store
 from tests.support.disks import NOW_MS, SMALL, HastyDisk, draft
 
-CASES = int(os.environ.get("DAMAGE_CASES", "400")) // 8
+CASES = int(os.environ.get("SKYROUTE_VERIFY_CASES", "400")) // 8
 """Number of random damages; more on demand."""
 
 Place = tuple[str, int, int]
@@ -41,10 +41,12 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
 def repair(folder: Path, target: Path) -> tuple[Repaired, Report]:
     """Repair a store, check that it was not changed, and check the copy."""
     before = checksum(folder)
-    work = Repair(folder, target, TABLES, SMALL, lambda topic: topic == BATCHES, HastyDisk())
+    work = Repair(folder, target, TABLES, damage_of, SMALL, lambda topic: topic == BATCHES, HastyDisk())
     repaired = work.run(NOW_MS + 1_000_000)
     assert checksum(folder) == before
-    return repaired, StoreCheck(target, TABLES, damage_of, SMALL).run()
+    report = StoreCheck(target, TABLES, damage_of, SMALL).run()
+    assert report == work.report
+    return repaired, report
 
 
 def content_of(folder: Path) -> dict[Place, StoredMessage]:
@@ -210,7 +212,7 @@ def test_any_damage_costs_at_most_the_records_it_touches(folder: Path, tmp_path:
 
 def test_it_refuses_what_it_must_not_do(folder: Path, tmp_path: Path) -> None:
     def run(source: Path, target: Path) -> None:
-        Repair(source, target, TABLES, SMALL).run(NOW_MS)
+        Repair(source, target, TABLES, damage_of, SMALL).run(NOW_MS)
 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

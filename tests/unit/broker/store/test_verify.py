@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from skyroute.broker.store.errors import StoreError, StoreLockedError
@@ -15,10 +16,11 @@ from skyroute.broker.store.verify import StoreCheck
 from skyroute.broker.stored_tables import TABLES
 from skyroute.broker.timer_check import TimerCheck, TimerProgress, damage_of
 from skyroute.message.message import StoredMessage
+from skyroute.message.record import encode_record
 from tests.support.damage import QUEUES, checksum, fill_store, open_store
 from tests.support.disks import NOW_MS, SMALL, draft, read_all
 
-CASES = int(os.environ.get("DAMAGE_CASES", "400"))
+CASES = int(os.environ.get("SKYROUTE_VERIFY_CASES", "400"))
 """Number of random damages; more on demand."""
 
 
@@ -141,6 +143,17 @@ def test_a_damaged_head_is_found(folder: Path, field: int) -> None:
     path = folder / "commitlog" / f"{message.log_position // 4096 * 4096:020d}"
     flip(path, message.log_position % 4096 + field + 3, 0x01)
     assert verify(folder).count
+
+
+def test_a_checksum_of_the_whole_record_is_checked(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "sealed" / "commitlog").mkdir(parents=True)
+    log = tmp_path / "sealed" / "commitlog" / "00000000000000000000"
+    sealed = encode_record(msgspec.structs.replace(messages_of(folder)[0], log_position=0), seal=True)
+    log.write_bytes(sealed.ljust(4096, b"\0"))
+    assert not [finding for finding in verify(tmp_path / "sealed").findings if finding.area == "log"]
+    flip(log, 16)  # a flag that no other check covers
+    (found,) = [finding for finding in verify(tmp_path / "sealed").findings if finding.area == "log"]
+    assert found.what == "the checksum of the whole record is wrong (topic 'T', queue 0, offset 0)"
 
 
 def test_a_sign_bit_in_one_unit_is_one_finding(folder: Path) -> None:
