@@ -15,6 +15,7 @@ from skyroute.broker.store.errors import StoreDamagedError, StoreError, StoreLoc
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.tls_settings import TlsClientSettings, TlsMode, TlsSettings
+from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.network.certificates import Files, client_of
@@ -485,18 +486,19 @@ async def _pulled(line: AsyncLine) -> list[bytes]:
 # ------------------------------------------------------------------------------------------------------------ settings
 
 
-async def test_settings_that_can_change_do_so_at_once_and_the_others_say_that_they_wait(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_live_settings_change_at_once_and_start_only_settings_are_refused(cluster: Cluster) -> None:
     line = await cluster.line()
     late = send("T", properties={"TIMER_DELAY_SEC": "20"})
     await cluster.add_topic("T")
-    changes = b"timerMaxDelaySec=10\nsyncFlushTimeout=7\nmaxMessageSize=100\nregionId=elsewhere\n"
+    changes = b"timerMaxDelaySec=10\nsyncFlushTimeout=7\nmaxMessageSize=100\n"
+    refused = await line.call(25, body=changes + b"regionId=elsewhere\n")
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert "regionId=elsewhere is refused, it stays DefaultRegion" in (refused.remark or "")
+    assert (await line.call(late)).code == 0, "a refused update changes nothing"
     assert (await line.call(25, body=changes)).code == 0
     assert (await line.call(late)).code == 13
     assert (await line.call(send("T", bytes(101)))).code == 13
     assert (await line.call(send("T"))).fields["MSG_REGION"] == "DefaultRegion"
     assert cluster.broker.parts.flushing._timeout_s() == 0.007
-    assert "settings take effect after a restart keys=regionId" in caplog.text
     assert (await line.call(25, body=b"timerMaxDelaySec=30\n")).code == 0
     assert (await line.call(late)).code == 0

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from skyroute.broker.topics import QUEUES_MAX
+from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.groups import GroupConfig, decode_consume_stats
 from skyroute.wire.calls.topics import decode_topic_stats
 from tests.network.broker.clusters import Cluster
