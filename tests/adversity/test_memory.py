@@ -2,6 +2,7 @@
 
 import resource
 import select
+import selectors
 import socket
 import struct
 import time
@@ -9,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import cast
 
 import pytest
 
@@ -138,17 +140,21 @@ def holding(server: ServerProcess, data: bytes, count: int) -> Iterator[list[soc
         lines = [stack.enter_context(connect(server.address)) for _ in range(count)]
         for line in lines:
             line.setblocking(False)
-        left = dict.fromkeys(lines, data)
+        writing = stack.enter_context(selectors.DefaultSelector())
+        for line in lines:
+            writing.register(line, selectors.EVENT_WRITE, data)
         deadline = time.monotonic() + PATIENCE_S
-        while left and time.monotonic() < deadline:
-            _, writable, _ = select.select([], list(left), [], 0.1)
-            for line in writable:
+        while writing.get_map() and time.monotonic() < deadline:
+            for key, _ in writing.select(0.1):
+                line = cast("socket.socket", key.fileobj)
                 try:
-                    left[line] = left[line][line.send(left[line]) :]
+                    left = key.data[line.send(key.data) :]
                 except ConnectionError:
-                    left[line] = b""
-                if not left[line]:
-                    del left[line]
+                    left = b""
+                if left:
+                    writing.modify(line, selectors.EVENT_WRITE, left)
+                else:
+                    writing.unregister(line)
         yield lines
 
 

@@ -1,7 +1,6 @@
 """`skyroute store verify` and `repair`: words, exit codes, and that nothing is written."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,8 +109,6 @@ def test_settings_are_taken_from_a_file(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_may_only_be_read_is_checked(folder: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("the superuser may write everywhere")
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     assert verify(folder).exit_code == 0
