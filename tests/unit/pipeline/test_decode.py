@@ -11,7 +11,7 @@ from skyroute.message.flags import COMPRESSED, Compression, with_compression
 from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
 from skyroute.message.record import decode_records, encode_record
-from skyroute.pipeline.source.decode import COLUMNS, Records, find_records
+from skyroute.pipeline.source.decode import COLUMN_DECODERS, Records, find_records
 
 IPV4, IPV6 = bytes(range(1, 5)) + (10911).to_bytes(4, "big"), bytes(range(1, 17)) + (10911).to_bytes(4, "big")
 INT32, INT64 = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
@@ -50,7 +50,7 @@ def messages(draw: st.DrawFn) -> StoredMessage:
 
 def columns(wire: bytes) -> dict[str, list[Any]]:
     records = Records(memoryview(bytearray(wire)), find_records(wire)[0])
-    return {name: read(records).to_pylist() for name, read in COLUMNS.items()}
+    return {name: read(records).to_pylist() for name, read in COLUMN_DECODERS.items()}
 
 
 @given(st.lists(messages(), max_size=12))
@@ -109,7 +109,7 @@ def test_records_before_a_damaged_one_are_kept(sent: list[StoredMessage], data: 
     assert len(found) >= whole
     assert found.bodies().to_pylist()[:whole] == [message.stored_body for message in sent[:whole]]
     # Every column of the remaining records can be decoded.
-    for read in COLUMNS.values():
+    for read in COLUMN_DECODERS.values():
         assert len(read(found)) == len(found)
 
 

@@ -24,7 +24,7 @@ from skyroute.nameserver.journal.times import show_moment
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from skyroute.pipeline.journal.reading import Journal
+    from skyroute.pipeline.journal.reading import JournalFrames
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,25 +51,25 @@ class History:
     journals: tuple[Path, ...]
     archive: Path | None
 
-    def read(self, spark: "SparkSession") -> "Journal":
+    def read(self, spark: "SparkSession") -> "JournalFrames":
         """Return the events of all of them, each once.
 
         Raises:
             NoJournalError, NoArchiveError: a folder has no journal or archive.
         """
         from skyroute.pipeline.jobs.archive import read_archived_journal
-        from skyroute.pipeline.journal.reading import Journal, read_journal
+        from skyroute.pipeline.journal.reading import JournalFrames, read_journal
 
         if self.archive is None:
             journal = read_journal(spark, self.journals)
             # Jobs read events several times, and parsing JSON is slow.
-            return Journal(journal.events.persist(), journal.rejects)
+            return JournalFrames(journal.events.persist(), journal.rejects)
         archived = read_archived_journal(spark, self.archive)
         if not self.journals:
             return archived
         fresh = read_journal(spark, self.journals)
         # Archived records stay in the journal for some time.
-        return Journal(
+        return JournalFrames(
             archived.events.unionByName(fresh.events).dropDuplicates(["server", "seq"]),
             archived.rejects.unionByName(fresh.rejects).distinct(),
         )

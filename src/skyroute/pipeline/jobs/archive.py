@@ -23,7 +23,7 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from skyroute.errors import SkyrouteError
-from skyroute.pipeline.journal.reading import REJECTS, Journal, split
+from skyroute.pipeline.journal.reading import REJECTS, JournalFrames, split
 
 COMPACT_FROM_FOLDERS: Final = 8
 """Number of folders of one day from which they are compacted."""
@@ -71,7 +71,7 @@ def read_archive(spark: SparkSession, root: Path, part: str = "events") -> DataF
     return spark.read.option("basePath", str(base)).parquet(*folders).drop("batches")
 
 
-def read_archived_journal(spark: SparkSession, root: Path) -> Journal:
+def read_archived_journal(spark: SparkSession, root: Path) -> JournalFrames:
     """Return the archived events and rejects.
 
     Raises:
@@ -79,9 +79,9 @@ def read_archived_journal(spark: SparkSession, root: Path) -> Journal:
     """
     events = read_archive(spark, root)
     try:
-        return Journal(events, read_archive(spark, root, "rejects").drop("date"))
+        return JournalFrames(events, read_archive(spark, root, "rejects").drop("date"))
     except NoArchiveError:
-        return Journal(events, spark.createDataFrame([], REJECTS))
+        return JournalFrames(events, spark.createDataFrame([], REJECTS))
 
 
 def compact(spark: SparkSession, root: Path, *, folders_min: int = COMPACT_FROM_FOLDERS) -> int:

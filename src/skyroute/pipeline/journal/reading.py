@@ -35,8 +35,8 @@ class NoJournalError(SkyrouteError):
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
-    """The valid and invalid lines of journals."""
+class JournalFrames:
+    """The valid and invalid lines of journals, as DataFrames."""
 
     events: DataFrame
     """The fields of a record, and `date`, the day of its `wall_ms` in UTC."""
@@ -59,7 +59,7 @@ def journal_folder(path: Path) -> Path:
     return folder.resolve()
 
 
-def read_journal(spark: SparkSession, paths: Iterable[Path]) -> Journal:
+def read_journal(spark: SparkSession, paths: Iterable[Path]) -> JournalFrames:
     """Read the closed segments of name servers, each given by its memory folder.
 
     Raises:
@@ -69,7 +69,7 @@ def read_journal(spark: SparkSession, paths: Iterable[Path]) -> Journal:
 
 
 def stream_journal(spark: SparkSession, paths: Iterable[Path], *, segments_per_batch: int = 1000) -> DataFrame:
-    """Return a stream of the lines of segments as they are closed. `split` turns a micro-batch into a `Journal`.
+    """Return a stream of the lines of segments as they are closed. `split` turns a micro-batch into a `JournalFrames`.
 
     Raises:
         NoJournalError: one of the folders has no journal.
@@ -96,11 +96,11 @@ def parsed(lines: DataFrame) -> DataFrame:
     return read.withColumn("problem", _problem())
 
 
-def split(lines: DataFrame) -> Journal:
+def split(lines: DataFrame) -> JournalFrames:
     """Separate valid records from invalid lines."""
     moment = fn.timestamp_millis(fn.col("record.wall_ms"))
     events = lines.filter("problem is null").select("record.*", fn.to_date(moment).alias("date")).drop(_UNREADABLE)
-    return Journal(events, lines.filter("problem is not null").select("file", "line", "problem"))
+    return JournalFrames(events, lines.filter("problem is not null").select("file", "line", "problem"))
 
 
 def _problem() -> Column:

@@ -13,7 +13,7 @@ from skyroute.message.reserved_topics import REPLY_SUFFIX, group_of, is_system_t
 from skyroute.pipeline.jobs.availability import availability, outages
 from skyroute.pipeline.jobs.churn import capacity, churn, permission_changes
 from skyroute.pipeline.jobs.divergence import divergence
-from skyroute.pipeline.journal.reading import Journal
+from skyroute.pipeline.journal.reading import JournalFrames
 from skyroute.pipeline.report.charts import BarPart, bars, lines, time_labels
 
 ROWS_MAX: Final = 200
@@ -22,7 +22,7 @@ BARS_MAX: Final = 60
 """Bars shown of each chart."""
 
 
-def report(journal: Journal, until: datetime, window_s: float) -> str:
+def report(journal: JournalFrames, until: datetime, window_s: float) -> str:
     """Return the page. `until` is the end of the observation of servers that still run."""
     events = journal.events.persist()
     try:

@@ -23,8 +23,7 @@ class WriteOptions:
     connection: ConnectionOptions
     topic: str | None = None
     """The topic of all rows; None: use the column `topic`."""
-    group: str = "spark"
-    """The producer group."""
+    producer_group: str = "spark"
     write_id: str | None = None
     """Prefix of the idempotency keys; a second run with the same prefix gives rows the same keys."""
     send_timeout_s: float = 10.0

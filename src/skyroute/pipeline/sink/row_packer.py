@@ -190,7 +190,8 @@ class RowPacker:
 
 def _pair(name: str, value: str) -> str:
     if _is_invalid((name, value)):
-        raise ValueError(f"the property {name!r} has no name, or contains the separator U+0001 or U+0002")
+        problem = "contains the separator U+0001 or U+0002: remove it" if name else "has an empty name: drop it"
+        raise ValueError(f"the property {name!r} {problem}")
     return f"{name}{NAME_END}{value}{PAIR_END}"
 
 

@@ -37,7 +37,7 @@ class RowSender:
         self._in_flight = InFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
         self._delivery = Delivery(
             session,
-            with_namespace(namespace, options.group),
+            with_namespace(namespace, options.producer_group),
             InFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX),  # never full: `self._in_flight` has the same bounds
             attempts=1,  # retries are made here, each with the full timeout
             retry_unsafe=False,

@@ -313,7 +313,7 @@ def _as_text(raw: pa.Array) -> pa.Array:
         return pa.array(texts, pa.string())
 
 
-COLUMNS: Final[dict[str, Callable[[Records], pa.Array]]] = {
+COLUMN_DECODERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "commit_log_offset": lambda records: pa.array(records.numbers("log_position")),
     "born_timestamp": lambda records: records.times("born_at_ms"),
     "store_timestamp": lambda records: records.times("stored_at_ms"),

@@ -81,7 +81,7 @@ class Fetcher:
         self._connection = connect(options.connection)
         self._queue = wanted.queue
         self._topic = with_namespace(namespace, wanted.queue.topic)
-        self._group = with_namespace(namespace, options.group)
+        self._group = with_namespace(namespace, options.consumer_group)
         self._address = wanted.address
         self._at, self._stop = wanted.start, wanted.stop
         """The next offset to return, and the exclusive end."""

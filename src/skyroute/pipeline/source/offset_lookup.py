@@ -199,7 +199,7 @@ class OffsetLookup:
 
     def commit_group_offsets(self, offsets: Mapping[QueueRef, int]) -> None:
         """Store the consumer group's offsets on the brokers, for monitoring. Failures are logged, not raised."""
-        group = with_namespace(self._options.connection.namespace, self._options.group)
+        group = with_namespace(self._options.connection.namespace, self._options.consumer_group)
 
         async def report(session: Session) -> None:
             outcomes = await asyncio.gather(

@@ -84,7 +84,7 @@ class ReadOptions:
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_s: float
-    group: str
+    consumer_group: str
     report_group_offsets: bool
     pull_messages: int
     pull_bytes: int

@@ -22,7 +22,7 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
 from skyroute.message.record import decode_record, encode_record
 from skyroute.message.tags import EVERY_TAG, parse_tag_expression
-from skyroute.pipeline.source.decode import COLUMNS, Numbers, Records, find_records
+from skyroute.pipeline.source.decode import COLUMN_DECODERS, Numbers, Records, find_records
 from skyroute.pipeline.source.errors import RejectedRecordError, SourceError
 from skyroute.pipeline.source.fetcher import Chunk, Fetcher
 from skyroute.pipeline.source.offset_lookup import report_loss
@@ -195,7 +195,7 @@ class _RangeReader:
             return pa.array(np.full(len(offsets), queue.queue_id, np.int32))
         if name in ("topic", "broker_name"):
             return pa.repeat(queue.topic if name == "topic" else queue.broker_name, len(offsets))
-        return COLUMNS[name](records)
+        return COLUMN_DECODERS[name](records)
 
 
 def _message_without_fields(topic: str, offset: int, body: bytes) -> StoredMessage:
