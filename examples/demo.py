@@ -427,10 +427,10 @@ async def story(name_servers: str, folder: Path, victim: Server) -> int:
 
 
 def read_topic(name_servers: str, acknowledged: int) -> None:
-    """Read what was sent as a table."""
-    from skyroute.pipeline.session import session  # noqa: PLC0415 - Spark may not be here
+    """Read the orders as a Spark table."""
+    from skyroute.pipeline.session import session  # noqa: PLC0415 - Spark is optional
 
-    tell("Spark starts, and reads Orders as a table …")
+    tell("Spark starts and reads the topic Orders …")
     options = {"nameServer": name_servers, "topic": "Orders", "columns": "broker_name,tags,body"}
     orders = session().read.format("rocketmq").options(**options).load()
     rows = orders.groupBy("tags").count().orderBy("tags").collect()
@@ -464,15 +464,15 @@ async def show_console(name_servers: str, folder: Path, journals: dict[str, Path
 
 
 def show_availability(folder: Path) -> None:
-    """Tell how long brokers were there, as the name servers saw it."""
+    """Print the availability of brokers, from the name servers' journals."""
     from skyroute.pipeline.jobs.availability import availability  # noqa: PLC0415 - as above
     from skyroute.pipeline.journal.reading import read_journal  # noqa: PLC0415 - as above
     from skyroute.pipeline.session import session  # noqa: PLC0415 - as above
 
-    tell("Spark reads what the name servers have recorded: how long was each broker there? …")
+    tell("Spark computes the availability of each broker from the name servers' journals …")
     events = read_journal(session(), folder.glob("*/memory")).events
     rows = availability(events).filter("what = 'broker'").orderBy("broker", "server").collect()
-    tell(f"{'broker':<10}{'name server':<14}{'up':>9}{'down':>9}  outages; why it left")
+    tell(f"{'broker':<10}{'name server':<14}{'up':>9}{'down':>9}  outages: causes")
     for row in rows:
         why = ", ".join(row.causes)
         tell(f"{row.broker:<10}{row.server[:12]:<14}{row.up_s:7.1f} s{row.down_s:7.1f} s  {row.outages}: {why}")

@@ -1,7 +1,7 @@
-"""Kafka with one broker in KRaft mode, and a Spark of its own with its source: what our pipeline is measured against.
+"""Kafka with one broker in KRaft mode, and a PySpark with Spark's Kafka source, for comparison.
 
-Spark 4.0.0 is the newest whose Kafka source can be had with all its parts. Its Python package and all jars are kept in
-the cache of the other programs.
+Spark 4.0.0 is the newest version whose Kafka source is available with all its jars. The Python package and the jars
+are cached with the other downloaded programs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SOURCE_PARTS: Final = (
     ("org.apache.kafka", "kafka-clients", "3.9.0"),
     ("org.apache.commons", "commons-pool2", "2.12.0"),
 )
-"""All that the source needs and Spark does not bring; what they ask for themselves is in these two already."""
+"""The jars that the source needs beyond Spark's own. They have no further dependencies."""
 
 
-def _pom(parts: Sequence[tuple[str, str, str]], *, alone: bool) -> str:
-    nothing_else = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+def _pom(parts: Sequence[tuple[str, str, str]], *, without_dependencies: bool) -> str:
+    exclude_all = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
     dependencies = "\n".join(
         f"    <dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
-        f"{nothing_else if alone else ''}</dependency>"
+        f"{exclude_all if without_dependencies else ''}</dependency>"
         for group, name, version in parts
     )
     return f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -54,20 +54,20 @@ def _pom(parts: Sequence[tuple[str, str, str]], *, alone: bool) -> str:
 
 
 def source_jars() -> list[Path]:
-    """Spark's Kafka source.
+    """Return the jars of Spark's Kafka source.
 
     Raises:
-        PeerUnavailableError: it cannot be had.
+        PeerUnavailableError: they cannot be downloaded.
     """
-    pom = _pom(_SOURCE_PARTS, alone=True)
+    pom = _pom(_SOURCE_PARTS, without_dependencies=True)
     return sorted(fetch_dependencies(f"spark-kafka-{SPARK}", pom, f"Spark's Kafka source {SPARK}").glob("*.jar"))
 
 
 def spark_python() -> Path:
-    """An interpreter with the PySpark that the source is for.
+    """Return a Python interpreter with the PySpark that fits the source.
 
     Raises:
-        PeerUnavailableError: it cannot be had.
+        PeerUnavailableError: PySpark cannot be installed.
     """
     folder = caches() / f"pyspark-{SPARK}"
     python, stamp = folder / "bin" / "python", folder / "stamp"
@@ -79,18 +79,20 @@ def spark_python() -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise PeerUnavailableError(f"PySpark {SPARK} cannot be installed:\n{done.stderr[-2000:]}")
-        stamp.touch()  # last: a folder with a stamp is whole
+        stamp.touch()  # last: a folder with a stamp is complete
     return python
 
 
 class KafkaBroker(PeerProcess):
-    """Kafka as it comes, but for where it listens."""
+    """A Kafka broker with default settings and its own port."""
 
     ready_mark = "Kafka Server started"
 
     def __init__(self, home: Path) -> None:
         super().__init__("Kafka", home)
-        self._lib = fetch_dependencies(f"kafka-{KAFKA}", _pom(_BROKER_PARTS, alone=False), f"Kafka {KAFKA}")
+        self._lib = fetch_dependencies(
+            f"kafka-{KAFKA}", _pom(_BROKER_PARTS, without_dependencies=False), f"Kafka {KAFKA}"
+        )
         self._config = home / "server.properties"
 
     def prepare(self) -> None:
@@ -110,15 +112,15 @@ class KafkaBroker(PeerProcess):
         }
         self._config.write_text(properties(values))
         (self.home / "log4j.properties").write_text(properties(_LOGGING))
-        words = ("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self._config))
-        subprocess.run(java(self._lib, self.home, *words), check=True, capture_output=True)
+        arguments = ("kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(self._config))
+        subprocess.run(java(self._lib, self.home, *arguments), check=True, capture_output=True)
 
     def command(self) -> list[str]:
         options = ("-Xms1g", "-Xmx1g", f"-Dlog4j.configuration=file:{self.home / 'log4j.properties'}")
         return java(self._lib, self.home, "kafka.Kafka", str(self._config), options=options)
 
     def create_topic(self, topic: str, partitions: int) -> None:
-        """Create a topic. Left to its first message, its producers now and then never come to terms with it."""
-        words = ("--bootstrap-server", self.address, "--create", "--topic", topic, "--partitions", str(partitions))
-        command = java(self._lib, self.home, "org.apache.kafka.tools.TopicCommand", *words)
+        """Create a topic. Producers sometimes fail with a topic that their first message creates."""
+        arguments = ("--bootstrap-server", self.address, "--create", "--topic", topic, "--partitions", str(partitions))
+        command = java(self._lib, self.home, "org.apache.kafka.tools.TopicCommand", *arguments)
         subprocess.run(command, check=True, capture_output=True)

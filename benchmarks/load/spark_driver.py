@@ -1,6 +1,6 @@
-"""A Spark session that does what it is told, one line of JSON after another, and tells how long it took.
+"""A Spark session that runs commands from standard input, one line of JSON each, and prints their durations.
 
-It runs under our PySpark with our source, and under the one that Spark's Kafka source is for. It needs nothing of ours.
+It runs with our PySpark and our source, and with the PySpark of Spark's Kafka source, where skyroute is not installed.
 """
 
 import argparse
@@ -23,7 +23,7 @@ class Driver:
         self._body = BODIES[source]
 
     def read(self, options: dict[str, str]) -> int:
-        """Read all, and add up the lengths of the bodies."""
+        """Read all messages and sum the lengths of the bodies."""
         return self._sum(self._load(options))
 
     def read_to_parquet(self, options: dict[str, str], out: str) -> None:
@@ -39,26 +39,26 @@ class Driver:
             .start()
         )
         if not query.awaitTermination(TIMEOUT_S) or query.exception() is not None:
-            raise RuntimeError(f"the stream did not end well: {query.exception()}")
+            raise RuntimeError(f"the stream failed or timed out: {query.exception()}")
 
     def write(self, options: dict[str, str], rows: int, size: int) -> None:
         filler = "x" * (size - 8)
-        # Eight partitions of the same rows for either side; the filler is one constant.
+        # The same eight partitions for both sources; the filler is a constant.
         bodies = self._spark.range(0, rows, 1, 8).selectExpr(
             f"CAST(CONCAT('{filler}', LPAD(CAST(id AS STRING), 8, '0')) AS BINARY) AS {self._body}"
         )
         bodies.write.format(self._source).options(**options).mode("append").save()
 
     def limit(self, rows: int, size: int) -> int:
-        """What a Python data source can give at most: one batch, made beforehand, over and over."""
-        from benchmarks.load.prebuilt import Prebuilt  # noqa: PLC0415 - for our PySpark alone
+        """Read from a Python source that returns one prebuilt batch again and again: the upper bound."""
+        from benchmarks.load.prebuilt import Prebuilt  # noqa: PLC0415 - only with our PySpark
 
         self._spark.dataSource.register(Prebuilt)
         return self._sum(self._spark.read.format("prebuilt").option("rows", rows).option("size", size).load())
 
     def route_history(self, journal: str) -> None:
-        """Find every state that a name server's routes were in."""
-        from skyroute.pipeline.jobs.routes import route_history  # noqa: PLC0415 - for our PySpark alone
+        """Run the job `route_history`."""
+        from skyroute.pipeline.jobs.routes import route_history  # noqa: PLC0415 - only with our PySpark
         from skyroute.pipeline.journal.reading import read_journal  # noqa: PLC0415 - as above
 
         route_history(read_journal(self._spark, [Path(journal)]).events).write.format("noop").mode("overwrite").save()
@@ -77,8 +77,8 @@ def main() -> None:
     parser.add_argument("--source", choices=BODIES, required=True)
     parser.add_argument("--jars", default="")
     parser.add_argument("--scratch", required=True)
-    words = parser.parse_args()
-    builder: Any = SparkSession.builder.master("local[2]").appName(f"benchmark {words.source}")
+    arguments = parser.parse_args()
+    builder: Any = SparkSession.builder.master("local[2]").appName(f"benchmark {arguments.source}")
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -88,26 +88,26 @@ def main() -> None:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        "spark.local.dir": words.scratch,
-        "spark.sql.warehouse.dir": f"{words.scratch}/warehouse",
+        "spark.local.dir": arguments.scratch,
+        "spark.sql.warehouse.dir": f"{arguments.scratch}/warehouse",
     }
-    if words.jars:
-        settings["spark.jars"] = words.jars
+    if arguments.jars:
+        settings["spark.jars"] = arguments.jars
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    if words.source == "rocketmq":
-        from skyroute.pipeline import register  # noqa: PLC0415 - Kafka's environment does not have it
+    if arguments.source == "rocketmq":
+        from skyroute.pipeline import register  # noqa: PLC0415 - not installed in Kafka's environment
 
         register(spark)
-    driver = Driver(spark, words.source)
+    driver = Driver(spark, arguments.source)
     sys.stdout.write(json.dumps({"version": spark.version}) + "\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        told = json.loads(line)
-        work = getattr(driver, told.pop("do"))
+        request = json.loads(line)
+        command = getattr(driver, request.pop("command"))
         began = time.monotonic()
-        value = work(**told)
+        value = command(**request)
         sys.stdout.write(json.dumps({"seconds": time.monotonic() - began, "value": value}) + "\n")
         sys.stdout.flush()
     spark.stop()

@@ -1,4 +1,4 @@
-"""A driver to be killed: it archives a topic, a few messages at a time. Started by `test_jobs_topics.py`."""
+"""A driver that archives a topic in small batches until it is killed. Started by `test_jobs_topics.py`."""
 
 import sys
 from pathlib import Path

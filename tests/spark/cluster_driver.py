@@ -1,6 +1,6 @@
-"""What a user runs on a cluster: a batch read, a job, and a stream that loses a worker. Started by `test_cluster.py`.
+"""A driver on a cluster: a batch read, a job, and a stream that loses a worker. Started by `test_cluster.py`.
 
-One line of JSON for each step on standard output; before the worker is lost, it asks for that and waits for a line.
+Prints a line of JSON for each step. Before the loss of the worker, it requests the kill and waits for a line.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from skyroute.pipeline.session import session
 WAIT_S = 60
 
 
-def say(**told: object) -> None:
-    sys.stdout.write(json.dumps(told) + "\n")
+def report(**result: object) -> None:
+    sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
 
 
 def where_skyroute_is(_: int) -> str:
-    import skyroute  # noqa: PLC0415 - as the worker finds it
+    import skyroute  # noqa: PLC0415 - the copy of the worker
 
     return skyroute.__file__
 
@@ -31,11 +31,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("master", "name-server", "topic", "folder"):
         parser.add_argument(f"--{name}", required=True)
-    words = parser.parse_args()
-    folder = Path(words.folder)
+    arguments = parser.parse_args()
+    folder = Path(arguments.folder)
     small = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     with session(
-        words.master,
+        arguments.master,
         "cluster test",
         **{
             "spark.driver.host": "127.0.0.1",
@@ -48,18 +48,18 @@ def main() -> None:
             "spark.sql.adaptive.enabled": "false",
         },
     ) as spark:
-        options = {"nameServer": words.name_server, "topic": words.topic, "startingOffsets": "earliest"}
+        options = {"nameServer": arguments.name_server, "topic": arguments.topic, "startingOffsets": "earliest"}
         files = spark.sparkContext.parallelize(range(2), 2).map(where_skyroute_is).collect()
-        say(shipped=sorted(set(files)))
+        report(shipped=sorted(set(files)))
 
         read = spark.read.format("rocketmq").options(**options).load()
         row = read.selectExpr("count(*) AS messages", "sum(CAST(CAST(body AS STRING) AS INT)) AS total").first()
         assert row is not None
-        say(messages=row.messages, total=row.total)
+        report(messages=row.messages, total=row.total)
 
-        said = traffic(read).selectExpr("sum(messages) AS messages").first()
-        assert said is not None
-        say(job=int(said.messages))
+        total = traffic(read).selectExpr("sum(messages) AS messages").first()
+        assert total is not None
+        report(job=int(total.messages))
 
         query = (
             spark.readStream.format("rocketmq")
@@ -75,7 +75,7 @@ def main() -> None:
         while query.lastProgress is None and query.isActive:
             query.awaitTermination(1)
         progress = query.lastProgress
-        say(ask="kill a worker", before=progress.batchId if progress is not None else -1)
+        report(request="kill a worker", before=progress.batchId if progress is not None else -1)
         sys.stdin.readline()
         assert query.awaitTermination(WAIT_S), "the stream does not end"
         assert query.exception() is None
@@ -83,7 +83,7 @@ def main() -> None:
         last = query.lastProgress
         assert last is not None
         rows = written.select("broker_name", "queue_id", "queue_offset").collect()
-        say(stream=sorted(map(list, rows)), batches=last.batchId + 1)
+        report(stream=sorted(map(list, rows)), batches=last.batchId + 1)
 
 
 if __name__ == "__main__":

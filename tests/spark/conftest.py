@@ -1,4 +1,4 @@
-"""One Spark session and one cluster for all of these tests: each test has topics of its own."""
+"""One Spark session and one cluster for all Spark tests. Each test uses its own topics."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from skyroute.testing import cluster as started_cluster
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Spark on two cores, where a failed task is tried once more."""
+    """Spark on two cores, with one retry of a failed task."""
     folder = tmp_path_factory.mktemp("spark")
     started = session(
         "local[2,2]",
@@ -24,7 +24,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.shuffle.partitions": "2",
             "spark.default.parallelism": "2",
             "spark.sql.adaptive.enabled": "false",
-            "spark.sql.codegen.wholeStage": "false",  # for so few rows, compiling costs more than it saves
+            "spark.sql.codegen.wholeStage": "false",  # compilation costs more than it saves for few rows
             "spark.sql.streaming.stopTimeout": "10s",
             "spark.python.worker.faulthandler.enabled": "true",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -38,14 +38,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Two brokers in threads of this process. A test that harms brokers takes `rocketmq` instead, which is its own."""
+    """Two brokers in this process. A test that stops brokers uses its own cluster: the fixture `rocketmq`."""
     with started_cluster(brokers=2, in_memory=True) as started:
         yield started
 
 
 @pytest.fixture(scope="session")
 def new_topic(cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """Makes a topic that no other test has: with so many queues on each broker."""
+    """Return a function that creates a new topic with a number of queues on each broker."""
     numbers = itertools.count(1)
     with Admin(cluster.name_server_address) as admin:
 
@@ -59,7 +59,7 @@ def new_topic(cluster: Cluster) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="session")
 def orders(cluster: Cluster) -> str:
-    """The address of the cluster, with the topic that documents speak of: ten messages."""
+    """Create the topic of the documentation with ten messages; return the name server's address."""
     with Admin(cluster.name_server_address) as admin:
         admin.create_topic("Orders", read_queues=2, write_queues=2)
     with Producer("shop", cluster.name_server_address) as producer:

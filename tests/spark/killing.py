@@ -1,4 +1,4 @@
-"""Drivers that are killed in the middle of their work."""
+"""Kills Spark drivers during their work."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.support.process import eventually
 ROOT = Path(__file__).parents[2]
 
 
-def kill_driver_once(module: str, *words: str, log: Path, until: Callable[[], Any], timeout_s: float) -> None:
-    """Start a driver, and kill it, its Java and its workers with it, as soon as something is so."""
+def kill_driver_once(module: str, *arguments: str, log: Path, until: Callable[[], Any], timeout_s: float) -> None:
+    """Start a driver, and kill it with its Java and its workers as soon as `until` is true."""
     with log.open("ab") as output:
-        command = [sys.executable, "-m", f"tests.spark.{module}", *words]
+        command = [sys.executable, "-m", f"tests.spark.{module}", *arguments]
         driver = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
     try:
         eventually(lambda: until() or driver.poll() is not None, "a batch", timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""A driver to be killed: it copies a topic to Parquet until then. Started by `test_stream.py`."""
+"""A driver that copies a topic to Parquet until it is killed. Started by `test_stream.py`."""
 
 import sys
 

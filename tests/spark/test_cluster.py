@@ -1,4 +1,4 @@
-"""The same on a Spark cluster: our code is sent to workers that do not have it, and one of them may be lost."""
+"""Reads, jobs and streams on a Spark cluster whose workers lack skyroute, and which loses a worker."""
 
 import json
 import os
@@ -24,47 +24,47 @@ def test_a_read_a_job_and_a_stream_that_loses_a_worker(
         for start in range(0, MESSAGES, 50):
             producer.send_batch([Message(topic, b"%d" % number) for number in range(start, start + 50)])
     with (
-        SparkMaster("Spark's master", tmp_path / "master") as master,
+        SparkMaster("Spark master", tmp_path / "master") as master,
         SparkWorker("the first worker", tmp_path / "one", master),
         SparkWorker("the second worker", tmp_path / "two", master) as worker,
     ):
-        words = ["--master", master.url, "--name-server", cluster.name_server_address]
-        words += ["--topic", topic, "--folder", str(tmp_path)]
+        arguments = ["--master", master.url, "--name-server", cluster.name_server_address]
+        arguments += ["--topic", topic, "--folder", str(tmp_path)]
         python = python_without_skyroute(tmp_path / "python")
         with (
-            (tmp_path / "driver.log").open("wb") as said,
+            (tmp_path / "driver.log").open("wb") as errors,
             subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("cluster_driver.py")), *words],
+                [sys.executable, str(Path(__file__).with_name("cluster_driver.py")), *arguments],
                 env={**os.environ, "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=errors,
                 text=True,
             ) as driver,
         ):
             try:
-                told = follow(driver, worker)
+                results = collect_results(driver, worker)
             finally:
                 driver.kill()
-    assert "batches" in told, (tmp_path / "driver.log").read_text()
-    assert all(".zip" in file for file in told["shipped"]), told["shipped"]
-    assert (told["messages"], told["total"]) == (MESSAGES, sum(range(MESSAGES)))
-    assert told["job"] == MESSAGES
-    assert told["before"] + 2 < told["batches"], "nearly all was read before the worker was lost"
-    places = [tuple(place) for place in told["stream"]]
-    assert len(places) == len(set(places)) == MESSAGES
+    assert "batches" in results, (tmp_path / "driver.log").read_text()
+    assert all(".zip" in file for file in results["shipped"]), results["shipped"]
+    assert (results["messages"], results["total"]) == (MESSAGES, sum(range(MESSAGES)))
+    assert results["job"] == MESSAGES
+    assert results["before"] + 2 < results["batches"], "the stream had ended before the worker was killed"
+    offsets = [tuple(each) for each in results["stream"]]
+    assert len(offsets) == len(set(offsets)) == MESSAGES
 
 
-def follow(driver: "subprocess.Popen[str]", worker: SparkWorker) -> dict[str, Any]:
-    """What the driver tells; where it asks for it, the worker is killed."""
+def collect_results(driver: "subprocess.Popen[str]", worker: SparkWorker) -> dict[str, Any]:
+    """Return the driver's results; kill the worker when the driver requests it."""
     assert driver.stdout is not None
     assert driver.stdin is not None
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for line in driver.stdout:
-        told |= json.loads(line)
-        if "ask" in told:
-            del told["ask"]
+        results |= json.loads(line)
+        if "request" in results:
+            del results["request"]
             worker.kill()
             driver.stdin.write("done\n")
             driver.stdin.flush()
-    return told
+    return results

@@ -1,4 +1,4 @@
-"""What docs/spark.md says is so, and its programs run."""
+"""docs/spark.md lists all options and columns, and its programs run."""
 
 import re
 from pathlib import Path
@@ -10,24 +10,13 @@ from skyroute.pipeline.data_source import RocketMQSource
 from skyroute.pipeline.options import OptionReader
 from skyroute.pipeline.source import options as read_side
 from skyroute.pipeline.source.columns import COLUMNS
-from tests.support.shown import NAME_SERVER, ROOT, programs, wants_spark
+from tests.support.shown import NAME_SERVER, code_spans, programs, table_below, wants_spark
 
 DOCUMENT = "docs/spark.md"
 PROGRAMS = [program for name in ("README.md", DOCUMENT) for program in programs(name) if wants_spark(program)]
 
 
-def rows(title: str) -> list[list[str]]:
-    """The rows of the table below a heading."""
-    text = (ROOT / DOCUMENT).read_text(encoding="utf-8").split(f"\n{title}\n", 1)[1]
-    lines = re.findall(r"(?m)^\|(.*)\|$", re.split(r"(?m)^## ", text)[0])
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines[2:]]
-
-
-def words(cell: str) -> list[str]:
-    return re.findall(r"`([^`]*)`", cell)
-
-
-def test_options_are_listed_with_their_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_options_are_documented_with_their_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[OptionReader] = []
 
     class Noted(OptionReader):
@@ -37,12 +26,13 @@ def test_options_are_listed_with_their_other_names(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(read_side, "OptionReader", Noted)
     read_side.read_options(CaseInsensitiveDict({"nameServer": NAME_SERVER, "topic": "Orders"}))
-    listed = {words(cells[0])[0]: tuple(words(cells[1])) for cells in rows("## Options of a read")}
+    tables = [*table_below(DOCUMENT, "### Read options"), *table_below(DOCUMENT, "### Connection options")]
+    listed = {code_spans(name)[0]: tuple(code_spans(others)) for name, others, *_ in tables}
     assert listed == made[0].names
 
 
-def test_columns_are_listed_with_their_types() -> None:
-    listed = [(words(cells[0])[0], cells[1]) for cells in rows("## Columns")]
+def test_read_columns_are_documented_with_their_types() -> None:
+    listed = [(code_spans(name)[0], kind) for name, kind, *_ in table_below(DOCUMENT, "### Columns of a read")]
     assert listed == [(column.name, column.type.simpleString()) for column in COLUMNS]
     source = RocketMQSource(
         CaseInsensitiveDict(
@@ -61,9 +51,9 @@ def test_programs_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """In this process, where `session()` is the session that all of these tests share."""
+    """In this process, where `session()` returns the session that all tests share."""
     monkeypatch.chdir(tmp_path)
-    # Spark's paths are those of Java, which knows nothing of a change of folders.
+    # Java resolves relative paths against its own working directory.
     exec(re.sub(r'"(orders\.\w+)"', rf'"{tmp_path}/\1"', program.replace(NAME_SERVER, orders)), {})
     printed = capsys.readouterr().out
     if "orders.parquet" in program:

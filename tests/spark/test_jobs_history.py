@@ -1,4 +1,4 @@
-"""Jobs over random lives of name servers, held against the tables that those really had."""
+"""Jobs over random runs of name servers give the results expected from their route tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from skyroute.nameserver.journal.schema import Kind
-from skyroute.pipeline.jobs.availability import GOODBYES, availability, outages
+from skyroute.pipeline.jobs.availability import PLANNED_CAUSES, availability, outages
 from skyroute.pipeline.jobs.churn import capacity, churn, permission_changes
 from skyroute.pipeline.jobs.routes import route_history, routes_at, routes_between
 from skyroute.pipeline.journal.reading import read_journal
-from tests.spark.lives import BEGIN_S, Life, live_many, steps
-from tests.spark.truths import Outage, Thing, as_ms, last_of, outages_of, pieces, spans_of
+from tests.spark.expected import Outage, Subject, as_ms, intervals_of, last_of, outages_of, split_by_window
+from tests.spark.server_runs import BEGIN_S, ServerRun, simulate_many, steps
 from tests.support.clock import ManualClock
 
 HOUR_MS = 3_600_000
@@ -23,24 +23,24 @@ FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> list[Life]:
-    folder, found = tmp_path_factory.mktemp("lives"), list[Life]()
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ServerRun]:
+    folder, found = tmp_path_factory.mktemp("runs"), list[ServerRun]()
 
-    def live(number: int, drawn: Any) -> None:
-        life = Life(folder / f"{number}", f"ns-{number}", ManualClock())
-        life.start()
+    def simulate(number: int, drawn: Any) -> None:
+        run = ServerRun(folder / f"{number}", f"ns-{number}", ManualClock())
+        run.start()
         for step in drawn:
-            life.step(*step)
-        life.stop(in_order=number % 2 == 0)
-        found.append(life)
+            run.step(*step)
+        run.stop(cleanly=number % 2 == 0)
+        found.append(run)
 
-    live_many(80, steps, live)
+    simulate_many(80, steps, simulate)
     return found
 
 
 @pytest.fixture(scope="module")
-def events(spark: SparkSession, lives: list[Life]) -> DataFrame:
-    journal = read_journal(spark, [life.folder for life in lives])
+def events(spark: SparkSession, runs: list[ServerRun]) -> DataFrame:
+    journal = read_journal(spark, [run.folder for run in runs])
     assert journal.rejects.count() == 0
     return journal.events.cache()
 
@@ -49,10 +49,10 @@ def at(seconds: float) -> datetime:
     return datetime.fromtimestamp(BEGIN_S + seconds, UTC)
 
 
-def table_at(life: Life, instant: datetime) -> set[tuple[Any, ...]]:
-    """What a server's table was after the last record that its clock dates up to then."""
-    seen = [record.seq for record in life.records if record.wall_ms <= instant.timestamp() * 1000]
-    return life.tables[max(seen)] if seen else set()
+def table_at(run: ServerRun, instant: datetime) -> set[tuple[Any, ...]]:
+    """Return a server's route table after the last record with a wall clock up to then."""
+    seen = [record.seq for record in run.records if record.wall_ms <= instant.timestamp() * 1000]
+    return run.tables[max(seen)] if seen else set()
 
 
 def as_tuple(row: Row) -> tuple[Any, ...]:
@@ -69,55 +69,55 @@ def as_tuple(row: Row) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("seconds", [8.0, 4_000.0])
-def test_routes_are_those_of_the_table_at_that_instant(events: DataFrame, lives: list[Life], seconds: float) -> None:
+def test_routes_at_returns_the_table_of_that_time(events: DataFrame, runs: list[ServerRun], seconds: float) -> None:
     found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for row in routes_at(events, at(seconds)).collect():
         found[row.server].append(as_tuple(row))
         assert row.certain
-    expected = {life.server: Counter(table_at(life, at(seconds))) for life in lives}
+    expected = {run.server: Counter(table_at(run, at(seconds))) for run in runs}
     assert {server: Counter(rows) for server, rows in found.items()} == {
         s: rows for s, rows in expected.items() if rows
     }
 
 
-def test_the_history_of_routes_has_the_table_of_every_instant(events: DataFrame, lives: list[Life]) -> None:
+def test_route_history_has_the_table_of_every_time(events: DataFrame, runs: list[ServerRun]) -> None:
     history = route_history(events).select("server", "part", "broker", "name", "since", "until").collect()
-    steady = [life for life in lives if is_steady(life)]
+    steady = [run for run in runs if is_steady(run)]
     assert len(steady) > 10
     for seconds in (0.5, 8.5, 100.25, 4_000.5):
-        found = {life.server: set[Any]() for life in steady}
+        found = {run.server: set[Any]() for run in steady}
         for row in history:
             holds = row.since.timestamp() <= at(seconds).timestamp() < (row.until or FAR).timestamp()
             if holds and row.server in found:
                 found[row.server].add((row.part, row.broker, row.name))
-        for life in steady:
-            if not runs_at(life, at(seconds)):
+        for run in steady:
+            if not runs_at(run, at(seconds)):
                 continue
             expected = {
                 ("topic", *row[2:4]) if row[0] == "topic" else (row[0], row[2], "" if row[0] == "group" else row[4])
-                for row in table_at(life, at(seconds))
+                for row in table_at(run, at(seconds))
             }
-            assert found[life.server] == expected, (life.server, seconds)
+            assert found[run.server] == expected, (run.server, seconds)
 
 
-def is_steady(life: Life) -> bool:
-    """Whether its clock never stepped back."""
-    times = [record.wall_ms for record in life.records]
+def is_steady(run: ServerRun) -> bool:
+    """Whether the clock never stepped back."""
+    times = [record.wall_ms for record in run.records]
     return times == sorted(times)
 
 
-def runs_at(life: Life, instant: datetime) -> bool:
-    """Whether the server is not between two of its epochs then."""
-    last = max((r for r in life.records if r.wall_ms <= instant.timestamp() * 1000), key=lambda r: r.seq, default=None)
-    following = next((r for r in life.records if last is not None and r.seq > last.seq), None)
+def runs_at(run: ServerRun, instant: datetime) -> bool:
+    """Whether the server runs at that time."""
+    last = max((r for r in run.records if r.wall_ms <= instant.timestamp() * 1000), key=lambda r: r.seq, default=None)
+    following = next((r for r in run.records if last is not None and r.seq > last.seq), None)
     has_stopped = last is not None and last.kind == Kind.SERVER_STOPPED
     has_crashed = following is not None and following.kind == Kind.GAP
     return not (has_stopped or has_crashed)
 
 
-def test_what_changed_is_what_two_tables_show(events: DataFrame, lives: list[Life]) -> None:
+def test_routes_between_returns_the_differences_of_two_tables(events: DataFrame, runs: list[ServerRun]) -> None:
     def subjects(table: set[tuple[Any, ...]]) -> dict[Any, Any]:
-        """By what a row is about; the edition of a broker's table is left out."""
+        """Return rows by subject, without the data version."""
         named: dict[Any, Any] = {}
         for row in table:
             match row:
@@ -130,67 +130,69 @@ def test_what_changed_is_what_two_tables_show(events: DataFrame, lives: list[Lif
         return named
 
     expected = {}
-    for life in lives:
-        before, after = subjects(table_at(life, at(8.0))), subjects(table_at(life, at(4_000.0)))
+    for run in runs:
+        before, after = subjects(table_at(run, at(8.0))), subjects(table_at(run, at(4_000.0)))
         for subject in before.keys() | after.keys():
             if before.get(subject) != after.get(subject):
                 change = "added" if subject not in before else "removed" if subject not in after else "changed"
-                expected[life.server, subject] = change
+                expected[run.server, subject] = change
     rows = routes_between(events, at(8.0), at(4_000.0)).collect()
     found = {(row.server, (row.part, row.broker, row.address, row.topic)): row.change for row in rows}
     assert len(rows) == len(found)
     assert found == expected
 
 
-def thing_of(row: Any) -> tuple[str, Thing]:
+def subject_of(row: Any) -> tuple[str, Subject]:
     return row.server, (row.what, row.broker, row.name)
 
 
-def test_outages_are_those_that_the_tables_show(events: DataFrame, lives: list[Life]) -> None:
-    found: dict[tuple[str, Thing], list[Outage]] = defaultdict(list)
+def test_outages_match_the_tables(events: DataFrame, runs: list[ServerRun]) -> None:
+    found: dict[tuple[str, Subject], list[Outage]] = defaultdict(list)
     for row in outages(events).orderBy("since").collect():
-        found[thing_of(row)].append(Outage(as_ms(row.since) or 0, as_ms(row.until), row.cause))
-        assert row.planned == (row.cause in GOODBYES)
-    last_ms = last_of(lives)
+        found[subject_of(row)].append(Outage(as_ms(row.since) or 0, as_ms(row.until), row.cause))
+        assert row.planned == (row.cause in PLANNED_CAUSES)
+    last_ms = last_of(runs)
     expected = {
-        (life.server, thing): outages_of(spans) for life in lives for thing, spans in spans_of(life, last_ms).items()
+        (run.server, subject): outages_of(intervals)
+        for run in runs
+        for subject, intervals in intervals_of(run, last_ms).items()
     }
     expected = {key: sorted(each) for key, each in expected.items() if each}
-    assert sum(map(len, expected.values())) > 50, "too little happens in these lives"
+    assert sum(map(len, expected.values())) > 50, "the runs have too few outages"
     assert {key: sorted(each) for key, each in found.items()} == expected
 
 
-def test_time_up_down_and_away_is_what_the_tables_show(events: DataFrame, lives: list[Life]) -> None:
-    last_ms = last_of(lives)
+def test_time_up_down_and_away_matches_the_tables(events: DataFrame, runs: list[ServerRun]) -> None:
+    last_ms = last_of(runs)
     expected: dict[Any, list[float]] = defaultdict(lambda: [0, 0, 0, 0])
-    for life in lives:
-        for thing, spans in spans_of(life, last_ms).items():
-            for since_ms, until_ms, cause, _ in spans:
-                which = 0 if cause is None else 2 if cause in GOODBYES else 1
-                for window, length_ms in pieces(since_ms, until_ms, HOUR_MS):
-                    expected[life.server, thing, window][which] += length_ms / 1000
-            for outage in outages_of(spans):
-                if outage.cause not in GOODBYES:
+    for run in runs:
+        for subject, intervals in intervals_of(run, last_ms).items():
+            for since_ms, until_ms, cause, _ in intervals:
+                which = 0 if cause is None else 2 if cause in PLANNED_CAUSES else 1
+                for window, length_ms in split_by_window(since_ms, until_ms, HOUR_MS):
+                    expected[run.server, subject, window][which] += length_ms / 1000
+            for outage in outages_of(intervals):
+                if outage.cause not in PLANNED_CAUSES:
                     window = outage.since_ms // HOUR_MS * HOUR_MS
-                    expected[life.server, thing, window][3] += 1
+                    expected[run.server, subject, window][3] += 1
     found = {}
     for row in availability(events, HOUR_MS / 1000).collect():
-        found[*thing_of(row), as_ms(row.window)] = [row.up_s, row.down_s, row.away_s, row.outages]
+        found[*subject_of(row), as_ms(row.window)] = [row.up_s, row.down_s, row.away_s, row.outages]
         assert row.flapping == (row.outages >= 3)
     assert {key: pytest.approx(each) for key, each in expected.items()} == found
 
 
-def test_churn_is_what_records_and_tables_show(events: DataFrame, lives: list[Life]) -> None:
+def test_churn_matches_records_and_tables(events: DataFrame, runs: list[ServerRun]) -> None:
     expected: dict[Any, Counter[str]] = defaultdict(Counter)
     levels = {}
     relevant = {Kind.SERVER_STARTED, Kind.BROKER_JOINED, Kind.BROKER_LEFT, Kind.TOPICS_CHANGED}
-    for life in lives:
+    for run in runs:
         clock_ms = 0
-        for record in life.records:
+        for record in run.records:
             clock_ms = record.wall_ms if record.kind == Kind.SERVER_STARTED else max(clock_ms, record.wall_ms)
             if record.kind not in relevant:
                 continue
-            window = (life.server, clock_ms // HOUR_MS * HOUR_MS)
+            window = (run.server, clock_ms // HOUR_MS * HOUR_MS)
             counts = expected[window]
             counts["joined"] += record.kind == Kind.BROKER_JOINED and record.cause != "restored"
             counts["left"] += record.kind == Kind.BROKER_LEFT
@@ -198,8 +200,8 @@ def test_churn_is_what_records_and_tables_show(events: DataFrame, lives: list[Li
                 counts[name] += 0 if record.cause == "restored" else len(getattr(record, name) or ())
             pairs = (record.changed or {}).values()
             counts["permissions"] += sum(before.permission != after.permission for before, after in pairs)
-            after = min(seq for seq in life.tables if seq >= record.seq)
-            levels[window] = life.tables[after]
+            after = min(seq for seq in run.tables if seq >= record.seq)
+            levels[window] = run.tables[after]
     found = {}
     for row in churn(events, HOUR_MS / 1000).collect():
         window = (row.server, as_ms(row.window) or 0)
@@ -214,17 +216,17 @@ def test_churn_is_what_records_and_tables_show(events: DataFrame, lives: list[Li
     assert found == {window: dict(counts) for window, counts in expected.items()}
 
 
-def test_capacity_counts_queues_of_a_table(events: DataFrame, lives: list[Life]) -> None:
+def test_capacity_counts_the_queues_of_a_table(events: DataFrame, runs: list[ServerRun]) -> None:
     expected = {}
-    for life in lives:
+    for run in runs:
         topics: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        for row in table_at(life, at(4_000.0)):
+        for row in table_at(run, at(4_000.0)):
             if row[0] == "topic":
                 topics[row[3]].append(row)
         for topic, rows in topics.items():
             writes = [row[5] for row in rows]
             skew = max(writes) * len(writes) / sum(writes)
-            expected[life.server, topic] = (
+            expected[run.server, topic] = (
                 *(len(rows), sum(row[4] for row in rows), sum(writes), pytest.approx(skew), len(rows) == 1),
                 *(not any(row[6] & 2 for row in rows), sorted(row[2] for row in rows)),
             )
@@ -232,14 +234,14 @@ def test_capacity_counts_queues_of_a_table(events: DataFrame, lives: list[Life])
     assert found == expected
 
 
-def test_permission_changes_are_all_listed(events: DataFrame, lives: list[Life]) -> None:
+def test_all_permission_changes_are_listed(events: DataFrame, runs: list[ServerRun]) -> None:
     expected: Counter[Any] = Counter()
-    for life in lives:
-        for record in life.records:
+    for run in runs:
+        for record in run.records:
             for topic, (before, after) in (record.changed or {}).items():
                 if before.permission != after.permission:
-                    expected[life.server, record.broker, topic, before.permission, after.permission, record.cause] += 1
+                    expected[run.server, record.broker, topic, before.permission, after.permission, record.cause] += 1
             for topic in (*(record.forbidden or ()), *(record.restored or ())):
-                expected[life.server, record.broker, topic, None, None, record.cause] += 1
+                expected[run.server, record.broker, topic, None, None, record.cause] += 1
     rows = permission_changes(events).drop("at").collect()
     assert Counter(map(tuple, rows)) == expected

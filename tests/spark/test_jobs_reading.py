@@ -1,4 +1,4 @@
-"""Journals into Spark: what is a record, what is not, and the same whether read at once or as it comes."""
+"""Journals are read, streamed and archived; invalid lines are reported."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from skyroute.nameserver.journal.segments import closed_segments
 from skyroute.pipeline.jobs.archive import NoArchiveError, archive_journal, compact, read_archive
 from skyroute.pipeline.jobs.availability import availability
 from skyroute.pipeline.jobs.churn import churn
+from skyroute.pipeline.jobs.continuous import run_continuously
 from skyroute.pipeline.jobs.divergence import divergence
-from skyroute.pipeline.jobs.following import follow
 from skyroute.pipeline.jobs.routes import routes_at
 from skyroute.pipeline.journal.reading import NoJournalError, read_journal, stream_journal
-from tests.spark.lives import BEGIN_S, Life, live_many, steps
+from tests.spark.server_runs import BEGIN_S, ServerRun, simulate_many, steps
 from tests.support.clock import ManualClock
 from tests.unit.nameserver.journal.changes import EVERY_KIND, write
 
@@ -40,7 +40,7 @@ def wait(query: StreamingQuery) -> None:
 
 
 def rows(frame: DataFrame) -> Counter[str]:
-    """Rows of any columns, as JSON."""
+    """Return rows as JSON texts."""
     return Counter(row.text for row in frame.select(fn.to_json(fn.struct("*")).alias("text")).collect())
 
 
@@ -49,7 +49,7 @@ def only_segment(folder: Path) -> Path:
     return segment
 
 
-def test_every_member_of_every_kind_is_read_as_it_was_written(spark: SparkSession, tmp_path: Path) -> None:
+def test_every_field_of_every_kind_is_read_as_written(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path / "journal", *EVERY_KIND[:-1])
     journal = read_journal(spark, [tmp_path])
     found = sorted((msgspec.json.decode(line) for line in rows(journal.events.drop("date"))), key=itemgetter("seq"))
@@ -57,50 +57,50 @@ def test_every_member_of_every_kind_is_read_as_it_was_written(spark: SparkSessio
     assert journal.rejects.count() == 0
 
 
-def test_lines_that_are_no_records_are_set_aside_with_the_reason(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_lines_are_rejected_with_the_problem(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, *EVERY_KIND[:-1])
     segment = only_segment(tmp_path)
     good = segment.read_bytes().splitlines()
     bad = {
         b"": "the line is empty",
-        good[0][:-1]: "the line is torn",
-        good[0][7:]: "the line is torn",
-        good[0] + good[1]: "there is more than one record in the line",
-        good[0].replace(b'"seq":1', b'"seq":"one"'): "the line is no record",
+        good[0][:-1]: "the line is incomplete",
+        good[0][7:]: "the line is incomplete",
+        good[0] + good[1]: "the line has more than one record",
+        good[0].replace(b'"seq":1', b'"seq":"one"'): "the line is not JSON of a record",
         good[0].replace(b'"kind"', b'"\xff"'): "kind is missing",
         b"{}": "v is missing",
-        good[0].replace(b'"v":1', b'"v":2'): "version 2 of the schema, where this release reads 1",
+        good[0].replace(b'"v":1', b'"v":2'): "version 2 of the schema (this release reads 1)",
     }
     later = good[0].replace(b"server_started", b"comet_seen").replace(b'"seq":1', b'"seq":99,"tail":{"km":5}')
-    # The last has no line end.
+    # The last line has no line feed.
     segment.write_bytes(b"\n".join([*good, later, *bad]))
     journal = read_journal(spark, [tmp_path])
     assert Counter(row.problem for row in journal.rejects.collect()) == Counter(bad.values())
     assert {row.file for row in journal.rejects.collect()} == {segment.name}
     kinds = Counter(row.kind for row in journal.events.collect())
     assert kinds.total() == len(good) + 1
-    assert kinds["comet_seen"] == 1, "kinds that we do not know are kept"
+    assert kinds["comet_seen"] == 1, "unknown kinds are kept"
 
 
-def test_where_there_is_no_journal_is_said_before_spark_looks(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(NoJournalError, match=f"there is no journal in {tmp_path}: name the memory folder"):
+def test_a_missing_journal_or_archive_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(NoJournalError, match=f"no journal in {tmp_path}: give the memory folder"):
         read_journal(spark, [tmp_path])
-    with pytest.raises(NoArchiveError, match=f"there are no events of an archive in {tmp_path}"):
+    with pytest.raises(NoArchiveError, match=f"no archived events in {tmp_path}"):
         read_archive(spark, tmp_path)
 
 
-def test_what_follows_a_hole_is_not_certain_until_the_next_start(spark: SparkSession, tmp_path: Path) -> None:
-    life = Life(tmp_path, "ns-1", ManualClock())
+def test_rows_after_a_missing_record_are_not_certain_until_the_next_start(spark: SparkSession, tmp_path: Path) -> None:
+    run = ServerRun(tmp_path, "ns-1", ManualClock())
     for _ in range(2):
-        life.start()
-        life._record(*EVERY_KIND[1:4])
-        life.clock.advance(10.0)
-        life._record(*EVERY_KIND[4:6])
-        life.clock.advance(10.0)
-        life.stop()
+        run.start()
+        run._record(*EVERY_KIND[1:4])
+        run.clock.advance(10.0)
+        run._record(*EVERY_KIND[4:6])
+        run.clock.advance(10.0)
+        run.stop()
     first = next(iter(closed_segments(tmp_path / "journal").values()))
     lines = first.read_bytes().splitlines(keepends=True)
-    first.write_bytes(b"".join([*lines[:4], b"what was here?\n", *lines[5:]]))
+    first.write_bytes(b"".join([*lines[:4], b"not a record\n", *lines[5:]]))
     events = read_journal(spark, [tmp_path]).events.cache()
     found = {
         seconds: {row.certain for row in routes_at(events, datetime.fromtimestamp(BEGIN_S + seconds, UTC)).collect()}
@@ -113,25 +113,25 @@ def test_what_follows_a_hole_is_not_certain_until_the_next_start(spark: SparkSes
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Journals of two servers, in many segments."""
     clock = ManualClock()
-    lives = [Life(tmp_path_factory.mktemp(name), name, clock) for name in ("left", "right")]
-    for life in lives:
-        life.start()
-    # Whatever chance does later, there are routes at first, and one server knows of them alone.
-    lives[0]._record(*EVERY_KIND[1:6])
+    runs = [ServerRun(tmp_path_factory.mktemp(name), name, clock) for name in ("left", "right")]
+    for run in runs:
+        run.start()
+    # Start with routes that only one server has, whatever the random steps do later.
+    runs[0]._record(*EVERY_KIND[1:6])
     clock.advance(1_800.0)
 
-    def live(number: int, drawn: Any) -> None:
+    def simulate(number: int, drawn: Any) -> None:
         for step in drawn:
-            lives[number % 2].step(*step)
+            runs[number % 2].step(*step)
             clock.advance(1_800.0)
 
-    live_many(8, steps, live)
-    for life in lives:
-        life.stop()
-    return [life.folder for life in lives]
+    simulate_many(8, steps, simulate)
+    for run in runs:
+        run.stop()
+    return [run.folder for run in runs]
 
 
-def test_a_stream_gives_what_a_batch_gives(spark: SparkSession, folders: list[Path], tmp_path: Path) -> None:
+def test_a_stream_gives_the_same_result_as_a_batch(spark: SparkSession, folders: list[Path], tmp_path: Path) -> None:
     jobs: dict[str, Callable[[DataFrame], DataFrame]] = {
         "first routes": partial(routes_at, instant=datetime.fromtimestamp(BEGIN_S + 900, UTC)),
         "routes": partial(routes_at, instant=datetime.fromtimestamp(BEGIN_S + 400_000, UTC)),
@@ -139,16 +139,16 @@ def test_a_stream_gives_what_a_batch_gives(spark: SparkSession, folders: list[Pa
         "divergence": divergence,
         "churn": churn,
     }
-    answers: dict[str, Counter[str]] = {}
+    results: dict[str, Counter[str]] = {}
     numbers: list[int] = []
 
-    def ask(events: DataFrame, number: int) -> None:
+    def keep_result(events: DataFrame, number: int) -> None:
         numbers.append(number)
         if not later:
             events.cache()
-            answers.update({name: rows(job(events)) for name, job in jobs.items()})
+            results.update({name: rows(job(events)) for name, job in jobs.items()})
 
-    # Every other segment comes later, the last one first.
+    # Every other segment arrives later, in reverse order.
     arriving = [tmp_path / folder.name for folder in folders]
     later: list[tuple[Path, Path]] = []
     for folder, target in zip(folders, arriving, strict=True):
@@ -158,31 +158,38 @@ def test_a_stream_gives_what_a_batch_gives(spark: SparkSession, folders: list[Pa
             if number % 2:
                 shutil.copy(*later.pop())
     assert len(later) > 3
-    wait(follow(stream_journal(spark, arriving, segments_at_once=4), tmp_path / "archive", lambda events: events, ask))
+    wait(
+        run_continuously(
+            stream_journal(spark, arriving, segments_per_batch=4),
+            tmp_path / "archive",
+            lambda events: events,
+            keep_result,
+        )
+    )
     while later:
         shutil.copy(*later.pop())
-    wait(follow(stream_journal(spark, arriving), tmp_path / "archive", lambda events: events, ask))
+    wait(run_continuously(stream_journal(spark, arriving), tmp_path / "archive", lambda events: events, keep_result))
     assert len(numbers) > 2
     events = read_journal(spark, folders).events.cache()
     for name, job in jobs.items():
-        assert answers[name] == rows(job(events)), name
-    assert [name for name in jobs if not answers[name] and name != "routes"] == []
+        assert results[name] == rows(job(events)), name
+    assert [name for name in jobs if not results[name] and name != "routes"] == []
 
 
-def test_an_archive_has_everything_once(spark: SparkSession, folders: list[Path], tmp_path: Path) -> None:
+def test_an_archive_has_each_record_once(spark: SparkSession, folders: list[Path], tmp_path: Path) -> None:
     root, journal = tmp_path / "archive", read_journal(spark, folders)
     expected = rows(journal.events)
     for _ in range(2):
-        wait(archive_journal(stream_journal(spark, folders, segments_at_once=3), root))
+        wait(archive_journal(stream_journal(spark, folders, segments_per_batch=3), root))
         assert rows(read_archive(spark, root)) == expected
     days = list((root / "events").glob("date=*"))
     assert len(days) > 2
     before = len(list(root.rglob("*.parquet")))
-    assert compact(spark, root, folders_max=2) > 0
+    assert compact(spark, root, folders_min=2) > 0
     after = len(list(root.rglob("*.parquet")))
     assert after < before
     assert rows(read_archive(spark, root)) == expected
-    # What a crash leaves between the new folder and the end of the old ones is passed over, and cleared up.
+    # Old folders left over from a crash during compaction are ignored, and removed by the next compaction.
     merged = next(path for path in (root / "events").rglob("batches=*") if re.search(r"=(\d+)-(?!\1$)", path.name))
     left_over = merged.with_name(re.sub(r"=(\d+)-.*", r"=\1-\1", merged.name))
     shutil.copytree(merged, left_over)

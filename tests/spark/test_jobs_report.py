@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from pyspark.sql import SparkSession
 
-from skyroute.pipeline.jobs.report import _is_internal, report
 from skyroute.pipeline.journal.reading import read_journal
-from tests.spark.lives import BEGIN_S, Life
+from skyroute.pipeline.report.page import _is_internal, report
+from tests.spark.server_runs import BEGIN_S, ServerRun
 from tests.support.clock import ManualClock
 from tests.unit.nameserver.journal.changes import EVERY_KIND
 
@@ -22,10 +22,10 @@ SECTIONS = [
     "Availability",
     "Outages",
     "Growth and churn",
-    "Disagreements of name servers",
+    "Divergence of name servers",
     "Capacity",
-    "Changes of permission",
-    "Lines that are no records",
+    "Permission changes",
+    "Invalid lines",
 ]
 
 
@@ -33,9 +33,9 @@ SECTIONS = [
 def browser() -> Iterator[Browser]:
     found = shutil.which("chromium") or shutil.which("google-chrome")
     if found is None:
-        pytest.skip("there is no chromium here")
+        pytest.skip("chromium is not installed")
     with sync_playwright() as playwright:
-        # No sandbox: tests run as root in containers, and the page is ours.
+        # No sandbox: tests run as root in containers, and the page is trusted.
         started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield started
         started.close()
@@ -43,26 +43,26 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page_file(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of two servers, one of which missed a broker for a minute, with a line that is no record."""
+    """A report of two servers: one lacked a broker for a minute, and its journal has an invalid line."""
     folder, clock = tmp_path_factory.mktemp("report"), ManualClock()
-    lives = [Life(folder / name, name, clock) for name in ("<left>", "right")]
-    for life in lives:
-        life.start()
-    came, gone = EVERY_KIND[1:6], EVERY_KIND[12]
-    lives[0]._record(*came)
+    runs = [ServerRun(folder / name, name, clock) for name in ("<left>", "right")]
+    for run in runs:
+        run.start()
+    joins, leave = EVERY_KIND[1:6], EVERY_KIND[12]
+    runs[0]._record(*joins)
     clock.advance(60.0)
-    lives[1]._record(*came)
+    runs[1]._record(*joins)
     clock.advance(3_600.0)
-    for life in lives:
-        life._record(gone)
+    for run in runs:
+        run._record(leave)
     clock.advance(600.0)
-    for life in lives:
-        life._record(*came[1:2])
-    for life in lives:
-        life.stop()
+    for run in runs:
+        run._record(*joins[1:2])
+    for run in runs:
+        run.stop()
     broken = next((folder / "right" / "journal").glob("*.jsonl"))
     broken.write_bytes(broken.read_bytes() + b"<script>alert(1)</script>\n")
-    journal = read_journal(spark, [life.folder for life in lives])
+    journal = read_journal(spark, [run.folder for run in runs])
     path = folder / "report.html"
     path.write_text(report(journal, datetime.fromtimestamp(BEGIN_S + 7_200, UTC), 3_600.0), encoding="utf-8")
     return path
@@ -71,18 +71,18 @@ def page_file(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def page(browser: Browser, page_file: Path) -> Iterator[Page]:
     opened = browser.new_page()
-    asked, said = list[str](), list[str]()
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.on("console", lambda message: said.append(message.text))
-    opened.on("pageerror", lambda error: said.append(str(error)))
+    requested, messages = list[str](), list[str]()
+    opened.on("request", lambda request: requested.append(request.url))
+    opened.on("console", lambda message: messages.append(message.text))
+    opened.on("pageerror", lambda error: messages.append(str(error)))
     opened.goto(page_file.as_uri())
     yield opened
-    assert asked == [page_file.as_uri()], "the page asks for nothing else"
-    assert said == []
+    assert requested == [page_file.as_uri()], "the page loads nothing else"
+    assert messages == []
     opened.close()
 
 
-def test_every_section_is_there_with_its_tables_and_charts(page: Page) -> None:
+def test_every_section_has_its_tables_and_charts(page: Page) -> None:
     assert [each.inner_text() for each in page.get_by_role("heading", level=2).all()] == SECTIONS
     for name in SECTIONS[:-1]:
         assert page.get_by_role("region", name=name, exact=True).get_by_role("table").count() == 1, name
@@ -95,20 +95,20 @@ def test_every_section_is_there_with_its_tables_and_charts(page: Page) -> None:
         assert box["height"] > 20
 
 
-def test_what_it_says_is_so(page: Page) -> None:
+def test_the_tables_show_the_jobs_results(page: Page) -> None:
     brokers = page.get_by_role("region", name="Availability", exact=True).get_by_role("row").filter(has_text="broker")
     assert brokers.count() == 2
     assert "85.915%" in brokers.filter(has_text="left").inner_text()  # 3660 s up, 600 s down
     assert "85.714%" in brokers.filter(has_text="right").inner_text()
-    apart = page.get_by_role("region", name="Disagreements of name servers", exact=True)
-    assert "1.0\N{NO-BREAK SPACE}min" in apart.inner_text()
+    divergence = page.get_by_role("region", name="Divergence of name servers", exact=True)
+    assert "1.0\N{NO-BREAK SPACE}min" in divergence.inner_text()
     assert page.locator("rect.down").count() > 0
-    rejects = page.get_by_role("region", name="Lines that are no records", exact=True)
+    rejects = page.get_by_role("region", name="Invalid lines", exact=True)
     assert "<script>alert(1)</script>" in rejects.inner_text()
     assert "<left>" in page.get_by_role("definition").first.inner_text()
 
 
-def test_no_label_of_a_chart_is_cut_off(page: Page) -> None:
+def test_chart_labels_are_not_cut_off(page: Page) -> None:
     for chart in page.get_by_role("img").all():
         box = chart.bounding_box()
         assert box is not None
@@ -119,13 +119,13 @@ def test_no_label_of_a_chart_is_cut_off(page: Page) -> None:
             assert text["x"] + text["width"] <= box["x"] + box["width"], label.text_content()
 
 
-def test_topics_of_applications_come_before_the_systems_own() -> None:
+def test_user_topics_come_before_internal_topics() -> None:
     topics = ["broker-a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "%RETRY%shop", "TBW102", "Orders", "zebra"]
     topics.sort(key=lambda topic: _is_internal(topic, {"broker-a", "DefaultCluster"}))
     assert topics[:2] == ["Orders", "zebra"]
 
 
-def test_it_follows_the_readers_light(page: Page) -> None:
+def test_the_report_follows_the_light_or_dark_preference(page: Page) -> None:
     def colours() -> tuple[list[int], list[int]]:
         back, text = page.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
         return ([int(each) for each in re.findall(r"\d+", back)], [int(each) for each in re.findall(r"\d+", text)])
@@ -138,8 +138,8 @@ def test_it_follows_the_readers_light(page: Page) -> None:
     assert sum(back) < sum(text)
 
 
-def test_it_is_readable_by_ear(page: Page) -> None:
-    """Charts have a name and a description, tables captions and heads, and headings are in order."""
+def test_the_report_is_accessible_to_screen_readers(page: Page) -> None:
+    """Charts have a name and a description; tables have captions and column headers."""
     for chart in page.get_by_role("img").all():
         name = chart.get_attribute("aria-labelledby")
         assert name is not None
@@ -153,6 +153,6 @@ def test_it_is_readable_by_ear(page: Page) -> None:
     assert page.get_by_role("main").count() == 1
 
 
-def test_a_narrow_screen_needs_no_scrolling_to_the_side(page: Page) -> None:
+def test_a_narrow_screen_needs_no_horizontal_scrolling(page: Page) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")

@@ -1,4 +1,4 @@
-"""Jobs over topics: what went through them and how far consumers are behind; made-up rows and a real cluster."""
+"""Jobs over topics: traffic, lag and archive, with generated rows and a real cluster."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from skyroute.pipeline.jobs.archive import archive_messages, read_archive
 from skyroute.pipeline.jobs.lag import SAMPLES, Sample, lag, read_samples, sample_lag, start_sampling
 from skyroute.pipeline.jobs.traffic import hot_keys, traffic
 from skyroute.testing import Cluster
+from tests.spark.expected import as_ms
 from tests.spark.killing import kill_driver_once
-from tests.spark.truths import as_ms
 
 BEGIN = datetime(2026, 11, 15, 11, 0, tzinfo=UTC)
 MESSAGES = """topic string, born_timestamp timestamp, store_timestamp timestamp, born_host string, tags string,
     keys string, body binary"""
 WAIT_S = 60
 DRIVER_S = 180.0
-"""A driver of its own is a new JVM."""
+"""Includes the start of a new JVM."""
 
 
 @pytest.fixture(scope="module")
 def sent() -> list[tuple[Any, ...]]:
-    chance = Random(7)
+    random = Random(7)
     found = []
     for _ in range(500):
-        stored = BEGIN + timedelta(milliseconds=chance.randrange(600_000))
-        born = stored - timedelta(milliseconds=chance.randrange(2_000))
-        host = f"10.0.0.{chance.randrange(3)}:{chance.randrange(1_000, 60_000)}"
-        keys = chance.choice([None, "", "a", "a  b", "b c"])
-        tags, topic = chance.choice([None, "paid", "open"]), chance.choice(["Orders", "Payments"])
-        found.append((topic, born, stored, host, tags, keys, b"x" * chance.randrange(100)))
+        stored = BEGIN + timedelta(milliseconds=random.randrange(600_000))
+        born = stored - timedelta(milliseconds=random.randrange(2_000))
+        host = f"10.0.0.{random.randrange(3)}:{random.randrange(1_000, 60_000)}"
+        keys = random.choice([None, "", "a", "a  b", "b c"])
+        tags, topic = random.choice([None, "paid", "open"]), random.choice(["Orders", "Payments"])
+        found.append((topic, born, stored, host, tags, keys, b"x" * random.randrange(100)))
     return found
 
 
@@ -66,14 +66,14 @@ def check_traffic(rows: list[Any], sent: list[tuple[Any, ...]]) -> None:
         assert row.delay_ms_mean == pytest.approx(sum(delays) / len(delays))
 
 
-def test_traffic_is_what_was_sent(spark: SparkSession, sent: list[tuple[Any, ...]]) -> None:
+def test_traffic_matches_the_messages(spark: SparkSession, sent: list[tuple[Any, ...]]) -> None:
     check_traffic(traffic(spark.createDataFrame(sent, MESSAGES)).collect(), sent)
 
 
-def test_traffic_of_a_stream_is_that_of_a_batch(
+def test_traffic_of_a_stream_equals_that_of_a_batch(
     spark: SparkSession, sent: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
-    # As a topic has them: nearly in the order of storing. The last, later than all, ends every minute before it.
+    # In the order of storage, as in a topic. The last row is an hour later and closes all windows before it.
     rows = sorted(sent, key=lambda row: row[2])
     end = ("Orders", BEGIN, BEGIN + timedelta(hours=1), "10.0.0.9:1", None, None, b"")
     for number in range(3):
@@ -97,7 +97,7 @@ def test_hot_keys_are_counted(spark: SparkSession, sent: list[tuple[Any, ...]]) 
     assert {(row.topic, row.key): [row.messages, row.bytes] for row in rows} == expected
 
 
-def test_lag_over_time_adds_up_queues(spark: SparkSession) -> None:
+def test_lag_over_time_sums_queues(spark: SparkSession) -> None:
     samples = [
         Sample(BEGIN + timedelta(seconds=at), "billing", "Orders", "broker-a", queue, lag_of * (queue + 1))
         for at, lag_of in ((0, 4), (10, 10), (50, 1), (60, 7))
@@ -108,7 +108,7 @@ def test_lag_over_time_adds_up_queues(spark: SparkSession) -> None:
     assert tuple(second)[1:] == ("billing", "Orders", 1, 21, 21.0, 21, 21, None)
 
 
-def test_lag_of_a_real_group_is_sampled_by_a_stream(
+def test_a_stream_samples_the_lag_of_a_real_group(
     spark: SparkSession, cluster: Cluster, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic = new_topic(queues=1)
@@ -127,7 +127,7 @@ def test_lag_of_a_real_group_is_sampled_by_a_stream(
         for number in range(4):
             producer.send(Message(topic, b"%d" % number))
     assert sum(sample.lag for sample in sample_lag(cluster.name_server_address, ["readers"])) == 4
-    query = start_sampling(spark, cluster.name_server_address, tmp_path, every_s=0.2, groups=["readers", "nobody"])
+    query = start_sampling(spark, cluster.name_server_address, tmp_path, every_s=0.2, groups=["readers", "unknown"])
     try:
         for _ in range(600):
             if len(list(tmp_path.glob("batch=*/_SUCCESS"))) > 2:
@@ -162,7 +162,7 @@ def test_messages_are_archived_once(
     assert archive_now().count() == len(sent)
 
 
-def test_an_archive_whose_driver_is_killed_in_a_batch_has_everything_once(
+def test_an_archive_has_each_message_once_after_its_driver_is_killed(
     spark: SparkSession, cluster: Cluster, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     topic, root = new_topic(), tmp_path / "archive"
@@ -172,7 +172,7 @@ def test_an_archive_whose_driver_is_killed_in_a_batch_has_everything_once(
     checkpoint = root / "_checkpoint"
 
     def is_in(batch: str) -> bool:
-        """Whether a batch is begun, some of it is written, and it is not done."""
+        """Whether a batch has begun and has written files."""
         begun, ended = (checkpoint / part / batch for part in ("offsets", "commits"))
         written = any((root / "messages").glob("_temporary/**/*.parquet"))
         return begun.exists() and (written or ended.exists())

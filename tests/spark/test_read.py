@@ -1,4 +1,4 @@
-"""A topic is a table."""
+"""Batch reads through Spark."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ def table(spark: SparkSession, cluster: Cluster, **options: str | int) -> DataFr
     return spark.read.format("rocketmq").options(nameServer=cluster.name_server_address, **options).load()
 
 
-def test_all_columns_arrive_in_their_types(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+def test_all_columns_have_their_types(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic()
     with Producer("senders", cluster.name_server_address) as producer:
         began = datetime.now(UTC).replace(tzinfo=None)
@@ -57,9 +57,7 @@ def test_all_columns_arrive_in_their_types(spark: SparkSession, cluster: Cluster
     assert abs((datetime.fromisoformat(text["at"]) - began).total_seconds()) < 60
 
 
-def test_many_rows_of_many_queues_are_counted_and_added_up(
-    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
-) -> None:
+def test_many_rows_of_many_queues_are_read(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic(4)
     for broker in range(2):
         for queue_id in range(4):
@@ -77,7 +75,7 @@ def test_many_rows_of_many_queues_are_counted_and_added_up(
     assert rows.limit(10).count() == 10
 
 
-def test_small_queues_are_read_by_one_task(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+def test_small_queues_share_one_task(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic(4)
     send(cluster, topic, 10)
     send(cluster, topic, 10, broker=1)
@@ -98,7 +96,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, cluster: Cluster, new_top
     assert [(bytes(row.body), row.queue_offset) for row in reader.load(topic).collect()] == [(b"0", 0), (b"1", 1)]
 
 
-def test_a_view_of_sql_is_a_topic(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+def test_a_topic_is_readable_as_an_sql_view(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic()
     send(cluster, topic, 3)
     spark.sql(
@@ -110,37 +108,35 @@ def test_a_view_of_sql_is_a_topic(spark: SparkSession, cluster: Cluster, new_top
     assert (row.n, row["last"]) == (3, 2)
 
 
-def test_a_session_that_was_told_nothing_finds_the_format(
-    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
-) -> None:
+def test_a_new_session_discovers_the_format(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic()
     send(cluster, topic, 3)
     assert table(spark.newSession(), cluster, topic=topic).count() == 3
 
 
-def refusal(work: Callable[[], Any]) -> str:
+def error_of(work: Callable[[], Any]) -> str:
     with pytest.raises(PySparkException) as caught:
         work()
     return str(caught.value)
 
 
-def test_wrong_options_are_named_before_a_job_starts(spark: SparkSession, cluster: Cluster) -> None:
-    text = refusal(lambda: table(spark, cluster, toppic="A", failOnDataLoss="perhaps"))
-    assert "toppic is not an option: did you mean topic?" in text
-    assert "failOnDataLoss is true or false, not 'perhaps'" in text
+def test_wrong_options_are_reported_before_a_job_starts(spark: SparkSession, cluster: Cluster) -> None:
+    text = error_of(lambda: table(spark, cluster, toppic="A", failOnDataLoss="perhaps"))
+    assert "unknown option toppic: did you mean topic?" in text
+    assert "failOnDataLoss: invalid value 'perhaps' (expected true or false)" in text
     assert "topic is missing" in text
 
 
-def test_an_unknown_topic_is_named(spark: SparkSession, cluster: Cluster) -> None:
-    text = refusal(lambda: table(spark, cluster, topic="Nowhere").count())
+def test_an_unknown_topic_is_reported(spark: SparkSession, cluster: Cluster) -> None:
+    text = error_of(lambda: table(spark, cluster, topic="Nowhere").count())
     assert "no broker serves the topic Nowhere: create it" in text
 
 
-def test_a_lost_broker_is_named(spark: SparkSession, rocketmq: Cluster) -> None:
+def test_a_dead_broker_is_reported(spark: SparkSession, rocketmq: Cluster) -> None:
     make_topic(rocketmq, "Away", queues=1)
     send(rocketmq, "Away", 1)
     hasty = {"fetchOffset.numRetries": 1, "fetchOffset.retryIntervalMs": 10}
     rows = table(spark, rocketmq, topic="Away", **hasty)
-    assert rows.rdd.getNumPartitions() == 1, "planned while the broker was there"
+    assert rows.rdd.getNumPartitions() == 1, "planned while the broker runs"
     rocketmq.kill_broker()
-    assert "Away@broker-0:0 cannot be read from 0 on, tried 2 times" in refusal(rows.collect)
+    assert "Away@broker-0:0 cannot be read from offset 0 on, tried 2 times" in error_of(rows.collect)

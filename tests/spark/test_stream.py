@@ -1,4 +1,4 @@
-"""A topic is a stream: every message once, whatever is killed."""
+"""Streaming reads through Spark: every message once, even if the driver is killed."""
 
 import json
 import threading
@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from skyroute.blocking import Producer
 from skyroute.message.message import Message
-from skyroute.pipeline.source.progress import Lag, LagListener
+from skyroute.pipeline.source.lag_listener import Lag, LagListener
 from skyroute.testing import Cluster
 from tests.spark.killing import kill_driver_once
 from tests.support.process import eventually
@@ -27,7 +27,7 @@ def stream(spark: SparkSession, cluster: Cluster, topic: str, **options: str | i
 
 
 def run_to_the_end(rows: DataFrame, folder: Path) -> StreamingQuery:
-    """Copy what is there now to Parquet."""
+    """Copy all current messages to Parquet."""
     writer = rows.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
     query = writer.trigger(availableNow=True).start(str(folder / "rows"))
     assert query.awaitTermination(STREAM_TIMEOUT_S)
@@ -36,14 +36,14 @@ def run_to_the_end(rows: DataFrame, folder: Path) -> StreamingQuery:
 
 
 def offsets_read(spark: SparkSession, folder: Path) -> dict[tuple[str, int], list[int]]:
-    """Every offset that was written, by queue: one that came twice is there twice."""
+    """Return the written offsets by queue, including duplicates."""
     found: dict[tuple[str, int], list[int]] = {}
     for row in spark.read.parquet(str(folder / "rows")).select("broker_name", "queue_id", "queue_offset").collect():
         found.setdefault((row.broker_name, row.queue_id), []).append(row.queue_offset)
     return {queue: sorted(offsets) for queue, offsets in found.items()}
 
 
-def test_a_stream_goes_on_where_its_checkpoint_says(
+def test_a_stream_continues_at_its_checkpoint(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic()
@@ -59,12 +59,12 @@ def test_a_stream_goes_on_where_its_checkpoint_says(
     assert offsets_read(spark, tmp_path) == {("broker-0", 0): list(range(55)), ("broker-1", 1): list(range(30))}
 
 
-def test_new_queues_are_found_and_lag_is_told_while_it_runs(
+def test_a_running_stream_finds_new_queues_and_reports_lag(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
 ) -> None:
     topic = new_topic(1)
-    heard: list[Lag] = []
-    listener = LagListener(heard.append)
+    reported: list[Lag] = []
+    listener = LagListener(reported.append)
     spark.streams.addListener(listener)
     writer = stream(spark, cluster, topic).writeStream.format("memory").queryName("growing")
     query = writer.option("checkpointLocation", str(tmp_path)).start()
@@ -78,9 +78,9 @@ def test_new_queues_are_found_and_lag_is_told_while_it_runs(
         eventually(lambda: count() == 3, "the first messages", timeout_s=STREAM_TIMEOUT_S)
         make_topic(cluster, topic, queues=3)
         send(cluster, topic, 4, queue_id=2)
-        eventually(lambda: count() == 7, "those of a new queue", timeout_s=STREAM_TIMEOUT_S)
-        eventually(lambda: any(len(lag.queues) == 6 for lag in heard), "the lag of all queues")
-        assert heard[-1].query_name == "growing"
+        eventually(lambda: count() == 7, "the messages of a new queue", timeout_s=STREAM_TIMEOUT_S)
+        eventually(lambda: any(len(lag.queues) == 6 for lag in reported), "the lag of all queues")
+        assert reported[-1].query_name == "growing"
     finally:
         query.stop()
         spark.streams.removeListener(listener)
@@ -88,7 +88,7 @@ def test_new_queues_are_found_and_lag_is_told_while_it_runs(
 
 @contextmanager
 def sending(cluster: Cluster, topic: str) -> Iterator[None]:
-    """Send to all queues of a topic without pause."""
+    """Send to all queues of a topic all the time."""
     stop = threading.Event()
 
     def work() -> None:
@@ -105,15 +105,15 @@ def sending(cluster: Cluster, topic: str) -> Iterator[None]:
         thread.join()
 
 
-def test_no_queue_repeats_or_skips_an_offset_when_the_driver_is_killed(
+def test_no_offset_is_repeated_or_skipped_when_the_driver_is_killed(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
 ) -> None:
-    """It begins at the end of a topic that grows all the time, which is where a start is most easily lost."""
+    """Starts at the end of a growing topic, where the start is most easily lost."""
     topic = new_topic()
     send(cluster, topic, 20)
     log = tmp_path / "checkpoint" / "offsets"
     with sending(cluster, topic):
-        # Killed when its very first batch is planned and nothing is done yet, then in the middle of a later one.
+        # Kill the driver when the first batch is planned but not run, then during a later one.
         for batch in ("0", "4"):
             kill_driver_once(
                 "stream_driver",

@@ -1,4 +1,4 @@
-"""Rows become messages: what columns say arrives, in batches, in order where asked for, and at least once."""
+"""Writes through Spark: columns, order, batches, and at-least-once delivery."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from skyroute import Message, StoredMessage
 from skyroute.blocking import Admin, Producer
-from skyroute.pipeline.sink.rows import IDEMPOTENCY_KEY
+from skyroute.pipeline.sink.row_packer import IDEMPOTENCY_KEY
 from skyroute.testing import Cluster
 from tests.support.process import eventually
 
@@ -29,13 +29,13 @@ def write(rows: DataFrame, cluster: Cluster, topic: str | None = None, **options
 
 
 def stored(cluster: Cluster, topic: str) -> list[StoredMessage]:
-    """All messages of a topic, those of a queue in their order."""
+    """Return all messages of a topic by queue, in order."""
     with Admin(cluster.name_server_address) as admin:
-        spans = admin.topic_status(topic).queues
+        ranges = admin.topic_status(topic).queues
         return [
             message
-            for queue, span in sorted(spans.items())
-            for messages in admin.read(queue, span.min_offset, span.max_offset)
+            for queue, known in sorted(ranges.items())
+            for messages in admin.read(queue, known.min_offset, known.max_offset)
             for message in messages
         ]
 
@@ -46,7 +46,7 @@ def key_of(message: StoredMessage) -> str:
     return key
 
 
-def test_what_the_columns_say_arrives(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+def test_columns_become_message_fields(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
     one, other = new_topic(), new_topic()
     rows = spark.sql(
         f"""SELECT * FROM VALUES
@@ -66,12 +66,14 @@ def test_what_the_columns_say_arrives(spark: SparkSession, cluster: Cluster, new
     assert key_of(first) != key_of(second)
 
 
-def test_the_rows_of_a_partition_travel_together(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+def test_the_rows_of_a_partition_are_sent_as_a_batch(
+    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
+) -> None:
     topic = new_topic()
     write(spark.range(0, 1_000, 1, 1).selectExpr("CAST(id AS STRING) AS body"), cluster, topic)
     messages = stored(cluster, topic)
-    assert len({message.queue_id for message in messages}) == 1, "a batch goes to one queue"
-    assert len({message.born_at_ms for message in messages}) == 1, "and was sent once"
+    assert len({message.queue_id for message in messages}) == 1, "a batch is stored in one queue"
+    assert len({message.born_at_ms for message in messages}) == 1, "a batch is one request"
     assert [message.body for message in messages] == [b"%d" % number for number in range(1_000)]
     assert len({key_of(message) for message in messages}) == 1_000
 
@@ -92,9 +94,7 @@ def test_rows_with_the_same_sharding_key_keep_their_order(
         assert [int(message.body) for message in mine] == list(range(customer, 2_000, 7))
 
 
-def test_a_delayed_row_arrives_later_than_the_others(
-    spark: SparkSession, cluster: Cluster, new_topic: NewTopic
-) -> None:
+def test_a_row_with_a_delay_level_arrives_later(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic()
     rows = spark.range(0, 4, 1, 1).selectExpr("CAST(id AS STRING) AS body", "IF(id = 0, 1, 0) AS delay_level")
     write(rows, cluster, topic)
@@ -104,21 +104,21 @@ def test_a_delayed_row_arrives_later_than_the_others(
     assert at[b"0"] - at[b"1"] >= 900
 
 
-def test_what_cannot_be_written_is_said_before_any_row_is_sent(
+def test_wrong_columns_and_options_are_reported_before_any_row_is_sent(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic
 ) -> None:
     topic = new_topic()
     numbers = spark.range(3)
-    with pytest.raises(AnalysisException, match="body is bigint and must be string or binary"):
+    with pytest.raises(AnalysisException, match=r"body: type bigint \(expected string or binary\)"):
         write(numbers.selectExpr("id AS body"), cluster, topic)
     with pytest.raises(AnalysisException, match="did you mean batchBytes"):
         write(numbers.selectExpr("'x' AS body"), cluster, topic, batchByte=1)
-    with pytest.raises(AnalysisException, match="only added to: use mode"):
+    with pytest.raises(AnalysisException, match="cannot be overwritten: use mode"):
         numbers.selectExpr("'x' AS body").write.format(FORMAT).mode("overwrite").save()
     assert stored(cluster, topic) == []
 
 
-def test_a_row_that_cannot_be_sent_is_named(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
+def test_an_invalid_row_is_reported_with_its_number(spark: SparkSession, cluster: Cluster, new_topic: NewTopic) -> None:
     topic = new_topic()
     rows = spark.range(0, 3, 1, 1).selectExpr("IF(id = 2, NULL, 'x') AS body")
     with pytest.raises(Exception, match="row 2 of this partition cannot be sent: body is empty"):
@@ -126,17 +126,17 @@ def test_a_row_that_cannot_be_sent_is_named(spark: SparkSession, cluster: Cluste
     assert stored(cluster, topic) == []
 
 
-def test_a_cluster_that_is_gone_is_named(spark: SparkSession, rocketmq: Cluster) -> None:
+def test_a_dead_cluster_is_an_error(spark: SparkSession, rocketmq: Cluster) -> None:
     rocketmq.kill_broker()
     rows = spark.range(1).selectExpr("'x' AS body")
     with pytest.raises(Exception, match=r"(?i)NoRouteError|ConnectError|NoBrokerError"):
         write(rows, rocketmq, "Orders", numRetries=0, sendTimeoutMs=1000, retryIntervalMs=10)
 
 
-def test_a_task_that_is_tried_again_sends_rows_again_and_their_keys_tell(
+def test_rows_of_a_retried_task_have_the_same_idempotency_keys(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic
 ) -> None:
-    """The recipe: read with the properties, and drop what has the same key."""
+    """Readers drop duplicates by key, as docs/spark.md shows."""
     topic = new_topic()
 
     name_server = cluster.name_server_address
@@ -148,20 +148,20 @@ def test_a_task_that_is_tried_again_sends_rows_again_and_their_keys_tell(
         for at, batch in enumerate(batches):
             if is_first and at == 4:
                 with Admin(name_server) as admin:
-                    eventually(lambda: any(span.max_offset for span in admin.topic_status(topic).queues.values()), "")
-                raise RuntimeError("the first attempt ends here")
+                    eventually(lambda: any(known.max_offset for known in admin.topic_status(topic).queues.values()), "")
+                raise RuntimeError("the first attempt fails on purpose")
             yield batch
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "20")
     try:
-        # Large rows, which no buffer on the way keeps back.
+        # Large rows, so that buffers flush them before the failure.
         rows = spark.range(0, 400, 1, 2).selectExpr("RPAD(CAST(id AS STRING), 10000, ' ') AS body")
         write(rows.mapInArrow(fail_once, "body string"), cluster, topic)
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     bodies = [int(message.body) for message in stored(cluster, topic)]
     assert set(bodies) == set(range(400))
-    assert len(bodies) > 400, "nothing was sent twice, so this test shows nothing"
+    assert len(bodies) > 400, "no row was sent twice, so this test proves nothing"
     with Producer("others", cluster.name_server_address) as producer:
         for number in (1_000, 1_001):
             producer.send(Message(topic, b"%d" % number))
@@ -183,10 +183,10 @@ def _with_key(messages: DataFrame) -> DataFrame:
     )
 
 
-def test_a_stream_that_was_cut_off_sends_a_batch_again_and_its_keys_tell(
+def test_rows_of_a_repeated_batch_have_the_same_idempotency_keys(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic, tmp_path: Path
 ) -> None:
-    """The recipe for a stream: drop duplicates within a watermark that is longer than an outage."""
+    """A stream drops duplicates within a watermark that is longer than the outage."""
     topic = new_topic()
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.txt").write_text("\n".join(map(str, range(100))))
@@ -205,14 +205,14 @@ def test_a_stream_that_was_cut_off_sends_a_batch_again_and_its_keys_tell(
         assert query.exception() is None
 
     run()
-    # All was sent, and then the driver died before it could write down that the batch was done.
+    # As if the driver died after the send and before the commit of the batch.
     for committed in (tmp_path / "checkpoint" / "commits").iterdir():
         committed.unlink()
     run()
     keys = [key_of(message) for message in stored(cluster, topic)]
     assert len(keys) == 200
     assert len(set(keys)) == 100
-    assert len({key.split("/")[0] for key in keys}) == 1, "one query, also after a restart"
+    assert len({key.split("/")[0] for key in keys}) == 1, "the query id survives a restart"
 
     source = spark.readStream.format(FORMAT).option("nameServer", cluster.name_server_address).option("topic", topic)
     messages = _with_key(source.option("includeProperties", "true").option("startingOffsets", "earliest").load())
@@ -229,7 +229,7 @@ def test_a_stream_that_was_cut_off_sends_a_batch_again_and_its_keys_tell(
     assert sorted(int(row.text) for row in spark.table("once").collect()) == list(range(100))
 
 
-def test_a_job_that_is_run_again_under_the_same_id_gives_the_same_keys(
+def test_two_jobs_with_the_same_write_id_have_the_same_keys(
     spark: SparkSession, cluster: Cluster, new_topic: NewTopic
 ) -> None:
     topic = new_topic()

@@ -33,6 +33,18 @@ def programs(document: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
+def table_below(document: str, heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading, without the table's head."""
+    text = (ROOT / document).read_text(encoding="utf-8").split(f"\n{heading}\n", 1)[1]
+    lines = re.findall(r"(?m)^\|(.*)\|$", re.split(r"(?m)^#+ ", text)[0])
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in lines[2:]]
+
+
+def code_spans(cell: str) -> list[str]:
+    """The texts between backticks."""
+    return re.findall(r"`([^`]*)`", cell)
+
+
 def programs_for(name_servers: str) -> list[str]:
     """The programs in the documents that want a cluster, pointed at one."""
     shown = [*programs("README.md"), *programs("docs/client.md")]

@@ -28,7 +28,7 @@ _COMMANDS = {
     "pipeline": Later(
         "skyroute.cli.pipeline.commands",
         "pipeline",
-        "Ask the cluster's history and its topics, with Spark.",
+        "Analyze route history and topics with Spark.",
     ),
     "completion": Later(
         "skyroute.cli.completion", "completion", "Print what makes a shell complete commands and options."

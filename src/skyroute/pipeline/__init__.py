@@ -1,4 +1,4 @@
-"""The data pipeline on Spark: a topic is a table, and the name server's history is a data set.
+"""The Spark pipeline: topics as tables and streams, and jobs over the name servers' journals.
 
 Examples:
     >>> from skyroute.pipeline import register
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the format `rocketmq` known to a session. Where skyroute is installed, Spark finds it by itself."""
+    """Register the format `rocketmq` with a session. An installed skyroute is discovered without this call."""
     from skyroute.pipeline.data_source import RocketMQSource  # noqa: PLC0415 - this package imports without Spark
 
     spark.dataSource.register(RocketMQSource)

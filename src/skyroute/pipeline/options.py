@@ -1,4 +1,4 @@
-"""The options of the data source `rocketmq`, from Spark's texts to values; every wrong one is named at once."""
+"""Parses the options of the format `rocketmq`, and reports all wrong options in one error."""
 
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -15,68 +15,68 @@ D = TypeVar("D")
 T = TypeVar("T")
 
 COUNT_MAX: Final = (1 << 63) - 1
-_TRUTHS: Final = {"true": True, "false": False}
+_BOOLEANS: Final = {"true": True, "false": False}
 
 
 class OptionsError(SkyrouteError, ValueError):
-    """Options that cannot be meant: the text names each of them, and says what is right."""
+    """Wrong options; the text names each of them with what is expected."""
 
 
 class OptionReader:
-    """Reads options one by one, notes what is wrong, and at the end raises all of it together.
+    """Parses options one by one, collects the problems, and raises them together in `finish`.
 
-    Names are compared without regard to case, as Spark does. Reading an option makes its name and aliases known.
+    Names are case-insensitive, as in Spark. Reading an option declares its name and aliases as known.
     """
 
     def __init__(self, given: Mapping[str, str], ignored: Collection[str] = ()) -> None:
-        """`ignored` are names that belong to Spark."""
+        """`ignored` are the names of Spark's own options."""
         self.names: dict[str, tuple[str, ...]] = {}
-        """Every option that was read, with its aliases."""
+        """Options read so far, with their aliases."""
         self._given = {name.lower(): text for name, text in given.items()}
         self._ignored = {name.lower() for name in ignored}
         self._problems: list[str] = []
 
     def __contains__(self, name: str) -> bool:
-        """Whether an option that was read has a value."""
-        return any(word.lower() in self._given for word in (name, *self.names[name]))
+        """Whether the user set an option that was read before, under any of its names."""
+        return any(each.lower() in self._given for each in (name, *self.names[name]))
 
     @overload
     def text(self, name: str, *aliases: str) -> str | None: ...
     @overload
     def text(self, name: str, *aliases: str, default: str) -> str: ...
     def text(self, name: str, *aliases: str, default: str | None = None) -> str | None:
-        """Return a text as it is given; what is blank counts as absent."""
+        """Return the text of an option; a blank one counts as absent."""
         self.names[name] = aliases
-        given = {word: self._given[word.lower()] for word in (name, *aliases) if word.lower() in self._given}
+        given = {each: self._given[each.lower()] for each in (name, *aliases) if each.lower() in self._given}
         if len(set(given.values())) > 1:
-            self.refuse(f"{' and '.join(given)} are the same option and differ: keep {name}")
+            self.add_problem(f"{' and '.join(given)} are the same option with different values: keep {name}")
         return next(iter(given.values()), "").strip() or default
 
     def parsed(self, name: str, *aliases: str, parse: Callable[[str], T], default: D) -> T | D:
-        """Return what `parse` makes of a text; the ValueError it raises says what is expected."""
+        """Return the parsed value of an option. A ValueError of `parse` must say what is expected."""
         text = self.text(name, *aliases)
         if text is None:
             return default
         try:
             return parse(text)
         except ValueError as error:
-            self.refuse(f"{name} is {error}, not {text[:100]!r}")
+            self.add_problem(f"{name}: invalid value {text[:100]!r} (expected {error})")
             return default
 
     def flag(self, name: str, *aliases: str, default: bool = False) -> bool:
-        """Return true or false."""
+        """Return a boolean option."""
         return self.parsed(name, *aliases, parse=_flag, default=default)
 
     def count(self, name: str, *aliases: str, default: D, least: int = 1, most: int = COUNT_MAX) -> int | D:
-        """Return a whole number."""
+        """Return an integer option."""
         return self.parsed(name, *aliases, parse=lambda text: _count(text, least, most), default=default)
 
     def milliseconds(self, name: str, *aliases: str, default_s: float) -> float:
-        """Return a time in seconds that is given in milliseconds."""
+        """Return, in seconds, an option given in milliseconds."""
         return self.parsed(name, *aliases, parse=lambda text: _count(text, 1, COUNT_MAX) / 1000, default=default_s)
 
     def choice(self, name: str, *aliases: str, choices: Collection[str], default: str) -> str:
-        """Return one of a few words."""
+        """Return an option that has one of a few values."""
 
         def parse(text: str) -> str:
             if text.lower() not in choices:
@@ -85,28 +85,28 @@ class OptionReader:
 
         return self.parsed(name, *aliases, parse=parse, default=default)
 
-    def refuse(self, problem: str) -> None:
-        """Note that something is wrong with what was read."""
+    def add_problem(self, problem: str) -> None:
+        """Add a problem to the error that `finish` raises."""
         self._problems.append(problem)
 
     def finish(self) -> None:
-        """Let pass options that are all known and right.
+        """Check that all options are known and valid.
 
         Raises:
-            OptionsError: some are not.
+            OptionsError: some are not; the text names them all.
         """
-        known = {word.lower(): name for name, aliases in self.names.items() for word in (name, *aliases)}
+        known = {each.lower(): name for name, aliases in self.names.items() for each in (name, *aliases)}
         for name in self._given.keys() - known.keys() - self._ignored:
             near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(sorted(self.names))}"
-            self._problems.append(f"{name} is not an option: {hint}")
+            hint = f"did you mean {known[near[0]]}?" if near else f"options are {', '.join(sorted(self.names))}"
+            self._problems.append(f"unknown option {name}: {hint}")
         if self._problems:
             raise OptionsError("wrong options for rocketmq:" + "".join(f"\n  - {each}" for each in self._problems))
 
 
 def _flag(text: str) -> bool:
     try:
-        return _TRUTHS[text.lower()]
+        return _BOOLEANS[text.lower()]
     except KeyError:
         raise ValueError("true or false") from None
 
@@ -119,7 +119,7 @@ def _count(text: str, least: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to reach a cluster. Connections are shared by all who have the same."""
+    """How to reach a cluster. Tasks with equal options share one connection."""
 
     name_server: str
     namespace: str | None = None
@@ -130,23 +130,23 @@ class ConnectionOptions:
     connect_timeout_s: float = 3.0
     request_timeout_s: float = 3.0
     retries: int = 3
-    """How often a call that failed for a reason that may pass is made again."""
+    """Number of retries of a request after a retryable failure."""
     retry_interval_s: float = 0.5
 
 
 def read_connection(options: OptionReader) -> ConnectionOptions:
-    """Return how to reach the cluster; what is wrong is noted in `options`."""
+    """Parse the options of the connection. Problems are added to `options`."""
     name_server = options.text("nameServer", "nameServers", "namesrvAddr", default=os.environ.get(ADDRESSES_ENV, ""))
     if not name_server:
-        options.refuse(f"nameServer is missing: give host:port;host:port, or set {ADDRESSES_ENV}")
+        options.add_problem(f"nameServer is missing: set it to host:port;host:port, or set {ADDRESSES_ENV}")
     else:
         try:
             NameServers(name_server)
         except ClientError as error:
-            options.refuse(f"nameServer: {error}")
+            options.add_problem(f"nameServer: {error}")
     access_key, secret_key = options.text("accessKey"), options.text("secretKey")
     if (access_key is None) != (secret_key is None):
-        options.refuse("accessKey and secretKey go together: one of them is missing")
+        options.add_problem("accessKey and secretKey need each other: set both or neither")
     tls = TlsClientSettings(
         enabled=options.flag("tls.enable"),
         key_path=options.text("tls.client.keyPath"),
@@ -156,7 +156,7 @@ def read_connection(options: OptionReader) -> ConnectionOptions:
         trust_cert_path=options.text("tls.client.trustCertPath"),
     )
     if tls != TlsClientSettings() and not tls.enabled:
-        options.refuse("tls.client options need tls.enable=true")
+        options.add_problem("tls.client options need tls.enable=true")
     return ConnectionOptions(
         name_server,
         options.text("namespace"),

@@ -1,4 +1,4 @@
-"""The Spark session that our commands use: on this machine, or on a cluster that is sent our code."""
+"""Starts a Spark session with the format `rocketmq`, local or on a cluster."""
 
 import atexit
 import os
@@ -30,23 +30,23 @@ _LOCAL: Final = {
 
 
 def session(master: str | None = None, app_name: str = "skyroute", **conf: str) -> SparkSession:
-    """Return the Spark session of this process, started if there is none, and able to read and write `rocketmq`.
+    """Return the Spark session of this process with the format `rocketmq` registered.
 
-    One that is there already stays as it is, whatever is asked for.
+    Starts a session if none is active. An active session keeps its master and settings; the arguments are ignored.
 
     Args:
-        master: such as `local[4]` or `spark://host:7077`; None: what Spark was submitted with, else this machine.
-        app_name: what people see in Spark's own lists.
-        conf: Spark's settings, such as `**{"spark.driver.memory": "4g"}`; they win over ours.
+        master: such as `local[4]` or `spark://host:7077`; None: the master of `spark-submit`, else local.
+        app_name: the name in Spark's UI and logs.
+        conf: Spark settings, such as `**{"spark.driver.memory": "4g"}`; they override the defaults set here.
 
     Raises:
-        NoJavaError: there is no Java that Spark runs on.
+        NoJavaError: no Java that Spark supports is found.
     """
     if (running := SparkSession.getActiveSession()) is not None:
         register(running)
         return running
     provide_java()
-    # Spark would start whatever `python3` is on the PATH of each worker.
+    # By default, Spark starts the `python3` on each worker's PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app_name)
     if master is not None:
@@ -54,22 +54,22 @@ def session(master: str | None = None, app_name: str = "skyroute", **conf: str) 
     is_local = (master or "local").startswith("local")
     archive = None if is_local else _pack_code()
     if archive is not None:
-        # What plans a stream runs on this machine, but is given none of the files that are sent to workers.
+        # Spark plans streams in a separate local process, which gets no files added with `addPyFile`.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(archive), os.environ.get("PYTHONPATH"))))
     for name, value in {**_QUIET, **(_LOCAL if is_local else {}), **conf}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     if archive is not None:
         spark.sparkContext.addPyFile(str(archive))
-    register(spark)  # after the code was sent: nothing can be registered that workers do not have
+    register(spark)  # after addPyFile: Spark pickles the source and needs its code
     return spark
 
 
 def _pack_code() -> Path:
-    """Return an archive of our packages for workers, whose Python needs only pyspark, pyarrow and msgspec then."""
+    """Return a zip of our packages for workers. Their Python then needs only pyspark, pyarrow and msgspec."""
     sources = Path(skyroute.__file__).parents[1]
     folder = Path(tempfile.mkdtemp(prefix="skyroute-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # workers fetch it when they first need it
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # workers download it when they need it
     archive = folder / f"skyroute-{skyroute.__version__}.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for package in ("skyroute", "pyspark_rocketmq"):

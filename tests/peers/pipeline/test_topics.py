@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from skyroute.pipeline.sink.rows import IDEMPOTENCY_KEY
+from skyroute.pipeline.sink.row_packer import IDEMPOTENCY_KEY
 from tests.peers.client.conftest import DELAY_LEVEL
 from tests.peers.client.java_client import JavaClients, Place, message
 

@@ -1,4 +1,4 @@
-"""`skyroute pipeline` as far as it goes without Spark."""
+"""`skyroute pipeline` without Spark: help and the error that says what to install."""
 
 import subprocess
 import sys
@@ -12,8 +12,8 @@ from skyroute.cli.pipeline.commands import pipeline
 JOBS = ["archive", "availability", "capacity", "churn", "divergence", "lag", "rejects", "report", "routes", "traffic"]
 
 
-def python(program: str, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_help_lists_every_job_and_shows_examples() -> None:
@@ -37,14 +37,14 @@ main()
 
 
 @pytest.mark.parametrize(
-    "words", [["rejects"], ["traffic", "-n", "127.0.0.1:1", "-t", "T"], ["archive", "--journal", "."]]
+    "arguments", [["rejects"], ["traffic", "-n", "127.0.0.1:1", "-t", "T"], ["archive", "--journal", "."]]
 )
-def test_without_spark_a_line_says_what_to_install(tmp_path: Path, words: list[str]) -> None:
+def test_without_spark_the_error_says_what_to_install(tmp_path: Path, arguments: list[str]) -> None:
     program = "import sys; sys.modules['pyspark'] = None; from skyroute.cli.main import main; main()"
-    more = ["--to", str(tmp_path / "archive")] if words[0] == "archive" else []
-    run = python(program, "pipeline", *words, *more)
+    more = ["--to", str(tmp_path / "archive")] if arguments[0] == "archive" else []
+    run = python(program, "pipeline", *arguments, *more)
     assert run.returncode == 1
     assert (
         run.stderr
-        == "Error: this needs Spark: pip install 'skyroute[spark]' (or 'skyroute[spark,jvm]', without Java)\n"
+        == "Error: Spark is not installed: pip install 'skyroute[spark]' (or 'skyroute[spark,jvm]' to include Java)\n"
     )

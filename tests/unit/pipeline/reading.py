@@ -1,4 +1,4 @@
-"""Reads as Spark does, in this process: the driver plans, a worker has what can be pickled."""
+"""Runs reads in this process as Spark does: plan on the driver, pickle, read on a worker."""
 
 import pickle
 from collections.abc import Iterable
@@ -20,15 +20,18 @@ def source(cluster: Cluster, **given: str) -> RocketMQSource:
     return RocketMQSource(CaseInsensitiveDict({"nameServer": cluster.name_server_address, **quick, **given}))
 
 
-def rows_of(reader: Any, parts: Iterable[Any]) -> list[Row]:
+def rows_of(reader: Any, partitions: Iterable[Any]) -> list[Row]:
     worker = pickle.loads(pickle.dumps(reader))
     return [
-        row for part in parts for batch in worker.read(pickle.loads(pickle.dumps(part))) for row in batch.to_pylist()
+        row
+        for partition in partitions
+        for batch in worker.read(pickle.loads(pickle.dumps(partition)))
+        for row in batch.to_pylist()
     ]
 
 
 def read(cluster: Cluster, **given: str) -> list[Row]:
-    """Return all rows of a batch read, queue after queue."""
+    """Return all rows of a batch read, in the order of queues and offsets."""
     chosen = source(cluster, **given)
     reader = pickle.loads(pickle.dumps(chosen)).reader(chosen.schema())
     rows = rows_of(reader, reader.partitions())
@@ -44,7 +47,7 @@ def bodies(rows: Iterable[Row]) -> list[bytes]:
 
 
 def send(cluster: Cluster, topic: str, count: int, *, queue_id: int = 0, broker: int = 0, first: int = 0) -> None:
-    """Send bodies `0`, `1` and on to one queue, and wait until they can be read."""
+    """Send the bodies `0`, `1`, ... to one queue, and wait until they are stored."""
     queue = QueueRef(topic, f"broker-{broker}", queue_id)
     with Producer("senders", cluster.name_server_address) as producer:
         producer.send_batch([Message(topic, b"%d" % number) for number in range(first, first + count)], queue=queue)

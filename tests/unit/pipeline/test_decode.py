@@ -1,4 +1,4 @@
-"""The columns of many records at once say what the reader of single messages says."""
+"""Columns decoded from many records equal the fields of messages decoded one by one."""
 
 import zlib
 from typing import Any
@@ -11,7 +11,7 @@ from skyroute.message.flags import COMPRESSED, Compression, with_compression
 from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
 from skyroute.message.record import decode_records, encode_record
-from skyroute.pipeline.source.decode import COLUMNS, Records, find_records
+from skyroute.pipeline.source.decode import COLUMN_DECODERS, Records, find_records
 
 IPV4, IPV6 = bytes(range(1, 5)) + (10911).to_bytes(4, "big"), bytes(range(1, 17)) + (10911).to_bytes(4, "big")
 INT32, INT64 = st.integers(-(1 << 31), (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1)
@@ -50,11 +50,11 @@ def messages(draw: st.DrawFn) -> StoredMessage:
 
 def columns(wire: bytes) -> dict[str, list[Any]]:
     records = Records(memoryview(bytearray(wire)), find_records(wire)[0])
-    return {name: read(records).to_pylist() for name, read in COLUMNS.items()}
+    return {name: read(records).to_pylist() for name, read in COLUMN_DECODERS.items()}
 
 
 @given(st.lists(messages(), max_size=12))
-def test_columns_say_what_messages_say(sent: list[StoredMessage]) -> None:
+def test_columns_equal_message_fields(sent: list[StoredMessage]) -> None:
     wire = b"".join(map(encode_record, sent))
     expected = decode_records(wire)
     found = columns(wire)
@@ -69,21 +69,21 @@ def test_columns_say_what_messages_say(sent: list[StoredMessage]) -> None:
     assert [dict(pairs) for pairs in found["properties"]] == [dict(message.properties) for message in expected]
 
 
-def test_a_separator_that_is_left_out_is_not_taken_from_the_next_message() -> None:
+def test_a_missing_separator_does_not_shift_properties_to_the_next_message() -> None:
     sent = [plain(raw_properties=raw) for raw in (b"a\x01b", b"\x02TAGS\x01red", b"", b"\x02")]
     found = columns(b"".join(map(encode_record, sent)))
     assert [dict(pairs) for pairs in found["properties"]] == [{"a": "b"}, {"TAGS": "red"}, {}, {}]
 
 
 @given(st.integers(0, 1 << 42))
-def test_times_are_points_in_time(when_ms: int) -> None:
+def test_milliseconds_become_timestamps(when_ms: int) -> None:
     wire = encode_record(plain(born_at_ms=when_ms, stored_at_ms=when_ms + 1))
     found = columns(wire)
     assert found["born_timestamp"][0].timestamp() == pytest.approx(when_ms / 1000)
     assert found["store_timestamp"][0].timestamp() == pytest.approx((when_ms + 1) / 1000)
 
 
-def test_a_time_that_no_calendar_has_is_none() -> None:
+def test_a_timestamp_out_of_range_is_null() -> None:
     assert columns(encode_record(plain(born_at_ms=(1 << 63) - 1)))["born_timestamp"] == [None]
 
 
@@ -95,7 +95,7 @@ def plain(**changes: Any) -> StoredMessage:
 
 
 @given(st.lists(messages(), min_size=1, max_size=5), st.data())
-def test_damage_is_seen_and_good_records_before_it_are_kept(sent: list[StoredMessage], data: st.DataObject) -> None:
+def test_records_before_a_damaged_one_are_kept(sent: list[StoredMessage], data: st.DataObject) -> None:
     records = list(map(encode_record, sent))
     wire = bytearray(b"".join(records))
     at = data.draw(st.integers(0, len(wire) - 1))
@@ -108,18 +108,18 @@ def test_damage_is_seen_and_good_records_before_it_are_kept(sent: list[StoredMes
         whole, end = whole + 1, end + len(record)
     assert len(found) >= whole
     assert found.bodies().to_pylist()[:whole] == [message.stored_body for message in sent[:whole]]
-    # What is left of it can be read to the end, whatever it says.
-    for read in COLUMNS.values():
+    # Every column of the remaining records can be decoded.
+    for read in COLUMN_DECODERS.values():
         assert len(read(found)) == len(found)
 
 
 @given(st.binary(max_size=400))
-def test_noise_is_no_record(noise: bytes) -> None:
+def test_random_bytes_are_not_records(noise: bytes) -> None:
     assert len(Records(noise, find_records(noise)[0])) in (0, 1)
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 40, 5_000])
-def test_runs_of_records_of_one_length_are_found(count: int) -> None:
+def test_runs_of_records_of_equal_length_are_found(count: int) -> None:
     lengths = [5 if place % 97 else 6 for place in range(count)]
     sent = [plain(queue_offset=QueueOffset(n), stored_body=b"x" * length) for n, length in enumerate(lengths)]
     wire = b"".join(map(encode_record, sent))
@@ -128,7 +128,7 @@ def test_runs_of_records_of_one_length_are_found(count: int) -> None:
     assert Records(wire, starts).numbers("queue_offset").tolist() == list(range(count))
 
 
-def test_compressed_and_wrapped_records_are_special() -> None:
+def test_compressed_records_are_special() -> None:
     packed = plain(stored_body=zlib.compress(b"one"), sys_flag=with_compression(0, Compression.ZLIB))
     assert packed.sys_flag & COMPRESSED
     wire = encode_record(plain()) + encode_record(packed) + encode_record(plain())

@@ -1,4 +1,4 @@
-"""What Spark takes a record of the journal for is what a record is."""
+"""Spark's schema of a journal record matches the records that name servers write."""
 
 import re
 from pathlib import Path
@@ -12,30 +12,30 @@ from skyroute.routing.topology import StaticMapping
 from tests.unit.nameserver.journal.changes import joined, write
 
 
-def names(members: str) -> list[str]:
-    """Names of the outermost members, in order."""
-    while (flat := re.sub(r"<[^<>]*>", "", members)) != members:
-        members = flat
-    return [member.split()[0].strip(":") for member in members.split(",")]
+def names(fields: str) -> list[str]:
+    """Names of the outermost fields, in order."""
+    while (flat := re.sub(r"<[^<>]*>", "", fields)) != fields:
+        fields = flat
+    return [field.split()[0].strip(":") for field in fields.split(",")]
 
 
 def inside(struct: str) -> str:
     return struct.removeprefix("struct<").removesuffix(">")
 
 
-def test_every_member_is_there_in_its_order() -> None:
+def test_the_schema_has_every_field_in_order() -> None:
     assert names(RECORD) == list(Record.__struct_fields__)
     assert names(inside(STATE)) == list(State.__struct_fields__)
     assert names(inside(MAPPING)) == list(StaticMapping.__slots__)
 
 
-def test_required_are_those_without_a_default() -> None:
+def test_required_fields_are_those_without_a_default() -> None:
     assert Record.__struct_fields__[: -len(Record.__struct_defaults__)] == REQUIRED
 
 
-def test_a_journal_is_found_in_a_memory_folder_and_by_itself(tmp_path: Path) -> None:
+def test_a_journal_is_found_by_its_memory_folder_or_its_own_folder(tmp_path: Path) -> None:
     write(tmp_path / "journal", joined())
     assert journal_folder(tmp_path) == journal_folder(tmp_path / "journal") == tmp_path / "journal"
     (tmp_path / "other").mkdir()
-    with pytest.raises(NoJournalError, match="there is no journal in"):
+    with pytest.raises(NoJournalError, match="no journal in"):
         journal_folder(tmp_path / "other")

@@ -1,4 +1,4 @@
-"""Options of a read: names of Spark's Kafka source and of rocketmq-spark, and every wrong one named at once."""
+"""Options of a read are parsed under all their names, and all wrong ones are reported at once."""
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -8,7 +8,7 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.pipeline.data_source import RocketMQSource
 from skyroute.pipeline.options import OptionsError
 from skyroute.pipeline.source.columns import COLUMNS
-from skyroute.pipeline.source.options import Position, ReadOptions, Where, read_options
+from skyroute.pipeline.source.options import Position, PositionKind, ReadOptions, read_options
 
 NAMES = [column.name for column in COLUMNS]
 
@@ -17,13 +17,13 @@ def read(**given: str) -> ReadOptions:
     return read_options(CaseInsensitiveDict({"nameServer": "127.0.0.1:9876", "topic": "Orders", **given}))
 
 
-def refused(**given: str) -> str:
+def error_of(**given: str) -> str:
     with pytest.raises(OptionsError) as caught:
         read(**given)
     return str(caught.value)
 
 
-def test_two_options_are_enough() -> None:
+def test_name_server_and_topic_are_enough() -> None:
     options = read()
     assert options.topics == ("Orders",)
     assert options.start is None
@@ -32,7 +32,7 @@ def test_two_options_are_enough() -> None:
     assert list(options.columns) == [name for name in NAMES if name not in ("properties", "reject")]
 
 
-def test_names_are_read_in_any_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     assert read(FAILONDATALOSS="false", MaxOffsetsPerTrigger="5").max_offsets_per_trigger == 5
 
 
@@ -43,8 +43,8 @@ def test_names_are_read_in_any_case() -> None:
         ("pollTimeoutMs", "2500", "pull_timeout_s", 2.5),
         ("pullTimeoutMs", "2500", "pull_timeout_s", 2.5),
         ("pullBatchSize", "64", "pull_messages", 64),
-        ("group", "billing", "group", "billing"),
-        ("consumerGroup", "billing", "group", "billing"),
+        ("group", "billing", "consumer_group", "billing"),
+        ("consumerGroup", "billing", "consumer_group", "billing"),
         ("tags", "paid || sent", "expression", "paid || sent"),
         ("subExpression", "paid", "expression", "paid"),
         ("maxTriggerDelay", "15m", "max_trigger_delay_s", 900.0),
@@ -63,8 +63,8 @@ def test_topics_have_several_names(name: str) -> None:
     assert options.topics == ("Orders", "Bills")
 
 
-def test_every_wrong_option_is_named_at_once_with_the_nearest_right_one() -> None:
-    text = refused(
+def test_all_wrong_options_are_reported_at_once_with_suggestions() -> None:
+    text = error_of(
         startingOfsets="earliest",
         failOnDataLoss="maybe",
         maxOffsetsPerTrigger="0",
@@ -77,94 +77,102 @@ def test_every_wrong_option_is_named_at_once_with_the_nearest_right_one() -> Non
         rejects="drop",
         subExpression="||",
     )
-    for piece in (
-        "startingofsets is not an option: did you mean startingOffsets?",
-        "failOnDataLoss is true or false, not 'maybe'",
-        "maxOffsetsPerTrigger is a whole number, 1 or more, not '0'",
-        "startingTimestamp is a whole number",
-        "bodi is none: did you mean body?",
-        "endingOffsets is JSON such as",
-        "assign is JSON such as",
-        "topic and assign all say what to read",
-        "accessKey and secretKey go together",
-        "maxTriggerDelay is a time with its unit",
-        "rejects is one of fail, column",
-        "subExpression is tags such as",
+    for problem in (
+        "unknown option startingofsets: did you mean startingOffsets?",
+        "failOnDataLoss: invalid value 'maybe' (expected true or false)",
+        "maxOffsetsPerTrigger: invalid value '0' (expected a whole number, 1 or more)",
+        "startingTimestamp: invalid value 'yesterday' (expected a whole number",
+        "bodi is not one: did you mean body?",
+        "endingOffsets: invalid value 'earliest' (expected JSON such as",
+        '(expected JSON such as {"Orders": ["broker-a:0"',
+        "topic and assign both set what to read",
+        "accessKey and secretKey need each other",
+        "maxTriggerDelay: invalid value 'soon' (expected a duration such as",
+        "rejects: invalid value 'drop' (expected one of fail, column)",
+        "subExpression: invalid value '||' (expected tags such as",
     ):
-        assert piece in text
+        assert problem in text
     assert "s3cret" not in text
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_options_are_reported() -> None:
     with pytest.raises(OptionsError, match=r"(?s)nameServer is missing.*topic is missing"):
         read_options(CaseInsensitiveDict())
 
 
-def test_the_environment_says_where_name_servers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_server_defaults_to_the_environment_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "127.0.0.1:9876")
     assert read_options(CaseInsensitiveDict({"topic": "Orders"})).connection.name_server == "127.0.0.1:9876"
 
 
-def test_a_name_server_is_host_and_port() -> None:
-    assert "host:port is expected" in refused(nameServer="somewhere")
+def test_a_name_server_must_be_host_and_port() -> None:
+    assert "host:port is expected" in error_of(nameServer="somewhere")
 
 
-def test_two_names_of_one_option_may_not_differ() -> None:
-    assert "topic and subscribe are the same option and differ" in refused(subscribe="Bills")
+def test_two_names_of_one_option_must_have_the_same_value() -> None:
+    assert "topic and subscribe are the same option with different values" in error_of(subscribe="Bills")
 
 
-def test_bounds_that_exclude_each_other_are_refused() -> None:
-    assert "no batch could be both" in refused(minOffsetsPerTrigger="10", maxOffsetsPerTrigger="9")
+def test_a_minimum_above_the_maximum_is_rejected() -> None:
+    assert "minOffsetsPerTrigger is larger than maxOffsetsPerTrigger" in error_of(
+        minOffsetsPerTrigger="10", maxOffsetsPerTrigger="9"
+    )
 
 
-def test_reporting_needs_a_group() -> None:
-    assert "reportGroupOffsets needs groupId" in refused(reportGroupOffsets="true")
+def test_report_group_offsets_needs_a_group() -> None:
+    assert "reportGroupOffsets needs groupId" in error_of(reportGroupOffsets="true")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "position"),
     [
-        ("startingOffsets", "earliest", Position(Where.EARLIEST)),
-        ("startingOffsets", "LATEST", Position(Where.LATEST)),
+        ("startingOffsets", "earliest", Position(PositionKind.EARLIEST)),
+        ("startingOffsets", "LATEST", Position(PositionKind.LATEST)),
         (
             "startingOffsets",
             '{"Orders": {"broker-a:0": 3, "b:roker:1": -2}}',
-            Position(Where.OFFSETS, {QueueRef("Orders", "broker-a", 0): 3, QueueRef("Orders", "b:roker", 1): -2}),
+            Position(
+                PositionKind.OFFSETS, {QueueRef("Orders", "broker-a", 0): 3, QueueRef("Orders", "b:roker", 1): -2}
+            ),
         ),
-        ("startingTimestamp", "1700000000000", Position(Where.TIME, time_ms=1700000000000, fails_if_none=True)),
+        (
+            "startingTimestamp",
+            "1700000000000",
+            Position(PositionKind.TIME, time_ms=1700000000000, fail_if_no_message=True),
+        ),
         (
             "startingOffsetsByTimestamp",
             '{"Orders": {"broker-a:0": 1700000000000}}',
-            Position(Where.TIME, {QueueRef("Orders", "broker-a", 0): 1700000000000}, fails_if_none=True),
+            Position(PositionKind.TIME, {QueueRef("Orders", "broker-a", 0): 1700000000000}, fail_if_no_message=True),
         ),
     ],
 )
-def test_a_start_is_a_word_offsets_or_a_time(name: str, text: str, position: Position) -> None:
+def test_a_start_is_a_keyword_offsets_or_a_timestamp(name: str, text: str, position: Position) -> None:
     assert read(**{name: text}).start == position
 
 
 @pytest.mark.parametrize(
     "text", ["", "first", "[]", "{", '{"Orders": 3}', '{"Orders": {"broker-a:0": "3"}}', '{"Orders": {"0": 3}}', "3"]
 )
-def test_offsets_that_are_none_are_refused(text: str) -> None:
+def test_malformed_offsets_are_rejected(text: str) -> None:
     if not text:
         assert read(startingOffsets=text).start is None
     else:
-        assert "startingOffsets is" in refused(startingOffsets=text)
+        assert "startingOffsets: invalid value" in error_of(startingOffsets=text)
 
 
 @pytest.mark.parametrize(("offset", "side"), [(-3, "starting"), (-2, "ending")])
-def test_there_is_nothing_before_the_earliest_offset_and_no_end_at_it(offset: int, side: str) -> None:
-    assert f"{side}Offsets is of offsets from 0 on" in refused(
-        **{f"{side}Offsets": f'{{"Orders": {{"broker-a:0": {offset}}}}}'}
-    )
+def test_offsets_below_the_earliest_are_rejected(offset: int, side: str) -> None:
+    error = error_of(**{f"{side}Offsets": f'{{"Orders": {{"broker-a:0": {offset}}}}}'})
+    assert f"{side}Offsets: invalid value" in error
+    assert "expected offsets of 0 or more" in error
 
 
-def test_only_one_option_says_where_to_begin() -> None:
-    assert "all say where to begin" in refused(startingOffsets="earliest", startingTimestamp="5")
+def test_only_one_option_may_set_the_start() -> None:
+    assert "both set the start" in error_of(startingOffsets="earliest", startingTimestamp="5")
 
 
-def test_columns_are_those_that_are_chosen_in_their_order() -> None:
+def test_columns_are_returned_in_the_chosen_order() -> None:
     assert read(columns="body, topic").columns == ("body", "topic")
     assert read(columns="body,queueOffset", legacyColumns="true").columns == ("body", "queue_offset")
     assert read(columns="body", rejects="column").columns == ("body", "reject")
@@ -175,20 +183,20 @@ def source(**given: str) -> RocketMQSource:
     return RocketMQSource(CaseInsensitiveDict({"nameServer": "127.0.0.1:9876", "topic": "Orders", **given}))
 
 
-def test_a_schema_has_the_columns_and_the_old_names_on_request() -> None:
+def test_a_schema_has_the_columns_or_their_legacy_names() -> None:
     assert source(includeProperties="true").schema().names == [name for name in NAMES if name != "reject"]
     assert source(legacyColumns="true", columns="queueId,bornTimestamp").schema().names == ["queueId", "bornTimestamp"]
 
 
-def test_a_stream_has_no_end() -> None:
+def test_a_stream_rejects_an_ending_position() -> None:
     chosen = source(endingOffsets="latest")
-    with pytest.raises(OptionsError, match="a stream has no end"):
+    with pytest.raises(OptionsError, match="a stream takes no ending position"):
         chosen.streamReader(chosen.schema())
 
 
-def test_a_schema_of_ones_own_has_our_columns_and_types() -> None:
+def test_a_custom_schema_must_use_known_columns_and_types() -> None:
     wrong = StructType().add("body", StringType()).add("queue_id", IntegerType()).add("colour", StringType())
-    with pytest.raises(OptionsError, match=r"(?s)body is binary, not string.*colour is not a column"):
+    with pytest.raises(OptionsError, match=r"(?s)body: type string \(expected binary\).*unknown column colour"):
         source().reader(wrong)
     source().reader(StructType().add("body", BinaryType()).add("queue_id", IntegerType()))
 

@@ -1,7 +1,6 @@
-"""What Spark hears of a stream on the driver: how far it goes, what is to be read, and what to keep."""
+"""The driver's side of a stream: offsets, partitions and commits."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.pipeline.connections import close_all
 from skyroute.pipeline.source import stream
 from skyroute.pipeline.source.errors import DataLossError
-from skyroute.pipeline.source.progress import Lag, LagListener
+from skyroute.pipeline.source.lag_listener import Lag, LagListener
 from skyroute.pipeline.source.stream import StreamReader
 from skyroute.testing import Cluster
 from skyroute.testing import cluster as started_cluster
@@ -31,9 +30,9 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What is believed for a while in production is asked for every time here."""
-    monkeypatch.setattr(stream, "ENDS_S", 0.0)
-    monkeypatch.setattr(stream, "QUEUES_S", 0.0)
+    """Disable the caches of offsets and queues."""
+    monkeypatch.setattr(stream, "MAX_OFFSETS_CACHE_S", 0.0)
+    monkeypatch.setattr(stream, "QUEUES_CACHE_S", 0.0)
     yield
     close_all()
 
@@ -46,12 +45,12 @@ def open_stream(cluster: Cluster, **given: str) -> StreamReader:
 
 
 def through_json(offset: Any) -> Any:
-    """Offsets reach us as Spark keeps them: as text."""
+    """Convert offsets to JSON text and back, as Spark's checkpoint does."""
     return json.loads(json.dumps(offset))
 
 
 def step(reader: StreamReader, start: Any, limit: Any = ALL) -> tuple[Any, list[bytes]]:
-    """Return where a batch ends, and what is in it."""
+    """Return the end of the next batch, and its bodies."""
     end = through_json(reader.latestOffset(through_json(start), limit))
     return end, bodies(read_between(reader, start, end))
 
@@ -60,7 +59,7 @@ def read_between(reader: StreamReader, start: Any, end: Any) -> list[Row]:
     return rows_of(reader, reader.partitions(through_json(start), end))
 
 
-def test_a_stream_goes_from_the_start_to_the_end_and_on(cluster: Cluster) -> None:
+def test_a_stream_reads_to_the_end_and_then_new_messages(cluster: Cluster) -> None:
     make_topic(cluster, "On", queues=1)
     send(cluster, "On", 3)
     reader = open_stream(cluster, topic="On")
@@ -73,7 +72,7 @@ def test_a_stream_goes_from_the_start_to_the_end_and_on(cluster: Cluster) -> Non
     assert step(reader, end) == ({"On": {"broker-0:0": 5, "broker-1:0": 0}}, [b"3", b"4"])
 
 
-def test_the_start_is_asked_for_once(cluster: Cluster) -> None:
+def test_the_initial_offset_does_not_change(cluster: Cluster) -> None:
     make_topic(cluster, "Once", queues=1)
     reader = open_stream(cluster, topic="Once", startingOffsets="latest")
     first = reader.initialOffset()
@@ -81,8 +80,8 @@ def test_the_start_is_asked_for_once(cluster: Cluster) -> None:
     assert reader.initialOffset() == first
 
 
-def test_a_start_that_moves_is_kept_by_an_empty_first_batch(cluster: Cluster) -> None:
-    """Else a stream that is killed in its first batch would begin at a later end, and skip what came between."""
+def test_an_empty_first_batch_saves_a_latest_start(cluster: Cluster) -> None:
+    """Without it, a stream killed in its first batch would restart at a later end and skip messages."""
     make_topic(cluster, "Moving", queues=1)
     send(cluster, "Moving", 3)
     reader = open_stream(cluster, topic="Moving", startingOffsets="latest")
@@ -90,7 +89,7 @@ def test_a_start_that_moves_is_kept_by_an_empty_first_batch(cluster: Cluster) ->
     send(cluster, "Moving", 2, first=3)
     kept, found = step(reader, start)
     assert (kept, found) == (start, [])
-    # Killed: the next one finds the first batch in the checkpoint, and asks for its start anew.
+    # After a kill, the next query finds the first batch in the checkpoint and requests a new start.
     second = open_stream(cluster, topic="Moving", startingOffsets="latest")
     later = second.initialOffset()
     assert later != start
@@ -98,14 +97,14 @@ def test_a_start_that_moves_is_kept_by_an_empty_first_batch(cluster: Cluster) ->
     assert step(second, kept)[1] == [b"3", b"4"]
 
 
-def test_no_first_batch_is_empty_where_the_start_stays(cluster: Cluster) -> None:
+def test_an_earliest_start_needs_no_empty_first_batch(cluster: Cluster) -> None:
     make_topic(cluster, "Staying", queues=1)
     send(cluster, "Staying", 3)
     reader = open_stream(cluster, topic="Staying")
     assert len(step(reader, reader.initialOffset())[1]) == 3
 
 
-def test_a_limit_is_shared_out_in_proportion(cluster: Cluster) -> None:
+def test_max_offsets_per_trigger_is_shared_in_proportion_to_lag(cluster: Cluster) -> None:
     make_topic(cluster, "Limited", queues=1)
     send(cluster, "Limited", 90)
     send(cluster, "Limited", 10, broker=1)
@@ -117,20 +116,20 @@ def test_a_limit_is_shared_out_in_proportion(cluster: Cluster) -> None:
     assert len(found) == 20
 
 
-def test_too_few_messages_are_waited_for_and_not_for_ever(cluster: Cluster) -> None:
+def test_min_offsets_per_trigger_delays_a_batch_up_to_the_maximum(cluster: Cluster) -> None:
     make_topic(cluster, "Patient", queues=1)
     send(cluster, "Patient", 3)
     reader = open_stream(cluster, topic="Patient", minOffsetsPerTrigger="5", maxTriggerDelay="300ms")
     start = reader.initialOffset()
     assert step(reader, start) == (start, [])
-    eventually(lambda: reader.latestOffset(start, ALL) != start, "a batch of too few")
+    eventually(lambda: reader.latestOffset(start, ALL) != start, "a batch below the minimum")
     reader = open_stream(cluster, topic="Patient", minOffsetsPerTrigger="5", maxTriggerDelay="1h")
     assert step(reader, start) == (start, [])
     send(cluster, "Patient", 2)
     assert len(step(reader, start)[1]) == 5
 
 
-def test_available_now_stops_at_what_was_there(cluster: Cluster) -> None:
+def test_available_now_stops_at_the_end_seen_at_the_start(cluster: Cluster) -> None:
     make_topic(cluster, "Now", queues=1)
     send(cluster, "Now", 10)
     reader = open_stream(cluster, topic="Now", minOffsetsPerTrigger="100")
@@ -167,7 +166,7 @@ def test_new_topics_of_a_pattern_are_found(cluster: Cluster) -> None:
     assert step(reader, start)[1] == [b"0", b"1"]
 
 
-def test_a_broker_that_is_away_holds_nobody_up_and_keeps_its_place() -> None:
+def test_a_dead_broker_does_not_block_others_and_its_queues_keep_their_offsets() -> None:
     with started_cluster(brokers=2, in_memory=True) as own:
         make_topic(own, "Away", queues=1)
         reader = open_stream(own, topic="Away", requestTimeoutMs="300")
@@ -178,12 +177,12 @@ def test_a_broker_that_is_away_holds_nobody_up_and_keeps_its_place() -> None:
         own.kill_broker(1)
         end, found = step(reader, start)
         assert (end, found) == ({"Away": {"broker-0:0": 3, "broker-1:0": 0}}, [b"0", b"1", b"2"])
-        assert reader.reportLatestOffset() == {"Away": {"broker-0:0": 3, "broker-1:0": 3}}, "it is still behind"
+        assert reader.reportLatestOffset() == {"Away": {"broker-0:0": 3, "broker-1:0": 3}}, "the lag remains"
         own.restart_broker(1)
         assert step(reader, end)[1] == [b"10", b"11", b"12"]
 
 
-def test_a_topic_that_was_made_anew_is_data_loss(rocketmq: Cluster) -> None:
+def test_a_recreated_topic_is_data_loss(rocketmq: Cluster) -> None:
     make_topic(rocketmq, "Anew", queues=1)
     send(rocketmq, "Anew", 5)
     strict, lenient = (open_stream(rocketmq, topic="Anew", failOnDataLoss=word) for word in ("true", "false"))
@@ -192,14 +191,14 @@ def test_a_topic_that_was_made_anew_is_data_loss(rocketmq: Cluster) -> None:
         admin.delete_topic("Anew", "DefaultCluster")
     make_topic(rocketmq, "Anew", queues=1)
     send(rocketmq, "Anew", 2)
-    with pytest.raises(DataLossError, match=r"Anew@broker-0:0 ends at 2, and was read up to 5"):
+    with pytest.raises(DataLossError, match=r"Anew@broker-0:0 ends at 2 but was read up to 5"):
         strict.latestOffset(end, ALL)
     end, found = step(lenient, end)
     assert (end, found) == ({"Anew": {"broker-0:0": 0}}, [])
     assert step(lenient, end)[1] == [b"0", b"1"]
 
 
-def test_messages_that_were_deleted_before_they_were_read_are_data_loss() -> None:
+def test_messages_deleted_before_they_were_read_are_data_loss() -> None:
     with started_cluster(in_memory=True, mapped_file_size_commit_log=16_384) as own:
         make_topic(own, "Gone", queues=1)
         for first in range(0, 300, 50):
@@ -210,53 +209,50 @@ def test_messages_that_were_deleted_before_they_were_read_are_data_loss() -> Non
         sorted((own.folder / "broker-0" / "commitlog").iterdir())[0].unlink()
         own.restart_broker()
         end = strict.latestOffset(start, ALL)
-        with pytest.raises(DataLossError, match=r"Gone@broker-0:0 has no messages from 0 to \d+ any more"):
+        with pytest.raises(DataLossError, match=r"offsets 0 to \d+ of Gone@broker-0:0 were deleted"):
             strict.partitions(start, end)
         found = read_between(lenient, start, end)
         assert [row["queue_offset"] for row in found] == list(range(found[0]["queue_offset"], 300))
 
 
-def test_a_group_follows_if_it_is_to(cluster: Cluster) -> None:
-    make_topic(cluster, "Followed", queues=1)
-    send(cluster, "Followed", 4)
-    reader = open_stream(cluster, topic="Followed", groupId="watchers", reportGroupOffsets="true")
+def test_report_group_offsets_commits_the_offsets_of_the_group(cluster: Cluster) -> None:
+    make_topic(cluster, "Reported", queues=1)
+    send(cluster, "Reported", 4)
+    reader = open_stream(cluster, topic="Reported", groupId="watchers", reportGroupOffsets="true")
     end, _ = step(reader, reader.initialOffset())
     reader.commit(end)
     with Admin(cluster.name_server_address) as admin:
-        progress = admin.progress("watchers", topic="Followed")
-    assert {queue: place.consumer_offset for queue, place in progress.queues.items()} == {
-        QueueRef("Followed", "broker-0", 0): 4,
-        QueueRef("Followed", "broker-1", 0): 0,
+        progress = admin.progress("watchers", topic="Reported")
+    assert {queue: each.consumer_offset for queue, each in progress.queues.items()} == {
+        QueueRef("Reported", "broker-0", 0): 4,
+        QueueRef("Reported", "broker-1", 0): 0,
     }
 
 
-def test_an_idle_stream_asks_brokers_now_and_then_only(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_offsets_are_cached_for_an_idle_stream(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     make_topic(cluster, "Idle", queues=1)
-    monkeypatch.setattr(stream, "ENDS_S", 60.0)
+    monkeypatch.setattr(stream, "MAX_OFFSETS_CACHE_S", 60.0)
     reader = open_stream(cluster, topic="Idle")
     end, _ = step(reader, reader.initialOffset())
     send(cluster, "Idle", 1)
-    began = time.perf_counter()
-    for _ in range(100):
-        assert reader.latestOffset(end, ALL) == end
-        assert reader.reportLatestOffset() == end
-    assert time.perf_counter() - began < 1.0
+    assert reader.latestOffset(end, ALL) == end
+    assert reader.reportLatestOffset() == end
 
 
-class Progress:
-    """What Spark tells listeners, as far as ours looks at it."""
+class QueryProgress:
+    """The fields of Spark's progress event that the listener reads."""
 
     def __init__(self, **sources: tuple[str | None, str | None]) -> None:
         self.id, self.name, self.batchId = "1-2", "orders", 7
         self.sources = [type("Source", (), {"endOffset": e, "latestOffset": n})() for e, n in sources.values()]
 
 
-def test_a_listener_tells_the_lag_of_each_queue() -> None:
-    heard: list[Lag] = []
-    progress = Progress(
+def test_a_listener_reports_the_lag_of_each_queue() -> None:
+    reported: list[Lag] = []
+    progress = QueryProgress(
         ours=('{"A": {"a:0": 3, "a:1": 5}}', '{"A": {"a:0": 10, "a:1": 5, "b:0": 2}}'), files=(None, '"3"')
     )
-    LagListener(heard.append).onQueryProgress(type("Event", (), {"progress": progress})())
-    (lag,) = heard
+    LagListener(reported.append).onQueryProgress(type("Event", (), {"progress": progress})())
+    (lag,) = reported
     assert lag.queues == {QueueRef("A", "a", 0): 7, QueueRef("A", "a", 1): 0, QueueRef("A", "b", 0): 2}
     assert (lag.total, lag.query_name, lag.batch_id) == (9, "orders", 7)

@@ -1,1 +1,1 @@
-"""`skyroute pipeline`: questions to the cluster's history and to topics, answered by Spark."""
+"""`skyroute pipeline`: Spark jobs over journals and topics."""

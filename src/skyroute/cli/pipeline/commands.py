@@ -1,4 +1,4 @@
-"""The jobs as commands. Spark and the jobs are imported when one runs, so that help and wrong words cost no time."""
+"""The jobs as commands. Spark is imported only when a job runs, so help and argument errors are fast."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from skyroute.cli.help import examples
-from skyroute.cli.pipeline.running import (
+from skyroute.cli.pipeline.job_runner import (
     History,
-    answer,
     as_datetime,
+    duration,
     history_options,
-    moment_option,
-    span,
+    run_job,
     spark_options,
-    working,
+    spark_session,
+    time_option,
 )
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     ),
 )
 def pipeline() -> None:
-    """Ask the cluster's history and its topics, with Spark.
+    """Analyze route history and topics with Spark.
 
-    Jobs over history read what name servers have recorded of every change (see `skyroute journal`): closed segments,
-    which are at most a minute behind, and what `archive` has kept of them. Spark runs on this machine, or on a cluster
-    (--master). Answers are printed, or written as Parquet, CSV or JSON (--output).
+    History jobs read the journals of name servers (see `skyroute journal`), up to the last closed segment, which is at
+    most a minute old, and archives written by `archive`. Spark runs locally or on a cluster (--master). Results are
+    printed, or written as Parquet, CSV or JSON (--output).
     """
 
 
@@ -47,9 +47,9 @@ def pipeline() -> None:
     )
 )
 @history_options
-@moment_option("--at", "The instant: 2026-11-15T11:00, 11:00 for today, or 10m for ten minutes ago. Default: now.")
-@moment_option("--since", "Show what is other than at this instant.")
-@click.option("--part", type=click.Choice(["group", "broker", "topic"]), help="Only these.")
+@time_option("--at", "Time: 2026-11-15T11:00, 11:00 for today, or 10m for ten minutes ago. Default: now.")
+@time_option("--since", "Show only the changes since this time.")
+@click.option("--part", type=click.Choice(["group", "broker", "topic"]), help="Only rows of this kind.")
 @click.option("--topic", help="Only this topic.")
 @click.option("--broker", metavar="NAME", help="Only this broker group.")
 @spark_options
@@ -60,27 +60,27 @@ def routes(
     part: str | None,
     topic: str | None,
     broker: str | None,
-    **how: Any,
+    **options: Any,
 ) -> None:
-    """Show the route table as it was at any instant.
+    """Show the route table at any time.
 
-    As each name server had it, or what changed in it since another instant.
+    Shows the route table of each name server, or with --since its changes between two times.
     """
 
-    def ask(spark: "SparkSession") -> "DataFrame":
+    def query(spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import functions as fn
 
         from skyroute.pipeline.jobs.routes import routes_at, routes_between
 
         events, instant = history.read(spark).events, as_datetime(at_ms)
-        found = (
+        result = (
             routes_at(events, instant) if since_ms is None else routes_between(events, as_datetime(since_ms), instant)
         )
         for column, wanted in (("part", part), ("topic", topic), ("broker", broker)):
-            found = found if wanted is None else found.filter(fn.col(column) == wanted)
-        return found.orderBy("server", "part", "broker", "address", "topic")
+            result = result if wanted is None else result.filter(fn.col(column) == wanted)
+        return result.orderBy("server", "part", "broker", "address", "topic")
 
-    answer(ask, "finding routes", history=history, **how)
+    run_job(query, "finding routes", history=history, **options)
 
 
 @pipeline.command(
@@ -91,32 +91,36 @@ def routes(
 )
 @history_options
 @click.option(
-    "--window", "window_s", type=span, metavar="SPAN", help="One answer for each 1h, 1d, ... Default: for all."
+    "--window",
+    "window_s",
+    type=duration,
+    metavar="DURATION",
+    help="Length of a window, such as 1h or 1d. Default: one window.",
 )
-@moment_option("--until", "Up to when servers that still run are taken to have seen no more. Default: now.")
-@click.option("--what", type=click.Choice(["broker", "group", "topic"]), help="Only these.")
-@click.option("--outages", "as_list", is_flag=True, help="List outages: since when, until when, why.")
+@time_option("--until", "End of the observation of name servers that still run. Default: now.")
+@click.option("--what", type=click.Choice(["broker", "group", "topic"]), help="Only rows of this kind.")
+@click.option("--outages", "as_list", is_flag=True, help="List outages with start, end and cause.")
 @spark_options
 def availability(
-    history: History, window_s: float | None, until_ms: int | None, what: str | None, *, as_list: bool, **how: Any
+    history: History, window_s: float | None, until_ms: int | None, what: str | None, *, as_list: bool, **options: Any
 ) -> None:
-    """Show how long brokers, groups and topics were there.
+    """Show uptime and outages of brokers, groups and topics.
 
-    And why not: outages with their causes, flapping, the mean time to recover. Time after a goodbye is away, not down.
-    Three outages within a window are flapping.
+    Shows time up, down and away, outages with their causes, and the mean time to recovery. Time after a planned
+    departure, such as an unregistration, is away, not down. Three outages in one window count as flapping.
     """
 
-    def ask(spark: "SparkSession") -> "DataFrame":
+    def query(spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import functions as fn
 
         from skyroute.pipeline.jobs import availability as job
 
         events, until = history.read(spark).events, as_datetime(until_ms)
-        found = job.outages(events, until) if as_list else job.availability(events, window_s, until)
-        found = found if what is None else found.filter(fn.col("what") == what)
-        return found.orderBy("since" if as_list else "window", "what", "broker", "name", "server")
+        result = job.outages(events, until) if as_list else job.availability(events, window_s, until)
+        result = result if what is None else result.filter(fn.col("what") == what)
+        return result.orderBy("since" if as_list else "window", "what", "broker", "name", "server")
 
-    answer(ask, "adding up time", history=history, **how)
+    run_job(query, "computing availability", history=history, **options)
 
 
 @pipeline.command(
@@ -124,20 +128,26 @@ def availability(
 )
 @history_options
 @click.option(
-    "--longer-than", "longer_than_s", type=span, default="1s", show_default=True, metavar="SPAN", help="Only these."
+    "--longer-than",
+    "longer_than_s",
+    type=duration,
+    default="1s",
+    show_default=True,
+    metavar="DURATION",
+    help="Minimum length.",
 )
-@moment_option("--until", "Up to when servers that still run are taken to have seen no more. Default: now.")
+@time_option("--until", "End of the observation of name servers that still run. Default: now.")
 @spark_options
-def divergence(history: History, longer_than_s: float, until_ms: int | None, **how: Any) -> None:
-    """Show when and on what name servers disagreed. Name the journals of two or more."""
+def divergence(history: History, longer_than_s: float, until_ms: int | None, **options: Any) -> None:
+    """Show when name servers had different routes. Needs journals of two or more name servers."""
 
-    def ask(spark: "SparkSession") -> "DataFrame":
+    def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs import divergence as job
 
-        found = job.divergence(history.read(spark).events, longer_than_s, as_datetime(until_ms))
-        return found.orderBy("since", "what", "broker", "name")
+        result = job.divergence(history.read(spark).events, longer_than_s, as_datetime(until_ms))
+        return result.orderBy("since", "what", "broker", "name")
 
-    answer(ask, "comparing name servers", history=history, **how)
+    run_job(query, "comparing name servers", history=history, **options)
 
 
 @pipeline.command(
@@ -148,14 +158,20 @@ def divergence(history: History, longer_than_s: float, until_ms: int | None, **h
 )
 @history_options
 @click.option(
-    "--window", "window_s", type=span, default="1d", show_default=True, metavar="SPAN", help="One row for each."
+    "--window",
+    "window_s",
+    type=duration,
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="Length of a window.",
 )
-@click.option("--permissions", "as_list", is_flag=True, help="List changes of what clients may do with topics.")
+@click.option("--permissions", "as_list", is_flag=True, help="List changes of topic permissions.")
 @spark_options
-def churn(history: History, window_s: float, *, as_list: bool, **how: Any) -> None:
-    """Show how much came, went and changed. And how many brokers, topics and queues there were then."""
+def churn(history: History, window_s: float, *, as_list: bool, **options: Any) -> None:
+    """Count changes over time. Also shows the number of brokers, topics and queues."""
 
-    def ask(spark: "SparkSession") -> "DataFrame":
+    def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs import churn as job
 
         events = history.read(spark).events
@@ -163,32 +179,32 @@ def churn(history: History, window_s: float, *, as_list: bool, **how: Any) -> No
             return job.permission_changes(events).orderBy("at", "server", "broker", "topic")
         return job.churn(events, window_s).orderBy("window", "server")
 
-    answer(ask, "counting changes", history=history, **how)
+    run_job(query, "counting changes", history=history, **options)
 
 
 @pipeline.command(epilog=examples("skyroute pipeline capacity --journal memory-9876 --single"))
 @history_options
-@moment_option("--at", "The instant. Default: now.")
-@click.option("--single", is_flag=True, help="Only topics that hang on one broker group.")
+@time_option("--at", "Time. Default: now.")
+@click.option("--single", is_flag=True, help="Only topics on a single broker group.")
 @spark_options
-def capacity(history: History, at_ms: int | None, *, single: bool, **how: Any) -> None:
-    """Show how broker groups share the queues of topics. And which topics hang on one group."""
+def capacity(history: History, at_ms: int | None, *, single: bool, **options: Any) -> None:
+    """Show how broker groups share the queues of topics. Also shows topics on a single group."""
 
-    def ask(spark: "SparkSession") -> "DataFrame":
+    def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs import churn as job
 
-        found = job.capacity(history.read(spark).events, as_datetime(at_ms))
-        return (found.filter("single_broker") if single else found).orderBy("server", "topic")
+        result = job.capacity(history.read(spark).events, as_datetime(at_ms))
+        return (result.filter("single_broker") if single else result).orderBy("server", "topic")
 
-    answer(ask, "counting queues", history=history, **how)
+    run_job(query, "counting queues", history=history, **options)
 
 
 @pipeline.command(epilog=examples("skyroute pipeline rejects --journal memory-9876"))
 @history_options
 @spark_options
-def rejects(history: History, **how: Any) -> None:
-    """Show lines of journals that are no records, and why. No job drops them in silence: all count them."""
-    answer(lambda spark: history.read(spark).rejects.orderBy("file", "line"), "reading journals", **how)
+def rejects(history: History, **options: Any) -> None:
+    """Show invalid lines of journals. Each with its problem; all jobs report their number."""
+    run_job(lambda spark: history.read(spark).rejects.orderBy("file", "line"), "reading journals", **options)
 
 
 _name_server_option = click.option(
@@ -198,10 +214,10 @@ _name_server_option = click.option(
     metavar="HOST:PORT[;...]",
     envvar="NAMESRV_ADDR",
     required=True,
-    help="Where topics are found.",
+    help="Name servers of the cluster.",
 )
 _topic_option = click.option(
-    "-t", "--topic", "topics", metavar="NAME", multiple=True, required=True, help="Once for each topic."
+    "-t", "--topic", "topics", metavar="NAME", multiple=True, required=True, help="Topic; repeatable."
 )
 
 
@@ -214,25 +230,31 @@ _topic_option = click.option(
 @_name_server_option
 @_topic_option
 @click.option(
-    "--window", "window_s", type=span, default="1m", show_default=True, metavar="SPAN", help="One row for each."
+    "--window",
+    "window_s",
+    type=duration,
+    default="1m",
+    show_default=True,
+    metavar="DURATION",
+    help="Length of a window.",
 )
-@click.option("--hot-keys", "by_key", is_flag=True, help="Show which keys come most often.")
+@click.option("--hot-keys", "by_key", is_flag=True, help="Show the most frequent keys.")
 @spark_options
-def traffic(name_servers: str, topics: tuple[str, ...], window_s: float, *, by_key: bool, **how: Any) -> None:
-    """Show what goes through topics, and the keys that come often.
+def traffic(name_servers: str, topics: tuple[str, ...], window_s: float, *, by_key: bool, **options: Any) -> None:
+    """Show messages and bytes of topics, and frequent keys.
 
-    Messages and bytes by tag, producer's host and minute, and the delay from born to stored.
+    Shows messages, bytes and the delay from born to stored by topic, tag, producer host and window.
     """
 
-    def ask(spark: "SparkSession") -> "DataFrame":
+    def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs import traffic as job
 
-        messages = spark.read.format("rocketmq").options(**_source(name_servers, topics)).load()
+        messages = spark.read.format("rocketmq").options(**_source_options(name_servers, topics)).load()
         if by_key:
             return job.hot_keys(messages).orderBy("topic", "messages", "key", ascending=[True, False, True])
         return job.traffic(messages, window_s).orderBy("window", "topic", "tags", "producer")
 
-    answer(ask, "reading topics", **how)
+    run_job(query, "reading topics", **options)
 
 
 @pipeline.command(
@@ -240,37 +262,63 @@ def traffic(name_servers: str, topics: tuple[str, ...], window_s: float, *, by_k
 )
 @_name_server_option
 @click.option(
-    "-g", "--group", "groups", metavar="NAME", multiple=True, help="A consumer group. Default: all there are."
+    "-g", "--group", "groups", metavar="NAME", multiple=True, help="Consumer group; repeatable. Default: all."
 )
 @click.option(
-    "--every", "every_s", type=span, default="10s", show_default=True, metavar="SPAN", help="How often to look."
+    "--every",
+    "every_s",
+    type=duration,
+    default="10s",
+    show_default=True,
+    metavar="DURATION",
+    help="Interval between samples.",
 )
-@click.option("--for", "for_s", type=span, default="1m", show_default=True, metavar="SPAN", help="How long to go on.")
+@click.option(
+    "--for",
+    "for_s",
+    type=duration,
+    default="1m",
+    show_default=True,
+    metavar="DURATION",
+    help="Duration of the sampling.",
+)
 @click.option(
     "--samples",
     metavar="FOLDER",
     type=click.Path(path_type=Path, resolve_path=True),
     required=True,
-    help="Where samples are kept; more are added.",
+    help="Folder of the samples; new samples are added.",
 )
 @click.option(
-    "--window", "window_s", type=span, default="1m", show_default=True, metavar="SPAN", help="One row for each."
+    "--window",
+    "window_s",
+    type=duration,
+    default="1m",
+    show_default=True,
+    metavar="DURATION",
+    help="Length of a window.",
 )
 @spark_options
 def lag(
-    name_servers: str, groups: tuple[str, ...], every_s: float, for_s: float, samples: Path, window_s: float, **how: Any
+    name_servers: str,
+    groups: tuple[str, ...],
+    every_s: float,
+    for_s: float,
+    samples: Path,
+    window_s: float,
+    **options: Any,
 ) -> None:
-    """Watch for a while how far consumer groups are behind."""
+    """Sample the lag of consumer groups."""
 
-    def ask(spark: "SparkSession") -> "DataFrame":
+    def query(spark: "SparkSession") -> "DataFrame":
         from skyroute.pipeline.jobs import lag as job
 
-        query = job.start_sampling(spark, name_servers, samples, every_s=every_s, groups=groups)
-        query.awaitTermination(for_s)  # type: ignore[arg-type] # fractions are welcome there
-        query.stop()
+        sampling = job.start_sampling(spark, name_servers, samples, every_s=every_s, groups=groups)
+        sampling.awaitTermination(for_s)  # type: ignore[arg-type] # accepts fractions
+        sampling.stop()
         return job.lag(job.read_samples(spark, samples), window_s).orderBy("window", "consumer_group", "topic")
 
-    answer(ask, "taking samples", **how)
+    run_job(query, "taking samples", **options)
 
 
 @pipeline.command(
@@ -285,7 +333,7 @@ def lag(
     metavar="FOLDER",
     multiple=True,
     type=click.Path(path_type=Path, resolve_path=True, exists=True, file_okay=False),
-    help="A name server's memory folder. Once for each.",
+    help="Memory folder of a name server; repeatable.",
 )
 @click.option(
     "-n",
@@ -293,46 +341,43 @@ def lag(
     "name_servers",
     metavar="HOST:PORT[;...]",
     envvar="NAMESRV_ADDR",
-    help="Where topics are found.",
+    help="Name servers of the cluster.",
 )
-@click.option(
-    "-t", "--topic", "topics", metavar="NAME", multiple=True, help="Archive this topic instead. Once for each."
-)
+@click.option("-t", "--topic", "topics", metavar="NAME", multiple=True, help="Archive this topic instead; repeatable.")
 @click.option(
     "--to",
     "root",
     metavar="FOLDER",
     type=click.Path(path_type=Path, resolve_path=True),
     required=True,
-    help="The archive; it is made, or added to.",
+    help="Folder of the archive; created if missing.",
 )
-@click.option("--master", metavar="URL", help="Where Spark runs. Default: here.")
+@click.option("--master", metavar="URL", help="Spark master. Default: local.")
 def archive(
     journals: tuple[Path, ...], name_servers: str | None, topics: tuple[str, ...], root: Path, master: str | None
 ) -> None:
-    """Write what is new of journals or topics to Parquet.
+    """Write new journal records or messages to Parquet.
 
-    By day, each record once, in few files.
-    Run it as often as you like: it goes on where it ended. A journal forgets after a week, an archive does not. One
-    archive holds journals or topics, and always the same ones.
+    Writes each record once, by day, in few files. Every run continues where the last one ended. Journals are deleted
+    after a week, archives are not. An archive holds either journals or topics, and always the same ones.
     """
     if bool(journals) == bool(topics):
-        raise click.UsageError("name what to archive: --journal, or -t with -n")
+        raise click.UsageError("nothing to archive: add --journal, or -t with -n")
     if topics and not name_servers:
-        raise click.UsageError("where are the topics? say -n HOST:PORT, or set NAMESRV_ADDR")
-    with working("archiving", master) as spark:
+        raise click.UsageError("-t needs a name server: add -n HOST:PORT, or set NAMESRV_ADDR")
+    with spark_session("archiving", master) as spark:
         from skyroute.pipeline.jobs import archive as job
         from skyroute.pipeline.journal.reading import stream_journal
 
         if journals:
             query = job.archive_journal(stream_journal(spark, journals), root)
         else:
-            source = _source(name_servers or "", topics)
+            source = _source_options(name_servers or "", topics)
             query = job.archive_messages(spark.readStream.format("rocketmq").options(**source).load(), root)
         query.awaitTermination()
         written = sum(progress.numInputRows for progress in query.recentProgress)
         compacted = job.compact(spark, root)
-    click.echo(f"{written} new {'lines of journals' if journals else 'messages'} in {root}; {compacted} days compacted")
+    click.echo(f"{written} new {'journal lines' if journals else 'messages'} in {root}; {compacted} days compacted")
 
 
 @pipeline.command(
@@ -345,33 +390,33 @@ def archive(
     metavar="FILE",
     type=click.Path(path_type=Path, resolve_path=True, dir_okay=False),
     required=True,
-    help="The HTML file.",
+    help="HTML file to write.",
 )
 @click.option(
     "--window",
     "window_s",
-    type=span,
+    type=duration,
     default="1h",
     show_default=True,
-    metavar="SPAN",
-    help="The grain of charts over time.",
+    metavar="DURATION",
+    help="Resolution of charts over time.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace a file that is there.")
-@click.option("--master", metavar="URL", help="Where Spark runs. Default: here.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+@click.option("--master", metavar="URL", help="Spark master. Default: local.")
 def report(history: History, path: Path, window_s: float, *, overwrite: bool, master: str | None) -> None:
-    """Write a page of charts and tables about all of it. It is one file of HTML that needs nothing but a browser."""
+    """Write an HTML report about journals. One self-contained file with charts and tables."""
     if path.exists() and not overwrite:
-        raise click.BadParameter(f"{path} is there already: add --overwrite, or choose another", param_hint="--to")
+        raise click.BadParameter(f"{path} already exists: add --overwrite, or choose another path", param_hint="--to")
     if not path.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {path.absolute().parent}", param_hint="--to")
-    with working("gathering the report", master) as spark:
-        from skyroute.pipeline.jobs.report import report as make
+        raise click.BadParameter(f"no such folder: {path.absolute().parent}", param_hint="--to")
+    with spark_session("building the report", master) as spark:
+        from skyroute.pipeline.report.page import report as build_report
 
         journal = history.read(spark)
-        page = make(journal, as_datetime(None), window_s)
+        page = build_report(journal, as_datetime(None), window_s)
         path.write_text(page, encoding="utf-8")
     click.echo(f"written to {path}")
 
 
-def _source(name_servers: str, topics: tuple[str, ...]) -> dict[str, str]:
+def _source_options(name_servers: str, topics: tuple[str, ...]) -> dict[str, str]:
     return {"nameServer": name_servers, "topic": ",".join(topics), "startingOffsets": "earliest"}

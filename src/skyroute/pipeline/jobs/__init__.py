@@ -1,1 +1,1 @@
-"""Questions to the cluster's history, each a function from DataFrame to DataFrame."""
+"""Jobs over journals and topics, each a function from DataFrame to DataFrame."""

@@ -1,15 +1,15 @@
-"""Journals and topics to Parquet, by day: what is new each time, once each, in few files.
+"""Archives new journal records and messages to Parquet by day, each once, in few files.
 
 ```
-ROOT/_checkpoint                              how far Spark has read; it belongs to what was written
-ROOT/events/date=2026-11-15/batches=0-0/      what one micro-batch brought of a day
-ROOT/events/date=2026-11-14/batches=0-41/     micro-batches that were compacted into one folder
-ROOT/rejects/date=.../                        lines that are no records, by the day they were read
-ROOT/messages/topic=Orders/date=.../          of topics
+ROOT/_checkpoint                              Spark's checkpoint; belongs to the data
+ROOT/events/date=2026-11-15/batches=0-0/      one micro-batch's records of a day
+ROOT/events/date=2026-11-14/batches=0-41/     micro-batches compacted into one folder
+ROOT/rejects/date=.../                        invalid lines, by the day they were read
+ROOT/messages/topic=Orders/date=.../          messages of topics
 ```
 
-A micro-batch that is done again, because the driver died in it, replaces the folders it wrote: they have its number. A
-folder whose numbers lie within another's is an old part of it that is not gone yet: `read_archive` passes over it.
+A micro-batch repeated after a crash overwrites its folders, which carry its number. A folder whose numbers lie within
+another folder's is left over from a compaction: `read_archive` ignores it.
 """
 
 import re
@@ -23,25 +23,25 @@ from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
 from skyroute.errors import SkyrouteError
-from skyroute.pipeline.journal.reading import REJECTS, Journal, split
+from skyroute.pipeline.journal.reading import REJECTS, JournalFrames, split
 
-COMPACTED_FROM: Final = 8
-"""So many folders of one day are made one."""
+COMPACT_FROM_FOLDERS: Final = 8
+"""Number of folders of one day from which they are compacted."""
 _BATCHES: Final = re.compile(r"batches=(\d+)-(\d+)")
 _CHECKPOINT: Final = "_checkpoint"
 
 
 class NoArchiveError(SkyrouteError):
-    """There is no archive where one was looked for."""
+    """A folder has no archive."""
 
 
 def archive_journal(lines: DataFrame, root: Path) -> StreamingQuery:
-    """Write what is new in a stream of `stream_journal`, and end when all that there is has been written."""
-    return _drain(lines, root, lambda batch, number: keep_journal(batch, root, number))
+    """Archive the new records of a stream of `stream_journal`, and end when all are written."""
+    return _write_available(lines, root, lambda batch, number: write_journal_batch(batch, root, number))
 
 
-def keep_journal(batch: DataFrame, root: Path, number: int) -> None:
-    """Write one micro-batch of a stream of `stream_journal`; once more does no harm."""
+def write_journal_batch(batch: DataFrame, root: Path, number: int) -> None:
+    """Write one micro-batch of a stream of `stream_journal`. Idempotent."""
     batch.persist()
     journal = split(batch)
     _write(journal.events, root / "events", ["date"], number)
@@ -50,58 +50,58 @@ def keep_journal(batch: DataFrame, root: Path, number: int) -> None:
 
 
 def archive_messages(messages: DataFrame, root: Path) -> StreamingQuery:
-    """Write what is new in a stream of the `rocketmq` source, by topic and day of storing."""
+    """Archive the new messages of a stream of the `rocketmq` source, by topic and day of storage."""
 
     def keep(batch: DataFrame, number: int) -> None:
         _write(batch.withColumn("date", fn.to_date("store_timestamp")), root / "messages", ["topic", "date"], number)
 
-    return _drain(messages, root, keep)
+    return _write_available(messages, root, keep)
 
 
 def read_archive(spark: SparkSession, root: Path, part: str = "events") -> DataFrame:
-    """What was written of events, rejects or messages, each once.
+    """Return the archived events, rejects or messages, each once.
 
     Raises:
-        NoArchiveError: Nothing was.
+        NoArchiveError: the archive has none.
     """
     base = root / part
     folders = [str(folder) for day in _days(base) for folder in _current(day)]
     if not folders:
-        raise NoArchiveError(f"there are no {part} of an archive in {root}")
+        raise NoArchiveError(f"no archived {part} in {root}: run `skyroute pipeline archive` first")
     return spark.read.option("basePath", str(base)).parquet(*folders).drop("batches")
 
 
-def read_archived_journal(spark: SparkSession, root: Path) -> Journal:
-    """What was written of journals.
+def read_archived_journal(spark: SparkSession, root: Path) -> JournalFrames:
+    """Return the archived events and rejects.
 
     Raises:
-        NoArchiveError: Nothing was.
+        NoArchiveError: the archive has no events.
     """
     events = read_archive(spark, root)
     try:
-        return Journal(events, read_archive(spark, root, "rejects").drop("date"))
+        return JournalFrames(events, read_archive(spark, root, "rejects").drop("date"))
     except NoArchiveError:
-        return Journal(events, spark.createDataFrame([], REJECTS))
+        return JournalFrames(events, spark.createDataFrame([], REJECTS))
 
 
-def compact(spark: SparkSession, root: Path, *, folders_max: int = COMPACTED_FROM) -> int:
-    """Make one folder of many small ones, for each day that has so many; return how many were made.
+def compact(spark: SparkSession, root: Path, *, folders_min: int = COMPACT_FROM_FOLDERS) -> int:
+    """Compact each day with at least `folders_min` folders into one; return the number of compacted days.
 
-    Called while nothing is being written to the archive.
+    Do not call it while a query writes to the archive.
     """
-    made = 0
+    compacted = 0
     for base in (root / "events", root / "rejects", root / "messages"):
         for day in _days(base):
             current = _current(day)
             for old in set(_folders(day)) - set(current):
                 shutil.rmtree(old)
-            if len(current) >= folders_max:
+            if len(current) >= folders_min:
                 _merge(spark, root / "_compacting", day, current)
-                made += 1
-    return made
+                compacted += 1
+    return compacted
 
 
-def _drain(stream: DataFrame, root: Path, keep: Callable[[DataFrame, int], None]) -> StreamingQuery:
+def _write_available(stream: DataFrame, root: Path, keep: Callable[[DataFrame, int], None]) -> StreamingQuery:
     writer = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(root / _CHECKPOINT))
     return writer.trigger(availableNow=True).start()
 
@@ -112,11 +112,11 @@ def _write(rows: DataFrame, base: Path, by: Sequence[str], number: int) -> None:
     writer.option("compression", "zstd").partitionBy(*by, "batches").parquet(str(base))
 
 
-def _merge(spark: SparkSession, aside: Path, day: Path, folders: Sequence[Path]) -> None:
-    shutil.rmtree(aside, ignore_errors=True)
-    spark.read.parquet(*map(str, folders)).coalesce(1).write.option("compression", "zstd").parquet(str(aside))
+def _merge(spark: SparkSession, temporary: Path, day: Path, folders: Sequence[Path]) -> None:
+    shutil.rmtree(temporary, ignore_errors=True)
+    spark.read.parquet(*map(str, folders)).coalesce(1).write.option("compression", "zstd").parquet(str(temporary))
     numbers = [number for folder in folders for number in _range(folder)]
-    aside.rename(day / f"batches={min(numbers)}-{max(numbers)}")
+    temporary.rename(day / f"batches={min(numbers)}-{max(numbers)}")
     for folder in folders:
         shutil.rmtree(folder)
 
@@ -130,13 +130,13 @@ def _folders(day: Path) -> Iterator[Path]:
 
 
 def _current(day: Path) -> list[Path]:
-    """Folders that are not part of another."""
+    """Return the folders that no compacted folder replaces."""
     found = {path: _range(path) for path in _folders(day)}
 
-    def is_old(path: Path, first: int, last: int) -> bool:
+    def is_replaced(path: Path, first: int, last: int) -> bool:
         return any(other != path and low <= first and last <= high for other, (low, high) in found.items())
 
-    return sorted(path for path, (first, last) in found.items() if not is_old(path, first, last))
+    return sorted(path for path, (first, last) in found.items() if not is_replaced(path, first, last))
 
 
 def _range(folder: Path) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""How long brokers, groups and topics were there, as each name server saw it, and why they were not.
+"""Availability and outages of brokers, broker groups and topics, as each name server recorded them.
 
-A broker is an address in a group; a group is there while it has a broker, a topic while a group serves it. Time before
-something was first seen counts for nothing, and so does time in which the name server itself did not run.
+A broker is an address in a group. A group is up while it has a broker; a topic is up while a group serves it. Time
+before the first registration does not count, nor does time in which the name server did not run.
 """
 
 from datetime import datetime
@@ -11,33 +11,34 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from skyroute.nameserver.journal.schema import Kind
-from skyroute.pipeline.journal.facts import epochs, facts, in_epochs
+from skyroute.pipeline.journal.epochs import closed_epochs, with_epochs
+from skyroute.pipeline.journal.state_changes import state_changes
 from skyroute.routing.events import Cause
 
-FLAPPING: Final = 3
-"""So many outages within one window are called flapping."""
-GOODBYES: Final = (Cause.UNREGISTERED, Cause.ADDRESS_REPLACED, Cause.TOPIC_DELETED, Cause.REGISTERED)
-"""Causes that somebody meant: time after them is away, not down. A broker that registers may leave topics out."""
-_THING: Final = ("server", "what", "broker", "name")
+FLAPPING_OUTAGES: Final = 3
+"""Number of outages in one window from which it counts as flapping."""
+PLANNED_CAUSES: Final = (Cause.UNREGISTERED, Cause.ADDRESS_REPLACED, Cause.TOPIC_DELETED, Cause.REGISTERED)
+"""Causes of planned outages: the time counts as away, not down. A registration may remove topics on purpose."""
+_SUBJECT: Final = ("server", "what", "broker", "name")
 
 
 def availability(events: DataFrame, window_s: float | None = None, until: datetime | None = None) -> DataFrame:
-    """Return, for each window of event time, how long each thing was up, down and away, and its outages.
+    """Return, for each window of event time, the seconds up, down and away of each subject, and its outages.
 
     Args:
-        events: of the journal.
-        window_s: how long a window is; None: one window for all.
-        until: up to when servers that still run saw what they last recorded; None: up to the last record of all.
+        events: the journal's events.
+        window_s: length of a window; None: one window for everything.
+        until: the end of the observation of servers that still run; None: the last record of all servers.
 
-    An outage belongs to the window in which it began. `mttr_s` is the mean of those that ended. Where numbers are
-    missing in a journal, what follows is not `certain` until the next start of that server.
+    An outage belongs to the window in which it began. `mttr_s` is the mean time to recovery of ended outages. After
+    missing sequence numbers, rows are not `certain` until the next start of that server.
     """
-    spans = _spans(events, until)
+    intervals = _intervals(events, until)
     window_ms = None if window_s is None else int(window_s * 1000)
     seconds = fn.greatest(fn.lit(0), fn.col("overlap_ms")) / 1000
     is_outage = fn.col("begins_outage") & (fn.col("window_ms") == _window_of(fn.col("since_ms"), window_ms))
-    split = _in_windows(spans, window_ms)
-    found = split.groupBy(*_THING, "window_ms").agg(
+    split = _in_windows(intervals, window_ms)
+    found = split.groupBy(*_SUBJECT, "window_ms").agg(
         _total(seconds, fn.col("is_up")).alias("up_s"),
         _total(seconds, ~fn.col("is_up") & ~fn.col("is_away")).alias("down_s"),
         _total(seconds, ~fn.col("is_up") & fn.col("is_away")).alias("away_s"),
@@ -50,7 +51,7 @@ def availability(events: DataFrame, window_s: float | None = None, until: dateti
     )
     observed = fn.col("up_s") + fn.col("down_s")
     return found.select(
-        *_THING,
+        *_SUBJECT,
         fn.timestamp_millis("window_ms").alias("window"),
         "up_s",
         "down_s",
@@ -58,22 +59,22 @@ def availability(events: DataFrame, window_s: float | None = None, until: dateti
         fn.when(observed > 0, fn.col("up_s") / observed).alias("availability"),
         "outages",
         "mttr_s",
-        (fn.col("outages") >= FLAPPING).alias("flapping"),
+        (fn.col("outages") >= FLAPPING_OUTAGES).alias("flapping"),
         "causes",
         "certain",
     )
 
 
 def outages(events: DataFrame, until: datetime | None = None) -> DataFrame:
-    """Return each time that something was not there any more: since when, until when, how long and why.
+    """Return each outage with its start, end, length and cause.
 
-    `until` is null, and `seconds` counts to the end of what was seen, where it has not come back. Time in which the
-    name server did not run is part of an outage that began before.
+    For an outage that has not ended, `until` is null and `seconds` counts to the end of the observation. An outage
+    includes time in which the name server did not run.
     """
-    spans = _spans(events, until)
+    intervals = _intervals(events, until)
     lasting = fn.greatest(fn.lit(0), fn.coalesce("recovered_ms", "end_ms") - fn.col("since_ms"))
-    return spans.filter("begins_outage").select(
-        *_THING,
+    return intervals.filter("begins_outage").select(
+        *_SUBJECT,
         fn.timestamp_millis("since_ms").alias("since"),
         fn.timestamp_millis("recovered_ms").alias("until"),
         (lasting / 1000).alias("seconds"),
@@ -83,32 +84,32 @@ def outages(events: DataFrame, until: datetime | None = None) -> DataFrame:
     )
 
 
-def _spans(events: DataFrame, until: datetime | None) -> DataFrame:
-    """What was there, and what was not, from `since_ms` to `until_ms` within one epoch of a server.
+def _intervals(events: DataFrame, until: datetime | None) -> DataFrame:
+    """Return intervals, `since_ms` to `until_ms`, in which a subject is up or not, each within one epoch of a server.
 
-    `begins_outage` marks the first span of those in a row in which a thing is not there; `cause` is that one's.
+    `begins_outage` marks the first of several consecutive intervals that are not up; all have the first one's `cause`.
     """
-    placed = in_epochs(events)
-    lives = closed(epochs(placed), placed, until)
-    in_order = Window.partitionBy(*_THING).orderBy("seq")
-    in_epoch = Window.partitionBy(*_THING, "epoch").orderBy("seq")
-    turns = _turns(placed)
-    turns = turns.unionByName(_at_starts(turns, lives))
+    placed = with_epochs(events)
+    server_epochs = closed_epochs(placed, until)
+    in_order = Window.partitionBy(*_SUBJECT).orderBy("seq")
+    in_epoch = Window.partitionBy(*_SUBJECT, "epoch").orderBy("seq")
+    transitions = _transitions(placed)
+    transitions = transitions.unionByName(_at_starts(transitions, server_epochs))
     is_restored = fn.coalesce(fn.lead("cause").over(in_epoch) == Cause.RESTORED, fn.expr("false"))
     is_up = fn.when(fn.col("is_start"), is_restored).otherwise(fn.col("is_up"))
-    turns = turns.withColumns({"is_up": is_up, "next_ms": fn.lead("at_ms").over(in_epoch)})
+    transitions = transitions.withColumns({"is_up": is_up, "next_ms": fn.lead("at_ms").over(in_epoch)})
     later = in_order.rowsBetween(1, Window.unboundedFollowing)
-    turns = turns.withColumns(
+    transitions = transitions.withColumns(
         {
             "turned": ~fn.col("is_up").eqNullSafe(fn.lag("is_up").over(in_order)),
             "recovered_ms": fn.first(fn.when(fn.col("is_up"), fn.col("at_ms")), ignorenulls=True).over(later),
         }
     )
     cause = fn.last(fn.when(fn.col("turned"), fn.col("cause")), ignorenulls=True).over(in_order)
-    spans = turns.withColumn("cause", cause).join(fn.broadcast(lives), ["server", "epoch"])
-    # Another id is told as leaving and joining at once.
-    is_moment = fn.coalesce(fn.col("recovered_ms") <= fn.col("at_ms"), fn.expr("false"))
-    return spans.select(
+    intervals = transitions.withColumn("cause", cause).join(fn.broadcast(server_epochs), ["server", "epoch"])
+    # A change of the broker id is recorded as leaving and joining at once: not an outage.
+    is_instant = fn.coalesce(fn.col("recovered_ms") <= fn.col("at_ms"), fn.expr("false"))
+    return intervals.select(
         "server",
         "what",
         *(fn.nullif(name, fn.lit("")).alias(name) for name in ("broker", "name")),
@@ -119,48 +120,39 @@ def _spans(events: DataFrame, until: datetime | None) -> DataFrame:
         fn.col("at_ms").alias("since_ms"),
         fn.greatest("at_ms", fn.coalesce("next_ms", "closed_ms")).alias("until_ms"),
         fn.col("closed_ms").alias("end_ms"),
-        (~fn.col("is_up") & fn.col("turned") & ~is_moment).alias("begins_outage"),
-        fn.col("cause").isin(*GOODBYES).alias("is_away"),
+        (~fn.col("is_up") & fn.col("turned") & ~is_instant).alias("begins_outage"),
+        fn.col("cause").isin(*PLANNED_CAUSES).alias("is_away"),
     )
 
 
-def closed(lives: DataFrame, placed: DataFrame, until: datetime | None) -> DataFrame:
-    """Epochs with an end in any case, `closed_ms`."""
-    if until is not None:
-        last = fn.lit(int(until.timestamp() * 1000))
-        return lives.withColumn("closed_ms", fn.coalesce("ended_ms", fn.greatest(last, fn.col("began_ms"))))
-    everywhere = placed.agg(fn.max("at_ms").alias("last_ms"))
-    return lives.crossJoin(fn.broadcast(everywhere)).withColumn("closed_ms", fn.coalesce("ended_ms", "last_ms"))
-
-
-def _turns(placed: DataFrame) -> DataFrame:
-    """When each thing came and went. A group goes with its last broker, and its topics with it: their cause is its."""
+def _transitions(placed: DataFrame) -> DataFrame:
+    """Return when each subject went up and down. A group and its topics have the cause of its last broker."""
     in_group = Window.partitionBy("server", "epoch", "broker").orderBy("seq")
     left = fn.last(fn.when(fn.col("kind") == Kind.BROKER_LEFT, fn.col("cause")), ignorenulls=True).over(in_group)
     cause = fn.when(fn.col("cause") == Cause.GROUP_GONE, left).otherwise(fn.col("cause"))
     relevant = (Kind.BROKER_JOINED, Kind.BROKER_LEFT, Kind.GROUP_CHANGED, Kind.TOPICS_CHANGED)
-    said = facts(placed.filter(fn.col("kind").isin(*relevant)).withColumn("cause", cause))
+    changes = state_changes(placed.filter(fn.col("kind").isin(*relevant)).withColumn("cause", cause))
     there = fn.coalesce("group.there", "member.there", "queues.there").cast("int")
-    # What any group serves is there; the number of groups counts, and each of them once.
+    # A topic is up while any group serves it: count the groups, each once.
     of_group = Window.partitionBy("server", "epoch", "part", "broker", "name").orderBy("seq")
     step = fn.col("there") - fn.coalesce(fn.lag("there").over(of_group), fn.lit(0))
     owner = fn.when(fn.col("part") == "topic", "").otherwise(fn.col("broker"))
-    counted = said.withColumn("there", there).withColumns({"step": step, "broker": owner, "what": fn.col("part")})
-    so_far = Window.partitionBy(*_THING, "epoch").orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
+    counted = changes.withColumn("there", there).withColumns({"step": step, "broker": owner, "what": fn.col("part")})
+    so_far = Window.partitionBy(*_SUBJECT, "epoch").orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
     is_up = fn.sum("step").over(so_far) > 0
     return counted.select(
-        *_THING, "epoch", "seq", "at_ms", "cause", "certain", is_up.alias("is_up"), fn.expr("false").alias("is_start")
+        *_SUBJECT, "epoch", "seq", "at_ms", "cause", "certain", is_up.alias("is_up"), fn.expr("false").alias("is_start")
     )
 
 
-def _at_starts(turns: DataFrame, lives: DataFrame) -> DataFrame:
-    """A row for each later start and each thing that was known before: it is gone, unless it is restored next."""
-    first = turns.groupBy(*_THING).agg(fn.min("epoch").alias("first_epoch"))
+def _at_starts(transitions: DataFrame, server_epochs: DataFrame) -> DataFrame:
+    """Return a row for each later start and each subject known before: it is down unless it is restored next."""
+    first = transitions.groupBy(*_SUBJECT).agg(fn.min("epoch").alias("first_epoch"))
     return (
-        first.join(fn.broadcast(lives), "server")
+        first.join(fn.broadcast(server_epochs), "server")
         .filter("epoch > first_epoch")
         .select(
-            *_THING,
+            *_SUBJECT,
             "epoch",
             fn.col("epoch").alias("seq"),
             fn.col("began_ms").alias("at_ms"),
@@ -178,14 +170,14 @@ def _window_of(moment_ms: Column, window_ms: int | None) -> Column:
     return moment_ms - moment_ms % window_ms
 
 
-def _in_windows(spans: DataFrame, window_ms: int | None) -> DataFrame:
-    """Spans once for each window that they touch, with how long they lie in it."""
+def _in_windows(intervals: DataFrame, window_ms: int | None) -> DataFrame:
+    """Return each interval once per window that it overlaps, with `overlap_ms`."""
     since, until = fn.col("since_ms"), fn.col("until_ms")
     if window_ms is None:
-        return spans.withColumns({"window_ms": fn.lit(0), "overlap_ms": until - since})
+        return intervals.withColumns({"window_ms": fn.lit(0), "overlap_ms": until - since})
     last = _window_of(fn.greatest(since, until - 1), window_ms)
     windows = fn.sequence(_window_of(since, window_ms), last, fn.lit(window_ms))
-    split = spans.withColumn("window_ms", fn.explode(windows))
+    split = intervals.withColumn("window_ms", fn.explode(windows))
     end = fn.least(until, fn.col("window_ms") + window_ms)
     return split.withColumn("overlap_ms", end - fn.greatest(since, fn.col("window_ms")))
 

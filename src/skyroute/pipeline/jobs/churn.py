@@ -1,4 +1,4 @@
-"""How much changes, how large things grow, and where a topic hangs on one broker."""
+"""Counts of changes over time, permission changes, and how broker groups share the queues of topics."""
 
 from datetime import datetime
 
@@ -7,30 +7,31 @@ from pyspark.sql import functions as fn
 
 from skyroute.nameserver.journal.schema import Kind
 from skyroute.pipeline.jobs.routes import routes_at
-from skyroute.pipeline.journal.facts import facts, in_epochs
+from skyroute.pipeline.journal.epochs import with_epochs
+from skyroute.pipeline.journal.state_changes import state_changes
 from skyroute.routing.events import Cause
 from skyroute.routing.topology import Permission
 
 
 def churn(events: DataFrame, window_s: float = 86_400.0) -> DataFrame:
-    """Return, for each server and window with a change, how much came, went and changed, and what was there at its end.
+    """Return, for each server and window with a change, the counts of changes and the totals at its end.
 
-    What a server restores after a start is no change. Topics are counted once for each group that serves them.
+    Brokers and topics restored after a start are not changes. A topic counts once for each group that serves it.
     """
     window_ms = int(window_s * 1000)
     relevant = (Kind.SERVER_STARTED, Kind.BROKER_JOINED, Kind.BROKER_LEFT, Kind.TOPICS_CHANGED)
-    placed = in_epochs(events).filter(fn.col("kind").isin(*relevant))
+    placed = with_epochs(events).filter(fn.col("kind").isin(*relevant))
     kind, size = fn.col("kind"), {name: fn.coalesce(fn.size(fn.map_keys(name)), fn.lit(0)) for name in _MAPS}
-    is_news = ~fn.coalesce(fn.col("cause") == Cause.RESTORED, fn.expr("false"))
+    is_change = ~fn.coalesce(fn.col("cause") == Cause.RESTORED, fn.expr("false"))
     joined, left = (kind == Kind.BROKER_JOINED).cast("int"), (kind == Kind.BROKER_LEFT).cast("int")
     steps = placed.select(
         "server",
         "epoch",
         "seq",
         (fn.col("at_ms") - fn.col("at_ms") % window_ms).alias("window_ms"),
-        (joined * is_news.cast("int")).alias("brokers_joined"),
+        (joined * is_change.cast("int")).alias("brokers_joined"),
         left.alias("brokers_left"),
-        *((size[name] * is_news.cast("int")).alias(f"topics_{name}") for name in _MAPS),
+        *((size[name] * is_change.cast("int")).alias(f"topics_{name}") for name in _MAPS),
         _permissions_changed().alias("permission_changes"),
         (joined - left).alias("brokers_step"),
         (size["added"] - size["removed"]).alias("topics_step"),
@@ -47,9 +48,9 @@ def churn(events: DataFrame, window_s: float = 86_400.0) -> DataFrame:
 
 
 def capacity(events: DataFrame, instant: datetime) -> DataFrame:
-    """Return, for each topic at an instant, its queues, how unevenly groups share them, and whether one group has all.
+    """Return, for each topic at an instant, its queues, their skew over groups, and whether one group has them all.
 
-    `skew` is the largest share of write queues over the mean: 1 is even.
+    `skew` is the largest number of write queues of a group divided by the mean: 1 is even.
     """
     topics = routes_at(events, instant).filter("part = 'topic'")
     write, permission = fn.col("write_queues"), fn.col("permission")
@@ -67,9 +68,10 @@ def capacity(events: DataFrame, instant: datetime) -> DataFrame:
 
 
 def permission_changes(events: DataFrame) -> DataFrame:
-    """Return each time that a topic's permission on a group became another one, and why.
+    """Return each change of a topic's permission on a group, and its cause.
 
-    `before` and `after` are numbers, 2 for write and 4 for read, and null where an operator's word was set over them.
+    `before` and `after` are sums of 2 for write and 4 for read. They are null where an operator forbade or restored
+    writes.
     """
     changed = events.filter(fn.col("kind") == Kind.TOPICS_CHANGED).select(
         *_WHEN, fn.explode("changed").alias("topic", "pair")
@@ -77,9 +79,9 @@ def permission_changes(events: DataFrame) -> DataFrame:
     by_broker = changed.filter(fn.col("pair")[0][2] != fn.col("pair")[1][2]).select(
         *_WHEN, "topic", fn.col("pair")[0][2].alias("before"), fn.col("pair")[1][2].alias("after")
     )
-    said = facts(events.filter(fn.col("kind") == Kind.WRITES_CHANGED))
+    changes = state_changes(events.filter(fn.col("kind") == Kind.WRITES_CHANGED))
     nothing = fn.lit(None).cast("bigint")
-    by_operator = said.select(*_WHEN, fn.col("name").alias("topic"), nothing.alias("before"), nothing.alias("after"))
+    by_operator = changes.select(*_WHEN, fn.col("name").alias("topic"), nothing.alias("before"), nothing.alias("after"))
     moment = fn.timestamp_millis("wall_ms").alias("at")
     return by_broker.unionByName(by_operator).select(moment, "server", "broker", "topic", "before", "after", "cause")
 
@@ -89,7 +91,7 @@ _WHEN = ("wall_ms", "server", "broker", "cause")
 
 
 def _queues(settings: Column) -> Column:
-    """Write queues in a list of settings."""
+    """Return the sum of write queues of a list of settings."""
     total = fn.aggregate(settings, fn.lit(0).cast("bigint"), lambda total, each: total + each[1])
     return fn.coalesce(total, fn.lit(0))
 

@@ -1,4 +1,4 @@
-"""How far consumer groups are behind: samples taken by a small stream, and what they say over time."""
+"""Lag of consumer groups over time, from samples that a small stream takes."""
 
 import logging
 from collections.abc import Collection, Iterable
@@ -19,7 +19,7 @@ SAMPLES: Final = "at timestamp, consumer_group string, topic string, broker_name
 
 
 class Sample(NamedTuple):
-    """How many messages of one queue a group had before it."""
+    """Number of messages of one queue that a consumer group had not consumed."""
 
     at: datetime
     consumer_group: str
@@ -30,10 +30,10 @@ class Sample(NamedTuple):
 
 
 def sample_lag(name_servers: str, groups: Collection[str] = ()) -> list[Sample]:
-    """Ask brokers how far these consumer groups are, or all that there are. Groups nobody knows are left out.
+    """Return the lag of these consumer groups, or of all groups. Unknown groups are logged and left out.
 
     Raises:
-        NoNameServerError: none answers.
+        NoNameServerError: no name server responds.
     """
     now = datetime.now(UTC)
     with Admin(name_servers) as admin:
@@ -53,11 +53,11 @@ def _sample(admin: Admin, group: str, now: datetime) -> Iterable[Sample]:
 def start_sampling(
     spark: SparkSession, name_servers: str, folder: Path, *, every_s: float, groups: Collection[str] = ()
 ) -> StreamingQuery:
-    """Begin to take samples into Parquet files in a folder, until the query is stopped. Spark's clock sets the pace."""
+    """Start a query that writes a sample to Parquet every `every_s` seconds, until it is stopped."""
 
     def keep(_: DataFrame, batch: int) -> None:
         taken = spark.createDataFrame(sample_lag(name_servers, groups), SAMPLES).coalesce(1)
-        # A batch that is done again replaces what it wrote.
+        # A repeated batch overwrites its files.
         taken.write.mode("overwrite").parquet(str(folder / f"batch={batch}"))
 
     ticks = spark.readStream.format("rate").option("rowsPerSecond", 1).load()
@@ -66,14 +66,14 @@ def start_sampling(
 
 
 def read_samples(spark: SparkSession, folder: Path) -> DataFrame:
-    """Samples that were taken into a folder."""
+    """Read the samples in a folder."""
     return spark.read.schema(SAMPLES).parquet(str(folder)).drop("batch")
 
 
 def lag(samples: DataFrame, window_s: float = 60.0) -> DataFrame:
-    """Return the lag of each group and topic over time: the least, the mean, the most, the last, and how fast it grew.
+    """Return minimum, mean, maximum and last lag of each group and topic for each window, and its growth.
 
-    Samples of all queues that were taken at one time count together.
+    Samples of all queues taken at one time are summed.
     """
     taken = samples.groupBy("at", "consumer_group", "topic").agg(fn.sum("lag").alias("lag"))
     window = fn.window("at", f"{int(window_s * 1000)} milliseconds")

@@ -1,4 +1,4 @@
-"""Time travel: the route table as each name server had it at any instant, and what changed between two."""
+"""The route table of each name server at any instant, and the changes between two instants."""
 
 from datetime import datetime
 from typing import Final
@@ -7,77 +7,78 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as fn
 
 from skyroute.nameserver.journal.schema import Kind
-from skyroute.pipeline.journal.facts import ASPECTS, epochs, facts, in_epochs
+from skyroute.pipeline.journal.epochs import epochs, with_epochs
+from skyroute.pipeline.journal.state_changes import STATE_COLUMNS, state_changes
 from skyroute.routing.topology import MASTER_ID, Permission
 
 _KEY: Final = ("server", "part", "broker", "name")
 
 
 def routes_at(events: DataFrame, instant: datetime) -> DataFrame:
-    """Return every group, broker and topic that each server knew at an instant, one row each.
+    """Return every group, broker and topic in each server's route table at an instant, one row each.
 
-    The instant is after the last record that the server's clock dates up to then. `part` says what a row is about:
-    members of other parts are null. `acts_as_master` is shown of the smallest slave where the group lost its master and
-    allows that; `permission` is what clients have, `given_permission` what the broker gave. A server of which numbers
-    are missing since its last start, or of which no start is left, is not `certain`.
+    The instant is after the last record with a wall clock up to it. `part` is group, broker or topic; columns of other
+    parts are null. `acts_as_master` is true for the slave with the smallest id if the group lost its master and has
+    acting masters enabled. `permission` is what clients get, `given_permission` what the broker registered. A row is
+    not `certain` if sequence numbers are missing since the server's last start, or if the journal has no start.
     """
     scope = _scope(events, int(instant.timestamp() * 1000))
     within = fn.col("seq").between(fn.col("start"), fn.col("cut"))
-    said = facts(events.join(fn.broadcast(scope.select("server", "start", "cut")), "server").filter(within))
-    latest = said.groupBy(*_KEY).agg(*map(_last_word, ASPECTS))
+    changes = state_changes(events.join(fn.broadcast(scope.select("server", "start", "cut")), "server").filter(within))
+    latest = changes.groupBy(*_KEY).agg(*map(_last_value, STATE_COLUMNS))
     known = latest.filter(_is_there())
     return _as_routes(known).join(fn.broadcast(scope.select("server", "certain")), "server").select(*_COLUMNS)
 
 
 def route_history(events: DataFrame) -> DataFrame:
-    """Return every state of every group, broker and topic that each server knew, and `since` and `until` when.
+    """Return every state of every group, broker and topic on each server, with `since` and `until`.
 
-    `until` is null where it still holds. The aspects are columns of their own, as `facts` has them; what follows from a
-    whole group, such as who acts as master, `routes_at` knows.
+    `until` is null for a current state. The columns are those of `state_changes`. `routes_at` adds what depends on the
+    whole group, such as the acting master.
     """
-    placed = in_epochs(events)
+    placed = with_epochs(events)
     in_order = Window.partitionBy("epoch", *_KEY).orderBy("seq")
     so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
-    said = facts(placed).withColumn("next_ms", fn.lead("at_ms").over(in_order))
-    known = said.withColumns({aspect: fn.last(aspect, ignorenulls=True).over(so_far) for aspect in ASPECTS})
+    changes = state_changes(placed).withColumn("next_ms", fn.lead("at_ms").over(in_order))
+    known = changes.withColumns({column: fn.last(column, ignorenulls=True).over(so_far) for column in STATE_COLUMNS})
     states = known.filter(_is_there()).join(fn.broadcast(epochs(placed)), ["server", "epoch"])
     return states.select(
         *_KEY,
         fn.timestamp_millis("at_ms").alias("since"),
         fn.timestamp_millis(fn.coalesce("next_ms", "ended_ms")).alias("until"),
-        *ASPECTS,
+        *STATE_COLUMNS,
         "cause",
         "certain",
     )
 
 
 def routes_between(events: DataFrame, earlier: datetime, later: datetime) -> DataFrame:
-    """Return what each server knew otherwise at a later instant: `change` is added, removed or changed.
+    """Return the differences between a server's route tables at two instants: `change` is added, removed or changed.
 
-    `before` and `after` hold what is in a row of `routes_at`; the edition of a topic table alone is no change.
+    `before` and `after` hold the columns of `routes_at`. A new data version alone is not a change.
     """
-    state = [name for name in _COLUMNS if name not in {*_NAMING, "certain", "version"}]
+    state = [name for name in _COLUMNS if name not in {*_IDENTITY, "certain", "version"}]
 
     def table_at(instant: datetime, side: str) -> DataFrame:
-        return routes_at(events, instant).select(*_NAMING, fn.struct(*state).alias(side))
+        return routes_at(events, instant).select(*_IDENTITY, fn.struct(*state).alias(side))
 
     joined = (
         table_at(earlier, "before")
         .alias("b")
         .join(
             table_at(later, "after").alias("a"),
-            [fn.col(f"b.{name}").eqNullSafe(fn.col(f"a.{name}")) for name in _NAMING],
+            [fn.col(f"b.{name}").eqNullSafe(fn.col(f"a.{name}")) for name in _IDENTITY],
             "full_outer",
         )
     )
     change = fn.when(fn.col("before").isNull(), "added").when(fn.col("after").isNull(), "removed").otherwise("changed")
-    naming = [fn.coalesce(f"a.{name}", f"b.{name}").alias(name) for name in _NAMING]
+    identity = [fn.coalesce(f"a.{name}", f"b.{name}").alias(name) for name in _IDENTITY]
     differs = ~fn.to_json("before").eqNullSafe(fn.to_json("after"))
-    return joined.filter(differs).select(*naming, change.alias("change"), "before", "after")
+    return joined.filter(differs).select(*identity, change.alias("change"), "before", "after")
 
 
 def _scope(events: DataFrame, instant_ms: int) -> DataFrame:
-    """Per server: the numbers between which records make its table at an instant, and whether none is missing."""
+    """Per server: first and last sequence number of the records that make its table, and whether none is missing."""
     cut = events.filter(fn.col("wall_ms") <= instant_ms).groupBy("server").agg(fn.max("seq").alias("cut"))
     started = fn.max(fn.when(fn.col("kind") == Kind.SERVER_STARTED, fn.col("seq")))
     before = events.join(fn.broadcast(cut), "server").filter("seq <= cut")
@@ -95,12 +96,12 @@ def _is_there() -> Column:
     return fn.coalesce("group.there", "member.there", "queues.there")
 
 
-def _last_word(aspect: str) -> Column:
-    said = fn.col(aspect)
-    return fn.max_by(said, fn.when(said.isNotNull(), fn.col("seq"))).alias(aspect)
+def _last_value(name: str) -> Column:
+    column = fn.col(name)
+    return fn.max_by(column, fn.when(column.isNotNull(), fn.col("seq"))).alias(name)
 
 
-_NAMING: Final = ("server", "part", "broker", "address", "topic")
+_IDENTITY: Final = ("server", "part", "broker", "address", "topic")
 _COLUMNS: Final = (
     *("server", "certain", "part", "cluster", "broker", "zone", "acting_master"),
     *("broker_id", "address", "ha_address", "version", "acts_as_master", "confirmed", "filter_servers"),
@@ -109,7 +110,7 @@ _COLUMNS: Final = (
 
 
 def _as_routes(known: DataFrame) -> DataFrame:
-    """Give each row what follows from its group: the cluster, who acts as master, what may be written."""
+    """Add what depends on the group: the cluster, the acting master and the permission for clients."""
     members = known.filter("part != 'topic'").groupBy("server", "broker")
     groups = members.agg(
         fn.max("group.cluster").alias("cluster"),

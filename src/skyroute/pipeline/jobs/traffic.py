@@ -1,13 +1,13 @@
-"""What goes through topics: messages, bytes, delays and keys. Over the columns of the `rocketmq` source."""
+"""Messages, bytes, delays and frequent keys of topics. Input: the columns of the `rocketmq` source."""
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as fn
 
 
 def traffic(messages: DataFrame, window_s: float = 60.0) -> DataFrame:
-    """Return messages and bytes of each topic, tag, producer's host and minute, and the delay from born to stored.
+    """Return messages, bytes and delay from born to stored for each topic, tag, producer host and window.
 
-    Of a stream with a watermark on `store_timestamp` it gives the same rows, each when its minute is over.
+    A stream with a watermark on `store_timestamp` gives the same rows, each at the end of its window.
     """
     delay_ms = fn.unix_millis("store_timestamp") - fn.unix_millis("born_timestamp")
     host = fn.regexp_replace("born_host", r":\d+$", "")
@@ -22,9 +22,9 @@ def traffic(messages: DataFrame, window_s: float = 60.0) -> DataFrame:
 
 
 def hot_keys(messages: DataFrame) -> DataFrame:
-    """Return how often each key of each topic came, and its share of the topic's messages with keys.
+    """Return the number of messages and bytes of each key of each topic.
 
-    A message may have several keys, with spaces between them.
+    A message may have several keys, separated by spaces.
     """
     keys = fn.explode(fn.filter(fn.split("keys", " +"), lambda key: key != "")).alias("key")
     counted = messages.select("topic", keys, fn.octet_length("body").alias("bytes"))

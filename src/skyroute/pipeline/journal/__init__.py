@@ -1,1 +1,1 @@
-"""The name servers' journals in Spark: `schema`, `reading` (lines to events), `facts` (events to what is so)."""
+"""The name servers' journals in Spark: `reading` (lines to events), `epochs` (runs of a server), `state_changes`."""

@@ -1,6 +1,6 @@
-"""From the files of one or several name servers to events. What is no record is set aside and can be counted.
+"""Reads the journals of one or several name servers. Invalid lines are collected as rejects.
 
-Only closed segments are read: those that are still being written have names that Spark passes over.
+Only closed segments are read: Spark ignores files with the name of an open segment.
 """
 
 import re
@@ -31,90 +31,90 @@ REJECTS: Final = "file string, line string, problem string"
 
 
 class NoJournalError(SkyrouteError):
-    """There is no journal where one was looked for."""
+    """A folder has no journal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
-    """What was read: lines that are records, and lines that are none."""
+class JournalFrames:
+    """The valid and invalid lines of journals, as DataFrames."""
 
     events: DataFrame
-    """The members of a record, and `date`, the day of its `wall_ms` in UTC."""
+    """The fields of a record, and `date`, the day of its `wall_ms` in UTC."""
     rejects: DataFrame
-    """`file`, `line` and the `problem` with it."""
+    """Lines that are not valid records: `file`, `line` and `problem`."""
 
 
 def journal_folder(path: Path) -> Path:
-    """Return where the segments are, given a name server's memory folder or the journal in it.
+    """Return the folder of the segments, given a name server's memory folder or the journal folder in it.
 
     Raises:
-        NoJournalError: There are none, or they cannot be read.
+        NoJournalError: the folder has no journal, or cannot be read.
     """
     try:
         folder = find_journal(path)
     except OSError as error:
         raise NoJournalError(f"cannot read {path}: {error.strerror}") from error
     if folder is None:
-        raise NoJournalError(f"there is no journal in {path}: name the memory folder of a name server")
+        raise NoJournalError(f"no journal in {path}: give the memory folder of a name server")
     return folder.resolve()
 
 
-def read_journal(spark: SparkSession, paths: Iterable[Path]) -> Journal:
-    """Read the closed segments of these name servers, each given by its memory folder.
+def read_journal(spark: SparkSession, paths: Iterable[Path]) -> JournalFrames:
+    """Read the closed segments of name servers, each given by its memory folder.
 
     Raises:
-        NoJournalError: One of them has no journal.
+        NoJournalError: one of the folders has no journal.
     """
     return split(parsed(spark.read.options(**_LINES_FORMAT).text([f"/{folder}" for folder in _folders(paths)])))
 
 
-def stream_journal(spark: SparkSession, paths: Iterable[Path], *, segments_at_once: int = 1000) -> DataFrame:
-    """Return lines as they come with closed segments; `split` makes a `Journal` of each micro-batch.
+def stream_journal(spark: SparkSession, paths: Iterable[Path], *, segments_per_batch: int = 1000) -> DataFrame:
+    """Return a stream of the lines of segments as they are closed. `split` turns a micro-batch into a `JournalFrames`.
 
     Raises:
-        NoJournalError: One of them has no journal.
+        NoJournalError: one of the folders has no journal.
     """
-    reader = spark.readStream.options(**_LINES_FORMAT).option("maxFilesPerTrigger", segments_at_once)
-    # A stream has one path, which may be a pattern: braces hold several.
+    reader = spark.readStream.options(**_LINES_FORMAT).option("maxFilesPerTrigger", segments_per_batch)
+    # A stream takes one path, but the path may be a glob: braces hold several folders.
     return parsed(reader.text(f"/{{{','.join(_folders(paths))}}}"))
 
 
 def _folders(paths: Iterable[Path]) -> list[str]:
-    """Each journal's folder once, from the root on, as a pattern of Spark: what means something there is escaped."""
+    """Return each journal's folder once, without the leading slash, with glob characters escaped."""
     folders = {journal_folder(path) for path in paths}
     if not folders:
-        raise NoJournalError("no journal was named: name the memory folder of a name server")
+        raise NoJournalError("no journal given: give the memory folder of a name server")
     return sorted(re.sub(r"([\\\[\]{}*?,])", r"\\\1", str(folder)[1:]) for folder in folders)
 
 
 def parsed(lines: DataFrame) -> DataFrame:
-    """Lines of text, in `value`, as records, in `record`, with the `problem` of those that are none."""
+    """Parse lines of text, in `value`, into the columns `record` and, for invalid lines, `problem`."""
     record = fn.from_json("value", f"{RECORD}, {_UNREADABLE} string", _STRICT)
-    # Exploded, so that Spark parses a line once: it would do it again wherever a member of the record is named.
+    # `explode` makes Spark parse a line once. Otherwise it parses again for every field of the record.
     once = fn.explode(fn.array(record)).alias("record")
     read = lines.select(fn.col("_metadata.file_name").alias("file"), fn.col("value").alias("line"), once)
     return read.withColumn("problem", _problem())
 
 
-def split(lines: DataFrame) -> Journal:
-    """Take records and what is none apart."""
+def split(lines: DataFrame) -> JournalFrames:
+    """Separate valid records from invalid lines."""
     moment = fn.timestamp_millis(fn.col("record.wall_ms"))
     events = lines.filter("problem is null").select("record.*", fn.to_date(moment).alias("date")).drop(_UNREADABLE)
-    return Journal(events, lines.filter("problem is not null").select("file", "line", "problem"))
+    return JournalFrames(events, lines.filter("problem is not null").select("file", "line", "problem"))
 
 
 def _problem() -> Column:
-    """Why a line is no record that we can rely on; null: it is one.
+    """Return why a line is not a valid record; null if it is one.
 
-    Spark stops reading at the end of an object, so that two records in one line would pass for one.
+    Spark stops parsing at the end of the first object, so two records in one line need a check of their own.
     """
     line, missing = fn.trim("line"), [fn.col(f"record.{name}").isNull() for name in REQUIRED]
     problem = fn.when(line == "", "the line is empty")
-    problem = problem.when(~line.startswith("{") | ~line.endswith("}"), "the line is torn")
-    problem = problem.when(line.contains('}{"v":'), "there is more than one record in the line")
-    problem = problem.when(fn.col(f"record.{_UNREADABLE}").isNotNull(), "the line is no record")
+    problem = problem.when(~line.startswith("{") | ~line.endswith("}"), "the line is incomplete")
+    problem = problem.when(line.contains('}{"v":'), "the line has more than one record")
+    problem = problem.when(fn.col(f"record.{_UNREADABLE}").isNotNull(), "the line is not JSON of a record")
     for name, is_missing in zip(REQUIRED, missing, strict=True):
         problem = problem.when(is_missing, f"{name} is missing")
     version = fn.col("record.v")
-    newer = fn.concat(fn.lit("version "), version, fn.lit(f" of the schema, where this release reads {SCHEMA_VERSION}"))
+    newer = fn.concat(fn.lit("version "), version, fn.lit(f" of the schema (this release reads {SCHEMA_VERSION})"))
     return problem.when(version != SCHEMA_VERSION, newer)

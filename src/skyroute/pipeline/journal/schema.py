@@ -1,4 +1,4 @@
-"""What a record of the journal is to Spark. docs/journal.md describes it; a test holds this against what is written."""
+"""Spark's schema of a journal record. docs/journal.md describes the fields; a test compares both."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ STATE: Final = (
 )
 
 REQUIRED: Final = ("v", "seq", "wall_ms", "mono_ms", "server", "kind")
-"""Members that every record has."""
+"""Fields that every record has."""
 
 RECORD: Final = f"""
     v int, seq bigint, wall_ms bigint, mono_ms bigint, server string, kind string, cause string, cluster string,

@@ -1,4 +1,4 @@
-"""The options of a write, from Spark's texts to values."""
+"""Parses the options of a write."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,35 +11,34 @@ from skyroute.message.names import check_open_to_senders, check_producer_group, 
 from skyroute.pipeline.options import ConnectionOptions, OptionReader, read_connection
 
 QUEUES_MAX: Final = 1_024
-"""More than anybody asks a broker to create behind the scenes."""
+"""Largest value of `newTopicQueues`."""
 
-_OF_SPARK: Final = ("checkpointLocation",)
+_SPARK_OPTIONS: Final = ("checkpointLocation",)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How rows are sent."""
+    """The parsed options of a write."""
 
     connection: ConnectionOptions
     topic: str | None = None
-    """For all rows, whatever a column says; None: the column says it."""
-    group: str = "spark"
-    """What brokers know us by."""
+    """The topic of all rows; None: use the column `topic`."""
+    producer_group: str = "spark"
     write_id: str | None = None
-    """What the keys of rows begin with, so that a second run of the same job gives the same keys."""
+    """Prefix of the idempotency keys; a second run with the same prefix gives rows the same keys."""
     send_timeout_s: float = 10.0
     batch_bytes_max: int = BATCH_BYTES_MAX
     new_topic_queues: int = 4
-    """Queues of a topic that a broker creates because we send to it."""
+    """Number of queues of an auto-created topic."""
 
 
 def read_write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Read and check the options of a write.
+    """Parse and check the options of a write.
 
     Raises:
-        OptionsError: some are wrong; the text names them all.
+        OptionsError: options are wrong; the text names them all.
     """
-    options = OptionReader(given, ignored=_OF_SPARK)
+    options = OptionReader(given, ignored=_SPARK_OPTIONS)
     found = WriteOptions(
         read_connection(options),
         options.parsed("topic", "path", parse=_topic, default=None),
@@ -58,7 +57,7 @@ def _topic(text: str) -> str:
         check_topic(text)
         check_open_to_senders(text)
     except InvalidNameError as error:
-        raise ValueError(f"the name of one topic ({error})") from None
+        raise ValueError(f"one topic name; {error}") from None
     return text
 
 
@@ -66,7 +65,7 @@ def _group(text: str) -> str:
     try:
         check_producer_group(text)
     except InvalidNameError as error:
-        raise ValueError(f"the name of a group of producers ({error})") from None
+        raise ValueError(f"a producer group; {error}") from None
     return text
 
 

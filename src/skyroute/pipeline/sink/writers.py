@@ -1,4 +1,4 @@
-"""What Spark calls to write: checks before a job starts, and the work of one task."""
+"""The writers that Spark calls: check before a job starts, then send the rows of each task."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,35 +13,35 @@ from skyroute.pipeline.connections import connect
 from skyroute.pipeline.options import OptionsError
 from skyroute.pipeline.sink.columns import check_columns
 from skyroute.pipeline.sink.options import WriteOptions, read_write_options
-from skyroute.pipeline.sink.sending import Sending
+from skyroute.pipeline.sink.row_sender import RowSender
 
 
 @dataclass
-class Sent(WriterCommitMessage):
-    """What a task has done."""
+class SentRows(WriterCommitMessage):
+    """The result of one task, for Spark."""
 
     rows: int
 
 
 def writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> "BatchWriter":
-    """Return what writes the rows of a batch.
+    """Return the writer of a batch.
 
     Raises:
-        OptionsError, SinkSchemaError: these rows cannot be written like this.
+        OptionsError, SinkSchemaError: options or columns are wrong; the text names them all.
     """
     if overwrite:
-        raise OptionsError('a topic cannot be overwritten, only added to: use mode("append")')
+        raise OptionsError('a topic cannot be overwritten: use mode("append")')
     return BatchWriter(_checked(given, schema))
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> "StreamWriter":
-    """Return what writes the rows of one batch of a stream.
+    """Return the writer of a stream.
 
     Raises:
-        OptionsError, SinkSchemaError: these rows cannot be written like this.
+        OptionsError, SinkSchemaError: options or columns are wrong; the text names them all.
     """
     if overwrite:
-        raise OptionsError('a topic cannot be written anew with each batch: use outputMode("append") or ("update")')
+        raise OptionsError('outputMode("complete") cannot replace a topic: use outputMode("append") or ("update")')
     return StreamWriter(_checked(given, schema))
 
 
@@ -52,35 +52,35 @@ def _checked(given: Mapping[str, str], schema: StructType) -> WriteOptions:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Sends rows at least once. A task that is tried again sends its rows again, with the same keys."""
+    """Sends rows at least once. A retried task sends its rows again, with the same idempotency keys."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._write_id = options.write_id or str(uuid4())
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SentRows:
         return _send(self._options, self._write_id, iterator)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Sends rows at least once. A batch that is run again after a restart sends its rows again, with the same keys."""
+    """Sends rows at least once. A batch repeated after a restart sends its rows with the same idempotency keys."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SentRows:
         task = _task()
         query = self._options.write_id or task.getLocalProperty("sql.streaming.queryId")
         return _send(self._options, f"{query}/{task.getLocalProperty('streaming.sql.batchId')}", iterator)
 
 
-def _send(options: WriteOptions, write_id: str, batches: Iterator[pa.RecordBatch]) -> Sent:
+def _send(options: WriteOptions, write_id: str, batches: Iterator[pa.RecordBatch]) -> SentRows:
     connection = connect(options.connection)
-    sending = Sending(connection.session, options, f"{write_id}/{_task().partitionId()}/")
-    return Sent(connection.run(sending.send(batches)))
+    sender = RowSender(connection.session, options, f"{write_id}/{_task().partitionId()}/")
+    return SentRows(connection.run(sender.send(batches)))
 
 
 def _task() -> TaskContext:
     task = TaskContext.get()
-    assert task is not None  # Spark calls `write` in tasks alone
+    assert task is not None  # Spark calls `write` only in tasks
     return task

@@ -1,4 +1,4 @@
-"""Reading a topic once, from here to there."""
+"""Batch reads of topics."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,16 +7,16 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from skyroute.pipeline.source.columns import arrow_schema, chosen_names
-from skyroute.pipeline.source.options import Position, Where, read_options
-from skyroute.pipeline.source.planning import Part, QueueRange, plan
-from skyroute.pipeline.source.survey import Survey
+from skyroute.pipeline.source.offset_lookup import OffsetLookup
+from skyroute.pipeline.source.options import Position, PositionKind, read_options
+from skyroute.pipeline.source.planning import QueueRange, ReadPartition, plan
 
 
 class BatchReader(DataSourceReader):
-    """Plans a read on the driver, and does a part of it on a worker."""
+    """Plans a read on the driver and reads one partition on a worker."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        """Nothing is connected yet.
+        """Check options and schema; connect later.
 
         Raises:
             OptionsError: options or columns are wrong; the text names them all.
@@ -26,27 +26,28 @@ class BatchReader(DataSourceReader):
         self._schema = arrow_schema(schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Find out what there is to read, and share it out.
+        """Look up the queues and their offsets, and divide them into partitions.
 
         Raises:
-            SourceError: it cannot be found out, or is not as the options say.
+            SourceError: the lookup fails, or the options name queues or offsets that do not exist.
         """
         options = self._options
-        survey = Survey(options)
-        spans = survey.spans(survey.queues())
-        starts = survey.locate(options.start or Position(Where.EARLIEST), spans, "startingOffsets")
-        stops = survey.locate(options.end or Position(Where.LATEST), spans, "endingOffsets")
-        addresses = survey.addresses(spans)
-        ranges = [
+        lookup = OffsetLookup(options)
+        ranges = lookup.offset_ranges(lookup.queues())
+        starts = lookup.resolve(options.start or Position(PositionKind.EARLIEST), ranges, "startingOffsets")
+        stops = lookup.resolve(options.end or Position(PositionKind.LATEST), ranges, "endingOffsets")
+        addresses = lookup.broker_addresses(ranges)
+        wanted = [
             QueueRange(queue, starts[queue], max(starts[queue], stops[queue]), addresses.get(queue.broker_name))
-            for queue in spans
+            for queue in ranges
         ]
-        parts = plan(ranges, min_parts=options.min_partitions, max_records=options.max_records_per_partition)
-        return list(parts or [Part([])])  # of no parts at all, Spark would make one that is none of ours
+        planned = plan(wanted, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+        # Given no partition, Spark would create one of its own class, which `read` cannot handle.
+        return list(planned or [ReadPartition([])])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part."""
-        from skyroute.pipeline.source.rows import read_part  # noqa: PLC0415 - it takes long, and the driver only plans
+        """Read one partition."""
+        from skyroute.pipeline.source.partition_reader import read_partition  # noqa: PLC0415 - slow; workers only
 
-        assert isinstance(partition, Part)
-        return read_part(partition, self._names, self._schema, self._options)
+        assert isinstance(partition, ReadPartition)
+        return read_partition(partition, self._names, self._schema, self._options)

@@ -1,4 +1,4 @@
-"""The columns of the format `rocketmq`: their names, old and new, and their types."""
+"""The columns of the format `rocketmq`: names, legacy names and types."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from skyroute.pipeline.options import OptionsError
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column; `legacy_name` is what the connector for Spark 2 would have called it."""
+    """One column; `legacy_name` is its name in the style of rocketmq-spark, the connector for Spark 2."""
 
     name: str
     legacy_name: str
@@ -51,31 +51,33 @@ COLUMNS: Final = (
 
 
 def spark_schema(names: Sequence[str], *, legacy: bool) -> StructType:
-    """Return these columns as Spark sees them."""
+    """Return the Spark schema of these columns."""
     found = {column.name: column for column in COLUMNS}
     chosen = [found[name] for name in names]
     return StructType([StructField(column.legacy_name if legacy else column.name, column.type) for column in chosen])
 
 
 def chosen_names(schema: StructType) -> list[str]:
-    """Return which columns a schema is of, by their names today: a program may choose them with `.schema(...)`.
+    """Return the current names of a schema's columns. Programs may choose columns with `.schema(...)`.
 
     Raises:
-        OptionsError: a column is none of ours, or of another type.
+        OptionsError: a column is unknown or has another type.
     """
     found = {name: column for column in COLUMNS for name in (column.name, column.legacy_name)}
     wrong = []
     for field in schema.fields:
         column = found.get(field.name)
         if column is None:
-            wrong.append(f"{field.name} is not a column: there are {', '.join(column.name for column in COLUMNS)}")
+            wrong.append(
+                f"unknown column {field.name} (expected one of {', '.join(column.name for column in COLUMNS)})"
+            )
         elif field.dataType != column.type:
-            wrong.append(f"{field.name} is {column.type.simpleString()}, not {field.dataType.simpleString()}")
+            wrong.append(f"{field.name}: type {field.dataType.simpleString()} (expected {column.type.simpleString()})")
     if wrong:
         raise OptionsError("wrong schema for rocketmq:" + "".join(f"\n  - {each}" for each in wrong))
     return [found[field.name].name for field in schema.fields]
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return a schema as batches have to have it."""
+    """Return the Arrow schema of the batches that Spark expects."""
     return to_arrow_schema(schema, timezone="UTC")

@@ -1,7 +1,7 @@
-"""The records of a pull's answer as Arrow columns, without a Python object for each message.
+"""Decodes the records of a pull response into Arrow columns, without a Python object per message.
 
-Only where one record ends and the next begins has to be followed one by one. From then on every field lies at a known
-distance, and is gathered for all records at once; only the columns that are asked for are.
+Only the record starts are found one by one. Every field then has a known distance from its record's start, and numpy
+gathers it for all records at once. Only the requested columns are decoded.
 """
 
 import re
@@ -28,34 +28,34 @@ _SIZE: Final = Struct(">i")
 _NUMPY_CODES: Final = {"i": ">i4", "I": ">u4", "q": ">i8"}
 _RUN_MIN: Final = 16
 _RUN_MAX: Final = 4096
-"""How many records of equal length are looked for at once."""
+"""Bounds of a run: records of equal length that are found in one comparison."""
 _FIRST_MS: Final = -62_135_596_800_000
 _LAST_MS: Final = 253_402_300_799_999
-"""From the year 1 to the year 9999: what calendars have, Python's and Spark's."""
+"""The years 1 to 9999, which Python and Spark timestamps support."""
 _HEX: Final = np.frombuffer(bytes(range(256)).hex().upper().encode(), "V2")
-"""How each byte is written."""
+"""The two hexadecimal digits of each byte."""
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 
 
-def _lay_out() -> tuple[dict[str, str], dict[str, Numbers]]:
-    """Return the type of every field of a head, and its place in each of the four kinds of head."""
+def _layouts() -> tuple[dict[str, str], dict[str, Numbers]]:
+    """Return the type of every header field, and its position in each of the four header layouts."""
     kinds: dict[str, str] = {}
-    places: dict[str, list[int]] = {name: [] for name in HEAD_FIELDS}
+    positions: dict[str, list[int]] = {name: [] for name in HEAD_FIELDS}
     for head in HEADS:
         at = 0
         for name, (size, code) in zip(HEAD_FIELDS, re.findall(r"(\d*)([iIqs])", head.format), strict=True):
             kinds[name] = _NUMPY_CODES.get(code, "V8")
-            places[name].append(at)
+            positions[name].append(at)
             at += Struct(f">{size}{code}").size
-    return kinds, {name: np.array(of_heads) for name, of_heads in places.items()}
+    return kinds, {name: np.array(of_heads) for name, of_heads in positions.items()}
 
 
-_KINDS, _PLACES = _lay_out()
+_KINDS, _POSITIONS = _layouts()
 _HEAD_BYTES: Final = np.array([head.size for head in HEADS])
 
 
 def find_records(wire: Buffer) -> tuple[Numbers, int]:
-    """Return where each record begins, by what they say of their lengths, and where the last of them ends."""
+    """Return the start of each record, according to their length fields, and the end of the last one."""
     runs: list[Numbers] = []
     loose: list[int] = []
     at, end, last_size = 0, len(wire), 0
@@ -66,7 +66,7 @@ def find_records(wire: Buffer) -> tuple[Numbers, int]:
         loose.append(at)
         at += size
         if size == last_size and (left := min((end - at) // size, _RUN_MAX)) >= _RUN_MIN:
-            # Messages of one kind are often of one length: a run of them is seen at once.
+            # Messages of one kind often have one length: find a run of them in one comparison.
             same = np.ndarray((left,), ">i4", wire, at, (size,)) == size
             count = left if same.all() else int(np.argmin(same))
             runs += np.array(loose, np.int64), at + size * np.arange(count)
@@ -78,16 +78,16 @@ def find_records(wire: Buffer) -> tuple[Numbers, int]:
 
 
 class Records:
-    """Records that lie in one buffer, each of them known to add up."""
+    """Records in one buffer whose lengths are consistent."""
 
     def __init__(self, wire: Buffer, starts: Numbers) -> None:
-        """Take the records at these places, up to the first that is none."""
+        """Take the records at these positions, up to the first damaged one."""
         self.wire = wire
         self._bytes = np.frombuffer(wire, np.uint8)
         self.starts = starts
         self._body = self._properties = starts, starts
         self._ipv6: Numbers | None = None
-        """Which of the four kinds each head is; None if all have IPv4 addresses."""
+        """Header layout of each record; None if all have IPv4 addresses."""
         self.sys_flags = self.numbers("sys_flag")
         kinds = self.sys_flags >> 4 & 3
         if kinds.any():
@@ -103,7 +103,7 @@ class Records:
         head_bytes = _HEAD_BYTES[0] if self._ipv6 is None else _HEAD_BYTES[self._ipv6]
         body_at = self.starts + head_bytes
         is_long_enough = body_at + 3 <= stops
-        if not is_long_enough.all():  # an IPv6 head that goes beyond its record has no body length to look at
+        if not is_long_enough.all():  # an IPv6 header that exceeds its record has no body length
             self.keep(slice(int(np.argmin(is_long_enough))))
             self._check()
             return
@@ -118,14 +118,14 @@ class Records:
         properties_at = topic_at + topic_bytes + 2
         at = np.clip(properties_at - 2, 0, last)
         properties_bytes = self._bytes[at].astype(np.int64) << 8 | self._bytes[at + 1]
-        sound = (properties_at + properties_bytes == stops) & (body_bytes >= 0)
-        sound &= (magic == MAGIC_V1) | long_topics
+        is_valid = (properties_at + properties_bytes == stops) & (body_bytes >= 0)
+        is_valid &= (magic == MAGIC_V1) | long_topics
         self._body, self._properties = (body_at, body_stop), (properties_at, stops)
-        if not sound.all():
-            self.keep(slice(int(np.argmin(sound))))
+        if not is_valid.all():
+            self.keep(slice(int(np.argmin(is_valid))))
 
     def keep(self, which: Any) -> None:
-        """Go on with some of the records: by a slice, a mask or their places."""
+        """Drop all records but these: a slice, a mask or positions."""
         self.starts, self.sys_flags = self.starts[which], self.sys_flags[which]
         if self._ipv6 is not None:
             self._ipv6 = self._ipv6[which]
@@ -135,61 +135,61 @@ class Records:
 
     @property
     def stop(self) -> int:
-        """Where the last record ends."""
+        """The end of the last record."""
         return int(self._properties[1][-1]) if len(self) else 0
 
     @property
     def special(self) -> Numbers:
-        """Which records are not what they seem: compressed, or many in one."""
+        """Positions of compressed records and of batches stored as one record."""
         batch = (self.sys_flags & WRAPPED_BATCH) == WRAPPED_BATCH
         return np.asarray(np.flatnonzero((self.sys_flags & COMPRESSED).astype(bool) | batch))
 
     # ------------------------------------------------------------------------------------------------------- columns
 
-    def _places(self, field: str) -> Numbers:
-        places = _PLACES[field]
-        return self.starts + (places[0] if self._ipv6 is None else places[self._ipv6])
+    def _positions(self, field: str) -> Numbers:
+        positions = _POSITIONS[field]
+        return self.starts + (positions[0] if self._ipv6 is None else positions[self._ipv6])
 
-    def _gather(self, places: Numbers, kind: str) -> Numbers:
-        """Return the values of a kind that begin at these places, however they are aligned."""
+    def _gather(self, positions: Numbers, kind: str) -> Numbers:
+        """Return the values of a type at these byte positions, aligned or not."""
         size = np.dtype(kind).itemsize
-        return np.ndarray((max(0, len(self.wire) - size + 1),), kind, self.wire, strides=(1,))[places]
+        return np.ndarray((max(0, len(self.wire) - size + 1),), kind, self.wire, strides=(1,))[positions]
 
     def numbers(self, field: str) -> Numbers:
-        """Return a field of the heads."""
-        found = self._gather(self._places(field), _KINDS[field])
+        """Return a header field."""
+        found = self._gather(self._positions(field), _KINDS[field])
         return found.astype(found.dtype.newbyteorder("="))
 
     def times(self, field: str) -> pa.Array:
-        """Return a field that holds milliseconds as points in time; None where no calendar has it."""
+        """Return a field of milliseconds as timestamps; None where out of range."""
         times_ms = self.numbers(field)
-        is_none = (times_ms < _FIRST_MS) | (times_ms > _LAST_MS)
-        return pa.array(times_ms * 1000, _TIMESTAMP, mask=is_none if is_none.any() else None)
+        is_null = (times_ms < _FIRST_MS) | (times_ms > _LAST_MS)
+        return pa.array(times_ms * 1000, _TIMESTAMP, mask=is_null if is_null.any() else None)
 
     def bodies(self) -> pa.Array:
-        """Return the bodies as they are stored."""
-        return _cut_out(pa.py_buffer(self.wire), *self._body)
+        """Return the bodies as stored."""
+        return _slices(pa.py_buffer(self.wire), *self._body)
 
     def born_hosts(self) -> pa.Array:
-        """Return where messages came from, as `host:port`."""
-        places = self._places("raw_born_host")
+        """Return the producers' addresses, as `host:port`."""
+        positions = self._positions("raw_born_host")
         if self._ipv6 is not None:
-            ends = places + np.where(self._ipv6 & 1, 20, 8)
-            pieces = zip(places.tolist(), ends.tolist(), strict=True)
+            ends = positions + np.where(self._ipv6 & 1, 20, 8)
+            pieces = zip(positions.tolist(), ends.tolist(), strict=True)
             return pa.array([str(decode_host(bytes(self.wire[begin:end]))) for begin, end in pieces], pa.string())
-        # A producer sends many messages from one address.
-        hosts, which = np.unique(self._gather(places, ">u8"), return_inverse=True)
+        # Few producers send many messages: decode each address once.
+        hosts, which = np.unique(self._gather(positions, ">u8"), return_inverse=True)
         texts = [str(decode_host(int(host).to_bytes(8, "big"))) for host in hosts]
         return pa.array(texts, pa.string()).take(pa.array(which))
 
     def message_ids(self) -> pa.Array:
-        """Return the ids to show people: the producer's, or else the record's."""
+        """Return the message ids: the producer's, or else the broker's offset id."""
         ids = self._pairs.find(UNIQUE_ID)
-        return pc.coalesce(ids, self._record_ids()) if ids.null_count else ids
+        return pc.coalesce(ids, self._offset_ids()) if ids.null_count else ids
 
-    def _record_ids(self) -> pa.Array:
-        """Return the ids that brokers give: address and place of the record, in hexadecimal digits."""
-        hosts, positions = self._places("raw_store_host"), self._places("log_position")
+    def _offset_ids(self) -> pa.Array:
+        """Return the brokers' ids: address and commit log position in hexadecimal digits."""
+        hosts, positions = self._positions("raw_store_host"), self._positions("log_position")
         if self._ipv6 is not None:
             sizes, numbers = np.where(self._ipv6 & 2, 20, 8), self.numbers("log_position").tolist()
             raw_hosts = (bytes(self.wire[at : at + size]) for at, size in zip(hosts, sizes, strict=True))
@@ -202,26 +202,26 @@ class Records:
 
     @cached_property
     def _pairs(self) -> "Properties":
-        return Properties(_cut_out(pa.py_buffer(self.wire), *self._properties))
+        return Properties(_slices(pa.py_buffer(self.wire), *self._properties))
 
     def tags(self) -> pa.Array:
-        """Return the messages' tags."""
+        """Return the tags."""
         return self._pairs.find(TAGS)
 
     def keys(self) -> pa.Array:
-        """Return the messages' keys, each message's as one text, with blanks between them."""
+        """Return the keys of each message as one text, separated by spaces."""
         return self._pairs.find(KEYS)
 
     def properties(self) -> pa.Array:
-        """Return all properties, the system's too."""
+        """Return all properties, including RocketMQ's own."""
         return self._pairs.maps()
 
 
 class Properties:
-    """The properties of many messages, taken apart at all separators at once."""
+    """The properties of many messages, split at all separators at once."""
 
     def __init__(self, raw: pa.Array) -> None:
-        """Take each message's properties as records hold them."""
+        """Split each message's properties, as encoded in its record."""
         _, offsets, data = raw.buffers()
         self._offsets = np.frombuffer(offsets, np.int32, len(raw) + 1).astype(np.int64)
         self._data = data if data is not None else pa.py_buffer(b"")
@@ -230,23 +230,23 @@ class Properties:
         begins = np.zeros_like(ends)
         begins[1:] = ends[:-1] + steps[:-1]
         name_ends = self._find_name_ends(begins, ends)
-        good = (begins < name_ends) & (name_ends + 1 < ends)
-        if not good.all():  # what is no pair, or has an empty half, is dropped, as all readers do
-            begins, name_ends, ends = begins[good], name_ends[good], ends[good]
+        is_pair = (begins < name_ends) & (name_ends + 1 < ends)
+        if not is_pair.all():  # drop incomplete pairs, as other clients do
+            begins, name_ends, ends = begins[is_pair], name_ends[is_pair], ends[is_pair]
         self._begins, self._name_ends, self._ends = begins, name_ends, ends
         self._counts = np.diff(np.searchsorted(begins, self._offsets))
         self._owners = np.repeat(np.arange(len(self._counts)), self._counts)
 
     def _find_ends(self) -> tuple[Numbers, Numbers]:
-        """Return where each pair ends, and how much further the next begins."""
+        """Return the end of each pair, and the distance to the next pair."""
         ends = np.flatnonzero(self._bytes == 2)
         stops = self._offsets[1:]
         is_open = stops > self._offsets[:-1]
         is_open[is_open] = self._bytes[stops[is_open] - 1] != 2
         if not is_open.any():
             return ends, np.ones_like(ends)
-        # Clients before 5.0 leave out the last separator: the end of the whole is the pair's end.
-        # It comes before a separator that the next message may begin with, at the same place.
+        # Clients before 5.0 omit the last separator: the pair ends with the message's properties.
+        # Sort this end before a separator at the same position, which belongs to the next message.
         everywhere = np.concatenate([stops[is_open], ends])
         steps = np.concatenate([np.zeros(int(is_open.sum()), ends.dtype), np.ones_like(ends)])
         order = np.argsort(everywhere, kind="stable")
@@ -256,12 +256,12 @@ class Properties:
         marks = np.flatnonzero(self._bytes == 1)
         if len(marks) == len(ends) and ((begins <= marks) & (marks < ends)).all():
             return marks
-        # Some value holds the mark as well, or some pair has none: the first one in a pair counts.
+        # A value contains a separator, or a pair lacks one: the first in each pair counts.
         marks = np.append(marks, len(self._bytes))
         return np.minimum(marks[np.searchsorted(marks, begins)], ends)
 
     def find(self, name: str) -> pa.Array:
-        """Return one property of each message; the last of a name wins."""
+        """Return one property of each message; the last duplicate wins."""
         wanted = name.encode()
         found = np.flatnonzero(self._name_ends - self._begins == len(wanted))
         if len(found):
@@ -270,18 +270,18 @@ class Properties:
         owners = self._owners[found]
         begins, ends = self._offsets[:-1].copy(), self._offsets[:-1].copy()
         begins[owners], ends[owners] = self._name_ends[found] + 1, self._ends[found]
-        is_none = np.ones(len(begins), bool)
-        is_none[owners] = False
-        return _as_text(_cut_out(self._data, begins, ends, is_none))
+        is_null = np.ones(len(begins), bool)
+        is_null[owners] = False
+        return _as_text(_slices(self._data, begins, ends, is_null))
 
     def maps(self) -> pa.Array:
         """Return all properties of each message as a map."""
-        names = _as_text(_cut_out(self._data, self._begins, self._name_ends))
-        values = _as_text(_cut_out(self._data, self._name_ends + 1, self._ends))
+        names = _as_text(_slices(self._data, self._begins, self._name_ends))
+        values = _as_text(_slices(self._data, self._name_ends + 1, self._ends))
         counts = self._counts
         encoded = names.dictionary_encode()
         marks = self._owners * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
-        if len(np.unique(marks)) < len(marks):  # the last of a name wins
+        if len(np.unique(marks)) < len(marks):  # the last duplicate wins
             _, from_the_end = np.unique(marks[::-1], return_index=True)
             kept = np.sort(len(marks) - 1 - from_the_end)
             names, values = names.take(pa.array(kept)), values.take(pa.array(kept))
@@ -291,21 +291,21 @@ class Properties:
         return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
 
-def _cut_out(data: pa.Buffer, begins: Numbers, ends: Numbers, is_none: Numbers | None = None) -> pa.Array:
-    """Return the pieces of a buffer between these places, which never go back.
+def _slices(data: pa.Buffer, begins: Numbers, ends: Numbers, is_null: Numbers | None = None) -> pa.Array:
+    """Return the slices of a buffer between these ascending positions.
 
-    Arrow sees pieces and gaps in turn, and takes every other one, so that each is copied once and by Arrow.
+    Arrow sees slices and gaps in turn and takes every other one, so Arrow copies each slice once.
     """
     count = len(begins)
-    places = np.empty(2 * count + 1, np.int32)
-    places[0:-1:2], places[1::2] = begins, ends
-    places[-1] = places[-2] if count else 0
-    whole = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(places), data])
-    return whole.take(pa.array(np.arange(0, 2 * count, 2), mask=is_none))
+    positions = np.empty(2 * count + 1, np.int32)
+    positions[0:-1:2], positions[1::2] = begins, ends
+    positions[-1] = positions[-2] if count else 0
+    whole = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(positions), data])
+    return whole.take(pa.array(np.arange(0, 2 * count, 2), mask=is_null))
 
 
 def _as_text(raw: pa.Array) -> pa.Array:
-    """Return bytes as text. What is not UTF-8 reads as U+FFFD: a message must not be lost for it."""
+    """Return bytes as text. Invalid UTF-8 becomes U+FFFD, so that no message is lost."""
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:
@@ -313,7 +313,7 @@ def _as_text(raw: pa.Array) -> pa.Array:
         return pa.array(texts, pa.string())
 
 
-COLUMNS: Final[dict[str, Callable[[Records], pa.Array]]] = {
+COLUMN_DECODERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "commit_log_offset": lambda records: pa.array(records.numbers("log_position")),
     "born_timestamp": lambda records: records.times("born_at_ms"),
     "store_timestamp": lambda records: records.times("stored_at_ms"),
@@ -326,4 +326,4 @@ COLUMNS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "reconsume_times": lambda records: pa.array(records.numbers("reconsume_times")),
     "body": Records.bodies,
 }
-"""What is read from records; topic, broker and queue are those that were asked for."""
+"""Columns decoded from records. Topic, broker and queue are known from the request."""

@@ -1,19 +1,19 @@
-"""What can go wrong with reading a topic."""
+"""Errors of reading a topic."""
 
 from skyroute.errors import SkyrouteError
 
 
 class SourceError(SkyrouteError):
-    """A topic cannot be read as it was asked for."""
+    """A topic cannot be read with these options."""
 
 
 class DataLossError(SourceError):
-    """Messages that were to be read are not there any more."""
+    """Requested messages no longer exist."""
 
 
 class RejectedRecordError(SourceError):
-    """A record cannot be decoded, and was not to be set aside."""
+    """A record cannot be decoded, and the option `rejects` is `fail`."""
 
 
 class BrokerLostError(SourceError):
-    """A broker did not answer, however often it was tried."""
+    """A name server or broker did not respond after all retries."""

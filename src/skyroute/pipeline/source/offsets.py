@@ -1,6 +1,6 @@
-"""How far queues are read, as Spark's checkpoint keeps it: `{"Orders": {"broker-a:0": 17}}`, always in the same order.
+"""Queue offsets in the JSON of Spark's checkpoint: `{"Orders": {"broker-a:0": 17}}`.
 
-Spark compares offsets as texts, so that another order of the same numbers would be news to it.
+Spark compares offsets as text, so equal offsets must always give the same text.
 """
 
 import json
@@ -15,62 +15,62 @@ _EXAMPLE: Final = 'JSON such as {"Orders": {"broker-a:0": 17, "broker-a:1": 3}}'
 
 
 def to_json(offsets: Mapping[QueueRef, int]) -> dict[str, dict[str, int]]:
-    """Return offsets in the form that Spark keeps."""
+    """Return offsets in the form of the checkpoint, sorted by queue."""
     found: dict[str, dict[str, int]] = {}
     for queue in sorted(offsets):
         found.setdefault(queue.topic, {})[f"{queue.broker_name}:{queue.queue_id}"] = offsets[queue]
     return found
 
 
-def from_json(said: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Return offsets from the form that Spark keeps, or a person has written.
+def from_json(value: Mapping[str, Mapping[str, int]]) -> Offsets:
+    """Return offsets from the form of the checkpoint.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: the value has another form; the text says what is expected.
     """
     found: Offsets = {}
-    for topic, queues in _pairs(said):
+    for topic, queues in _pairs(value):
         for name, offset in _pairs(queues):
             if not isinstance(offset, int) or isinstance(offset, bool):
-                raise ValueError(_EXAMPLE)  # noqa: TRY004 - what is wrong is the text that it was read from
+                raise ValueError(_EXAMPLE)  # noqa: TRY004 - the text it was parsed from is wrong
             found[parse_queue(topic, name)] = offset
     return found
 
 
 def parse_offsets(text: str) -> Offsets:
-    """Return offsets from a text.
+    """Return offsets from JSON text.
 
     Raises:
-        ValueError: it is not of that form.
+        ValueError: the text has another form; the error says what is expected.
     """
     return from_json(parse_json(text, _EXAMPLE))
 
 
-def parse_json(text: str, example: str) -> Any:
-    """Return what a text says in JSON.
+def parse_json(text: str, expected: str) -> Any:
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not JSON; the error's text is `expected`.
     """
     try:
         return json.loads(text)
     except ValueError:
-        raise ValueError(example) from None
+        raise ValueError(expected) from None
 
 
 def parse_queue(topic: str, name: str) -> QueueRef:
-    """Return the queue that is called `broker:number`.
+    """Return the queue of a topic with the name `broker:queue_id`.
 
     Raises:
-        ValueError: none is.
+        ValueError: the name has another form.
     """
     broker_name, _, number = name.rpartition(":")
     if not broker_name or not (number.isascii() and number.isdigit()):
-        raise ValueError(f'of queues by broker and number, such as "broker-a:0" ({name!r} is none)')
+        raise ValueError(f'queues such as "broker-a:0"; {name!r} is not one')
     return QueueRef(topic, broker_name, int(number))
 
 
-def _pairs(said: object) -> list[tuple[str, Any]]:
-    if not isinstance(said, Mapping):
-        raise ValueError(_EXAMPLE)  # noqa: TRY004 - what is wrong is the text that it was read from
-    return [(str(name), value) for name, value in said.items()]
+def _pairs(value: object) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise ValueError(_EXAMPLE)  # noqa: TRY004 - the text it was parsed from is wrong
+    return [(str(name), each) for name, each in value.items()]

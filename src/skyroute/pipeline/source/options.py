@@ -1,4 +1,4 @@
-"""The options of a read, from Spark's texts to values."""
+"""Parses the options of a read."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,17 +18,19 @@ from skyroute.pipeline.source.offsets import Offsets, parse_json, parse_offsets,
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
-"""What stands for the two ends of a queue among offsets in JSON, as in Spark's source for Kafka."""
+"""The ends of a queue in JSON offsets, with the values of Spark's Kafka source."""
 
 READER_GROUP: Final = "TOOLS_CONSUMER"
-"""The group under which we read unless told otherwise: every broker knows it, and keeps no offsets for it."""
+"""The default consumer group. Every broker knows it and stores no offsets for it."""
 
 PULL_MESSAGES_MAX: Final = 65_536
+"""Largest value of `pullBatchSize`."""
+
 _TIME_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Where(Enum):
-    """How a place in queues is told."""
+class PositionKind(Enum):
+    """The kinds of start and end positions."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -38,51 +40,51 @@ class Where(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin with queues, or where to end."""
+    """The start or end of a read."""
 
-    where: Where
+    kind: PositionKind
     queues: Offsets = field(default_factory=dict)
-    """Offsets, or milliseconds, of single queues."""
+    """Offset of each queue; with kind TIME, milliseconds since 1970."""
     time_ms: int | None = None
-    """For all queues, if it is a time."""
-    fails_if_none: bool = False
-    """With a time: that no message is as young is an error, and not the end of the queue."""
+    """With kind TIME: milliseconds since 1970, for all queues."""
+    fail_if_no_message: bool = False
+    """With kind TIME: fail if a queue has no message from that time on, instead of using the queue's end."""
 
     @property
-    def moves(self) -> bool:
-        """Whether it may be elsewhere when it is asked for again: wherever new messages go."""
+    def may_move(self) -> bool:
+        """Whether new messages change the offsets that this position resolves to."""
         return (
-            self.where is Where.LATEST
-            or (self.where is Where.OFFSETS and LATEST_OFFSET in self.queues.values())
-            or (self.where is Where.TIME and not self.fails_if_none)
+            self.kind is PositionKind.LATEST
+            or (self.kind is PositionKind.OFFSETS and LATEST_OFFSET in self.queues.values())
+            or (self.kind is PositionKind.TIME and not self.fail_if_no_message)
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read, from where to where, and how."""
+    """The parsed options of a read."""
 
     connection: ConnectionOptions
     topics: tuple[str, ...]
     pattern: str | None
     queues: tuple[QueueRef, ...]
-    """Of topics, pattern and queues one is given."""
+    """Exactly one of topics, pattern and queues is given."""
     start: Position | None
-    """None: a batch begins with the first message there is, a stream with the next to come."""
+    """None: earliest for a batch, latest for a stream."""
     end: Position | None
-    """Of a batch; None: with the last message there is."""
+    """For a batch; None: latest."""
     fail_on_data_loss: bool
     expression: str
     expression_type: str
     columns: tuple[str, ...]
     legacy_columns: bool
-    set_rejects_aside: bool
+    rejects_as_column: bool
     min_partitions: int | None
     max_records_per_partition: int | None
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_s: float
-    group: str
+    consumer_group: str
     report_group_offsets: bool
     pull_messages: int
     pull_bytes: int
@@ -90,28 +92,28 @@ class ReadOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Read and check the options of a read.
+    """Parse and check the options of a read.
 
     Raises:
-        OptionsError: some are wrong; the text names them all.
+        OptionsError: options are wrong; the text names them all.
     """
     options = OptionReader(given)
     connection = read_connection(options)
     topics = options.parsed("topic", "topics", "subscribe", "path", parse=_topics, default=())
     pattern = options.parsed("subscribePattern", "topicPattern", parse=_pattern, default=None)
     queues = options.parsed("assign", parse=_queues, default=())
-    _only_one_of(options, ("topic", "subscribePattern", "assign"), "what to read", is_needed=True)
+    _only_one_of(options, ("topic", "subscribePattern", "assign"), "what to read", is_required=True)
     expression_type = options.choice("expressionType", choices=("tag", "sql92"), default="tag").upper()
     legacy_columns = options.flag("legacyColumns")
     rejects = options.choice("rejects", choices=("fail", "column"), default="fail")
     group = options.parsed("groupId", "group", "consumerGroup", parse=_group, default=None)
     report_group_offsets = options.flag("reportGroupOffsets")
     if report_group_offsets and group is None:
-        options.refuse("reportGroupOffsets needs groupId: the group whose offsets are to follow")
+        options.add_problem("reportGroupOffsets needs groupId: set the consumer group to report for")
     max_offsets = options.count("maxOffsetsPerTrigger", default=None)
     min_offsets = options.count("minOffsetsPerTrigger", default=None)
     if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
-        options.refuse("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no batch could be both")
+        options.add_problem("minOffsetsPerTrigger is larger than maxOffsetsPerTrigger: lower it")
     found = ReadOptions(
         connection,
         topics,
@@ -140,12 +142,12 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     return found
 
 
-def _only_one_of(options: OptionReader, names: tuple[str, ...], purpose: str, *, is_needed: bool = False) -> None:
+def _only_one_of(options: OptionReader, names: tuple[str, ...], purpose: str, *, is_required: bool = False) -> None:
     given = [name for name in names if name in options]
     if len(given) > 1:
-        options.refuse(f"{' and '.join(given)} all say {purpose}: keep one of them")
-    elif is_needed and not given:
-        options.refuse(f"{names[0]} is missing: give one of {', '.join(names)}")
+        options.add_problem(f"{' and '.join(given)} both set {purpose}: keep one of them")
+    elif is_required and not given:
+        options.add_problem(f"{names[0]} is missing: set one of {', '.join(names)}")
 
 
 def _read_position(options: OptionReader, side: str) -> Position | None:
@@ -154,11 +156,11 @@ def _read_position(options: OptionReader, side: str) -> Position | None:
 
     def parse(text: str) -> Position:
         if text.lower() in ("latest", "earliest") and (is_start or text.lower() == "latest"):
-            return Position(Where(text.lower()))
+            return Position(PositionKind(text.lower()))
         offsets = parse_offsets(text)
         if any(offset < EARLIEST_OFFSET or (offset == EARLIEST_OFFSET and not is_start) for offset in offsets.values()):
-            raise ValueError("of offsets from 0 on, -1 for the latest" + (", -2 for the earliest" if is_start else ""))
-        return Position(Where.OFFSETS, offsets)
+            raise ValueError("offsets of 0 or more, -1 for the latest" + (", -2 for the earliest" if is_start else ""))
+        return Position(PositionKind.OFFSETS, offsets)
 
     position = options.parsed(plain, parse=parse, default=None)
     fails = is_start and (
@@ -166,11 +168,11 @@ def _read_position(options: OptionReader, side: str) -> Position | None:
     )
     time_ms = options.count(at, default=None, least=0)
     times = options.parsed(by_time, parse=parse_offsets, default=None)
-    _only_one_of(options, (plain, by_time, at), f"where to {'begin' if is_start else 'end'}")
+    _only_one_of(options, (plain, by_time, at), f"the {'start' if is_start else 'end'}")
     if time_ms is not None:
-        return Position(Where.TIME, time_ms=time_ms, fails_if_none=fails)
+        return Position(PositionKind.TIME, time_ms=time_ms, fail_if_no_message=fails)
     if times is not None:
-        return Position(Where.TIME, times, fails_if_none=fails)
+        return Position(PositionKind.TIME, times, fail_if_no_message=fails)
     return position
 
 
@@ -192,12 +194,12 @@ def _read_columns(options: OptionReader, *, legacy: bool, with_rejects: bool) ->
     by_name.pop("reject")
 
     def parse(text: str) -> tuple[str, ...]:
-        names = _listed(text)
+        names = _split_list(text)
         for name in names:
             if name not in by_name:
                 near = get_close_matches(name, by_name, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_name)}"
-                raise ValueError(f"a list of columns, and {name} is none: {hint}")
+                hint = f"did you mean {near[0]}?" if near else f"columns are {', '.join(by_name)}"
+                raise ValueError(f"column names; {name} is not one: {hint}")
         return tuple(by_name[name] for name in names)
 
     with_properties = options.flag("includeProperties")
@@ -206,11 +208,11 @@ def _read_columns(options: OptionReader, *, legacy: bool, with_rejects: bool) ->
     return (*columns, "reject") if with_rejects else columns
 
 
-def _listed(text: str) -> list[str]:
+def _split_list(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def _named(check: Callable[[str], None], text: str, what: str) -> str:
+def _checked(check: Callable[[str], None], text: str, what: str) -> str:
     try:
         check(text)
     except InvalidNameError as error:
@@ -219,11 +221,11 @@ def _named(check: Callable[[str], None], text: str, what: str) -> str:
 
 
 def _topics(text: str) -> tuple[str, ...]:
-    return tuple(_named(check_topic, name, "topics with commas between them") for name in _listed(text))
+    return tuple(_checked(check_topic, name, "topic names separated by commas") for name in _split_list(text))
 
 
 def _group(text: str) -> str:
-    return _named(check_group, text, "the name of a group of consumers")
+    return _checked(check_group, text, "a consumer group")
 
 
 def _pattern(text: str) -> str:
@@ -236,14 +238,14 @@ def _pattern(text: str) -> str:
 
 def _queues(text: str) -> tuple[QueueRef, ...]:
     example = 'JSON such as {"Orders": ["broker-a:0", "broker-a:1"]}'
-    said = parse_json(text, example)
-    if not isinstance(said, dict) or not all(isinstance(names, list) for names in said.values()) or not said:
+    value = parse_json(text, example)
+    if not isinstance(value, dict) or not all(isinstance(names, list) for names in value.values()) or not value:
         raise ValueError(example)
-    return tuple(sorted({parse_queue(topic, str(name)) for topic, names in said.items() for name in names}))
+    return tuple(sorted({parse_queue(topic, str(name)) for topic, names in value.items() for name in names}))
 
 
 def _duration(text: str) -> float:
     match = re.fullmatch(r"([0-9]+)\s*(ms|s|m|min|h|d)", text.lower())
     if match is None:
-        raise ValueError("a time with its unit, such as 30s, 15m or 1h")
+        raise ValueError("a duration such as 30s, 15m or 1h")
     return int(match[1]) * _TIME_UNITS_S[match[2]]

@@ -1,4 +1,4 @@
-"""Which task reads what: pure, so that it can be looked at without a cluster."""
+"""Divides the offsets to read among Spark tasks. No I/O."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,25 +11,25 @@ from pyspark.sql.datasource import InputPartition
 from skyroute.message.queue_ref import QueueRef
 
 PACKED_RECORDS: Final = 4_096
-"""Queues with fewer messages to read share a task: each task costs Spark as much as reading some ten thousand."""
+"""Queues with fewer messages share a task. Starting a task costs about as much as reading 10,000 messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """A part of a queue to read, and where its broker was when this was planned."""
+    """Offsets of one queue to read, and the broker's address at planning time."""
 
     queue: QueueRef
     start: int
     stop: int
-    """The first offset that is not read."""
+    """Exclusive."""
     address: str | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
 
 
-class Part(InputPartition):
-    """What one task reads."""
+class ReadPartition(InputPartition):
+    """The offsets that one Spark task reads."""
 
     def __init__(self, ranges: Sequence[QueueRange]) -> None:
         super().__init__(tuple(ranges))
@@ -39,11 +39,11 @@ class Part(InputPartition):
         return sum(map(len, self.ranges))
 
 
-def plan(ranges: Iterable[QueueRange], *, min_parts: int | None, max_records: int | None) -> list[Part]:
-    """Share out what is to be read, the largest parts first, as they take longest.
+def plan(ranges: Iterable[QueueRange], *, min_partitions: int | None, max_records: int | None) -> list[ReadPartition]:
+    """Return partitions that cover the ranges, the largest first because they take longest.
 
-    By default every queue is a part of its own, small ones excepted, which share. `max_records` bounds a part;
-    `min_parts` cuts queues so that there are about so many parts, each of the same size.
+    By default, each queue is one partition, and small queues share one. `max_records` limits a partition's size.
+    `min_partitions` splits queues into about that many partitions of equal size.
     """
     wanted = [each for each in ranges if each]
     total = sum(map(len, wanted))
@@ -52,36 +52,36 @@ def plan(ranges: Iterable[QueueRange], *, min_parts: int | None, max_records: in
         count = 1
         if max_records is not None:
             count = math.ceil(len(each) / max_records)
-        if min_parts is not None and min_parts > len(wanted):
-            count = max(count, math.ceil(min_parts * len(each) / total))
-        pieces += _cut(each, min(count, len(each)))
-    parts = [Part([piece]) for piece in pieces]
-    if min_parts is None:
-        parts = _pack(parts, min(PACKED_RECORDS, max_records or PACKED_RECORDS))
-    return sorted(parts, key=len, reverse=True)
+        if min_partitions is not None and min_partitions > len(wanted):
+            count = max(count, math.ceil(min_partitions * len(each) / total))
+        pieces += _split(each, min(count, len(each)))
+    planned = [ReadPartition([piece]) for piece in pieces]
+    if min_partitions is None:
+        planned = _merge_small(planned, min(PACKED_RECORDS, max_records or PACKED_RECORDS))
+    return sorted(planned, key=len, reverse=True)
 
 
-def _cut(whole: QueueRange, count: int) -> list[QueueRange]:
+def _split(whole: QueueRange, count: int) -> list[QueueRange]:
     places = [whole.start + len(whole) * place // count for place in range(count + 1)]
     return [replace(whole, start=start, stop=stop) for start, stop in pairwise(places)]
 
 
-def _pack(parts: list[Part], records_max: int) -> list[Part]:
-    packed: list[list[QueueRange]] = []
-    room = 0
-    for part in parts:
-        if len(part) > room:
-            packed.append([])
-            room = records_max
-        packed[-1] += part.ranges
-        room -= len(part)
-    return [Part(ranges) for ranges in packed]
+def _merge_small(partitions: list[ReadPartition], records_max: int) -> list[ReadPartition]:
+    merged: list[list[QueueRange]] = []
+    free = 0
+    for partition in partitions:
+        if len(partition) > free:
+            merged.append([])
+            free = records_max
+        merged[-1] += partition.ranges
+        free -= len(partition)
+    return [ReadPartition(ranges) for ranges in merged]
 
 
 def share(limit: int, lags: Mapping[QueueRef, int]) -> dict[QueueRef, int]:
-    """Share out how many messages may be read over queues, in proportion to how many each has.
+    """Return how many messages to read of each queue: at most `limit` in total, in proportion to the lags.
 
-    Where the limit allows, every queue that has any gets one at least; else those with most come first.
+    Every queue with a lag gets at least one message, or only those with the largest lags if the limit is too small.
     """
     lagging = sorted((queue for queue, lag in lags.items() if lag > 0), key=lambda queue: (-lags[queue], queue))
     total = sum(lags[queue] for queue in lagging)
@@ -95,6 +95,6 @@ def share(limit: int, lags: Mapping[QueueRef, int]) -> dict[QueueRef, int]:
     rounded_down.sort(key=lambda queue: limit * lags[queue] % total, reverse=True)
     for queue in rounded_down[: max(0, left)]:
         shares[queue] += 1
-    for _ in range(-left):  # some were given one that they had no claim to: those with most go without
+    for _ in range(-left):  # the minimum of one exceeded the limit: take from the largest shares
         shares[max(shares, key=lambda queue: shares[queue])] -= 1
     return shares

@@ -1,4 +1,4 @@
-"""Charts as SVG to stand inside a page: no script, the page's colours, a title and a text for screen readers."""
+"""SVG charts for the report: no script, the page's colours, a title and a description for screen readers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,17 +17,17 @@ TICKS: Final = 5
 _numbers = count(1)
 
 
-class Piece(NamedTuple):
-    """A part of a bar: from where to where, in shares of its length, how it looks, and what it says when pointed at."""
+class BarPart(NamedTuple):
+    """A part of a bar: begin and end as fractions of its length, CSS class and tooltip."""
 
     begin: float
     end: float
-    look: str
-    text: str
+    css_class: str
+    tooltip: str
 
 
-def bars(title: str, description: str, rows: Mapping[str, Sequence[Piece]], marks: Sequence[str] = ()) -> str:
-    """Return a bar for each row, all of the same length; `marks` stand below, evenly spread."""
+def bars(title: str, description: str, rows: Mapping[str, Sequence[BarPart]], marks: Sequence[str] = ()) -> str:
+    """Return a chart with a bar for each row; `marks` are evenly spaced labels below."""
     left_edge = 8 + CHAR_WIDTH * max((len(_short(label)) for label in rows), default=0)
     bar, parts = WIDTH - left_edge, list[str]()
     for at, (label, pieces) in enumerate(rows.items()):
@@ -35,11 +35,11 @@ def bars(title: str, description: str, rows: Mapping[str, Sequence[Piece]], mark
         parts.append(f'<text x="{left_edge - 8:.1f}" y="{top + 17}" text-anchor="end">{escape(_short(label))}</text>')
         parts.append(f'<rect x="{left_edge:.1f}" y="{top + 3}" width="{bar:.1f}" height="{ROW - 6}" class="none"/>')
         for piece in pieces:
-            # What is too short to be seen is still shown.
+            # Show even the shortest part.
             left, width = left_edge + piece.begin * bar, max((piece.end - piece.begin) * bar, 1.5)
             parts.append(
-                f'<rect x="{left:.2f}" y="{top + 3}" width="{width:.2f}" height="{ROW - 6}" class="{piece.look}">'
-                f"<title>{escape(piece.text)}</title></rect>"
+                f'<rect x="{left:.2f}" y="{top + 3}" width="{width:.2f}" height="{ROW - 6}" class="{piece.css_class}">'
+                f"<title>{escape(piece.tooltip)}</title></rect>"
             )
     height = len(rows) * ROW
     if marks:
@@ -49,7 +49,7 @@ def bars(title: str, description: str, rows: Mapping[str, Sequence[Piece]], mark
 
 
 def lines(title: str, description: str, series: Mapping[str, Sequence[tuple[datetime, float]]]) -> str:
-    """Return lines over time that keep their height until the next point, as numbers of things do."""
+    """Return a step chart: each value holds until the next point."""
     points = [point for each in series.values() for point in each]
     if not points:
         return ""
@@ -79,12 +79,12 @@ def lines(title: str, description: str, series: Mapping[str, Sequence[tuple[date
         x = left + number % 3 * plot / 3
         parts.append(f'<path d="M{x:.0f},{top - 4}h22" class="line line-{number % 6}"/>')
         parts.append(f'<text x="{x + 28:.0f}" y="{top}">{escape(_short(name))}</text>')
-    parts += _marks(moments(begin, end), PLOT_HEIGHT + 28, left)
+    parts += _marks(time_labels(begin, end), PLOT_HEIGHT + 28, left)
     return _svg(title, description, PLOT_HEIGHT + 60 + (len(series) - 1) // 3 * 18, parts)
 
 
-def moments(begin: datetime, end: datetime) -> list[str]:
-    """Return what stands below an axis of time."""
+def time_labels(begin: datetime, end: datetime) -> list[str]:
+    """Return the labels of a time axis."""
     step = (end - begin) / (TICKS - 1)
     form = "%H:%M:%S" if end - begin < timedelta(hours=1) else "%d %b %H:%M"
     return [(begin + step * number).strftime(form) for number in range(TICKS)]

@@ -1,4 +1,4 @@
-"""What a slow and obvious reading of records and tables says, to hold jobs against."""
+"""A slow and simple computation of the jobs' results from records and route tables."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from skyroute.nameserver.journal.schema import Kind, Record
-from tests.spark.lives import Life
+from tests.spark.server_runs import ServerRun
 
-Thing = tuple[str, str | None, str | None]
-"""What it is, the group's name, the address or topic."""
+Subject = tuple[str, str | None, str | None]
+"""Kind (group, broker or topic), group name, and address or topic."""
 
 
-class Moment(NamedTuple):
-    """What a server knew from one time to the next."""
+class TableInterval(NamedTuple):
+    """A server's route table from one time to the next."""
 
     seq: int
     since_ms: int
     until_ms: int
     table: set[tuple[Any, ...]]
     records: list[Record]
-    """Since the moment before."""
+    """Records since the previous interval."""
 
 
 class Outage(NamedTuple):
@@ -32,8 +32,8 @@ class Outage(NamedTuple):
     cause: str
 
 
-def things(table: set[tuple[Any, ...]]) -> set[Thing]:
-    found: set[Thing] = set()
+def subjects_of(table: set[tuple[Any, ...]]) -> set[Subject]:
+    found: set[Subject] = set()
     for row in table:
         match row:
             case ("group", _, name, *_):
@@ -45,12 +45,12 @@ def things(table: set[tuple[Any, ...]]) -> set[Thing]:
     return found
 
 
-def moments(life: Life, last_ms: int) -> Iterator[Moment]:
-    """A server's life, step by step; if it goes on, up to the last record of all servers."""
-    records = life.records
+def table_intervals(run: ServerRun, last_ms: int) -> Iterator[TableInterval]:
+    """Yield the intervals of a run. A server that still runs ends with the last record of all servers."""
+    records = run.records
     starts = [at for at, record in enumerate(records) if record.kind == Kind.SERVER_STARTED]
     for begin, end in pairwise([*starts, len(records)]):
-        # A gap is the word of the next start, about a crash.
+        # The next start writes the gap record about a crash.
         epoch = [record for record in records[begin:end] if record.kind != Kind.GAP]
         is_over = end < len(records) or epoch[-1].kind == Kind.SERVER_STOPPED
         clock_ms, passed = 0, list[Record]()
@@ -58,16 +58,16 @@ def moments(life: Life, last_ms: int) -> Iterator[Moment]:
         for at, record in enumerate(epoch):
             clock_ms = max(clock_ms, record.wall_ms)
             passed.append(record)
-            if record.seq in life.tables:
+            if record.seq in run.tables:
                 later = epoch[at + 1 :]
                 until_ms = max(clock_ms, later[0].wall_ms) if later else ends_ms
-                yield Moment(record.seq, clock_ms, until_ms, life.tables[record.seq], passed)
+                yield TableInterval(record.seq, clock_ms, until_ms, run.tables[record.seq], passed)
                 passed = []
         assert not passed
 
 
-def cause_of(gone: Thing, records: list[Record]) -> str:
-    """Why something is not there any more, of all that happened at once."""
+def cause_of(gone: Subject, records: list[Record]) -> str:
+    """Return why a subject went down, given the records of that interval."""
     if records[0].kind == Kind.SERVER_STARTED:
         return "server_started"
     what, broker, name = gone
@@ -86,33 +86,33 @@ def cause_of(gone: Thing, records: list[Record]) -> str:
     return found
 
 
-def last_of(lives: list[Life]) -> int:
-    return max(record.wall_ms for life in lives for record in life.records)
+def last_of(runs: list[ServerRun]) -> int:
+    return max(record.wall_ms for run in runs for record in run.records)
 
 
-def spans_of(life: Life, last_ms: int) -> dict[Thing, list[tuple[int, int, str | None, int]]]:
-    """From when to when; why it was not there, or None; and since when that is so."""
-    found: dict[Thing, list[tuple[int, int, str | None, int]]] = defaultdict(list)
-    known: set[Thing] = set()
-    causes: dict[Thing, tuple[str, int]] = {}
-    for moment in moments(life, last_ms):
-        there = things(moment.table)
+def intervals_of(run: ServerRun, last_ms: int) -> dict[Subject, list[tuple[int, int, str | None, int]]]:
+    """Return (since, until, cause or None if up, start of the outage) of each subject."""
+    found: dict[Subject, list[tuple[int, int, str | None, int]]] = defaultdict(list)
+    known: set[Subject] = set()
+    causes: dict[Subject, tuple[str, int]] = {}
+    for interval in table_intervals(run, last_ms):
+        there = subjects_of(interval.table)
         known |= there
-        for thing in known:
-            if thing in there:
-                causes.pop(thing, None)
-                found[thing].append((moment.since_ms, moment.until_ms, None, 0))
+        for subject in known:
+            if subject in there:
+                causes.pop(subject, None)
+                found[subject].append((interval.since_ms, interval.until_ms, None, 0))
             else:
-                if thing not in causes:
-                    causes[thing] = (cause_of(thing, moment.records), moment.since_ms)
-                found[thing].append((moment.since_ms, moment.until_ms, *causes[thing]))
+                if subject not in causes:
+                    causes[subject] = (cause_of(subject, interval.records), interval.since_ms)
+                found[subject].append((interval.since_ms, interval.until_ms, *causes[subject]))
     return found
 
 
-def outages_of(spans: list[tuple[int, int, str | None, int]]) -> list[Outage]:
+def outages_of(intervals: list[tuple[int, int, str | None, int]]) -> list[Outage]:
     found: list[Outage] = []
     down: tuple[int, str] | None = None
-    for since_ms, _, cause, began_ms in spans:
+    for since_ms, _, cause, began_ms in intervals:
         if cause is None and down is not None:
             found.append(Outage(down[0], since_ms, down[1]))
             down = None
@@ -123,13 +123,13 @@ def outages_of(spans: list[tuple[int, int, str | None, int]]) -> list[Outage]:
     return [outage for outage in found if outage.until_ms is None or outage.until_ms > outage.since_ms]
 
 
-def as_ms(moment: datetime | None) -> int | None:
-    """A moment as Spark gives it, in this machine's time."""
-    return None if moment is None else round(moment.timestamp() * 1000)
+def as_ms(time: datetime | None) -> int | None:
+    """Convert a Spark timestamp, in local time, to milliseconds."""
+    return None if time is None else round(time.timestamp() * 1000)
 
 
-def pieces(since_ms: int, until_ms: int, window_ms: int) -> Iterator[tuple[int, int]]:
-    """The windows that a span touches, and how long it lies in each."""
+def split_by_window(since_ms: int, until_ms: int, window_ms: int) -> Iterator[tuple[int, int]]:
+    """Yield each window that overlaps an interval, with the length of the overlap."""
     window = since_ms // window_ms * window_ms
     yield window, min(until_ms, window + window_ms) - since_ms
     while until_ms > (window := window + window_ms):

@@ -1,6 +1,6 @@
-"""Random lives of name servers: real route tables and real journals, and what was so after every step.
+"""Random runs of name servers, with real route tables and journals, and the route table after every record.
 
-Spark is slow to start on anything and quick to do much of it: many lives are gathered first, and asked about at once.
+A Spark job has a high fixed cost, so tests simulate many runs first and then run one job over all of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _pauses = st.sampled_from((0.0, 0.001, 0.5, 1.0, 7.25, 60.0, 3_600.0))
 _acts = st.one_of(
     st.tuples(st.just("register"), registrations, holders),
     st.tuples(st.just("register"), registrations, holders),
-    st.tuples(st.just("hear_again"), addresses, holders),
+    st.tuples(st.just("renew"), addresses, holders),
     st.tuples(st.just("drop"), holders),
     st.tuples(st.just("evict")),
     st.tuples(st.just("unregister"), clusters, addresses, names, ids),
@@ -49,67 +49,70 @@ Steps = Sequence[tuple[float, tuple[Any, ...]]]
 
 
 @dataclass
-class Life:
-    """One name server, its journal, and its table after each number that was given."""
+class ServerRun:
+    """One name server, its journal, and its route table after each sequence number."""
 
     folder: Path
     server: str
     clock: ManualClock
     prefix: str = ""
-    """Before the names of broker groups, where lives must not meet."""
+    """Prefix of broker group names, to keep runs apart."""
     tables: dict[int, set[tuple[Any, ...]]] = field(default_factory=dict)
     _table: RouteTable = field(default_factory=RouteTable)
-    _said: dict[str, Registration] = field(default_factory=dict)
+    _registrations: dict[str, Registration] = field(default_factory=dict)
     _journal: Journal | None = None
-    _after: int = 0
-    """The last number of an earlier life with the same journal."""
+    _first_after: int = 0
+    """The last sequence number of an earlier run with the same journal."""
 
     def start(self, *, warm: bool = False) -> None:
         limits = JournalLimits(segment_bytes=2_000, age_s=1e9)
         self._journal = Journal.open(self.folder / "journal", server_id=self.server, limits=limits, clock=self.clock)
         if not self.tables:
-            self._after = self._journal.sequence
+            self._first_after = self._journal.sequence
         image = self._table.image(self.clock.monotonic())
         self._table = RouteTable()
         restored = self._table.restore(image, lease_s=RESTORED_LEASE_S, now=self.clock.monotonic()) if warm else ()
         self._record(ServerStarted("127.0.0.1:9876", len(restored), 0), *restored)
 
-    def stop(self, *, in_order: bool = True) -> None:
+    def stop(self, *, cleanly: bool = True) -> None:
         assert self._journal is not None
-        if in_order:
+        if cleanly:
             self._record(ServerStopped())
         self._journal.close()
 
     def step(self, pause_s: float, act: tuple[Any, ...]) -> None:
         self.clock.advance(pause_s)
-        name, *words = act
-        getattr(self, f"_{name}")(*words)
+        name, *arguments = act
+        getattr(self, f"_{name}")(*arguments)
 
     @cached_property
     def records(self) -> list[Record]:
-        """All that was recorded; asked for when the life is over."""
-        return list(read_records(self.folder / "journal", after=self._after))
+        """All records of the journal; read it when the run is over."""
+        return list(read_records(self.folder / "journal", after=self._first_after))
 
     def _record(self, *changes: Change) -> None:
         assert self._journal is not None
         self._journal.append(changes)
         self.tables[self._journal.sequence] = rows_of(self._table, self.clock.monotonic())
 
-    def _register(self, said: Registration, holder: int) -> None:
-        assert said.table is not None
-        table = replace(said.table, topics={topic: _small(given) for topic, given in said.table.topics.items()})
-        said = replace(said, broker_name=self.prefix + said.broker_name, table=table)
-        self._said[said.address] = said
+    def _register(self, registration: Registration, holder: int) -> None:
+        assert registration.table is not None
+        table = replace(
+            registration.table,
+            topics={topic: _small(given) for topic, given in registration.table.topics.items()},
+        )
+        registration = replace(registration, broker_name=self.prefix + registration.broker_name, table=table)
+        self._registrations[registration.address] = registration
         try:
-            outcome = self._table.register(said, holder=holder, now=self.clock.monotonic())
+            outcome = self._table.register(registration, holder=holder, now=self.clock.monotonic())
         except RegistrationRefusedError:
             return
         self._record(*outcome.events)
 
-    def _hear_again(self, address: str, holder: int) -> None:
-        said = self._said.get(address)
-        if said is not None:
-            self._record(*(self._table.renew(said.key, holder=holder, now=self.clock.monotonic()) or ()))
+    def _renew(self, address: str, holder: int) -> None:
+        known = self._registrations.get(address)
+        if known is not None:
+            self._record(*(self._table.renew(known.key, holder=holder, now=self.clock.monotonic()) or ()))
 
     def _drop(self, holder: int) -> None:
         self._record(*self._table.drop_holder(holder))
@@ -140,19 +143,19 @@ class Life:
     def _set_clock_back(self, seconds: float) -> None:
         self.clock.set_back(seconds)
 
-    def _restart(self, in_order: bool, warm: bool) -> None:
-        self.stop(in_order=in_order)
+    def _restart(self, cleanly: bool, warm: bool) -> None:
+        self.stop(cleanly=cleanly)
         self.clock.advance(2.0)
         self.start(warm=warm)
 
 
 def _small(given: QueueSettings) -> QueueSettings:
-    """Flags as brokers have them: larger numbers than Spark's are no concern of a job."""
+    """Limit flags to the values that brokers use: larger numbers do not fit Spark's types."""
     return given._replace(sys_flag=given.sys_flag % 4)
 
 
 def rows_of(table: RouteTable, now: float) -> set[tuple[Any, ...]]:
-    """A route table as rows, with what clients are told of it."""
+    """Return a route table as rows, including the permissions that clients get."""
     rows: set[tuple[Any, ...]] = set()
     for group in table.image(now).groups:
         by_id = {member.broker_id: member for member in group.members}
@@ -163,21 +166,21 @@ def rows_of(table: RouteTable, now: float) -> set[tuple[Any, ...]]:
             heard = member.left_s is None
             rows.add(("broker", group.cluster, group.name, *about, broker_id == acting, heard, member.filter_servers))
         for topic, own in group.queues.items():
-            told = table.settings(group.name, topic)
-            assert told is not None
+            client_settings = table.settings(group.name, topic)
+            assert client_settings is not None
             mapping = group.mappings.get(topic)
             rows.add(
                 (
                     *("topic", group.cluster, group.name, topic, own.read_queues, own.write_queues),
-                    *(told.permission, own.permission, own.sys_flag, topic in group.forbidden),
+                    *(client_settings.permission, own.permission, own.sys_flag, topic in group.forbidden),
                     None if mapping is None else (mapping.topic, mapping.broker_name, mapping.epoch),
                 )
             )
     return rows
 
 
-def live_many(count: int, strategy: st.SearchStrategy[Any], live: Callable[[int, Any], None]) -> None:
-    """Have hypothesis make up so many lives, and live each."""
+def simulate_many(count: int, strategy: st.SearchStrategy[Any], simulate: Callable[[int, Any], None]) -> None:
+    """Have hypothesis draw `count` examples, and simulate each."""
     number = 0
 
     @settings(
@@ -191,6 +194,6 @@ def live_many(count: int, strategy: st.SearchStrategy[Any], live: Callable[[int,
     def each(drawn: Any) -> None:
         nonlocal number
         number += 1
-        live(number, drawn)
+        simulate(number, drawn)
 
     each()

@@ -1,4 +1,4 @@
-"""How far streams are behind, for whoever wants to know: attach a `LagListener` to the session."""
+"""Reports how many messages a stream has not read yet. Attach a `LagListener` to the Spark session."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How many messages a stream had not read yet when a batch was done."""
+    """Number of unread messages of a stream at the end of a batch."""
 
     query_id: str
     query_name: str | None
@@ -29,12 +29,12 @@ class Lag:
 
     @property
     def total(self) -> int:
-        """Of all queues."""
+        """Sum over all queues."""
         return sum(self.queues.values())
 
 
 class LagListener(StreamingQueryListener):
-    """Tells after every batch how far a stream is behind: to a function, or else to the log.
+    """Passes the lag of a stream to a function after every batch; without a function, logs it.
 
     Examples:
         >>> spark.streams.addListener(LagListener(lambda lag: print(lag.query_name, lag.total)))
@@ -44,27 +44,27 @@ class LagListener(StreamingQueryListener):
         self._on_lag = on_lag or _log_lag
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known yet."""
+        """Do nothing: the lag is not known yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Compare what was read with what there is."""
+        """Report the lag at the end of a batch."""
         progress = event.progress
         queues: dict[QueueRef, int] = {}
         for source in progress.sources:
             try:
                 ends, read = parse_offsets(source.latestOffset), parse_offsets(source.endOffset)
             except (ValueError, TypeError):
-                continue  # a source of another kind
+                continue  # not a rocketmq source
             queues |= {queue: max(0, end - read.get(queue, 0)) for queue, end in ends.items()}
         if queues:
             self._on_lag(Lag(str(progress.id), progress.name, progress.batchId, queues))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing has changed."""
+        """Do nothing: the lag has not changed."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing is left to tell."""
+        """Do nothing."""
 
 
 def _log_lag(lag: Lag) -> None:
-    log.info("stream lags query=%s batch=%d messages=%d", lag.query_name or lag.query_id, lag.batch_id, lag.total)
+    log.info("stream lag query=%s batch=%d messages=%d", lag.query_name or lag.query_id, lag.batch_id, lag.total)

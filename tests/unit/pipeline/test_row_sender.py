@@ -1,4 +1,4 @@
-"""Rows reach brokers: a broker that stands still is passed by, and keeps nobody from sending in order or in bounds."""
+"""Rows are sent to real brokers, in order, within bounds, and around a broker that hangs."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ import pytest
 
 from skyroute import StoredMessage
 from skyroute.blocking import Admin
-from skyroute.pipeline.connections import Connection
+from skyroute.pipeline.connections import ClusterConnection
 from skyroute.pipeline.options import ConnectionOptions
 from skyroute.pipeline.sink.options import WriteOptions
-from skyroute.pipeline.sink.rows import IDEMPOTENCY_KEY
-from skyroute.pipeline.sink.sending import IN_FLIGHT_BYTES_MAX, Sending
+from skyroute.pipeline.sink.row_packer import IDEMPOTENCY_KEY
+from skyroute.pipeline.sink.row_sender import IN_FLIGHT_BYTES_MAX, RowSender
 from skyroute.remoting.errors import CallTimeoutError
 from skyroute.testing import Cluster, cluster
 
@@ -28,53 +28,53 @@ def two() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def connection(two: Cluster) -> Iterator[Connection]:
-    made = Connection(ConnectionOptions(two.name_server_address, retries=2, retry_interval_s=0.01))
+def connection(two: Cluster) -> Iterator[ClusterConnection]:
+    made = ClusterConnection(ConnectionOptions(two.name_server_address, retries=2, retry_interval_s=0.01))
     yield made
     made.close()
 
 
-def sending(connection: Connection, timeout_s: float = 10.0) -> Sending:
+def row_sender(connection: ClusterConnection, timeout_s: float = 10.0) -> RowSender:
     options = WriteOptions(connection.options, TOPIC, send_timeout_s=timeout_s, batch_bytes_max=1_000)
-    return Sending(connection.session, options, "write/0/")
+    return RowSender(connection.session, options, "write/0/")
 
 
 def stored(two: Cluster) -> list[StoredMessage]:
     with Admin(two.name_server_address) as admin:
-        spans = admin.topic_status(TOPIC).queues
+        ranges = admin.topic_status(TOPIC).queues
         return [
             message
-            for queue, span in sorted(spans.items())
-            for messages in admin.read(queue, span.min_offset, span.max_offset)
+            for queue, known in sorted(ranges.items())
+            for messages in admin.read(queue, known.min_offset, known.max_offset)
             for message in messages
         ]
 
 
-def test_a_broker_that_stands_still_is_passed_by_and_no_row_is_lost(two: Cluster, connection: Connection) -> None:
+def test_no_row_is_lost_when_a_broker_hangs(two: Cluster, connection: ClusterConnection) -> None:
     rows = pa.record_batch({"body": [b"%d" % number for number in range(500)]})
     two.pause_broker(1)
     try:
-        assert connection.run(sending(connection, timeout_s=0.5).send(iter([rows]))) == 500
+        assert connection.run(row_sender(connection, timeout_s=0.5).send(iter([rows]))) == 500
     finally:
         two.resume_broker(1)
     messages = stored(two)
     assert {int(message.body) for message in messages} == set(range(500))
-    # What the broker took when it woke came twice, and can be told.
+    # Rows that the broker stored after it resumed are duplicates with the same idempotency key.
     assert len({message.find_property(IDEMPOTENCY_KEY) for message in messages}) == 500
 
 
-def test_rows_of_a_queue_arrive_in_order_though_many_requests_are_under_way(
-    two: Cluster, connection: Connection
+def test_rows_of_a_queue_arrive_in_order_with_many_requests_in_flight(
+    two: Cluster, connection: ClusterConnection
 ) -> None:
     numbers = list(range(2_000))
     rows = pa.record_batch({"body": [b"%d" % number for number in numbers], "sharding_key": ["one"] * 2_000})
-    connection.run(sending(connection).send(iter([rows.slice(0, 1_000), rows.slice(1_000)])))
+    connection.run(row_sender(connection).send(iter([rows.slice(0, 1_000), rows.slice(1_000)])))
     messages = stored(two)
     assert [int(message.body) for message in messages] == numbers
     assert len({(message.broker_name, message.queue_id) for message in messages}) == 1
 
 
-def test_no_more_rows_are_taken_than_may_be_under_way(two: Cluster, connection: Connection) -> None:
+def test_rows_are_taken_only_up_to_the_bound_in_flight(two: Cluster, connection: ClusterConnection) -> None:
     taken = 0
 
     def endless() -> Iterator[pa.RecordBatch]:
@@ -88,7 +88,7 @@ def test_no_more_rows_are_taken_than_may_be_under_way(two: Cluster, connection: 
         two.pause_broker(number)
     try:
         with pytest.raises(CallTimeoutError):
-            connection.run(sending(connection, timeout_s=0.5).send(endless()))
+            connection.run(row_sender(connection, timeout_s=0.5).send(endless()))
     finally:
         for number in range(2):
             two.resume_broker(number)

@@ -1,7 +1,7 @@
-"""What a task reads, as batches of rows.
+"""Reads a partition on a worker and returns Arrow batches.
 
-What is compressed is unpacked, and what is many messages in one is taken apart. What cannot be decoded is set aside in
-a column of its own, or ends the read; it is never dropped.
+Compressed bodies are decompressed, and batches stored as one record are split. A damaged record fails the read or
+becomes a row with the column `reject`; it is never dropped.
 """
 
 import logging
@@ -22,34 +22,36 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
 from skyroute.message.record import decode_record, encode_record
 from skyroute.message.tags import EVERY_TAG, parse_tag_expression
-from skyroute.pipeline.source.decode import COLUMNS, Numbers, Records, find_records
+from skyroute.pipeline.source.decode import COLUMN_DECODERS, Numbers, Records, find_records
 from skyroute.pipeline.source.errors import RejectedRecordError, SourceError
-from skyroute.pipeline.source.fetch import Chunk, Fetch
+from skyroute.pipeline.source.fetcher import Chunk, Fetcher
+from skyroute.pipeline.source.offset_lookup import report_loss
 from skyroute.pipeline.source.options import ReadOptions
-from skyroute.pipeline.source.planning import Part, QueueRange
-from skyroute.pipeline.source.survey import report_loss
+from skyroute.pipeline.source.planning import QueueRange, ReadPartition
 
 log = logging.getLogger(__name__)
 
-UNPACKED_BYTES: Final = 64 << 20
-"""Unpacked bodies are handed on when they are as long together: a few bytes can pose as any number of them."""
+DECOMPRESSED_BYTES: Final = 64 << 20
+"""Decompressed bytes per Arrow batch: a few compressed bytes can expand to any size."""
 
 _PLAIN: Final = ~(COMPRESSED | COMPRESSION_MASK | WRAPPED_BATCH)
 _NO_HOST: Final = bytes(8)
 
 
-def read_part(part: Part, names: Sequence[str], schema: pa.Schema, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Read everything a task has to, the columns `names` of it, in batches of this schema.
+def read_partition(
+    partition: ReadPartition, names: Sequence[str], schema: pa.Schema, options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    """Read the columns `names` of a partition in batches of this schema.
 
     Raises:
-        SourceError: it cannot be read; the text says what to do.
+        SourceError: the partition cannot be read; the text says what to do.
     """
-    for wanted in part.ranges:
-        yield from _Rows(wanted, names, schema, options).read()
+    for wanted in partition.ranges:
+        yield from _RangeReader(wanted, names, schema, options).read()
 
 
-class _Rows:
-    """The rows of one part of a queue."""
+class _RangeReader:
+    """Reads one range of a queue."""
 
     def __init__(self, wanted: QueueRange, names: Sequence[str], schema: pa.Schema, options: ReadOptions) -> None:
         self._wanted = wanted
@@ -58,10 +60,10 @@ class _Rows:
         self._options = options
         by_tag = options.expression_type == TAG
         self._tags = sorted(parse_tag_expression(options.expression).tags) if by_tag else []
-        """A broker selects by the hash of a tag, which different tags may share; here the tag itself decides."""
+        """A broker filters by the hash of a tag, which different tags may share, so tags are compared again here."""
         self._gaps_are_loss = options.expression == EVERY_TAG
         self._next = wanted.start
-        """Behind the last message that was read."""
+        """The offset after the last message read."""
         self._rejected = 0
 
     def read(self) -> Iterator[pa.RecordBatch]:
@@ -69,34 +71,34 @@ class _Rows:
         while at is not None:
             at = yield from self._read_until_damage(at)
         if self._rejected:
-            log.warning("records set aside queue=%s count=%d", self._wanted.queue, self._rejected)
+            log.warning("records rejected queue=%s count=%d", self._wanted.queue, self._rejected)
 
     def _read_until_damage(self, at: int) -> Generator[pa.RecordBatch, None, int | None]:
-        """Read from here on, and return where to read on if something on the way was no record."""
-        fetch = Fetch(self._options, replace(self._wanted, start=at))
-        for chunk in fetch.chunks():
+        """Read from an offset on. At a damaged record, return the offset after it; at the end, None."""
+        fetcher = Fetcher(self._options, replace(self._wanted, start=at))
+        for chunk in fetcher.chunks():
             self._next = chunk.start
             records = Records(chunk.wire, find_records(chunk.wire)[0])
             is_whole = records.stop == len(chunk.wire)
             yield from self._batches(records, chunk)
             if not is_whole:
-                # A broker gives a record by its place in the queue: alone, it cannot take others with it.
-                return (yield from self._read_alone(fetch, self._next))
+                # The damaged length hides where the next record starts: pull this offset alone.
+                return (yield from self._read_single(fetcher, self._next))
             self._check_gaps(np.array([min(chunk.stop, self._wanted.stop)]))
         return None
 
-    def _read_alone(self, fetch: Fetch, at: int) -> Generator[pa.RecordBatch, None, int]:
-        """Read the first record from here on and no other, and return where to read on."""
-        chunk = fetch.read_one(at)
+    def _read_single(self, fetcher: Fetcher, at: int) -> Generator[pa.RecordBatch, None, int]:
+        """Read the record at one offset, and return the next offset."""
+        chunk = fetcher.read_one(at)
         records = Records(chunk.wire, find_records(chunk.wire)[0])
         if len(records) and records.stop == len(chunk.wire):
             yield from self._batches(records, chunk)
             return chunk.stop
         raw = bytes(chunk.wire)
         offset = min(chunk.stop, self._wanted.stop) - 1 - chunk.offset_delta
-        stand_in = encode_record(_empty_message(self._wanted.queue.topic, offset, raw))
+        substitute = encode_record(_message_without_fields(self._wanted.queue.topic, offset, raw))
         reasons = {offset: str(find_damage(raw, 0))}
-        yield from self._rows(Records(stand_in, find_records(stand_in)[0]), chunk, reasons)
+        yield from self._rows(Records(substitute, find_records(substitute)[0]), chunk, reasons)
         return chunk.stop
 
     def _batches(self, records: Records, chunk: Chunk) -> Iterator[pa.RecordBatch]:
@@ -107,7 +109,7 @@ class _Rows:
             yield from self._rows(Records(wire, find_records(wire)[0]), chunk, reasons)
 
     def _unpack(self, records: Records) -> Iterator[tuple[bytes, dict[int, str]]]:
-        """Give the same records with nothing special about them, and why some could not be made so."""
+        """Yield the records decompressed and unbatched, with the reasons why some could not be, by offset."""
         pieces: list[bytes] = []
         reasons: dict[int, str] = {}
         stops = [*records.starts.tolist()[1:], records.stop]
@@ -119,7 +121,7 @@ class _Rows:
                 record = self._make_plain(decode_record(record), reasons)
             pieces.append(record)
             size += len(record)
-            if size >= UNPACKED_BYTES:
+            if size >= DECOMPRESSED_BYTES:
                 yield b"".join(pieces), reasons
                 pieces, reasons, size = [], {}, 0
         yield b"".join(pieces), reasons
@@ -139,16 +141,16 @@ class _Rows:
             return
         offsets = records.numbers("queue_offset") + chunk.offset_delta
         is_wanted = (offsets >= self._next) & (offsets < self._wanted.stop)
-        if (np.diff(offsets) <= 0).any():  # a batch that is stored as one record came with more than one pull
+        if (np.diff(offsets) <= 0).any():  # several pulls returned the same batch record
             is_wanted[1:] &= offsets[1:] > np.maximum.accumulate(offsets)[:-1]
         if reasons:
             reasons = {offset + chunk.offset_delta: reason for offset, reason in reasons.items()}
-            self._note({offset: reasons[offset] for offset in offsets[is_wanted].tolist() if offset in reasons})
+            self._add_rejects({offset: reasons[offset] for offset in offsets[is_wanted].tolist() if offset in reasons})
         self._check_gaps(offsets[is_wanted])
         self._next = max(self._next, int(offsets.max()) + 1)
         if self._tags:
             has_tag = pc.is_in(records.tags(), pa.array(self._tags)).to_numpy(zero_copy_only=False)
-            is_wanted &= has_tag | np.isin(offsets, list(reasons))  # what cannot be read may have had it
+            is_wanted &= has_tag | np.isin(offsets, list(reasons))  # a damaged record may have had the tag
         if not is_wanted.all():
             records.keep(is_wanted)
             offsets = offsets[is_wanted]
@@ -157,7 +159,7 @@ class _Rows:
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _check_gaps(self, offsets: Numbers) -> None:
-        """Report offsets that were left out before these, where every one is to be there."""
+        """Report missing offsets up to these, unless a filter explains them."""
         if not self._gaps_are_loss or not len(offsets):
             return
         missing = np.maximum(0, np.diff(offsets, prepend=self._next - 1) - 1)
@@ -167,20 +169,20 @@ class _Rows:
         first, stop = int(offsets[place] - missing[place]), int(offsets[place])
         report_loss(
             self._options,
-            f"{self._wanted.queue} has no messages from {first} to {stop - 1} any more ({missing.sum()} in all): they"
-            " were deleted, or the topic is a compacted one",
+            f"offsets {first} to {stop - 1} of {self._wanted.queue} are missing ({missing.sum()} in total): they were"
+            " deleted, or the topic is compacted",
         )
 
-    def _note(self, reasons: dict[int, str]) -> None:
-        if reasons and not self._options.set_rejects_aside:
+    def _add_rejects(self, reasons: dict[int, str]) -> None:
+        if reasons and not self._options.rejects_as_column:
             offset, reason = next(iter(reasons.items()))
             raise RejectedRecordError(
-                f"{self._wanted.queue} has a record at {offset} that cannot be decoded: {reason}. To go on, set"
-                " rejects=column: its reason is then in the column `reject`, and its bytes are in `body`"
+                f"the record at offset {offset} of {self._wanted.queue} cannot be decoded: {reason}. To continue, set"
+                " rejects=column: the column `reject` then has the reason, and `body` the record's bytes"
             )
         self._rejected += len(reasons)
         if reasons:
-            self._gaps_are_loss = False  # it may have been a batch, and nobody knows of how many
+            self._gaps_are_loss = False  # it may have been a batch of an unknown number of messages
 
     def _column(self, name: str, records: Records, offsets: Numbers, reasons: dict[int, str]) -> pa.Array:
         queue = self._wanted.queue
@@ -193,11 +195,11 @@ class _Rows:
             return pa.array(np.full(len(offsets), queue.queue_id, np.int32))
         if name in ("topic", "broker_name"):
             return pa.repeat(queue.topic if name == "topic" else queue.broker_name, len(offsets))
-        return COLUMNS[name](records)
+        return COLUMN_DECODERS[name](records)
 
 
-def _empty_message(topic: str, offset: int, body: bytes) -> StoredMessage:
-    """Return a message of which only the place and the body say anything."""
+def _message_without_fields(topic: str, offset: int, body: bytes) -> StoredMessage:
+    """Return a message that has only a topic, an offset and a body."""
     return StoredMessage(
         topic,
         0,

@@ -1,4 +1,4 @@
-"""Sends packed rows: several requests under way at once, and those for one queue one after another."""
+"""Sends packed rows with several requests in flight, in order where rows have a target queue."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from skyroute.message.property_names import UNIQUE_ID
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import with_namespace
 from skyroute.pipeline.sink.options import WriteOptions
-from skyroute.pipeline.sink.rows import Part, RowPacker
+from skyroute.pipeline.sink.row_packer import RowPacker, SendBatch
 
 IN_FLIGHT_MAX: Final = 256
 IN_FLIGHT_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Requests of one task under way at once, and their bytes; rows are not taken from Spark meanwhile."""
+"""Bounds of one task's requests in flight. At a bound, no more rows are taken from Spark."""
 
 
-class Sending:
+class RowSender:
     """Sends the rows of one partition."""
 
     def __init__(self, session: Session, options: WriteOptions, key_start: str) -> None:
@@ -37,9 +37,9 @@ class Sending:
         self._in_flight = InFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
         self._delivery = Delivery(
             session,
-            with_namespace(namespace, options.group),
-            InFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX),  # never full: whoever comes there has been let in here
-            attempts=1,  # those after the first are made here, each with all the time there is
+            with_namespace(namespace, options.producer_group),
+            InFlight(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX),  # never full: `self._in_flight` has the same bounds
+            attempts=1,  # retries are made here, each with the full timeout
             retry_unsafe=False,
             avoid_slow=True,
             new_topic_queues=options.new_topic_queues,
@@ -52,29 +52,29 @@ class Sending:
         )
         self._queues: dict[str, list[QueueRef]] = {}
         self._last: dict[QueueRef, asyncio.Task[None]] = {}
-        """The latest send to each queue for which order counts."""
+        """The latest send to each queue whose order matters."""
 
     async def send(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Send all rows, and return how many there were once brokers have every one of them.
+        """Send all rows, and return their number once brokers have stored them all.
 
         Raises:
-            SkyrouteError: a row cannot be sent, or a broker did not take it; others may be stored.
+            SkyrouteError: a row cannot be sent, or a broker rejected it; other rows may be stored.
         """
         try:
             async with asyncio.TaskGroup() as sends:
-                # Rows are waited for in a thread, so that answers are not kept waiting.
+                # Wait for rows in a thread, so that the event loop handles responses.
                 while (rows := await asyncio.to_thread(next, batches, None)) is not None:
                     topics = self._packer.topics(rows)
                     for topic in set(topics) - self._queues.keys():
                         self._queues[topic] = await self._find_queues(topic)
-                    for part in self._packer.pack(rows, topics, self._queues):
-                        await self._in_flight.enter(part.size)
+                    for batch in self._packer.pack(rows, topics, self._queues):
+                        await self._in_flight.enter(batch.size)
                         task = sends.create_task(
-                            self._deliver(part, self._last.get(part.queue) if part.queue else None)
+                            self._deliver(batch, self._last.get(batch.queue) if batch.queue else None)
                         )
-                        task.add_done_callback(partial(self._leave, part.size))
-                        if part.queue is not None:
-                            self._last[part.queue] = task
+                        task.add_done_callback(partial(self._leave, batch.size))
+                        if batch.queue is not None:
+                            self._last[batch.queue] = task
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return self._packer.count
@@ -85,23 +85,23 @@ class Sending:
     async def _find_queues(self, topic: str) -> list[QueueRef]:
         name = with_namespace(self._session.namespace, topic)
         with suppress(SkyrouteError):
-            # A worker lives long, and nobody has kept its routes fresh since its last task.
+            # Routes are not refreshed between the tasks of a worker.
             await self._session.routes.refresh(name)
         return list((await self._delivery.rotation(name, self._timeout_s)).queues)
 
-    async def _deliver(self, part: Part, before: "asyncio.Task[None] | None") -> None:
-        if before is not None:
-            await asyncio.wait([before])  # if it failed, we are cancelled
-        topic = with_namespace(self._session.namespace, part.topic)
-        if len(part.items) == 1:
-            (item,) = part.items
+    async def _deliver(self, batch: SendBatch, previous: "asyncio.Task[None] | None") -> None:
+        if previous is not None:
+            await asyncio.wait([previous])  # if it failed, the task group cancels this task
+        topic = with_namespace(self._session.namespace, batch.topic)
+        if len(batch.items) == 1:
+            (item,) = batch.items
             outbound = Outbound(topic, item.body, item.raw_properties.decode(), "")
         else:
             properties = write_properties({UNIQUE_ID: self._session.message_ids.next()})
-            outbound = Outbound(topic, encode_batch(part.items), properties, "", batch=True)
+            outbound = Outbound(topic, encode_batch(batch.items), properties, "", batch=True)
         for attempt in range(1 + self._retries):
             try:
-                await self._delivery.deliver(outbound, _always(part.queue), self._timeout_s)
+                await self._delivery.deliver(outbound, _always(batch.queue), self._timeout_s)
             except SkyrouteError as error:
                 if not error.retryable or attempt == self._retries:
                     raise

@@ -1,4 +1,4 @@
-"""All that the history says, as one page of HTML that needs nothing else: charts, and a table beside each."""
+"""The report: one self-contained HTML page with charts and tables about the journals."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,18 +11,19 @@ from pyspark.sql import functions as fn
 
 from skyroute.message.reserved_topics import REPLY_SUFFIX, group_of, is_system_topic
 from skyroute.pipeline.jobs.availability import availability, outages
-from skyroute.pipeline.jobs.charts import Piece, bars, lines, moments
 from skyroute.pipeline.jobs.churn import capacity, churn, permission_changes
 from skyroute.pipeline.jobs.divergence import divergence
-from skyroute.pipeline.journal.reading import Journal
+from skyroute.pipeline.journal.reading import JournalFrames
+from skyroute.pipeline.report.charts import BarPart, bars, lines, time_labels
 
 ROWS_MAX: Final = 200
-"""How many rows of a table are shown; the jobs themselves give all."""
+"""Rows shown of each table. The jobs return all rows."""
 BARS_MAX: Final = 60
+"""Bars shown of each chart."""
 
 
-def report(journal: Journal, until: datetime, window_s: float) -> str:
-    """Return the page. `until` is up to when servers that still run saw what they last recorded."""
+def report(journal: JournalFrames, until: datetime, window_s: float) -> str:
+    """Return the page. `until` is the end of the observation of servers that still run."""
     events = journal.events.persist()
     try:
         seen = events.agg(
@@ -30,43 +31,43 @@ def report(journal: Journal, until: datetime, window_s: float) -> str:
         ).first()
         assert seen is not None
         servers = [row.server for row in events.select("server").distinct().orderBy("server").collect()]
-        servers_own = {
+        server_topics = {
             name for row in events.select("cluster", "broker").distinct().collect() for name in row if name is not None
         }
         begin = until if seen.begin_ms is None else datetime.fromtimestamp(seen.begin_ms / 1000, UTC)
-        facts = {
+        summary = {
             "Name servers": ", ".join(servers) or "none",
-            "Records": f"{seen.events:,}, from {_moment(begin)} to {_moment(until)}",
-            "Lines that are no records": f"{journal.rejects.count():,}",
+            "Records": f"{seen.events:,}, from {_time(begin)} to {_time(until)}",
+            "Invalid lines": f"{journal.rejects.count():,}",
         }
         sections = [
-            _availability(events, until, servers_own),
+            _availability(events, until, server_topics),
             _outages(events, begin, until),
             _growth(events, window_s),
             _divergence(events, until),
-            _capacity(events, until, servers_own),
+            _capacity(events, until, server_topics),
             _permissions(events),
             _rejects(journal.rejects),
         ]
     finally:
         events.unpersist()
-    head = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
-    return _PAGE.format(style=_STYLE, head=head, until=_moment(until), sections="".join(sections))
+    head = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in summary.items())
+    return _PAGE.format(style=_STYLE, head=head, until=_time(until), sections="".join(sections))
 
 
-def _availability(events: DataFrame, until: datetime, servers_own: set[str]) -> str:
+def _availability(events: DataFrame, until: datetime, server_topics: set[str]) -> str:
     rows = availability(events, None, until).orderBy("what", "broker", "name", "server").collect()
-    rows.sort(key=lambda row: (row.what, row.what == "topic" and _is_internal(row.name, servers_own)))
+    rows.sort(key=lambda row: (row.what, row.what == "topic" and _is_internal(row.name, server_topics)))
     brokers = {f"{row.broker} {row.name} at {row.server}": _shares(row) for row in rows if row.what == "broker"}
     chart = bars(
-        "How long each broker was there",
-        f"One bar for each of {len(brokers)} brokers and name servers: up, then down, then away after a goodbye.",
+        "Uptime of each broker",
+        f"One bar for each of {len(brokers)} brokers and name servers: time up, down, and away (planned).",
         dict(list(brokers.items())[:BARS_MAX]),
     )
     shown = [
         (
-            *(row.what, row.broker, row.name, row.server, _percent(row.availability), _span(row.up_s)),
-            *(_span(row.down_s), _span(row.away_s), row.outages, _span(row.mttr_s), _yes(row.flapping)),
+            *(row.what, row.broker, row.name, row.server, _percent(row.availability), _duration(row.up_s)),
+            *(_duration(row.down_s), _duration(row.away_s), row.outages, _duration(row.mttr_s), _yes(row.flapping)),
             *(", ".join(row.causes), _yes(row.certain)),
         )
         for row in rows
@@ -75,15 +76,15 @@ def _availability(events: DataFrame, until: datetime, servers_own: set[str]) -> 
         "What|Group|Address or topic|Name server|Available|Up|Down|Away|Outages|Mean time to recover|"
         "Flapping|Causes|Certain"
     )
-    return _section("Availability", chart + _KEY_TO_COLOURS + _table("Availability", heads.split("|"), shown))
+    return _section("Availability", chart + _LEGEND + _table("Availability", heads.split("|"), shown))
 
 
-def _shares(row: Row) -> list[Piece]:
+def _shares(row: Row) -> list[BarPart]:
     total = row.up_s + row.down_s + row.away_s
     pieces, at = [], 0.0
-    for look, seconds in (("up", row.up_s), ("down", row.down_s), ("away", row.away_s)):
+    for state, seconds in (("up", row.up_s), ("down", row.down_s), ("away", row.away_s)):
         if seconds > 0:
-            pieces.append(Piece(at, at := at + seconds / total, look, f"{look} {_span(seconds)}"))
+            pieces.append(BarPart(at, at := at + seconds / total, state, f"{state} {_duration(seconds)}"))
     return pieces
 
 
@@ -94,22 +95,22 @@ def _outages(events: DataFrame, begin: datetime, until: datetime) -> str:
     def share(moment: datetime) -> float:
         return min(max((_aware(moment) - begin).total_seconds() / length_s, 0.0), 1.0)
 
-    pieces: dict[str, list[Piece]] = defaultdict(list)
+    pieces: dict[str, list[BarPart]] = defaultdict(list)
     for row in rows:
         if row.what == "broker":
             end = 1.0 if row.until is None else share(row.until)
-            text = f"{row.cause}, {_span(row.seconds)} from {_moment(row.since)}"
+            text = f"{row.cause}, {_duration(row.seconds)} from {_time(row.since)}"
             label = f"{row.broker} {row.name} at {row.server}"
-            pieces[label].append(Piece(share(row.since), end, "away" if row.planned else "down", text))
+            pieces[label].append(BarPart(share(row.since), end, "away" if row.planned else "down", text))
     chart = bars(
-        "When brokers were not there",
-        f"{len(rows)} outages of brokers, groups and topics; those of {len(pieces)} brokers along the time.",
+        "Outages of brokers over time",
+        f"Outages of {len(pieces)} brokers over time; the table lists all {len(rows)} outages.",
         dict(list(pieces.items())[:BARS_MAX]),
-        moments(begin, until),
+        time_labels(begin, until),
     )
     shown = [
         (
-            *(_moment(row.since), "not yet" if row.until is None else _moment(row.until), _span(row.seconds)),
+            *(_time(row.since), "ongoing" if row.until is None else _time(row.until), _duration(row.seconds)),
             *(row.what, row.broker, row.name, row.cause, _yes(row.planned), row.server),
         )
         for row in rows
@@ -125,32 +126,30 @@ def _growth(events: DataFrame, window_s: float) -> str:
         for level in ("brokers", "topics", "queues"):
             levels[f"{level} at {row.server}"].append((_aware(row.window), row[level]))
     chart = lines(
-        "How much there was", "Brokers, topics by group and write queues of each name server over time.", levels
+        "Brokers, topics and queues over time", "Brokers, topics by group and write queues of each name server.", levels
     )
     heads = list(rows[0].__fields__) if rows else []
-    shown = [tuple(_moment(value) if isinstance(value, datetime) else value for value in row) for row in rows]
-    return _section("Growth and churn", chart + _table("Changes over time", [_words(name) for name in heads], shown))
+    shown = [tuple(_time(value) if isinstance(value, datetime) else value for value in row) for row in rows]
+    return _section("Growth and churn", chart + _table("Changes over time", [_heading(name) for name in heads], shown))
 
 
 def _divergence(events: DataFrame, until: datetime) -> str:
     rows = divergence(events, until=until).orderBy("since", "what", "broker", "name").collect()
     shown = [
         (
-            *(_moment(row.since), "not yet" if row.until is None else _moment(row.until), _span(row.seconds)),
-            *(row.what, row.broker, row.name, "; ".join(f"{server}: {word}" for server, word in row.views.items())),
+            *(_time(row.since), "ongoing" if row.until is None else _time(row.until), _duration(row.seconds)),
+            *(row.what, row.broker, row.name, "; ".join(f"{server}: {value}" for server, value in row.views.items())),
         )
         for row in rows
     ]
-    heads = ["Since", "Until", "Lasted", "What", "Group", "Address or topic", "Who said what"]
-    return _section(
-        "Disagreements of name servers", _table("Disagreements that lasted more than a second", heads, shown)
-    )
+    heads = ["Since", "Until", "Lasted", "What", "Group", "Address or topic", "Values by name server"]
+    return _section("Divergence of name servers", _table("Divergences of more than a second", heads, shown))
 
 
-def _capacity(events: DataFrame, until: datetime, servers_own: set[str]) -> str:
+def _capacity(events: DataFrame, until: datetime, server_topics: set[str]) -> str:
     worst = fn.desc("single_broker"), fn.desc("skew"), "topic"
     rows = capacity(events, until).orderBy(*worst, "server").collect()
-    rows.sort(key=lambda row: _is_internal(row.topic, servers_own))
+    rows.sort(key=lambda row: _is_internal(row.topic, server_topics))
     shown = [
         (
             *(row.topic, row.server, row.groups, row.read_queues, row.write_queues, row.skew and f"{row.skew:.2f}"),
@@ -169,20 +168,20 @@ def _capacity(events: DataFrame, until: datetime, servers_own: set[str]) -> str:
         "Read-only",
         "On",
     ]
-    return _section("Capacity", _table("Topics and their queues at the end", heads, shown))
+    return _section("Capacity", _table("Topics and their queues at the end of the report", heads, shown))
 
 
 def _permissions(events: DataFrame) -> str:
     rows = permission_changes(events).orderBy("at", "server", "broker", "topic").collect()
-    shown = [(_moment(row.at), *tuple(row)[1:]) for row in rows]
+    shown = [(_time(row.at), *tuple(row)[1:]) for row in rows]
     heads = ["At", "Name server", "Group", "Topic", "Before", "After", "Cause"]
-    return _section("Changes of permission", _table("Changes of permission", heads, shown))
+    return _section("Permission changes", _table("Permission changes", heads, shown))
 
 
 def _rejects(rejects: DataFrame) -> str:
     rows = rejects.orderBy("file", "line").limit(ROWS_MAX + 1).collect()
     shown = [(row.file, row.problem, row.line[:200]) for row in rows]
-    return _section("Lines that are no records", _table("Lines set aside", ["File", "Problem", "Line"], shown))
+    return _section("Invalid lines", _table("Rejected lines", ["File", "Problem", "Line"], shown))
 
 
 def _section(title: str, content: str) -> str:
@@ -195,7 +194,7 @@ def _table(caption: str, heads: Sequence[str], rows: Sequence[Iterable[Any]]) ->
         return "<p>None.</p>"
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:ROWS_MAX])
-    more = f"<p>… and {len(rows) - ROWS_MAX:,} more: the jobs show all.</p>" if len(rows) > ROWS_MAX else ""
+    more = f"<p>… and {len(rows) - ROWS_MAX:,} more: `skyroute pipeline` shows all.</p>" if len(rows) > ROWS_MAX else ""
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{more}"
@@ -207,17 +206,17 @@ def _cell(value: Any) -> str:
     return f"<td{' class=number' if is_number else ''}>{'' if value is None else escape(str(value))}</td>"
 
 
-def _is_internal(topic: str, servers_own: set[str]) -> bool:
-    """Return whether a topic is not an application's: `servers_own` are the topics named like clusters and brokers."""
-    is_own = is_system_topic(topic) or topic in servers_own or topic.endswith(REPLY_SUFFIX)
-    return is_own or group_of(topic) is not None
+def _is_internal(topic: str, server_topics: set[str]) -> bool:
+    """Return whether a topic is internal; `server_topics` are the topics named after clusters and brokers."""
+    is_server_topic = is_system_topic(topic) or topic in server_topics or topic.endswith(REPLY_SUFFIX)
+    return is_server_topic or group_of(topic) is not None
 
 
-def _words(name: str) -> str:
+def _heading(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def _yes(value: bool) -> str:  # noqa: FBT001 - there is nothing else to say
+def _yes(value: bool) -> str:  # noqa: FBT001 - one obvious argument
     return "yes" if value else "no"
 
 
@@ -225,7 +224,7 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.3%}"
 
 
-def _span(seconds: float | None) -> str:
+def _duration(seconds: float | None) -> str:
     if seconds is None:
         return ""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -238,11 +237,11 @@ def _aware(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-def _moment(moment: datetime) -> str:
+def _time(moment: datetime) -> str:
     return _aware(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
-_KEY_TO_COLOURS: Final = "".join(
+_LEGEND: Final = "".join(
     ('<p class="key">', *(f'<span class="{look}"></span> {look} ' for look in ("up", "down", "away")), "</p>")
 )
 _STYLE: Final = """
@@ -277,12 +276,12 @@ _PAGE: Final = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>The cluster's history up to {until}</title>
+<title>Cluster report up to {until}</title>
 <style>{style}</style>
 </head>
 <body>
 <main>
-<h1>The cluster's history up to {until} (UTC)</h1>
+<h1>Cluster report up to {until} (UTC)</h1>
 <dl>{head}</dl>
 {sections}
 </main>

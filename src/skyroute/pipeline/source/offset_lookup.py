@@ -1,0 +1,251 @@
+"""Looks up, on the driver, the queues to read and their offsets."""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from skyroute.client import queues as calls
+from skyroute.client.errors import NoRouteError
+from skyroute.client.selection import subscribe_queues
+from skyroute.client.session import Session
+from skyroute.clock import SystemClock
+from skyroute.errors import SkyrouteError
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.reserved_topics import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    is_system_topic,
+    with_namespace,
+    without_namespace,
+)
+from skyroute.pipeline.connections import connect
+from skyroute.pipeline.source.errors import BrokerLostError, DataLossError, SourceError
+from skyroute.pipeline.source.offsets import Offsets
+from skyroute.pipeline.source.options import EARLIEST_OFFSET, LATEST_OFFSET, Position, PositionKind, ReadOptions
+from skyroute.remoting.spaced_lines import SpacedLines
+from skyroute.wire.calls.topics import decode_topic_list, encode_topic_list_query
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_unreachable = SpacedLines()
+"""Limits warnings for each broker that does not respond: an idle stream sends several lookups a second."""
+
+
+class OffsetRange(NamedTuple):
+    """The offset of a queue's oldest message, and the offset that its next message will get."""
+
+    min_offset: int
+    max_offset: int
+
+
+class OffsetLookup:
+    """Lookups in one cluster. Each waits for its result and retries retryable failures."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._connection = connect(options.connection)
+
+    def _run(self, request: Callable[[Session], Coroutine[Any, Any, R]]) -> R:
+        """Return the result of a request.
+
+        Raises:
+            SourceError: the request failed and is not retryable.
+            BrokerLostError: all retries failed.
+        """
+        options = self._options.connection
+        failures = 0
+        while True:
+            try:
+                return self._connection.run(request(self._connection.session))
+            except SourceError:
+                raise
+            except SkyrouteError as error:
+                if not error.retryable or isinstance(error, NoRouteError):
+                    raise SourceError(f"the topic cannot be read: {error}") from error
+                failures += 1
+                if failures > options.retries:
+                    raise BrokerLostError(f"request failed {failures} times: {error}") from error
+                log.warning("request failed, retrying failures=%d cause=%s", failures, error)
+            time.sleep(options.retry_interval_s)
+
+    def queues(self) -> list[QueueRef]:
+        """Return the queues that the options select, with current routes.
+
+        Raises:
+            SourceError: a topic or queue does not exist, or the lookup fails.
+        """
+        return self._run(self._find_queues)
+
+    async def _find_queues(self, session: Session) -> list[QueueRef]:
+        options, namespace = self._options, self._options.connection.namespace
+        topics: Collection[str] = options.topics or sorted({queue.topic for queue in options.queues})
+        if options.pattern is not None:
+            known = decode_topic_list((await session.ask_name_server(encode_topic_list_query())).body)
+            topics = [topic for topic in map(_plain_name(namespace), known) if _matches(topic, options.pattern)]
+
+        async def queues_of(topic: str) -> list[QueueRef]:
+            try:
+                route = await session.routes.refresh(with_namespace(namespace, topic))
+            except NoRouteError:
+                if options.pattern is not None:  # deleted since the topic list was read
+                    return []
+                raise
+            return subscribe_queues(topic, route)
+
+        found = [queue for queues in await asyncio.gather(*map(queues_of, topics)) for queue in queues]
+        if missing := set(options.queues).difference(found):
+            raise SourceError(f"assign: unknown queues {_listed(missing)} (expected some of {_listed(found)})")
+        return sorted(options.queues or found)
+
+    def offset_ranges(self, queues: Iterable[QueueRef]) -> dict[QueueRef, OffsetRange]:
+        """Return the smallest and largest offset of each queue.
+
+        Raises:
+            SourceError: the lookup fails.
+        """
+
+        async def look_up(session: Session) -> dict[QueueRef, OffsetRange]:
+            return await _each(queues, lambda queue: self._offset_range(session, queue))
+
+        return self._run(look_up)
+
+    async def _offset_range(self, session: Session, queue: QueueRef) -> OffsetRange:
+        wire = self._wire(queue)
+        low, high = await asyncio.gather(calls.min_offset(session, wire), calls.max_offset(session, wire))
+        # A broker may report -1 for a queue without messages.
+        return OffsetRange(max(0, low), max(0, low, high))
+
+    def max_offsets(self, queues: Iterable[QueueRef]) -> Offsets:
+        """Return the largest offset of each queue. Queues of unreachable brokers are left out, with a warning."""
+
+        async def max_offset(session: Session, queue: QueueRef) -> int | None:
+            try:
+                return max(0, await calls.max_offset(session, self._wire(queue)))
+            except SkyrouteError as error:
+                unsaid = _unreachable.unsaid(queue.broker_name, SystemClock.monotonic())
+                if unsaid is not None:
+                    log.warning("end of queue unknown queue=%s cause=%s unsaid=%d", queue, error, unsaid)
+                return None
+
+        async def look_up(session: Session) -> dict[QueueRef, int | None]:
+            return await _each(queues, lambda queue: max_offset(session, queue))
+
+        return {queue: offset for queue, offset in self._run(look_up).items() if offset is not None}
+
+    def resolve(self, position: Position, ranges: Mapping[QueueRef, OffsetRange], option: str) -> Offsets:
+        """Return the offset of a position in each queue; errors name `option`.
+
+        Raises:
+            SourceError: the position has an unknown queue, lacks a queue, or no message is that new.
+            DataLossError: an offset is outside its queue, and `failOnDataLoss` is true.
+        """
+        if position.kind is PositionKind.EARLIEST:
+            return {queue: known.min_offset for queue, known in ranges.items()}
+        if position.kind is PositionKind.LATEST:
+            return {queue: known.max_offset for queue, known in ranges.items()}
+        self._check_queues(position, ranges, option)
+        if position.kind is PositionKind.OFFSETS:
+            return {queue: self._clamp(queue, position.queues[queue], known, option) for queue, known in ranges.items()}
+        return self._run(lambda session: self._find_times(session, position, ranges, option))
+
+    def _check_queues(self, position: Position, ranges: Mapping[QueueRef, OffsetRange], option: str) -> None:
+        if position.time_ms is not None:
+            return
+        if unknown := position.queues.keys() - ranges.keys():
+            raise SourceError(f"{option}: unknown queues {_listed(unknown)} (expected {_listed(ranges)})")
+        if missing := ranges.keys() - position.queues.keys():
+            hint = "" if position.kind is PositionKind.TIME else " (-1 is the latest offset, -2 the earliest)"
+            raise SourceError(f"{option}: queues are missing: add {_listed(missing)}{hint}")
+
+    def _clamp(self, queue: QueueRef, offset: int, known: OffsetRange, option: str) -> int:
+        if offset == EARLIEST_OFFSET:
+            return known.min_offset
+        if offset == LATEST_OFFSET:
+            return known.max_offset
+        if known.min_offset <= offset <= known.max_offset:
+            return offset
+        report_loss(
+            self._options,
+            f"{option}: offset {offset} of {queue} is out of range (expected {known.min_offset} to {known.max_offset})",
+        )
+        return min(max(offset, known.min_offset), known.max_offset)
+
+    async def _find_times(
+        self, session: Session, position: Position, ranges: Mapping[QueueRef, OffsetRange], option: str
+    ) -> Offsets:
+        async def find(queue: QueueRef) -> int:
+            time_ms = position.time_ms if position.time_ms is not None else position.queues[queue]
+            low, high = ranges[queue]
+            offset = min(max(low, await calls.offset_at(session, self._wire(queue), time_ms)), high)
+            if offset == high and position.fail_if_no_message:
+                raise SourceError(
+                    f"{option}: {queue} has no message stored at {time_ms} or later: use an earlier time, or set"
+                    " startingOffsetsByTimestampStrategy=latest to start with the next message"
+                )
+            return offset
+
+        return await _each(ranges, find)
+
+    def broker_addresses(self, queues: Iterable[QueueRef]) -> dict[str, str]:
+        """Return broker addresses by name. Brokers without a route are left out."""
+        known = self._connection.session.routes
+        found = {queue.broker_name: known.any_address(queue.broker_name) for queue in queues}
+        return {name: address for name, address in found.items() if address is not None}
+
+    def commit_group_offsets(self, offsets: Mapping[QueueRef, int]) -> None:
+        """Store the consumer group's offsets on the brokers, for monitoring. Failures are logged, not raised."""
+        group = with_namespace(self._options.connection.namespace, self._options.consumer_group)
+
+        async def report(session: Session) -> None:
+            outcomes = await asyncio.gather(
+                *(
+                    calls.commit_offset(session, group, self._wire(queue), offset, wait=True)
+                    for queue, offset in offsets.items()
+                ),
+                return_exceptions=True,
+            )
+            for queue, outcome in zip(offsets, outcomes, strict=True):
+                if isinstance(outcome, SkyrouteError):
+                    log.warning("group offset not reported queue=%s cause=%s", queue, outcome)
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+
+        self._connection.run(report(self._connection.session))
+
+    def _wire(self, queue: QueueRef) -> QueueRef:
+        topic = with_namespace(self._options.connection.namespace, queue.topic)
+        return QueueRef(topic, queue.broker_name, queue.queue_id)
+
+
+def report_loss(options: ReadOptions, what: str) -> None:
+    """Raise or log that messages are missing, as the option `failOnDataLoss` says.
+
+    Raises:
+        DataLossError: `failOnDataLoss` is true.
+    """
+    if options.fail_on_data_loss:
+        raise DataLossError(f"{what}. To read the remaining messages, set failOnDataLoss=false")
+    log.warning("messages lost what=%s", what)
+
+
+async def _each(queues: Iterable[QueueRef], look_up: Callable[[QueueRef], Coroutine[Any, Any, R]]) -> dict[QueueRef, R]:
+    queues = list(queues)
+    return dict(zip(queues, await asyncio.gather(*map(look_up, queues)), strict=True))
+
+
+def _plain_name(namespace: str | None) -> Callable[[str], str]:
+    return lambda topic: without_namespace(namespace, topic)
+
+
+def _matches(topic: str, pattern: str) -> bool:
+    is_user_topic = not is_system_topic(topic) and not topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return is_user_topic and re.fullmatch(pattern, topic) is not None
+
+
+def _listed(queues: Iterable[QueueRef]) -> str:
+    return ", ".join(map(str, sorted(queues)))
