@@ -1,6 +1,6 @@
 """How far each group has come with each queue: what it says itself, and where an administrator has sent it."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -221,15 +221,15 @@ class Offsets:
         self.keeper.touch()
         return True
 
-    def delete_group(self, group: str) -> Iterator[None]:
+    def delete_group(self, group: str) -> Generator[None, None, None]:
         """Forget a group, in steps."""
         return self._forget([(group, topic) for topic in self._topics.get(group, ())])
 
-    def delete_topic(self, topic: str) -> Iterator[None]:
+    def delete_topic(self, topic: str) -> Generator[None, None, None]:
         """Forget a topic, in steps."""
         return self._forget([(group, topic) for group in self._groups.get(topic, ())])
 
-    def _forget(self, pairs: Collection[tuple[str, str]]) -> Iterator[None]:
+    def _forget(self, pairs: Collection[tuple[str, str]]) -> Generator[None, None, None]:
         for done, (group, topic) in enumerate(pairs, 1):
             self._count -= len(self._table.pop((group, topic), ()))
             self._pulled_count -= len(self._pulled.pop((group, topic), ()))

@@ -138,7 +138,7 @@ class ParkedPulls:
 
     def _give_up(self, tick: int) -> Iterator[None]:
         try:
-            for pull in list(self._by_tick[tick]):
+            for pull in list(self._by_tick.get(tick, ())):  # all may have been served since
                 if pull.waits:
                     self._remove(pull)
                     pull.answer.give(_or_why_not(pull.give_up))

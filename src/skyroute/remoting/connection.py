@@ -278,7 +278,6 @@ class Connection(asyncio.Protocol):
         self._outbox.clear()
         if self._turn is not None and self._turn_is_abandonable:  # a change that has begun is finished
             self._turn.cancel()
-        self._hold(self._working_bytes)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(
@@ -345,6 +344,7 @@ class Connection(asyncio.Protocol):
         self._backlog.clear()
         self._backlog_bytes = 0
         self._decoder.buffer = bytearray()
+        self._account()
 
     def _complain(self, reason: str | None) -> None:
         if reason is not None and self._service.complaints.is_heard(self._service.clock.monotonic()):

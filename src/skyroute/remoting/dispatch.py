@@ -67,7 +67,8 @@ class Peer:
 class InTurn:
     """An answer that takes a while, and that later requests of the same connection wait for.
 
-    The work is cancelled if the connection ends; see `remoting/pace.py` for long work in steps.
+    If the connection ends, work on a request in `wire.codes.ABANDONABLE` is cancelled, and all other work is finished.
+    See `remoting/pace.py` for long work in steps.
     """
 
     work: Awaitable[Response]

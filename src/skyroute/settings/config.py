@@ -286,8 +286,9 @@ class ServerConfig:
         known = _known(type(self))
         for key, value in parsed.items():
             if key in known and not known[key].setting.live and text_of(value) != before[key]:
+                wanted, stays = shown(key, text_of(value)), shown(key, before[key])
                 raise StartOnlyError(
-                    f"{key}={text_of(value)[:80]} is refused, it stays {before[key][:80]}: this setting takes effect"
+                    f"{key}={wanted[:80]} is refused, it stays {stays[:80]}: this setting takes effect"
                     " only at the start; edit the file that the server is started with (-c), and restart it"
                 )
 

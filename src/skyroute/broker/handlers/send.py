@@ -200,6 +200,7 @@ class SendHandlers:
         """Take a message once the long batch that its queue is getting is stored."""
         while (storing := self._storing.get((sending.topic, queue_id))) is not None:
             await storing.wait()
+        self._check_exists(sending.topic)
         return await _answer_of(self._take_at(sending, topic, queue_id, request, peer))
 
     def _take_at(
@@ -345,7 +346,8 @@ class SendHandlers:
             sending.reconsume_times,
         )
         if decoded_to < len(body):
-            return InTurn(self._take_long_batch(draft, body, items, decoded_to, unique_id, is_whole=is_whole))
+            storing = self._take_long_batch(draft, body, items, decoded_to, unique_id, is_whole=is_whole)
+            return InTurn(self._say_more(storing))
         try:
             if is_whole:
                 whole = self._intake.put_inner_batch(draft, len(items))
@@ -420,17 +422,26 @@ class SendHandlers:
         """Store a batch; return the ids of its records, the first offset, and where in the log the last one ends."""
         host = self._identity.raw_store_host
         if is_whole:
+            self._check_exists(draft.topic)
             whole = self._intake.put_inner_batch(draft, sum(map(len, parts)))
             return encode_offset_ids(host, [whole.log_position]), whole.queue_offset, whole.log_end
         ids: list[str] = []
         queue_offset = log_end = 0
         for part in parts:
+            self._check_exists(draft.topic)
             appended = self._intake.put_batch(draft, part)
             queue_offset = queue_offset if ids else appended.queue_offset
             log_end = appended.log_end
             ids.append(encode_offset_ids(host, appended.log_positions))
             yield
         return ",".join(ids), queue_offset, log_end
+
+    def _check_exists(self, topic: str) -> None:
+        """Refuse a message that has waited for its turn while its topic was deleted."""
+        if self._topics.get(topic) is None:
+            raise RefusedError(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted before the message was stored"
+            )
 
     def _answer_when_safe(self, log_end: int, say: Callable[[int], Response]) -> Later:
         """Answer once the disk has the message; `say` is told the code that goes with what came of it."""

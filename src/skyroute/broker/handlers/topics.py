@@ -145,12 +145,13 @@ class TopicHandlers:
             if self.topics.delete(name):
                 log.info("topic deleted topic=%s peer=%s", name, peer.address)
             self.stats.forget_topic(name)
-        return InTurn(self._delete(names))
+        leaving = ExitStack()  # from now on, so that no topic is created again while its queues are being removed
+        for name in names:
+            leaving.enter_context(self.topics.leaving(name))
+        return InTurn(self._delete(names, leaving))
 
-    async def _delete(self, names: Collection[str]) -> Response:
-        with ExitStack() as leaving:  # a topic is not made again while its queues are being removed
-            for name in names:
-                leaving.enter_context(self.topics.leaving(name))
+    async def _delete(self, names: Collection[str], leaving: ExitStack) -> Response:
+        with leaving:
             await self.pace.run(self._remove(names))
         await asyncio.gather(self.topics.keeper.save(), self.offsets.keeper.save())
         return Response()
@@ -241,6 +242,8 @@ class TopicHandlers:
 
     def _clean_unused_topics(self, peer: Peer) -> Steps:
         for topic in sorted(self.store.topics() - self.topics.all().keys()):
+            if self.topics.get(topic) is not None:
+                continue  # created since the list was made
             if not self.topics.is_system(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX):
                 with self.topics.leaving(topic):
                     yield from self.store.remove_topic(topic)

@@ -696,9 +696,13 @@ class MessageStore:
         keys = list(self._queues)
         for start in range(0, len(keys), KEYS_A_STEP):
             for key in [key for key in keys[start : start + KEYS_A_STEP] if key[0] == topic]:
-                queue = self._queues.pop(key)
+                queue = self._queues.get(key)
+                if queue is None:
+                    continue  # another request to delete the topic was faster
                 self._derived.forget(queue)
                 queue.remove()
+                self._derived.ledger.forget(queue)
+                del self._queues[key]
                 with suppress(OSError):
                     queue.folder.rmdir()
                 yield  # on some file systems this took milliseconds

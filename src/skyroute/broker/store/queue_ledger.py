@@ -149,14 +149,21 @@ class QueueLedger:
         """
         self._deleted[topic] = position
         for queue in [queue for queue in self._ends_at if queue.topic == topic]:
-            del self._ends_at[queue]
-            self._unflushed.pop(queue, None)
-            self._flushed.pop(queue, None)
+            self.forget(queue)
         at = self._add(_entry(_DELETED_TOPIC, topic, 0))
         if at is not None and self._map is not None:
             raw = _ends(position)
             self._map[at : at + len(raw)] = raw
             self._disk.sync(self._descriptor)
+
+    def forget(self, queue: TopicQueue) -> None:
+        """Drop the entry of a deleted queue, so that the next start does not create it again."""
+        at = self._ends_at.pop(queue, None)
+        self._unflushed.pop(queue, None)
+        self._flushed.pop(queue, None)
+        if at is not None and self._map is not None:
+            raw = _ends(0)
+            self._map[at : at + len(raw)] = raw
 
     def begin_flush(self) -> int | None:
         """Say that all queues are put on the disk as far as they are noted; return the file to put there with them."""
