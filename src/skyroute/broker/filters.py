@@ -19,10 +19,10 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
 TAGS_CHARS_MAX: Final = 65_536
-"""How long an expression of tags may be that comes with a pull."""
+"""Maximum length of the tag expression of a pull, in characters."""
 
 COMPILED_MAX: Final = 10_000
-"""How many conditions are kept."""
+"""Maximum number of compiled conditions in the cache."""
 
 COMPILED_CHARS_MAX: Final = 1_000_000
 """How long all expressions are together whose conditions are kept; a condition takes up to 100 bytes a character."""

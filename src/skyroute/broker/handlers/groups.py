@@ -59,7 +59,7 @@ class GroupHandlers:
     identity: Identity
     pace: Pace
     kept: Kept = field(default_factory=Kept)
-    """The table of all groups, as it was last told."""
+    """The last response with the table of all groups."""
 
     def update(self, request: Request, peer: Peer) -> Answer:
         """Create a group, or change it."""
