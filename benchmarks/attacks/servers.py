@@ -331,7 +331,7 @@ class _Attacker:
     _left: int = 0
 
     def feed(self, data: memoryview) -> None:
-        """Count the answers in what was read; what the server asks by itself is none."""
+        """Count the responses in what was read; requests of the server do not count."""
         at = 0
         while at < len(data):
             if self._left:

@@ -1,4 +1,4 @@
-"""Attacks that keep a server busy, so that it answers nobody else."""
+"""Attacks that keep a server too busy to answer other clients."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def queues(lab: Lab) -> Iterator[Outcome]:
 
 @contextmanager
 def _lying_name_server(queues: int) -> Iterator[str]:
-    """A name server, of any make, whose every answer is a route with so many queues."""
+    """A fake name server that answers every request with a route of this many queues."""
     queue = {"brokerName": "b", "perm": 6, "readQueueNums": queues, "writeQueueNums": queues, "topicSysFlag": 0}
     broker = {"brokerName": "b", "cluster": "c", "brokerAddrs": {"0": "127.0.0.1:1"}}
     body = json.dumps({"brokerDatas": [broker], "queueDatas": [queue], "filterServerTable": {}}).encode()

@@ -20,7 +20,7 @@ from tests.support.raw import split_address
 HALF_REQUESTS: Final = 1_010
 HELD_S: Final = 50.0
 SAME_ADDRESS_S_MAX: Final = 30.0
-"""Whoever shares the address of an attacker waits until its requests are given up."""
+"""Maximum wait of a client that shares the attacker's address: until the server drops the attacker's requests."""
 LIE: Final = "203.0.113.7"
 PLANTED: Final = "A" * 43
 """As long as a token of the console's own."""

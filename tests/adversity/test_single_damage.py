@@ -27,7 +27,7 @@ from tests.support.single_damage import APACHE_SETTINGS, APACHE_STORES, Base, Fi
 
 CASES = int(os.environ.get("SKYROUTE_DAMAGE_CASES") or 10_000)
 PARTS = 20
-"""The cases are spread over so many tests, which may run side by side."""
+"""Number of tests that share the cases; they may run in parallel."""
 REOPENED_EVERY = 7
 WHOLE = "Whole"
 """A topic that keeps batches whole."""

@@ -1,4 +1,4 @@
-"""A peer that sends half a request, or reads no answer, keeps nobody else from the console."""
+"""A client that sends half a request, or reads no response, does not block other clients of the console."""
 
 import resource
 import select

@@ -23,7 +23,7 @@ PASSWORD = "operators secret"
 
 @pytest.fixture(scope="module")
 def lonely(serve: Serve) -> Console:
-    """A console that knows no cluster, and asks nobody to sign in."""
+    """A console without a cluster and without sign-in."""
     return serve(NO_CLUSTER)
 
 

@@ -93,6 +93,15 @@ async def test_a_connection_is_freed_when_its_peer_breaks_the_protocol(tmp_path:
         assert alive(FrameDecoder) == 0
 
 
+async def test_a_connection_that_is_being_closed_counts_no_input(tmp_path: Path) -> None:
+    async with running(tmp_path) as here, line_to(here.address) as line:
+        await line.write(HALF)
+        await eventually(lambda: here.buffered_bytes > 0)
+        (connection,) = here.remoting._connections.values()
+        connection.close()  # it may take a while until the peer has taken all answers
+        assert (here.connections, here.buffered_bytes) == (1, 0)
+
+
 async def test_a_connection_is_freed_though_its_peer_is_still_known(tmp_path: Path) -> None:
     async with running(tmp_path) as here:
         async with line_to(here.address) as line:

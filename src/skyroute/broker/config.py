@@ -271,7 +271,7 @@ class BrokerConfig(ServerConfig):
         )
 
     def with_retention(self, settings: StoreSettings) -> StoreSettings:
-        """Return the settings of a running store with how long messages are kept, which may change meanwhile."""
+        """Return a running store's settings with the current retention settings, which may change at run time."""
         return replace(
             settings,
             reserved_ms=self.file_reserved_time * _HOUR_MS,

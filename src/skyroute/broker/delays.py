@@ -43,10 +43,10 @@ BATCH_MAX: Final = 16
 
 
 def read_delay_offsets(raw: object) -> tuple[dict[int, int], DataVersion | None]:
-    """Return the offsets of a file by level, and its edition.
+    """Parse the file of delay offsets: offsets by level, and the data version.
 
     Raises:
-        StoreDamagedError: it is no table of delay offsets.
+        StoreDamagedError: it is not a table of delay offsets.
     """
     table = read_as(raw, dict[str, Any], "the table of delay offsets")
     offsets: dict[int, int] = read_member(table, "offsetTable", dict[int, int])

@@ -19,10 +19,10 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
 TAGS_CHARS_MAX: Final = 65_536
-"""How long an expression of tags may be that comes with a pull."""
+"""Maximum length of the tag expression of a pull, in characters."""
 
 COMPILED_MAX: Final = 10_000
-"""How many conditions are kept."""
+"""Maximum number of compiled conditions in the cache."""
 
 COMPILED_CHARS_MAX: Final = 1_000_000
 """How long all expressions are together whose conditions are kept; a condition takes up to 100 bytes a character."""
@@ -68,16 +68,19 @@ def retry_filter(plain: Filter, subscriptions: Iterable[Subscription]) -> Filter
     """Return what to ask of retries besides: each is to fulfil its group's condition on the topic it was sent to."""
     expressions = {wanted.topic: wanted.expression for wanted in subscriptions if wanted.expression_type == SQL92}
 
+    conditions: dict[str, AcceptRecord | None] = {}
+
     def accept(record: bytes) -> bool:
         try:
-            topic = find_property(decode_record(record).raw_properties, RETRY_TOPIC)
+            topic = find_property(decode_record(record).raw_properties, RETRY_TOPIC) or ""
         except RecordError:
             return False
-        # Compiled only now: a group may have a condition for each of thousands of topics.
-        condition: AcceptRecord | None = None
-        if (expression := expressions.get(topic or "")) is not None:
-            with suppress(RefusedError):  # a condition that is none keeps nothing away
-                condition = _compiled.filter_of(expression).accept_record
+        if topic in expressions and topic not in conditions:
+            # Compiled only now: a group may have a condition for each of thousands of topics.
+            conditions[topic] = None
+            with suppress(RefusedError):  # an invalid condition filters nothing
+                conditions[topic] = _compiled.filter_of(expressions[topic]).accept_record
+        condition = conditions.get(topic)
         return condition is None or condition(record)
 
     return Filter(plain.accept_code, accept) if expressions else plain

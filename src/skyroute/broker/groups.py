@@ -44,16 +44,16 @@ class StoredGroups(NamedTuple):
     groups: dict[str, GroupConfig]
     forbidden: dict[str, dict[str, int]]
     unknown: dict[str, dict[str, Any]]
-    """By group, members that only others understand."""
+    """By group, JSON members that this broker does not know."""
     unknown_rest: dict[str, Any]
     version: DataVersion | None
 
 
 def read_groups(raw: object) -> StoredGroups:
-    """Return the file of groups as values.
+    """Parse the file of groups.
 
     Raises:
-        StoreDamagedError: it is no table of groups.
+        StoreDamagedError: it is not a table of groups.
     """
     stored = read_as(raw, dict[str, Any], "the table of groups")
     groups: dict[str, GroupConfig] = {}
@@ -187,7 +187,7 @@ class Groups:
         self.keeper.touch()
 
     def pieces(self) -> Iterator[bytes]:
-        """Give the table as its file has it, in pieces that are all of one edition."""
+        """Return the table as its file holds it, in pieces, all of one data version."""
         return object_pieces(
             {**self._unknown_rest, "dataVersion": version_members(self.version)},
             {

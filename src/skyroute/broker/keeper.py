@@ -1,4 +1,4 @@
-"""Keeping a table on the disk, without making the loop wait for it."""
+"""Saves a table to disk without blocking the event loop."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -10,10 +10,10 @@ _Table = TypeVar("_Table")
 
 
 class Keeper:
-    """Writes one JSON file when told to. Many who ask while a write is under way share the next one.
+    """Writes one JSON file on request. All requests that arrive during a write share the next write.
 
-    `render` gives the file's text in pieces, each within a few milliseconds: others are served in between. A change
-    that is made meanwhile may be missing from the text; it is part of the next write.
+    `render` returns the file's text in pieces of a few milliseconds each; other requests are served in between. A
+    change during the write may be missing from the text; the next write has it.
     """
 
     def __init__(self, file: JsonFile, render: Callable[[], Iterable[bytes]]) -> None:

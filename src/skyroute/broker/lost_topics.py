@@ -23,13 +23,13 @@ def topics_with_queues(store_folder: Path) -> set[str]:
 
 
 def settle_lost_topics(topics: Topics, store: MessageStore, had_queues: set[str]) -> None:
-    """Decide what becomes of topics that the store has messages of and the table does not know.
+    """Restore, delete or keep topics that have messages in the store and no entry in the table.
 
     - Without a folder before the start, in `had_queues`: the topic was deleted, and recovery found its messages again.
       The queues are removed once more.
-    - With a folder, and a table that was missing or taken from its backup: the table has lost the topic. It is added
+    - With a folder, and a table that was missing or read from its backup: the table has lost the topic. It is added
       again, with as many queues as there are on the disk.
-    - With a folder, and a table that is sound: nothing is changed. `cleanUnusedTopic` removes such queues.
+    - With a folder, and an intact table: nothing is changed. `cleanUnusedTopic` removes such queues.
 
     Raises:
         StoreError: the disk refuses.

@@ -19,7 +19,7 @@ MEMBERSHIPS_MAX: Final = 200_000
 CONNECTION_GROUPS_MAX: Final = 10_000
 """How many groups one connection may be in."""
 SCANNED_A_STEP: Final = 5_000
-"""How many members are looked at for silence before others are served."""
+"""Members checked for missed heartbeats in one step."""
 GROUP_MEMBERS_MAX: Final = 10_000
 """How many members a group may have: each of them is told of every other that comes and goes."""
 SUBSCRIPTION_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -241,14 +241,14 @@ class Members:
         return self._to_be_told(groups)
 
     def expire(self, now: float, silence_s: float = SILENCE_S) -> Iterator[Silent]:
-        """Forget the members that no heartbeat has spoken of for too long, in steps of about `SCANNED_A_STEP`."""
+        """Evict members without a recent heartbeat, in steps of about `SCANNED_A_STEP` members."""
         peers: list[Peer] = []
         changed: dict[str, None] = {}
         oldest = now - silence_s
         scanned = 0
         for connection in list(self._connections):
             if (there := self._connections.get(connection)) is None:
-                continue  # it has ended meanwhile
+                continue  # closed during an earlier step
             scanned += there.group_count
             for name in list(there.producer_groups):
                 self._remove_silent(self._producers[name], connection, oldest)

@@ -15,7 +15,7 @@ GAP_S: Final = 0.1
 be told a thousand times."""
 
 TOLD_A_TURN: Final = 500
-"""So many members are told before others have their turn."""
+"""Members notified in one turn of the loop."""
 
 CallLater = Callable[[float, Callable[[], None]], object]
 
@@ -35,11 +35,11 @@ class MemberNotices:
         self._config = config
         self._call_later = call_later
         self._told: dict[str, bool] = {}
-        """Groups that are being told, or were just now, and whether there is more to tell."""
+        """Groups notified now or less than `GAP_S` ago, and whether they changed again since."""
         self._work: deque[Iterator[None]] = deque()
-        """What is under way: each step tells one member."""
+        """Notifications under way; each step notifies one member."""
         self._goes_on = False
-        """The rest of the work is done in the next turn of the loop."""
+        """`_go_on` is scheduled for the next turn of the loop."""
 
     def put(self, groups: Iterable[str]) -> None:
         """Note that the members of these groups have to be told."""
@@ -77,7 +77,7 @@ class MemberNotices:
                 self._go_on()
 
     def _go_on(self) -> None:
-        """Tell some members, and those that are left when others had their turn."""
+        """Notify up to `TOLD_A_TURN` members; the next turn of the loop notifies the rest."""
         self._goes_on = False
         told = 0
         while self._work:

@@ -1,6 +1,6 @@
 """How far each group has come with each queue: what it says itself, and where an administrator has sent it."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -28,7 +28,7 @@ COMMITS_PER_VERSION: Final = 500
 """Offsets change all the time; only so often is the table called a new edition."""
 
 OFFSETS_A_STEP: Final = 5_000
-"""How many offsets are written or forgotten before others are served: five thousand take about a millisecond."""
+"""Offsets written or deleted in one step, which takes about a millisecond."""
 
 _TABLE_MEMBERS: Final = frozenset({"offsetTable", "groupTopicMap", "dataVersion"})
 _Table = dict[tuple[str, str], dict[int, int]]
@@ -39,15 +39,15 @@ class StoredOffsets(NamedTuple):
 
     offsets: _Table
     unknown: dict[str, Any]
-    """Members that only others understand."""
+    """JSON members that this broker does not know."""
     version: DataVersion | None
 
 
 def read_offsets(raw: object) -> StoredOffsets:
-    """Return the file of offsets as values.
+    """Parse the file of offsets.
 
     Raises:
-        StoreDamagedError: it is no table of offsets.
+        StoreDamagedError: it is not a table of offsets.
     """
     stored = read_as(raw, dict[str, Any], "the table of offsets")
     offsets: _Table = {}
@@ -71,9 +71,9 @@ class Offsets:
         self._pulled: _Table = {}
         self._pulled_count = 0
         self._topics: dict[str, dict[str, None]] = {}
-        """By group, the topics of its pairs in any of these tables."""
+        """By group, the topics that any of these tables has for it."""
         self._groups: dict[str, dict[str, None]] = {}
-        """The same by topic."""
+        """By topic, the groups that any of these tables has for it."""
         self._commits = 0
         self._unknown: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
@@ -141,10 +141,10 @@ class Offsets:
         self._groups.setdefault(topic, {})[group] = None
 
     def check_room(self, more: int) -> None:
-        """Return if there is room for so many more offsets.
+        """Check that the table has room for `more` offsets.
 
         Raises:
-            RefusedError: there is not.
+            RefusedError: the table is full.
         """
         if self._count + more > self._offsets_max:
             raise RefusedError(
@@ -221,15 +221,15 @@ class Offsets:
         self.keeper.touch()
         return True
 
-    def delete_group(self, group: str) -> Iterator[None]:
-        """Forget a group, in steps."""
+    def delete_group(self, group: str) -> Generator[None, None, None]:
+        """Delete the offsets of a group, in steps."""
         return self._forget([(group, topic) for topic in self._topics.get(group, ())])
 
-    def delete_topic(self, topic: str) -> Iterator[None]:
-        """Forget a topic, in steps."""
+    def delete_topic(self, topic: str) -> Generator[None, None, None]:
+        """Delete the offsets of a topic, in steps."""
         return self._forget([(group, topic) for group in self._groups.get(topic, ())])
 
-    def _forget(self, pairs: Collection[tuple[str, str]]) -> Iterator[None]:
+    def _forget(self, pairs: Collection[tuple[str, str]]) -> Generator[None, None, None]:
         for done, (group, topic) in enumerate(pairs, 1):
             self._count -= len(self._table.pop((group, topic), ()))
             self._pulled_count -= len(self._pulled.pop((group, topic), ()))
@@ -241,7 +241,7 @@ class Offsets:
                 yield
 
     def pieces(self) -> Iterator[bytes]:
-        """Give the table as its file has it, in pieces; each offset is the one known when its piece is made."""
+        """Return the table as its file holds it, in pieces. Each offset is as of the time its piece is written."""
         return object_pieces(
             {**self._unknown, "dataVersion": version_members(self.version)},
             {"groupTopicMap": self._topic_pieces(), "offsetTable": self._offset_pieces()},
@@ -252,13 +252,13 @@ class Offsets:
         return _table_pieces((group, topics) for group in groups if (topics := self.topics_of(group)))
 
     def _offset_pieces(self) -> Iterator[bytes]:
-        # Queues are keys in quotes, which Apache's brokers read as well: bare ones take long to read.
+        # Queue ids are quoted keys: Apache's brokers read them too, and unquoted ones are slow to parse.
         pairs = list(self._table)
         return _table_pieces((f"{pair[1]}@{pair[0]}", self._table.get(pair, {})) for pair in pairs)
 
 
 def _table_pieces(entries: Iterable[tuple[str, Sized]]) -> Iterator[bytes]:
-    """Give entries of a table as JSON, some at a time, by how many members they have."""
+    """Write table entries as JSON, about `OFFSETS_A_STEP` members per piece."""
     part: dict[str, Sized] = {}
     separator, written = b"", 0
     for name, members in entries:

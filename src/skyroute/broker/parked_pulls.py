@@ -23,7 +23,7 @@ PARKED_MAX: Final = 200_000
 TICKS_A_SECOND: Final = 4
 """How exactly the end of a wait is kept."""
 TURN_S: Final = 0.005
-"""How long pulls are served before others have their turn."""
+"""Time per turn of the loop for serving parked pulls."""
 
 
 class ParkedPull(ABC):
@@ -35,7 +35,7 @@ class ParkedPull(ABC):
         self.deadline_tick = int(deadline * TICKS_A_SECOND) + 1
         self.answer = Later()
         self.waits = False
-        """It is parked, and nobody has answered it."""
+        """Whether it is parked and not answered yet."""
 
     @abstractmethod
     def look(self) -> Response | None:
@@ -47,10 +47,10 @@ class ParkedPull(ABC):
 
 
 class ParkedPulls:
-    """Who waits for what, and until when.
+    """Long polls by queue, deadline and connection.
 
-    A message wakes the pulls of its queue at the end of the loop's turn, so that many messages wake them once. Where
-    many wait, they are served for `TURN_S` at a time.
+    A message wakes the pulls of its queue at the end of the loop's turn, so several messages wake them once. Woken
+    and expired pulls are served for `TURN_S` per turn.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -60,13 +60,13 @@ class ParkedPulls:
         self._by_connection: dict[int, set[ParkedPull]] = {}
         self._woken: set[tuple[str, int]] = set()
         self._looking: dict[tuple[str, int], bool] = {}
-        """Queues whose pulls are looking again, and whether they have to once more when all have."""
+        """Queues whose pulls are being checked, and whether to check them again afterwards."""
         self._giving_up: set[int] = set()
-        """Ticks whose pulls are being given up."""
+        """Ticks whose pulls are being answered because their time is over."""
         self._work: deque[Iterator[None]] = deque()
-        """What is under way: each step serves one pull."""
+        """Work under way; each step serves one pull."""
         self._goes_on = False
-        """The rest of the work is done in the next turn of the loop."""
+        """`_go_on` is scheduled for the next turn of the loop."""
         self._count = 0
         self.only_when_told = False
         """Messages are not shown before they are on the disk: pulls are woken by `wake`, and not by an arrival."""
@@ -104,13 +104,13 @@ class ParkedPulls:
         self._begin(work for queue in woken if (work := self._look(queue)) is not None)
 
     def wake_queue(self, topic: str, queue_id: int) -> None:
-        """Have the pulls of one queue look again, whatever the reason."""
+        """Check the pulls of one queue again."""
         work = self._look((topic, queue_id))
         if work is not None:
             self._begin([work])
 
     def _look(self, queue: tuple[str, int]) -> Iterator[None] | None:
-        """Return the work of having the pulls of a queue look again; None where it is under way, and is done again."""
+        """Return the work of checking a queue's pulls again; None if it is under way, which then repeats."""
         is_under_way = queue in self._looking
         self._looking[queue] = True
         return None if is_under_way else self._look_again(queue)
@@ -138,7 +138,7 @@ class ParkedPulls:
 
     def _give_up(self, tick: int) -> Iterator[None]:
         try:
-            for pull in list(self._by_tick[tick]):
+            for pull in list(self._by_tick.get(tick, ())):  # empty if all were answered since
                 if pull.waits:
                     self._remove(pull)
                     pull.answer.give(_or_why_not(pull.give_up))
@@ -170,7 +170,7 @@ class ParkedPulls:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Serve pulls for `TURN_S`, and those that are left when others had their turn."""
+        """Serve pulls for `TURN_S`; the next turn of the loop serves the rest."""
         self._goes_on = False
         deadline = self._monotonic() + TURN_S
         while self._work:

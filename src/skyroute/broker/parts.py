@@ -77,9 +77,9 @@ class Parts:
         now_ms = self._now_ms
         traffic = traffic or Traffic()
         self.pace = Pace(traffic, clock)
-        """For answers that may take seconds."""
+        """Lane for responses that may take seconds."""
         self.prompt = Pace(traffic, clock)
-        """For what clients do not wait for so long: long batches, heartbeats and locks."""
+        """Lane for requests with short client timeouts: long batches, heartbeats and locks."""
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = Offsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
@@ -92,7 +92,7 @@ class Parts:
         self.parked = ParkedPulls(clock.monotonic)
         self.topics.load()  # before the store, which may have to make queues of the right kind again
         self._had_queues = topics_with_queues(config.store_folder)
-        """The topics that had queues before recovery, which finds messages of deleted topics again."""
+        """Topics that had queues before recovery, which may find messages of deleted topics again."""
         self.store = MessageStore.open(
             config.store_folder,
             config.store_settings(),

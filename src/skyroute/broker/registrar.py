@@ -350,7 +350,7 @@ class Registrar:
             return self._written[1]
 
     def _write_all(self, registration: Registration, topics: Iterable[TopicConfig], *, always: bool) -> Request:
-        """Write a registration, compressed where that is worth it and loses nothing."""
+        """Encode a registration, compressed if it is long and compression loses no field."""
         narrowed = self._narrowed(topics)
         request = encode_registration(registration, narrowed)
         if not (always or len(request.body) >= COMPRESS_FROM_BYTES):

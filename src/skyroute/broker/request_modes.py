@@ -16,10 +16,10 @@ REQUEST_MODES_MAX: Final = 100_000
 
 
 def read_request_modes(raw: object) -> dict[tuple[str, str], RequestMode]:
-    """Return the modes of a file by topic and group.
+    """Parse the file of request modes: modes by topic and group.
 
     Raises:
-        StoreDamagedError: it is no table of request modes.
+        StoreDamagedError: it is not a table of request modes.
     """
     stored = read_as(raw, dict[str, Any], "the table of request modes")
     by_topic = read_member(stored, "messageRequestModeMap", dict[str, dict[str, RequestMode]])
@@ -61,7 +61,7 @@ class RequestModes:
         self.keeper.touch()
 
     def pieces(self) -> Iterator[bytes]:
-        """Give the table as its file has it, in pieces."""
+        """Return the table as its file holds it, in pieces."""
         table: dict[str, dict[str, RequestMode]] = {}
         for at, ((topic, group), mode) in enumerate(list(self._table.items())):
             table.setdefault(topic, {})[group] = mode

@@ -40,10 +40,10 @@ class SilenceScan:
         self._lateness = Lateness(SCAN_S, LATE_S, clock.monotonic())
 
     async def scan(self) -> None:
-        """Part with who is silent; with nobody, if the scan itself is late: heartbeats may wait in their sockets."""
+        """Evict silent clients. A late scan evicts none: heartbeats may wait in their sockets."""
         now = self._clock.monotonic()
         if self._lateness.holds_back(now):
-            log.warning("client scan late seconds=%.1f: nobody is parted with before the next", self._lateness.late_s)
+            log.warning("client scan late, eviction postponed to the next scan late_s=%.1f", self._lateness.late_s)
             return
         self._locks.expire(now)
         for silent in self._members.expire(now, self._config.channel_expired_timeout / 1000):

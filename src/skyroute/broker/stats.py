@@ -19,7 +19,7 @@ from skyroute.wire.calls.settings import BrokerStats, StatsSpan
 KEYS_MAX: Final = 10_000
 """How many topics, and how many pairs of group and topic, are counted apart; the rest counts for the broker only."""
 FLOWS_A_STEP: Final = 5_000
-"""How many flows are marked before others are served."""
+"""Flows sampled in one step."""
 TICK_S: Final = 1.0
 RATES_S: Final = (10, 60, 600)
 """Over which spans, in seconds, a broker tells its rates."""
@@ -259,7 +259,7 @@ class Stats:
     # ----------------------------------------------------------------------------------------------------- sampling
 
     def sample(self) -> None:
-        """Mark down what was counted so far, where it is time."""
+        """Sample the counters of every span that is due."""
         for _ in self.sample_in_steps():
             pass
 
@@ -273,7 +273,7 @@ class Stats:
         for span, (marks, (interval_s, count)) in enumerate(zip(self._marks, _SPANS, strict=True)):
             if now - marks.times[marks.next_slot - 1] >= interval_s:
                 slot = marks.next_slot
-                # First of all: what is asked meanwhile is told since the oldest mark, and not since this one.
+                # First, so that a rate that is read between two steps still starts at the oldest mark.
                 marks.times[slot] = now
                 marks.next_slot = (slot + 1) % count
                 self._put.mark(span, slot)

@@ -1,4 +1,4 @@
-"""The tables of a broker as files, for checks of a store that no broker runs on."""
+"""Parsers for the table files of a broker, to verify a store while no broker runs on it."""
 
 from collections.abc import Collection, Mapping
 from typing import Final

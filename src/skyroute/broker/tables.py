@@ -11,7 +11,7 @@ from skyroute.wire.calls.topics import Version
 from skyroute.wire.fastjson import Dialect, dumps, write
 
 ENTRIES_A_STEP: Final = 1_000
-"""How many entries of a table are written before others are served: a thousand take about a millisecond."""
+"""Table entries written in one step, which takes about a millisecond."""
 
 
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:
@@ -25,10 +25,10 @@ def version_members(version: DataVersion) -> dict[str, int]:
 
 
 def read_version(table: Mapping[str, Any]) -> DataVersion | None:
-    """Return the edition that a file says it is; None where it says none.
+    """Return the data version of a file; None if the file has none.
 
     Raises:
-        StoreDamagedError: it says nonsense.
+        StoreDamagedError: the data version is invalid.
     """
     raw = table.get("dataVersion")
     if raw is None:
@@ -38,10 +38,10 @@ def read_version(table: Mapping[str, Any]) -> DataVersion | None:
 
 
 def read_member(table: Mapping[str, Any], name: str, kind: Any) -> Any:
-    """Return a member that every such file has, as a value of `kind`.
+    """Return a required member of a file as a value of `kind`.
 
     Raises:
-        StoreDamagedError: it is missing, or no such value.
+        StoreDamagedError: the member is missing, or not of this kind.
     """
     if name not in table:
         raise StoreDamagedError(f"{name} is missing")
@@ -81,9 +81,9 @@ def member_names(kind: type[msgspec.Struct]) -> frozenset[str]:
 def entry_pieces(
     table: Mapping[str, object], unknown: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Iterator[bytes]:
-    """Give the members of a JSON object, some at a time. What changes in the table after the call does not show.
+    """Write the members of a JSON object, `ENTRIES_A_STEP` per piece, as the table is at the time of the call.
 
-    `unknown` has members that only others understand, by the name of their entry.
+    `unknown` has JSON members that this broker does not know, by the name of their entry.
     """
     return _entry_pieces(list(table), list(table.values()), unknown or {})
 
@@ -100,7 +100,7 @@ def _entry_pieces(
 
 
 def object_pieces(members: Mapping[str, object], tables: Mapping[str, Iterable[bytes]]) -> Iterator[bytes]:
-    """Give a JSON object in pieces: first its small members, of which there is one at least, then its tables."""
+    """Write a JSON object in pieces: first `members`, which must not be empty, then the tables."""
     yield dumps(members, Dialect.LEGACY)[:-1]
     for name, pieces in tables.items():
         yield b',"%b":{' % name.encode()

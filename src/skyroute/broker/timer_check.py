@@ -8,8 +8,8 @@ was read and is not due. We have neither, so the first of the two is that of the
 Behind these, where Apache's brokers leave the page as it is, we keep what they have no place for: up to which message
 of the time at hand all is delivered. It counts as long as the numbers in front are still ours.
 
-In the second half of the page lies a copy of all of it with a checksum. It counts where the numbers in front are
-damaged: where they differ from the copy, and the edition does not say that a broker has written them since.
+The second half of the page holds a copy with a checksum. It is used if the numbers in front are damaged: if they
+differ from the copy, and their data version is not newer.
 """
 
 import logging
@@ -68,10 +68,10 @@ class TimerCheck:
         return f"<TimerCheck {self.path}>"
 
     def load(self) -> TimerProgress:
-        """Return what the file says; the very beginning where there is none, or nothing was written to it yet.
+        """Return the progress in the file; the initial progress if the file is missing or was never written.
 
         Raises:
-            StoreDamagedError: its numbers make no sense, and there is no copy of them.
+            StoreDamagedError: the numbers are invalid, and so is their copy.
         """
         try:
             page = self.path.read_bytes()
@@ -115,11 +115,11 @@ class TimerCheck:
 
 
 Page = tuple[tuple[int, ...], TimerProgress]
-"""The seven numbers, and what they and our own say."""
+"""The seven numbers, and the progress that they and our own numbers describe."""
 
 
 def read_page(page: bytes) -> tuple[tuple[int, ...], TimerProgress, Page | None]:
-    """Return the numbers of the file, what they say, and the same of the copy if there is a sound one."""
+    """Return the numbers, their progress, and the copy of both if it is intact."""
     page = page.ljust(PAGE_BYTES, b"\0")
     raw_copy = page[_COPY_AT : _COPY_AT + _COPY_BYTES]
     (seal,) = _SEAL.unpack_from(page, _COPY_AT + _COPY_BYTES)
@@ -128,7 +128,7 @@ def read_page(page: bytes) -> tuple[tuple[int, ...], TimerProgress, Page | None]
 
 
 def damage_of(page: bytes) -> str:
-    """Return what is wrong with the file; nothing where it is sound, or was never written."""
+    """Return why the file is damaged; an empty text if it is intact or was never written."""
     return _find_damage(*read_page(page))
 
 
@@ -142,7 +142,7 @@ def _read(raw: bytes) -> Page:
 
 
 def _find_damage(numbers: tuple[int, ...], progress: TimerProgress, copy: Page | None) -> str:
-    """Return what is wrong with the numbers; nothing where they are sound."""
+    """Return why the numbers are damaged; an empty text if they are intact."""
     if min(numbers) < 0:
         return f"a number is negative: {min(numbers)}"
     if not 0 <= progress.oldest <= progress.read_end or min(progress.slot_ms, progress.slot_offset) < 0:

@@ -63,16 +63,16 @@ class StoredTopics(NamedTuple):
 
     topics: dict[str, TopicConfig]
     unknown: dict[str, dict[str, Any]]
-    """By topic, members that only others understand."""
+    """By topic, JSON members that this broker does not know."""
     unknown_rest: dict[str, Any]
     version: DataVersion | None
 
 
 def read_topics(raw: object) -> StoredTopics:
-    """Return the file of topics as values.
+    """Parse the file of topics.
 
     Raises:
-        StoreDamagedError: it is no table of topics.
+        StoreDamagedError: it is not a table of topics.
     """
     stored = read_as(raw, dict[str, Any], "the table of topics")
     topics: dict[str, TopicConfig] = {}
@@ -93,7 +93,7 @@ class Topics:
         self._table = {topic.name: topic for topic in _boot_topics(config)}
         self._own = frozenset(self._table)
         self._leaving: dict[str, int] = {}
-        """Topics of which something is being removed, and how often that was begun."""
+        """Topics whose queues are being removed, with the number of removals under way."""
         self._unknown: dict[str, dict[str, Any]] = {}
         """Of some topics, members of the file that only others understand."""
         self._unknown_rest: dict[str, Any] = {}
@@ -108,7 +108,7 @@ class Topics:
         return f"<Topics {len(self._table)} version={self.version.counter}>"
 
     def load(self) -> None:
-        """Read the file. What it says of topics that every broker has counts more than the settings.
+        """Read the file. It takes precedence over the settings for topics that every broker has.
 
         Raises:
             StoreDamagedError: neither the file nor its backup can be used.
@@ -195,17 +195,17 @@ class Topics:
         return True
 
     def check_room(self, more: int) -> None:
-        """Return if there is room for so many more topics.
+        """Check that the table has room for `more` topics.
 
         Raises:
-            RefusedError: there is not.
+            RefusedError: the table is full.
         """
         if len(self._table) + more > TOPICS_MAX:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"this broker has {TOPICS_MAX} topics, and takes no more")
 
     @contextmanager
     def leaving(self, topic: str) -> Iterator[None]:
-        """Refuse to make a topic, while what is left of it is being removed."""
+        """Refuse to create a topic while its queues are being removed."""
         self._leaving[topic] = self._leaving.get(topic, 0) + 1
         try:
             yield
@@ -244,7 +244,7 @@ class Topics:
         self.keeper.touch()
 
     def pieces(self) -> Iterator[bytes]:
-        """Give the table as its file has it, in pieces that are all of one edition."""
+        """Return the table as its file holds it, in pieces, all of one data version."""
         members = {**self._unknown_rest, "dataVersion": version_members(self.version)}
         return object_pieces(members, {"topicConfigTable": entry_pieces(self._table, self._unknown)})
 

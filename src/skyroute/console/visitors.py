@@ -37,7 +37,7 @@ class Visitor:
 
 
 def new_secret() -> str:
-    """Return a value for a cookie that nobody can guess."""
+    """Return an unguessable cookie value."""
     return secrets.token_urlsafe(SECRET_BYTES)
 
 

@@ -64,7 +64,7 @@ def decode_batch(body: bytes) -> list[RawItem]:
 
 
 def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], int]:
-    """Return at most so many messages of a batch from a position on, and the position behind the last of them.
+    """Decode at most `count_max` messages of a batch from a position; return them and the position behind them.
 
     Raises:
         BatchError: the body is not whole items up to there.

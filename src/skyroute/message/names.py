@@ -23,7 +23,7 @@ DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
 DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 
 _SAID_CHARS_MAX: Final = 512
-"""A refusal repeats no more of a name: it may be as long as a frame."""
+"""Maximum length of a name in an error text: a name may be as long as a frame."""
 _PATTERN: Final = "^[%|a-zA-Z0-9_-]+$"
 _LEGAL: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -77,13 +77,13 @@ def check_group(group: str) -> None:
 
 
 def check_file_name(name: str) -> None:
-    """Let pass what can be the name of one folder or file, and nothing that leads elsewhere.
+    """Check that a name can be that of one folder or file, and leads nowhere else.
 
     Raises:
-        InvalidNameError: it cannot.
+        InvalidNameError: the name has a slash or NUL, is too long, or is `.` or `..`.
     """
     is_fit = name not in ("", ".", "..") and "/" not in name and "\0" not in name
-    # A lone surrogate takes three bytes as well, and no file system is asked to keep one.
+    # A lone surrogate takes three bytes too.
     if is_fit and len(name.encode("utf-8", "surrogatepass")) <= FILE_NAME_BYTES_MAX:
         return
     raise InvalidNameError(

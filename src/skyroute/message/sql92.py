@@ -32,10 +32,10 @@ from typing import Any, Final
 from skyroute.message.errors import ExpressionError, IncomparableError
 
 EXPRESSION_CHARS_MAX: Final = 8_192
-"""How long an expression may be. Room for an `IN` of 700 words; compiling takes 15 ms at worst."""
+"""Maximum length of an expression: an `IN` of 700 words. Compiling takes at most 15 ms."""
 
 NUMBER_CHARS_MAX: Final = 128
-"""How long the text of a property may be that is read as a number. An expression may read one a thousand times."""
+"""Maximum length of a property that is parsed as a number. An expression may parse one a thousand times."""
 
 NESTING_MAX: Final = 64
 """How deep brackets, signs, `NOT` and rows of comparisons may nest. It keeps parsing and asking far from the
@@ -223,7 +223,7 @@ def _is_equal(left: str | _Number, right: str | _Number) -> bool:
             raise IncomparableError("a condition cannot be compared with text on its right")
         return isinstance(right, bool) and left is right
     if isinstance(right, bool):
-        # The length is looked at first: making the letters of a long text small takes a while.
+        # Length first: `lower` on a long text is slow.
         return isinstance(left, str) and (len(left) == 4 and left.lower() == "true") is right
     if isinstance(left, str):
         return left == right if isinstance(right, str) else _reader(right)(left) == right

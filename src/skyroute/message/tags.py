@@ -15,7 +15,7 @@ _JAVA_BLANKS: Final = "".join(map(chr, range(0x21)))
 
 
 REMEMBERED_CHARS_MAX: Final = 256
-"""How long a tag or an expression may be whose codes are remembered."""
+"""Maximum length of a tag or tag expression in the caches."""
 
 
 def java_hash(text: str) -> int:

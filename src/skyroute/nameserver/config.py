@@ -50,7 +50,7 @@ class NameServerConfig(ServerConfig):
     brokers_max: int = setting(Scope.OWN, default=20_000, at_least=1)
     topic_entries_max: int = setting(Scope.OWN, default=10_000_000, at_least=1)
     registration_bytes_max: int = setting(Scope.OWN, default=REGISTRATION_BYTES_MAX, at_least=1024, at_most=LONG_MAX)
-    """What all registrations may hold in memory, roughly."""
+    """Approximate maximum memory of all registrations, in bytes."""
     kv_config_max_bytes: int = setting(Scope.OWN, default=16 * 1024 * 1024, at_least=1024)
     watch_enable: bool = setting(Scope.OWN, default=True)
 

@@ -35,14 +35,14 @@ class KvConfig:
         self._bytes_max = bytes_max
         self._table: Table = {}
         self._bodies: dict[str, bytes] = {}
-        """Namespaces as they are sent, written when first asked for after a change."""
+        """Encoded namespaces, cached until the next change."""
 
     def __repr__(self) -> str:
         entry_count = sum(map(len, self._table.values()))
         return f"<KvConfig {self._path} namespaces={len(self._table)} entries={entry_count}>"
 
     def load(self) -> None:
-        """Read the file. A missing or damaged one gives way to its backup; without both, the table is empty.
+        """Read the file, or its backup if it is missing or damaged; without both, the table is empty.
 
         A damaged file is kept as `NAME.damaged-TIME`. Called by the server once, before it serves.
 
@@ -65,7 +65,7 @@ class KvConfig:
         self._bodies.clear()
 
     def _read_backup(self, damage: ConfigError) -> Table:
-        """Return what the backup of a damaged file holds."""
+        """Return the table in the backup of a damaged file."""
         advice = "restore it from a copy, or move it away to start without its entries"
         try:
             table = self._read(backup_path(self._path))
@@ -76,7 +76,7 @@ class KvConfig:
         return table
 
     def _keep_damaged(self) -> Path:
-        """Move the damaged file away: the next change must not push it over the only good one."""
+        """Rename the damaged file: the next change must not replace the intact backup with it."""
         try:
             kept = damaged_path(self._path)
             self._path.replace(kept)
@@ -89,10 +89,10 @@ class KvConfig:
         return self._table.get(namespace, {}).get(key)
 
     def write_namespace(self, namespace: str) -> Generator[None, None, bytes | None]:
-        """Return one namespace's entries as they are sent, or None if it was never used; write them if need be."""
+        """Return one namespace, encoded and cached; None if it was never used."""
         entries, body = self._table.get(namespace), self._bodies.get(namespace)
         if entries is not None and body is None:
-            body = yield from encode_kv_table(entries)  # a change makes another table, and leaves this one as it is
+            body = yield from encode_kv_table(entries)  # a change replaces the table and does not modify this one
             if self._table.get(namespace) is entries:
                 self._bodies[namespace] = body
         return body

@@ -1,6 +1,6 @@
-"""Long answers, such as the list of all topics: made once per change, in steps between which others are answered.
+"""Long responses, such as the list of all topics: written once per change, in steps.
 
-Everyone who asks is given the same bytes, which a connection writes without a copy.
+All requests share the same bytes, which a connection writes without a copy.
 """
 
 from collections.abc import Callable, Collection, Generator, Hashable, Iterable
@@ -12,7 +12,7 @@ from skyroute.remoting.pace import Pace, run_through
 from skyroute.wire.command import Response
 
 LIST_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bound on one list, and on all that are kept."""
+"""Maximum size of one list, and of all cached lists."""
 
 STEP: Final = 4_000
 """Names that are copied or written in one step: a few milliseconds."""
@@ -32,13 +32,13 @@ class _Made(NamedTuple):
 
     response: Response
     revision: int
-    """Of what it was made from."""
+    """Revision of the data that it was made from."""
     begun: int
-    """How many had asked when its making began."""
+    """Number of requests so far when writing it began."""
 
 
 class PreparedLists:
-    """Makes answers and keeps them. Whoever changes what a list is made from calls `forget`."""
+    """Writes and caches lists. Every change of their data must call `forget`."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -48,12 +48,12 @@ class PreparedLists:
         self._asked = 0
 
     def answer(self, key: Hashable, size: int, write: Callable[[], Pieces]) -> Response | InTurn:
-        """Give the list of this name, and make it if need be.
+        """Return the list of this name, from the cache if it is current.
 
         Args:
             key: Names the list; there must be few of them.
-            size: How many entries it may have. A short one is made at once.
-            write: Begins to write it.
+            size: Number of entries, at most. A short list is written at once.
+            write: Starts writing it.
         """
         made = self._made.get(key)
         if made is not None and made.revision == self._revision:
@@ -63,12 +63,12 @@ class PreparedLists:
         return run_through(steps) if size <= STEP else InTurn(self._pace.run(steps))
 
     def forget(self) -> None:
-        """Take note that every list may be another one now."""
+        """Invalidate all cached lists."""
         self._revision += 1
 
     def _make(self, key: Hashable, write: Callable[[], Pieces], ticket: int) -> Generator[None, None, Response]:
         made = self._made.get(key)
-        # Another may have asked for it meanwhile. What was begun after this one asked is fresh enough for this one.
+        # A list that another request began after this one came is current enough for this one.
         if made is not None and (made.revision == self._revision or made.begun >= ticket):
             return made.response
         revision, begun = self._revision, self._asked
@@ -85,7 +85,7 @@ class PreparedLists:
         self._made[key] = made
 
     def copy(self, view: Collection[str]) -> Generator[None, None, list[str]]:
-        """Copy a live view in steps. A change of it begins the copy again."""
+        """Copy a live view in steps. A change restarts the copy."""
         for _ in range(COPIES_MAX):
             copied: list[str] = []
             revision, rest = self._revision, iter(view)

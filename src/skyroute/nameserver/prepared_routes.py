@@ -1,7 +1,7 @@
-"""Encoded routes, each for all topics that have the same one.
+"""Encoded routes, shared by all topics with the same route.
 
 A route does not name its topic. Topics that the same broker groups serve with the same queues have the same route, so
-a table of 300,000 topics has a handful of them. What is kept per topic is one entry of a dictionary.
+a table of 300,000 topics has a handful of them. Each topic takes one dictionary entry.
 """
 
 from collections.abc import Callable, Collection, Hashable
@@ -18,23 +18,23 @@ PREPARED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bound on all encoded routes; beyond it all are dropped and encoded again when asked for."""
 
 ROUTE_BYTES: Final = 1024
-"""What a route takes besides its answers: an estimate, on the safe side."""
+"""Upper estimate of a route's memory besides its responses."""
 
 ANSWER_BYTES: Final = 2048
-"""What an answer takes besides its body."""
+"""Upper estimate of a response's memory besides its body."""
 
 TOPICS_MAX: Final = 20_000
-"""Topics dropped one by one; after a change of more, it is quicker to drop those of all topics."""
+"""Maximum number of topics dropped one by one; a larger change drops all topics, which is faster."""
 
 _STRICT: Final = Dialect.STRICT
 
 
 class PreparedRoutes:
-    """Gives the answer for a topic. Whoever changes the table, or what routes depend on, makes it forget.
+    """Caches the response for each topic. Every change of the table, or of a trait, must call `forget`.
 
     Args:
         table: Which groups serve which topics.
-        encode: Makes the answer for a topic; None if nobody serves it.
+        encode: Writes the response for a topic; None if no broker serves it.
         trait: What else the route of a topic depends on.
     """
 
@@ -48,7 +48,7 @@ class PreparedRoutes:
         self._encode = encode
         self._trait = trait
         self.by_topic: dict[str, PreparedRoute] = {}
-        """Those that were asked for, without any whose name has a backslash. It stays the same object."""
+        """Routes of requested topics, except names with a backslash. The object never changes."""
         self._by_key: dict[Hashable, PreparedRoute] = {}
         self._by_group: dict[str, set[PreparedRoute]] = {}
         self._bytes = 0
@@ -57,7 +57,7 @@ class PreparedRoutes:
         return f"<PreparedRoutes topics={len(self.by_topic)} routes={len(self._by_key)} bytes={self._bytes}>"
 
     def find(self, topic: str, dialect: Dialect) -> PreparedAnswer | None:
-        """Return the answer for a topic; None: nobody serves it."""
+        """Return the response for a topic; None if no broker serves it."""
         route = self.by_topic.get(topic)
         if route is None:
             route = self._place(topic)
@@ -99,7 +99,7 @@ class PreparedRoutes:
         self._bytes += size
 
     def forget(self, topics: Collection[str], groups: Collection[str]) -> bool:
-        """Drop what these topics, and the brokers of these groups, made untrue; return whether there was any."""
+        """Drop the routes of these topics and broker groups; return whether any was cached."""
         dropped = False
         for name in groups:
             for route in self._by_group.pop(name, ()):
@@ -117,7 +117,7 @@ class PreparedRoutes:
         return dropped
 
     def forget_all(self) -> None:
-        """Drop everything: something changed that all routes depend on."""
+        """Drop all routes, after a change that affects every topic."""
         self.by_topic.clear()
         self._by_key.clear()
         self._by_group.clear()

@@ -55,7 +55,7 @@ _header_decoder: Final = msgspec.json.Decoder(Header)
 def encode_snapshot(image: TableImage, *, server_id: str, sequence: int, wall_ms: int) -> list[bytes]:
     """Return an image as the lines of a file. Line by line, so that other threads get their turn.
 
-    A large table makes hundreds of megabytes: they are not put together once more.
+    The lines are not joined: a large table has hundreds of megabytes.
     """
     lines = [_encoder.encode(_to_line(group)) + b"\n" for group in image.groups]
     crc32 = 0

@@ -20,11 +20,11 @@ from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.fields import is_name
 
 COPIED_MAX: Final = 10_000
-"""Up to so many touched topics are copied together, so that each comes up once."""
+"""Maximum number of touched topics that are copied into one set, without duplicates."""
 
 
 class Touched(NamedTuple):
-    """What changes were about."""
+    """Topics and broker groups that changes touched."""
 
     topics: Collection[str]
     groups: Collection[str]
@@ -32,9 +32,9 @@ class Touched(NamedTuple):
 
 
 class ManyTopics(Collection[str]):
-    """The topics of several collections, without a copy: one of them may have a million.
+    """A view of the topics of several collections, which may have millions.
 
-    A topic that several have is counted, and comes up, as often.
+    A topic in several collections is counted, and yielded, once for each.
     """
 
     def __init__(self, parts: Sequence[Collection[str]]) -> None:
@@ -51,7 +51,7 @@ class ManyTopics(Collection[str]):
 
 
 def touched_by(changes: Iterable[Change]) -> Touched:
-    """Return what changes touched that is in a route."""
+    """Return the topics and broker groups whose routes the changes touched."""
     topics: list[Collection[str]] = []
     groups: set[str] = set()
     for change in changes:

@@ -95,7 +95,7 @@ class Channel(asyncio.Protocol):
         self._awaited.clear()
         self._held_back.clear()
         self._outbox.clear()
-        self._decoder = FrameDecoder()  # so that half a frame does not live as long as whoever still holds this
+        self._decoder = FrameDecoder()  # frees a half-read frame, even if the channel is still referenced
         if self._look_timer is not None:
             self._look_timer.cancel()
         self.ended.set_result(None)

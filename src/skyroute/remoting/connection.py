@@ -32,13 +32,13 @@ AWAITED_MAX: Final = 1024
 """How many answers of one connection may be waited for before reading stops."""
 
 LOOK_EVERY: Final = 32
-"""After so many answers that were ready, the connection looks whether its share of time is used up."""
+"""Cached responses between two checks of the connection's time share."""
 
 BACKLOG_FRAMES: Final = 256
-"""How many frames that wait are taken up at a time."""
+"""Maximum number of waiting frames processed at a time."""
 
 FRAME_OVERHEAD_BYTES: Final = 64
-"""What a frame that waits takes of the memory besides its bytes."""
+"""Memory of a waiting frame besides its bytes."""
 
 LATER_MAX: Final = 100_000
 """How many answers of one connection that cost no task, such as those to parked pulls, may be waited for."""
@@ -60,7 +60,7 @@ SERVER_LANGUAGE: Final = "JAVA"
 """What every peer expects of a server."""
 
 UNKNOWN_ADDRESS: Final = "?"
-"""Address of a peer that was gone before the system could say where it was."""
+"""Address of a peer that closed the connection before the system reported its address."""
 
 Piece = bytes | memoryview
 """A part of what is written."""
@@ -97,7 +97,7 @@ class Limits:
     receive_buffer_bytes: int = 0
     """Sizes of the system's own buffers; 0 leaves them to the system."""
     trusts_proxy: Callable[[str], bool] = field(default=lambda address: False)
-    """Whether a PROXY header from this IP address is believed."""
+    """Whether to trust a PROXY header from this IP address."""
 
 
 class Tally:
@@ -110,7 +110,7 @@ class Tally:
         self._shares: dict[int, int] = {}
         self.total = 0
         self.freed = 0
-        """What all connections have given up since the start."""
+        """Sum of all decreases since the start."""
 
     def put(self, connection: int, share: int) -> bool:
         """Set one connection's share; false means that it grew and the sum is now too large."""
@@ -212,20 +212,20 @@ class Connection(asyncio.Protocol):
         self._first_bytes = b""
         self._tls: TlsStream | None = None
         self._unread = b""
-        """Bytes that came while frames before them wait."""
+        """Bytes received while earlier frames wait."""
         self._backlog: deque[bytes] = deque()
-        """Frames that wait for their turn, or for the peer to take earlier answers."""
+        """Frames that wait for their turn, or for the peer to read earlier responses."""
         self._backlog_bytes = 0
         self._is_queued = False
-        """It waits in the server's queue."""
+        """Whether it waits in the server's `FairQueue`."""
         self._is_paused = False
-        """Nothing is read at present."""
+        """Whether reading is paused."""
         self._has_ended = False
-        """The peer has sent everything it will ever send."""
+        """Whether the peer has closed its sending side."""
         self.virtual_s = 0.0
-        """Its time in that queue."""
+        """Its virtual time in the `FairQueue`."""
         self.cost_s = FIRST_COST_S
-        """How long its requests may be expected to take, by the longest of late."""
+        """Expected time per turn, by the longest of the recent turns."""
         self._held = 0
         """Bytes of this connection in the server's account of what it buffers."""
         self._waiting = False
@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
         self._awaited = 0
         """Answers that a handler is still working on."""
         self._working_bytes = 0
-        """Bytes of the frames of those."""
+        """Bytes of the frames of those requests."""
         self._later = 0
         """Answers that somebody will give, and nobody works on."""
         self._outbox: list[Piece] = []
@@ -243,7 +243,7 @@ class Connection(asyncio.Protocol):
         """What we asked the peer, by number."""
         self._last_call = 0
         self._turn: asyncio.Task[None] | None = None
-        """Work on an answer that all later ones wait for."""
+        """Work on a response that all later requests wait for."""
         self._turn_is_abandonable = False
         self._unsent = 0
         """Bytes not yet taken by the peer when the server last looked."""
@@ -271,14 +271,13 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = self.peer.gone = True
-        # Whoever still knows this connection or its peer must not keep alive what was read.
+        # A reference to this connection or its peer must not keep the input alive.
         self.peer.line = None
         self._tls = None
         self._drop_input()
         self._outbox.clear()
         if self._turn is not None and self._turn_is_abandonable:  # a change that has begun is finished
             self._turn.cancel()
-        self._hold(self._working_bytes)
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(
@@ -288,7 +287,7 @@ class Connection(asyncio.Protocol):
         self._service.on_lost(self, exc)
 
     def eof_received(self) -> bool:
-        """Write the answers of this turn, and keep the connection until what waits is answered, too."""
+        """Flush the responses; keep the connection open while its requests wait in the queue."""
         self._flush()
         self._has_ended = True
         return self._is_queued and not self._is_over
@@ -340,11 +339,12 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _drop_input(self) -> None:
-        """Give up everything that was read and not answered."""
+        """Drop all input that is not processed yet."""
         self._first_bytes = self._unread = b""
         self._backlog.clear()
         self._backlog_bytes = 0
         self._decoder.buffer = bytearray()
+        self._account()
 
     def _complain(self, reason: str | None) -> None:
         if reason is not None and self._service.complaints.is_heard(self._service.clock.monotonic()):
@@ -500,11 +500,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def _must_queue(self) -> bool:
-        """This connection, which is not light, has cost much of late, or the loop had enough to do since it turned."""
+        """Whether this connection was expensive recently, or the loop has used up its `TURN_S`."""
         return self.cost_s > SHARE_S or self._service.queue.spent_s > TURN_S
 
     def _wait(self, data: bytes) -> None:
-        """Keep bytes for later; read no more if some are kept already."""
+        """Keep bytes for later; pause reading if some are kept already."""
         self._service.traffic.reads += 1
         if self._unread or self._backlog or self._stalled:
             self._pause_reading()
@@ -518,13 +518,13 @@ class Connection(asyncio.Protocol):
             self._service.queue.add(self)
 
     def take_turn(self) -> None:
-        """Answer what waits, for one share of time. Called by the queue."""
+        """Process waiting requests for one share of time. Called by the queue."""
         self._is_queued = False
         if not self._is_over and not self._stalled:
             self._proceed()
 
     def _go_on(self) -> None:
-        """Take up what waits, now that the reason is gone."""
+        """Continue with waiting requests after a stall."""
         if self._is_over or self._stalled or self._is_queued:
             return
         if self.cost_s > LIGHT_S and self._must_queue and (self._backlog or self._unread):
@@ -533,7 +533,7 @@ class Connection(asyncio.Protocol):
             self._proceed()
 
     def _proceed(self) -> None:
-        """Answer what waits, and read again once nothing is left of it."""
+        """Process waiting requests; resume reading once all are done."""
         try:
             if self._backlog:
                 self.active_at = self._service.clock.monotonic()
@@ -564,14 +564,14 @@ class Connection(asyncio.Protocol):
         return self._waiting or self._turn is not None or self._awaited >= AWAITED_MAX or self._later >= LATER_MAX
 
     def _put_back(self, frames: list[bytes]) -> None:
-        """Have frames wait before all others."""
+        """Put frames back at the front of the backlog."""
         self._backlog.extendleft(reversed(frames))
         self._backlog_bytes += sum(map(len, frames)) + FRAME_OVERHEAD_BYTES * len(frames)
         self._account()
         self._pause_reading()
 
     def _take_back(self) -> list[bytes]:
-        """Return the first frames that wait."""
+        """Remove and return the first waiting frames."""
         backlog = self._backlog
         frames = [backlog.popleft() for _ in range(min(BACKLOG_FRAMES, len(backlog)))]
         self._backlog_bytes -= sum(map(len, frames)) + FRAME_OVERHEAD_BYTES * len(frames)
@@ -588,7 +588,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _answer(self, frames: list[bytes]) -> None:
-        """Answer frames in order, for one share of time; the others wait."""
+        """Process frames in order for one share of time; the rest waits."""
         service = self._service
         find_repeat, monotonic = service.dispatcher.repeats.find, service.clock.monotonic
         service.dispatcher.free_since = began = now = self.active_at
@@ -627,7 +627,7 @@ class Connection(asyncio.Protocol):
             self.cost_s = max(took_s, FADING * self.cost_s)
 
     def _carry_out(self, frame: bytes, out: list[Piece]) -> int:
-        """Carry out one request; add its answer to `out`, if there is one yet, and return the size of its body."""
+        """Process one request; add its response, if it is ready, to `out` and return the size of its body."""
         request, dispatcher = decode_command(frame), self._service.dispatcher
         if request.flag & FLAG_RESPONSE:
             self._take_response(request)
@@ -685,7 +685,7 @@ class Connection(asyncio.Protocol):
 
     def _end_work(self, work: Awaitable[Response], frame_bytes: int, task: "asyncio.Task[None]") -> None:
         if isinstance(work, Coroutine):
-            work.close()  # one that was cancelled before it began would have Python complain
+            work.close()  # avoids a warning for a coroutine that was cancelled before it started
         self._awaited -= 1
         self._working_bytes -= frame_bytes
         if self._turn is task:
@@ -736,7 +736,7 @@ class Connection(asyncio.Protocol):
         self._hold(held)
 
     def _hold(self, size: int) -> None:
-        """Account for the bytes we keep; a server that keeps too many for all its peers parts with this one."""
+        """Account for the bytes we keep; if the server holds too many in all, it closes this connection."""
         self._held = size
         if not self._service.buffered.put(self.peer.connection, size):
             self.abort("too many unfinished frames in all")

@@ -65,9 +65,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class InTurn:
-    """An answer that takes a while, and that later requests of the same connection wait for.
+    """A response that takes a while; later requests of the same connection wait for it.
 
-    The work is cancelled if the connection ends; see `remoting/pace.py` for long work in steps.
+    If the connection ends, work on a request in `wire.codes.ABANDONABLE` is cancelled, and all other work is finished.
+    See `remoting/pace.py` for long work in steps.
     """
 
     work: Awaitable[Response]
@@ -166,7 +167,7 @@ def failure(error: Exception, request: Request, peer: Peer) -> Response:
         if isinstance(error, RefusedError):
             return Response(error.code, str(error), None if error.fields is None else dict(error.fields))
         return Response.error(str(error))
-    if peer.is_worth_a_line():  # a traceback is long, and the peer may ask as often as it likes
+    if peer.is_worth_a_line():  # rate-limited: a traceback is long, and a peer can repeat the request
         log.error(
             "request failed code=%d peer=%s refusals=%d", request.code, peer.address, peer.refusals, exc_info=error
         )

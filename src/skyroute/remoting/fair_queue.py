@@ -1,11 +1,11 @@
-"""Shares the loop between connections: peers whose requests cost little are answered before those that cost much.
+"""Shares the event loop between connections: cheap requests are answered before expensive ones.
 
-A connection is answered as soon as it is read if that takes little time, or if the loop has time. Otherwise it waits
-here, and the loop works on those that wait for `TURN_S` between two looks at the sockets.
+A connection is served as soon as it is read if it is cheap, or if the loop is not busy. Otherwise it waits here; the
+loop serves waiting connections for `TURN_S` between two polls of the sockets.
 
-This is start-time fair queueing. Each connection has a virtual time, which goes on by as long as it is answered while
-others wait; the one that is expected to finish first in virtual time is next. So no connection waits while another is
-given much more time than itself, and one that costs little is answered before those that cost much.
+This is start-time fair queueing. Each connection has a virtual time, which advances by its service time while
+others wait. The connection with the earliest expected finish in virtual time is next. So no connection gets much more
+time than another, and cheap ones go first.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ from itertools import count
 from typing import Final, Protocol
 
 SHARE_S: Final = 0.002
-"""How long one connection is answered at a time, when others may wait; a request that has begun is finished."""
+"""Service time of one connection per turn; a request that has begun is finished."""
 
 TURN_S: Final = 0.005
-"""How long connections are answered as they are read, and how long those that wait, before the loop turns."""
+"""Service time per turn of the loop: of connections served as they are read, and of waiting ones."""
 
 LIGHT_S: Final = 0.0001
-"""A connection that is answered in less time than this never waits: queueing it would take as long."""
+"""A connection that is served in less time never waits: queueing would take as long."""
 
 FIRST_COST_S: Final = 0.0005
-"""What the requests of a new connection are expected to cost."""
+"""Expected service time of a new connection."""
 
 FADING: Final = 0.5
-"""How much of an earlier cost is still expected after each time a connection was answered.
+"""Decay factor of the expected service time, per turn.
 
-It fades quickly, since a process that the system has put aside for a while takes that time for a cost as well.
+It decays quickly, since time during which the process is not scheduled counts as service time too.
 """
 
 
@@ -37,37 +37,37 @@ class Waiting(Protocol):
     """A connection, as this queue knows it."""
 
     cost_s: float
-    """How long answering it is expected to take."""
+    """Expected service time of its next turn."""
     virtual_s: float
-    """Its virtual time, 0.0 at first. The connection adds how long it was answered while the queue was busy."""
+    """Its virtual time, 0.0 at first. The connection adds its service time while the queue is busy."""
 
     def take_turn(self) -> None:
-        """Answer for about `SHARE_S`; call `add` again if something is left."""
+        """Process requests for about `SHARE_S`; call `add` again if some are left."""
 
 
 class FairQueue:
-    """Connections that wait to be answered."""
+    """Connections that wait to be served."""
 
     __slots__ = ("_heap", "_monotonic", "_numbers", "_virtual_s", "is_busy", "spent_s")
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._heap: list[tuple[float, int, float, Waiting]] = []
-        """When each is expected to finish, its number, when it begins, both in virtual time, and the connection."""
+        """Expected finish, number, start, and connection; times are virtual."""
         self.is_busy = False
-        """Some wait, or are being answered."""
+        """Whether connections wait or are being served."""
         self._numbers = count()
-        """In order of arrival, for connections that finish at the same time."""
+        """Order of arrival, which breaks ties."""
         self._virtual_s = 0.0
-        """When the connection that was last answered began, in virtual time."""
+        """Virtual start time of the connection served last."""
         self.spent_s = 0.0
-        """How long connections were answered as they were read, since the queue last had its turn."""
+        """Service time of connections served as they were read, since the queue last ran."""
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, connection: Waiting) -> None:
-        """Have a connection answered when its turn comes. It must not wait already."""
+        """Queue a connection, which must not be in the queue already."""
         connection.virtual_s = begins = max(self._virtual_s, connection.virtual_s)
         heappush(self._heap, (begins + connection.cost_s, next(self._numbers), begins, connection))
         if not self.is_busy:

@@ -23,7 +23,7 @@ from skyroute.wire.command import Response
 T = TypeVar("T")
 
 ROUND_S: Final = 0.1
-"""Work that has taken this long lets the others that wait go first. A registration rarely takes as long."""
+"""Time after which work lets other waiting work go first. A registration rarely takes as long."""
 Steps = Generator[None, None, Response]
 """An answer that is made in steps, each of which takes a few milliseconds at most."""
 
@@ -63,7 +63,7 @@ class Pace:
         """Do all steps and return the result. If this is cancelled, the generator is closed."""
         try:
             while True:
-                async with self._lane:  # whoever waits for it gets it in order of arrival
+                async with self._lane:  # waiters get the lock in order of arrival
                     worked_s = 0.0
                     while worked_s < ROUND_S:
                         began_at = self._clock.monotonic()

@@ -62,7 +62,7 @@ class Claim:
 
     @property
     def server_growth_bytes(self) -> int:
-        """How many bytes more a table holds of its filter servers, roughly."""
+        """Approximate growth of the table by its filter servers, in bytes."""
         servers = self.table.filter_servers
         if servers is None:
             return 0

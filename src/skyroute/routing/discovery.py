@@ -64,7 +64,7 @@ def find_route(
 
 
 def placement(table: RouteTable, topic: str) -> Hashable | None:
-    """All that the route of one topic depends on and that of another may not. None: nobody serves it.
+    """Everything that distinguishes the route of a topic from that of another; None if no broker serves it.
 
     Topics of the same placement have the same route, also after brokers have joined, changed or left their groups.
     """
@@ -94,7 +94,7 @@ def all_topics(table: RouteTable) -> tuple[str, ...]:
 
 
 def topics_of_cluster(table: RouteTable, cluster: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Topics that at least one group of the cluster serves. This and what follows look at all topics unless told."""
+    """Topics that at least one group of the cluster serves. Searches all topics unless `among` is given."""
     names = table.groups_of(cluster)
     serves: dict[tuple[str, ...], bool] = {}
 

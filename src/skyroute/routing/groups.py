@@ -61,7 +61,7 @@ class QueueDelta:
     """Topics that an operator had made read-only and that may be written again."""
     mappings: Mapping[str, tuple[StaticMapping | None, StaticMapping | None]] = field(default_factory=dict)
     growth_bytes: int = field(init=False)
-    """How many bytes more a table holds of it, roughly. Found out once: it takes a look at every name."""
+    """Approximate growth of the table, in bytes. Cached: it reads every name."""
 
     def __post_init__(self) -> None:
         mapped = sum(mapping_bytes(after) - mapping_bytes(before) for before, after in self.mappings.values())
@@ -88,7 +88,7 @@ class Group:
     mappings: dict[str, StaticMapping] = field(default_factory=dict)
     """Only for topics that are in `queues`."""
     edits: int = 0
-    """How often `queues` was written."""
+    """Number of writes to `queues`."""
 
     @property
     def smallest(self) -> tuple[int, str] | None:
@@ -132,7 +132,7 @@ class Group:
             member.fingerprint = None
 
     def differing(self, topics: Iterable[tuple[str, QueueSettings]]) -> dict[str, QueueSettings]:
-        """Those of some topics whose queues are not known, or known to be others."""
+        """Those of some topics whose queues are unknown or different."""
         queues = self.queues
         return {topic: after for topic, after in topics if queues.get(topic) != after}
 

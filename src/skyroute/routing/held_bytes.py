@@ -1,4 +1,4 @@
-"""How many bytes a table holds of what brokers said, roughly: the base of a bound, not a measurement."""
+"""Approximate memory of registrations in a table: the base of a bound, not a measurement."""
 
 from collections.abc import Collection
 from typing import Final

@@ -58,7 +58,7 @@ class TableImage:
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes a table holds of it, roughly."""
+        """Approximate memory of it in a table, in bytes."""
         return sum(
             topic_bytes(group.queues)
             + sum(map(mapping_bytes, group.mappings.values()))

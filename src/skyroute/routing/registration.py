@@ -30,7 +30,7 @@ class TopicTable:
     filter_servers: tuple[str, ...] | None = None
     """None leaves what is known alone; an empty tuple clears it."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Topics that the broker named and that are in none of the above, with the reason."""
+    """Topics of the registration that were left out, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ BROKERS_MAX: Final = 20_000
 TOPIC_ENTRIES_MAX: Final = 10_000_000
 """Bound on pairs of a broker group and a topic it serves."""
 REGISTRATION_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Bound on the bytes that all of it holds, as `held_bytes` counts them: 4.8 million pairs with names of 30 letters."""
+"""Maximum memory of all registrations by `held_bytes`: 4.8 million pairs with names of 30 characters."""
 TOPICS_A_STEP: Final = 10_000
 """Topics of a long registration that are compared in one step: a few milliseconds."""
 
@@ -47,7 +47,7 @@ class Census(NamedTuple):
     topics: int
     topic_entries: int
     held_bytes: int
-    """What all of it takes, roughly: what `registrationBytesMax` bounds."""
+    """Approximate memory of all registrations, bounded by `registrationBytesMax`."""
     age_s: float
     """How long ago the lease was renewed that was not for the longest time."""
     left_s: float
@@ -55,16 +55,16 @@ class Census(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Topics of a registration that differed from what was known of its group when they were looked at."""
+    """Topics of a registration that differ from its group as of the time of the comparison."""
 
     group: Group
     edits: int
-    """Of the group, before the first look."""
+    """`edits` of the group before the comparison."""
     differing: Mapping[str, QueueSettings]
 
     @property
     def holds(self) -> bool:
-        """Nothing was written to the group since."""
+        """Whether the group is unchanged since."""
         return self.group.edits == self.edits
 
 
@@ -157,7 +157,7 @@ class RouteTable:
         return None if group is None else group.settings(topic)
 
     def registered(self, names: Iterable[str], topic: str) -> tuple[tuple[QueueSettings, ...], bool]:
-        """The queues of a topic on groups that serve it, whoever is in them now, and whether a group maps them.
+        """The queues of a topic on groups that serve it, and whether a group maps them, whatever brokers are online.
 
         An operator's ban is in it; that a group has no master at present is not.
         """
@@ -245,9 +245,9 @@ class RouteTable:
     # Brokers and topics come.
 
     def compare_in_steps(self, registration: Registration) -> Generator[None, None, Comparison | None]:
-        """Look for what is new in a long registration, which is most of the work of taking one. Nothing is written.
+        """Compare a long registration with its group, which is most of the work of `register`. Nothing is written.
 
-        Give the result to `register`. Between the steps others may use the table, and change it.
+        Pass the result to `register`. The table may change between the steps.
         """
         group, table = self._groups.get(registration.broker_name), registration.table
         if group is None or table is None or len(table.topics) <= TOPICS_A_STEP:
@@ -275,7 +275,7 @@ class RouteTable:
             holder: Who speaks for it; the broker leaves with its holder.
             now: Monotonic seconds.
             delete_missing_topics: A topic the broker no longer names is gone, unless the broker has static topics.
-            comparison: What `compare_in_steps` found of it; not looked at if it does not hold any more.
+            comparison: Result of `compare_in_steps`; ignored if the group has changed since.
 
         Raises:
             RegistrationRefusedError: One of the rules is against it; nothing was changed.

@@ -31,7 +31,7 @@ class TopicIndex:
         after: tuple[str, ...] = ()
         for topic in topics:
             before = names.get(topic, ())
-            if before is not last:  # neighbours mostly share one: a look into `grown` takes as long as all the rest
+            if before is not last:  # neighbours mostly share one, and a lookup in `grown` costs as much as the rest
                 last, after = before, grown.setdefault(before, (*before, broker_name))
             names[topic] = after
 

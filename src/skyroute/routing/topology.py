@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 MASTER_ID: Final = 0
 """The broker id of a group's master; every larger id is a slave."""
 QUEUES_MAX: Final = 65_536
-"""The most queues of a topic on one broker group. Clients list every queue, so a count is not believed unchecked."""
+"""The most queues of a topic on one broker group. Clients list every queue, so counts are checked."""
 ROUTE_QUEUES_MAX: Final = 262_144
 """The most queues of a topic on all broker groups together."""
 

@@ -94,7 +94,7 @@ class ServerConfig:
     """How long a new connection may take to show what it speaks."""
 
     trusted_proxies: str = setting(Scope.OWN, default="")
-    """Addresses and networks of load balancers whose PROXY header is believed, separated by commas."""
+    """Addresses and networks of load balancers whose PROXY header is trusted, separated by commas."""
 
     metrics_port: int = setting(Scope.OWN, default=0, at_most=65535)
     """Where `/metrics`, `/livez` and `/readyz` are served; 0: nowhere."""
@@ -110,7 +110,7 @@ class ServerConfig:
     inert: dict[str, str] = field(default_factory=dict, repr=False)
     """Settings without meaning here that somebody set."""
     extras: dict[str, str] = field(default_factory=dict, repr=False)
-    """Settings that nobody knows, kept because the file has them. Any of them may be a secret."""
+    """Unknown settings of the file, which are preserved. Any of them may be a secret."""
 
     _given: set[str] = field(default_factory=set, init=False, repr=False)
     _in_file: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -227,10 +227,10 @@ class ServerConfig:
         )
 
     def render(self) -> str:
-        """What a remote asker is told: lines `key=value` sorted by key, with values as they are.
+        """Return the settings for a remote client: lines `key=value` sorted by key.
 
-        Settings outside `LISTED` appear only where somebody set them. What may be a secret is hidden, and so is the
-        value of every setting that nobody knows.
+        Settings outside `LISTED` appear only if they are set. Values that may be secrets are hidden, and so are all
+        values of unknown settings.
         """
         listed = self._list(everything=False)
         in_file = {key: text.strip() for key, text in self._in_file.items() if is_tls_key(key)}
@@ -238,14 +238,14 @@ class ServerConfig:
         return _format_lines(listed | {key: HIDDEN for key, text in self.extras.items() if text})
 
     def render_all(self) -> str:
-        """What the operator at the command line is told: everything, TLS too, with what may be a secret hidden."""
+        """Return all settings, TLS included, for the operator at the command line. Possible secrets are hidden."""
         return _format_lines(self._list(everything=True) | list_tls(self.tls))
 
     def apply_update(self, text: str) -> frozenset[str]:
         """Take new values from a properties text: all of them, on disk first, or none.
 
-        Keys that are not listed by `render` are ignored, and so are values that it has hidden. The file that results
-        is checked as a start checks it. Returns the keys whose value is another now.
+        Keys that `render` does not list are ignored, and so are hidden values sent back. The resulting file is checked
+        as at a start. Returns the keys whose values have changed.
 
         Raises:
             BlackListedError: a key may not be changed from afar.
@@ -278,7 +278,7 @@ class ServerConfig:
 
     @classmethod
     def _check_start(cls, in_file: Mapping[str, str]) -> None:
-        """Read a file's settings as the next start will, which must not fail because of an update."""
+        """Check that the next start accepts these settings."""
         config = cls()
         config._take(in_file, _UPDATE)
 
@@ -286,8 +286,9 @@ class ServerConfig:
         known = _known(type(self))
         for key, value in parsed.items():
             if key in known and not known[key].setting.live and text_of(value) != before[key]:
+                wanted, stays = shown(key, text_of(value)), shown(key, before[key])
                 raise StartOnlyError(
-                    f"{key}={text_of(value)[:80]} is refused, it stays {before[key][:80]}: this setting takes effect"
+                    f"{key}={wanted[:80]} is refused, it stays {stays[:80]}: this setting takes effect"
                     " only at the start; edit the file that the server is started with (-c), and restart it"
                 )
 

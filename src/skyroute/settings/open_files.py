@@ -1,4 +1,4 @@
-"""The limit of open files, and what servers leave of it for others."""
+"""The limit of open files, and the share that servers may use."""
 
 import resource
 from typing import Final

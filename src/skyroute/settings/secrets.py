@@ -1,10 +1,10 @@
-"""Which settings may hold a secret, and what is told in the place of one."""
+"""Settings that may hold a secret, and the text shown instead of it."""
 
 import re
 from typing import Final
 
 HIDDEN: Final = "******"
-"""Told in the place of a secret. Sent back in an update, it leaves the secret as it is."""
+"""Shown instead of a secret. An update with this value does not change the secret."""
 
 _MAY_BE_SECRET: Final = re.compile(
     "passw|pwd|passphrase|secret|credential|token|access_?key|api_?key|private_?key|authenticationuser"
@@ -19,5 +19,5 @@ def may_be_secret(key: str) -> bool:
 
 
 def shown(key: str, text: str) -> str:
-    """Return what may be told of a setting's value; that there is none is no secret."""
+    """Return a setting's value, hidden if it may be a secret and is not empty."""
     return HIDDEN if may_be_secret(key) and text not in ("", "{}") else text

@@ -191,13 +191,13 @@ QUESTIONS: Final = frozenset(
         ),
     )
 )
-"""Requests that are sent for their answer alone: sent one-way, they have no purpose.
+"""Requests without an effect besides their response: one-way ones are dropped.
 
-QUERY_DATA_VERSION is not among them: name servers take it for a heartbeat.
+QUERY_DATA_VERSION is not one of them: name servers take it as a heartbeat.
 """
 
 ABANDONABLE: Final = QUESTIONS | {RequestCode.REGISTER_BROKER}
-"""Requests whose work ends when the peer hangs up: nothing changes before their last step."""
+"""Requests whose work is cancelled when the peer hangs up: they change nothing, or all in one step."""
 
 
 class ResponseCode(IntEnum):

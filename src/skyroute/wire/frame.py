@@ -46,7 +46,7 @@ class FrameDecoder:
 
     @property
     def held_bytes(self) -> int:
-        """What the buffer takes of the memory: it grows by more than it needs at a time."""
+        """Memory of the buffer, which is larger than its content."""
         return self.buffer.__alloc__()
 
     def feed(self, data: bytes) -> list[bytes]:

@@ -1,6 +1,6 @@
 """The PROXY protocol's header: a load balancer puts it first on a connection, to say who is behind it.
 
-Any peer can send one: the caller decides which peers it believes.
+Any peer can send one: the caller decides which peers to trust.
 """
 
 import ipaddress

@@ -149,7 +149,7 @@ def write_queue_map(table: Mapping[QueueRef, Any], write_value: Callable[[Any], 
 
 
 def separated(parts: Iterable[str]) -> Iterator[str]:
-    """Put commas between the parts of a list or a table; an empty part is passed on as it is."""
+    """Put commas between nonempty parts of a list or a table."""
     separator = ""
     for part in parts:
         if part:

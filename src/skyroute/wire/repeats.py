@@ -1,9 +1,9 @@
-"""Answers to questions for routes, found by the bytes of the question.
+"""Finds the responses to route requests by the bytes of the request.
 
-What clients send to ask for a route differs in two places only: the request's number and the topic. A question is
-known by its form, which is all that stands around these two, and its answer is ready but for the same number.
-While few questions are asked, each is known by all that stands around its number, which is quicker still.
-Only JSON headers without a body are looked at; everything else takes the ordinary way.
+Route requests of a client differ in two places only: the request id and the topic. A request is recognised by its
+form, the bytes around these two, and its response is ready except for the request id.
+While there are few different requests, each is recognised by all bytes around its id, which is faster still.
+Only JSON headers without a body are recognised; all other requests take the ordinary path.
 """
 
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ FRAME_BYTES_MAX: Final = 1024
 """A question worth remembering is short."""
 
 QUESTIONS_MAX: Final = 1_000
-"""With more questions than this, none is remembered whole: they are answered by their form."""
+"""Maximum number of requests remembered whole; with more, requests are recognised by their form."""
 
 FORMS_MAX: Final = 4_096
-"""Forms remembered: each client library has one for each length of its questions."""
+"""Maximum number of forms: each client library has one per length of its requests."""
 
 MANY_FORMS: Final = 500
 OWN_FORM_QUESTIONS_MAX: Final = 20_000
-"""With as many forms as this, questions are signed and have a form each: so many of them are remembered whole."""
+"""Number of forms that shows that requests are signed, one form each; this many are then remembered whole."""
 
 _DIGITS_MAX: Final = 9
 """Numbers of more digits may not fit 32 bits."""
@@ -44,11 +44,11 @@ _HEADER_START, _, _HEADER_END = response_head(Response(), 7, FORM_JSON)[_TWO_WOR
 
 _Form = tuple[bytes, bytes, bytes, bool]
 _Pieces = tuple[bytes, bytes, bytes]
-"""An answer up to the number, from there to the body, and the body."""
+"""A response up to the request id, from there to the body, and the body."""
 
 
 class PreparedAnswer:
-    """An answer that is nothing but a body, written but for the request's number."""
+    """A response with only a body, encoded except for the request id."""
 
     __slots__ = ("body", "response", "starts")
 
@@ -60,11 +60,11 @@ class PreparedAnswer:
             _TWO_WORDS.pack(4 + header_bytes + digits + len(response.body), header_bytes + digits) + _HEADER_START
             for digits in range(_DIGITS_MAX + 1 if response.lasting else 0)
         )
-        """All that comes before the number, by how many digits that has; nothing if the answer does not last."""
+        """The bytes before the request id, by its number of digits; empty if the response is not cached."""
 
 
 class PreparedRoute:
-    """The route of any number of topics, in each dialect once it was asked for in it."""
+    """The route of one or more topics, in each dialect that was requested."""
 
     __slots__ = ("groups", "legacy", "strict")
 
@@ -76,18 +76,18 @@ class PreparedRoute:
 
 
 class Routes(Protocol):
-    """Who knows the routes."""
+    """A source of encoded routes."""
 
     @property
     def by_topic(self) -> Mapping[str, PreparedRoute]:
-        """Those that were asked for, always in the same object. No name in it has a backslash."""
+        """Routes of requested topics, always in the same object. No name has a backslash."""
 
     def find(self, topic: str, dialect: Dialect) -> PreparedAnswer | None:
-        """Return the answer for any topic; None where there is no route."""
+        """Return the response for a topic; None if it has no route."""
 
 
 class Repeats:
-    """Give it a frame; it gives back the pieces of the answer's frame, if the question is known."""
+    """Returns the pieces of the response frame for a request frame, if the request is known."""
 
     __slots__ = ("_by_topic", "_forms", "_is_empty", "_is_many", "_questions", "_routes", "found")
 
@@ -96,7 +96,7 @@ class Repeats:
         self._by_topic: Mapping[str, PreparedRoute] = {} if routes is None else routes.by_topic
         self._questions: dict[tuple[bytes, bytes], _Pieces] = {}
         self._is_many = False
-        """There are too many questions to remember them whole."""
+        """Whether there are too many requests to remember them whole."""
         self._forms: dict[_Form, Dialect] = {}
         self._is_empty = True
         self.found = 0
@@ -114,7 +114,7 @@ class Repeats:
             known = self._questions.get((before, after))
             if known is not None:
                 self.found += 1
-                # The frame's length is part of `before`, so the number has as many digits as the one remembered.
+                # `before` includes the frame length, so the request id has as many digits as the remembered one.
                 return known[0], number, known[1], known[2]
         return self._find_by_form(before, number, after)
 
@@ -138,14 +138,14 @@ class Repeats:
                     return None
             start = answer.starts[len(number)]
         except (UnicodeDecodeError, IndexError):
-            return None  # a topic that is no text, an answer that does not last, a number of too many digits
+            return None  # the topic is not text, the response is not cached, or the request id has too many digits
         self.found += 1
         if not self._is_many:
             self._remember_question(before, after, (start, _HEADER_END, answer.body))
         return start, number, _HEADER_END, answer.body
 
     def _look_up(self, topic: bytes, dialect: Dialect) -> PreparedAnswer | None:
-        # With a backslash in it, this is not the topic's name but a way of writing it.
+        # With a backslash, these bytes are an escaped form of the topic's name.
         return None if self._routes is None or b"\\" in topic else self._routes.find(topic.decode(), dialect)
 
     def remember(self, frame: bytes, request: Request, response: Response) -> None:
@@ -176,7 +176,7 @@ class Repeats:
     def _remember_form(self, frame: bytes, before: bytes, after: bytes, request: Request) -> None:
         topic, form = _cut_topic_out(before, after)
         try:
-            # Java's reader takes keys without quotes, too; only with them is a second topic seen by its bytes.
+            # Java's parser also accepts unquoted keys; a second topic is recognised only with quotes.
             is_standard = _decode_strict_json(frame[_TWO_WORDS.size :]).fields.get("topic") == topic.decode()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
@@ -192,7 +192,7 @@ class Repeats:
 
 
 def _cut_topic_out(before: bytes, after: bytes) -> tuple[bytes, _Form]:
-    """Return the topic of a question, and its form: what is left without topic and number, and which comes first."""
+    """Return the topic and the form of a request: the bytes around topic and id, and which of the two is first."""
     start, found, rest = before.partition(_TOPIC_KEY)
     if found:
         topic, _, middle = rest.partition(b'"')

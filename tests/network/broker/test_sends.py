@@ -120,6 +120,20 @@ async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: 
     assert (await line.call(send(body=body, code=320))).fields["queueOffset"] == "0"
 
 
+async def test_a_long_batch_ends_when_its_topic_is_deleted(cluster: Cluster, line: AsyncLine) -> None:
+    other, admin, store = await cluster.line(), await cluster.line(), cluster.broker.parts.store
+    batch = await line.send(send(body=batch_body([(b"x", "")] * (10 * LONG_BATCH)), code=320))
+    while not store.max_offset("T", 0):
+        assert (await other.call(send(body=b"other", queue_id=1))).code == 0
+    same_queue = await other.send(send(body=b"later"))
+    assert (await other.call(send(body=b"other", queue_id=1))).code == 0  # so the message before it waits
+    assert (await admin.call(215, {"topic": "T"})).code == 0
+    refused = await line.answer(batch)
+    assert (refused.code, refused.fields["MSG_REGION"]) == (17, "DefaultRegion")
+    assert (await other.answer(same_queue)).code == 17
+    assert "T" not in store.topics()
+
+
 async def test_a_long_batch_may_be_the_first_message_of_its_topic(cluster: Cluster, line: AsyncLine) -> None:
     answer = await line.call(send("Fresh", batch_body([(b"x", "")] * LONG_BATCH), code=320))
     assert answer.code == 0

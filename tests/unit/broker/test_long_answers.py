@@ -24,7 +24,7 @@ from tests.unit.broker.state import State
 WIDE = 20 * STEP_PARTS
 """How many queues the topic of these tests has."""
 PARTS_MAX = 3 * STEP_PARTS
-"""A step ends after so many bytes, which few queues have."""
+"""Bytes of a step: more than a few queues take."""
 
 Counts = list[int]
 

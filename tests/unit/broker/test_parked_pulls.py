@@ -239,3 +239,19 @@ async def test_one_that_was_dropped_meanwhile_is_not_served() -> None:
     assert sum(reader.looks for reader in readers) == 3
     assert len(pulls) == 0
     assert repr(pulls) == "<ParkedPulls 0 on 0 queues>"
+
+
+async def test_a_tick_whose_pulls_were_all_answered_meanwhile_is_passed_over() -> None:
+    clock = ManualClock()
+    slow = [Slow(clock) for _ in range(5)]
+    later, last = Reader(("T", 1), deadline=clock.monotonic() + 1.5), Reader(("T", 2), deadline=clock.monotonic() + 2)
+    pulls = parked(*slow, later, last, clock=clock)
+    clock.advance(3)
+    pulls.expire(clock.monotonic())  # some of the first tick are answered, the others wait for the next turn
+    assert len(pulls) > 2
+    later.finds = Response
+    pulls._remove(later)  # as an arrival does
+    for _ in range(5):
+        await turn()
+    assert [len(reader.answers) for reader in (*slow, last)] == [1] * 6
+    assert len(pulls) == 0

@@ -143,6 +143,23 @@ def test_conditions_of_retries_are_compiled_when_a_message_needs_them(
     assert compiled == ["lazy7 = 1"]
 
 
+def test_an_invalid_condition_of_retries_is_compiled_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compiling(text: str) -> Condition:
+        compiled.append(text)
+        return compile_expression(text)
+
+    monkeypatch.setattr(filters, "compile_expression", compiling)
+    wanted = retry_filter(filters.Filter(), [Subscription("T7", "a = = 1", SQL92)])
+    store(state, **{RETRY_TOPIC: "T7"})
+    record = state.store.record_at(state.store.unit("Orders", 0, 0)[0])  # type: ignore[index]
+    assert record is not None
+    assert wanted.accept_record is not None
+    assert [wanted.accept_record(record) for _ in range(3)] == [True] * 3
+    assert compiled == ["a = = 1"]
+
+
 def test_short_conditions_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "_compiled", kept := filters._Compiled())
     monkeypatch.setattr(filters, "COMPILED_MAX", 10)

@@ -1,10 +1,13 @@
 import json
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 import pytest
 
 from skyroute.message.queue_ref import QueueRef
+from skyroute.remoting.dispatch import InTurn
+from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.topics import (
     PAGE_MAX,
     QueueSpan,
@@ -138,6 +141,28 @@ async def test_a_deleted_topic_leaves_nothing_behind(state: State) -> None:
     assert "Orders@readers" not in (state.folder / "config/consumerOffset.json").read_text()
 
 
+async def test_a_topic_is_not_created_again_before_its_queues_are_removed(state: State) -> None:
+    state.topics.put(ORDERS)
+    state.write("Orders")
+    answer = state.on_topics.delete(encode_topic_deletion("Orders"), state.peer)
+    with pytest.raises(RefusedError, match="being deleted"):
+        state.topics.put(ORDERS)
+    assert isinstance(answer, InTurn)
+    await answer.work
+    assert state.topics.put(ORDERS)
+    assert state.store.topics() == set()
+
+
+async def test_two_requests_may_delete_one_topic(state: State) -> None:
+    state.topics.put(ORDERS)
+    for queue_id in range(4):
+        state.write("Orders", queue_id)
+    first, second = state.store.remove_topic("Orders"), state.store.remove_topic("Orders")
+    for steps in zip_longest(first, second):
+        assert len(steps) == 2
+    assert state.store.topics() == set()
+
+
 @pytest.mark.parametrize(("topic", "remark"), [(" ", "The specified topic is blank."), ("TBW102", "conflict with")])
 async def test_not_everything_may_be_deleted(state: State, topic: str, remark: str) -> None:
     response = await state.ask(state.on_topics.delete, encode_topic_deletion(topic))
@@ -254,6 +279,21 @@ async def test_queues_of_topics_that_are_gone_are_removed(state: State) -> None:
     response = await state.ask(state.on_topics.clean_unused_topics, Request(RequestCode.CLEAN_UNUSED_TOPIC))
     assert response.code == 0
     assert state.store.topics() == {"Orders", "rmq_sys_x", "%LMQ%x"}
+
+
+async def test_cleaning_keeps_a_topic_that_is_created_meanwhile(state: State) -> None:
+    for topic in ("Gone", "Orders"):
+        state.write(topic)
+
+    def create() -> None:
+        if state.topics.get("Orders") is None:
+            state.topics.put(ORDERS)
+            state.write("Orders")
+
+    state.pace.on_step = create
+    response = await state.ask(state.on_topics.clean_unused_topics, Request(RequestCode.CLEAN_UNUSED_TOPIC))
+    assert response.code == 0
+    assert (state.store.topics(), state.store.max_offset("Orders", 0)) == ({"Orders"}, 2)
 
 
 async def test_cleaning_queues_takes_nothing_that_is_still_there(state: State) -> None:

@@ -33,7 +33,7 @@ class Bench:
 
 
 class Costly:
-    """Takes `cost_s` for each of so many turns."""
+    """Takes `cost_s` for each of its turns."""
 
     def __init__(self, bench: Bench, name: str, cost_s: float, turns: int) -> None:
         self._bench = bench

@@ -59,7 +59,7 @@ class GroupHandlers:
     identity: Identity
     pace: Pace
     kept: Kept = field(default_factory=Kept)
-    """The table of all groups, as it was last told."""
+    """The last response with the table of all groups."""
 
     def update(self, request: Request, peer: Peer) -> Answer:
         """Create a group, or change it."""
@@ -118,12 +118,9 @@ class GroupHandlers:
 
     async def _delete(self, deletion: GroupDeletion) -> Response:
         if deletion.with_offsets:
-            await self.pace.run(self._forget_offsets(deletion.group))
+            await self.pace.run(self.offsets.delete_group(deletion.group))
         await asyncio.gather(self.groups.keeper.save(), self.offsets.keeper.save())
         return Response()
-
-    def _forget_offsets(self, group: str) -> Generator[None, None, None]:
-        yield from self.offsets.delete_group(group)
 
     def all(self, request: Request, _peer: Peer) -> Answer:
         """Tell all groups, or those of one page."""

@@ -1,4 +1,4 @@
-"""Answers that are long by nature: made in steps, bounded in size, and kept for as long as nothing changes."""
+"""Long responses: written in steps, bounded in size, and cached until the table changes."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Final
@@ -9,30 +9,30 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 
 ANSWER_BYTES_MAX: Final = 128 * 1024 * 1024
-"""How long an answer may be. Most clients read no frame of more than 16 MiB."""
+"""Maximum size of a response. Most clients refuse frames above 16 MiB."""
 
 KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""How long an answer may be that is kept."""
+"""Maximum size of a cached response."""
 
 LIST_BYTES_MAX: Final = 512 * 1024
-"""How long a list of topics or groups to create may be; 2,000 topics take half of it."""
+"""Maximum size of a list of topics or groups to create; 2,000 topics take half of it."""
 
 STEP_BYTES: Final = 16 * 1024
-"""After so many bytes of an answer, others are served."""
+"""Bytes of a response written in one step."""
 
 STEP_PARTS: Final = 500
-"""After so many parts of an answer, such as one queue each, others are served: that is about 5 ms."""
+"""Parts of a response, such as queues, written in one step: about 5 ms."""
 
 
 Pieces = Sequence[bytes]
-"""A body in pieces, of which there is one at least."""
+"""A body in one or more pieces."""
 
 
 def check_list(request: Request) -> None:
-    """Let pass a request with a list of topics or groups, which is read in one go.
+    """Check the size of a request with a list of topics or groups, which is parsed in one step.
 
     Raises:
-        RefusedError: it is too long.
+        RefusedError: the list is too long.
     """
     if len(request.body) > LIST_BYTES_MAX:
         raise RefusedError(
@@ -42,7 +42,7 @@ def check_list(request: Request) -> None:
 
 
 def in_pieces(parts: Iterable[str]) -> Iterator[bytes]:
-    """Give the parts of a text as pieces of at most `STEP_PARTS`."""
+    """Join the parts of a text into pieces of at most `STEP_PARTS` parts."""
     texts: list[str] = []
     for text in parts:
         texts.append(text)
@@ -53,10 +53,10 @@ def in_pieces(parts: Iterable[str]) -> Iterator[bytes]:
 
 
 def gather(pieces: Iterable[bytes]) -> Generator[None, None, Pieces]:
-    """Return the pieces of a body, made in steps and put together to some `STEP_BYTES` each.
+    """Write a body in steps; return it in pieces of about `STEP_BYTES`.
 
     Raises:
-        RefusedError: they are longer than `ANSWER_BYTES_MAX`.
+        RefusedError: the body is longer than `ANSWER_BYTES_MAX`.
     """
     gathered: list[bytes] = []
     step: list[bytes] = []
@@ -79,12 +79,12 @@ def gather(pieces: Iterable[bytes]) -> Generator[None, None, Pieces]:
 
 
 def respond(pieces: Pieces, fields: dict[str, str] | None = None) -> Response:
-    """Answer with a body in pieces, which are not copied together: for 70 MB that would take 50 ms."""
+    """Return a response with a body in pieces. They are not joined: for 70 MB that takes 50 ms."""
     return Response(fields=fields, body=pieces[0], more=[memoryview(piece) for piece in pieces[1:]])
 
 
 def answer_with(pieces: Iterable[bytes]) -> Steps:
-    """Answer with a body that is given in pieces.
+    """Write a response whose body comes in pieces.
 
     Raises:
         RefusedError: it is longer than `ANSWER_BYTES_MAX`.
@@ -94,7 +94,7 @@ def answer_with(pieces: Iterable[bytes]) -> Steps:
 
 
 class Kept:
-    """The last long answer of one kind, with the edition of the table that it tells of."""
+    """Cache of the last long response of one kind, with the data version of its table."""
 
     __slots__ = ("_edition", "_pieces")
 
@@ -103,7 +103,7 @@ class Kept:
         self._pieces: Pieces = []
 
     def find(self, edition: object, pieces: Callable[[], Iterable[bytes]]) -> Generator[None, None, Pieces]:
-        """Return the body for an edition: the kept one, or else what `pieces` gives.
+        """Return the body for a data version: the cached one, or a new one made of `pieces`.
 
         Raises:
             RefusedError: it is longer than `ANSWER_BYTES_MAX`.

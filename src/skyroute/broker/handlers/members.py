@@ -55,7 +55,7 @@ from skyroute.wire.command import Request, Response
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
 """How long a heartbeat may be: it is read in one go, and a thousand groups take less than half of this."""
 SHORT_HEARTBEAT_BYTES: Final = 32 * 1024
-"""How long a heartbeat may be that is taken in one go."""
+"""Size up to which a heartbeat is processed in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class MemberHandlers:
     clock: Clock
     pace: Pace
     prompt: Pace
-    """For heartbeats and locks, which do not wait for long answers."""
+    """Lane for heartbeats and locks, which do not wait for long responses."""
 
     def heartbeat(self, request: Request, peer: Peer) -> Answer:
         """Take a heartbeat. It is answered at once, unless there is a new group whose topic has to be made known."""
@@ -88,14 +88,14 @@ class MemberHandlers:
         return self._make_known(created, answer) if created else answer
 
     def _take(self, said: Heartbeat, request: Request, peer: Peer) -> tuple[bool, list[TopicConfig]]:
-        """Take a heartbeat; return whether the next one has to be whole, and the retry topics that were made."""
+        """Process a heartbeat; return whether the next one must be complete, and the retry topics created."""
         beat = self._welcome(said)
         outcome = self.members.beat(peer, beat, request.language, request.version, self.clock.monotonic())
         self.notices.put(outcome.changed)
         return outcome.wants_whole, self._create_retry_topics(beat.consumers)
 
     async def _take_long(self, request: Request, peer: Peer) -> Response:
-        """Take a heartbeat of many groups or topics, some at a time. Those before one that is refused are taken."""
+        """Process a long heartbeat in parts. Parts before a refused one stay in effect."""
         wants_whole, created = await self.prompt.run(self._take_parts(request, peer))
         answer = encode_heartbeat_answer(wants_whole=wants_whole)
         return await self._make_known(created, answer) if created else answer
@@ -239,7 +239,7 @@ class MemberHandlers:
 
 
 def _queues(locking: QueueLocking) -> Generator[None, None, list[list[QueueRef]]]:
-    """Return the queues that are named, some at a time."""
+    """Parse the queues of a request, `STEP_PARTS` at a time."""
     parts: list[list[QueueRef]] = []
     for start in range(0, len(locking.queues), STEP_PARTS):
         if parts:

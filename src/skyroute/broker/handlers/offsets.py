@@ -160,7 +160,7 @@ class OffsetHandlers:
         return Response()
 
     def _clone_topics(self, order: CloneOrder, topics: Sequence[str]) -> Generator[None, None, int]:
-        """Copy the offsets of topics that the source's members want, if it has any; return of how many."""
+        """Copy the offsets of topics that members of the source subscribe to; return the number of topics copied."""
         source = self.members.consumers(order.source)
         wanted = None if source is None or order.offline else source.subscriptions
         cloned = work = 0

@@ -43,7 +43,7 @@ _V3_0_7_SNAPSHOT: Final = 28
 """Clients before it do not understand that they are sent elsewhere."""
 
 TOLD_BYTES_A_STEP: Final = 4 * 1024 * 1024
-"""How much members of a group are told before others are served."""
+"""Bytes sent to the members of a group in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class ProgressHandlers:
     pace: Pace
 
     def of_group(self, request: Request, _peer: Peer) -> Answer:
-        """Tell how far a group has come, with each queue as it is when it is looked at."""
+        """Return a group's progress, with each queue as of the time it is read."""
         parts = consume_stats_parts(self._of_group(decode_consume_stats_query(request)))
         return self.pace.answer(answer_with(in_pieces(parts)))
 
@@ -77,7 +77,7 @@ class ProgressHandlers:
                 yield self._progress(query.group, topic, config.read_queues)
 
     def of_broker(self, request: Request, _peer: Peer) -> Answer:
-        """Tell how far all groups have come, with each queue as it is when it is looked at."""
+        """Return the progress of all groups, with each queue as of the time it is read."""
         only_ordered = decode_broker_progress_query(request)
         groups = ((group, self._of_topics(group, only_ordered=only_ordered)) for group in list(self.groups.all()))
         return self.pace.answer(answer_with(in_pieces(broker_progress_parts(self.identity.address, groups))))
@@ -167,7 +167,7 @@ class ProgressHandlers:
         return await self.pace.run(answer_with(in_pieces(parts)))
 
     def _reset_queues(self, order: ResetOrder, queue_ids: Sequence[int]) -> Generator[None, None, dict[int, int]]:
-        """Reset all of the queues, or none if there is no room for their offsets; return where they are sent."""
+        """Reset the queues, or none if the table has no room for their offsets; return the new offsets."""
         targets: dict[int, int] = {}
         for queue_id in queue_ids:
             # An offset is given for one queue only.

@@ -31,7 +31,7 @@ SUSPEND_MS_MAX: Final = 60_000
 
 
 SEARCH_S: Final = 0.005
-"""For so long messages are compared with a condition, before an answer says how far the search came."""
+"""Time limit of a search with an SQL condition; the response then says where to continue."""
 
 _READ: Final = int(Permission.READ)
 
@@ -234,7 +234,7 @@ class PullHandlers:
         return _Read(status, remark, found)
 
     def _for_a_while(self) -> Callable[[], bool]:
-        """Return what tells whether a search that begins now may go on."""
+        """Return a function that is true until `SEARCH_S` have passed."""
         deadline = self._monotonic() + SEARCH_S
         return lambda: self._monotonic() < deadline
 

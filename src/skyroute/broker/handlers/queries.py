@@ -30,9 +30,9 @@ from skyroute.wire.command import Request, Response
 FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
 """One answer holds no more records than this, but one in any case: askers take frames of 16 MiB."""
 INDEX_WAIT_S: Final = 1.0
-"""So long the process that writes the index is waited for; then what it has written is looked at."""
+"""Maximum wait for the process that writes the index; then the search uses what it has written."""
 STEP_BYTES: Final = 4 * 1024 * 1024
-"""So many bytes of records are looked at before others are served."""
+"""Bytes of records read in one step."""
 UNITS_MAX: Final = 1024
 """So many units of a queue are told at once."""
 

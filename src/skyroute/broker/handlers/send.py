@@ -58,7 +58,7 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import FORM_JSON, Request, Response
 
 BATCH_MESSAGES_A_STEP: Final = 1_000
-"""So many messages of a batch are decoded or stored at a time."""
+"""Messages of a batch decoded or stored in one step."""
 
 _STAMPED: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)
 """Properties that are the broker's to give; a message that is sent on from elsewhere may have them."""
@@ -105,7 +105,7 @@ class SendHandlers:
         self._ids = MessageIds(str(decode_host(identity.raw_store_host).ip), clock.wall)
         self._pace = pace
         self._storing: dict[tuple[str, int], asyncio.Event] = {}
-        """Queues that are getting a long batch, and what is set when they have it."""
+        """Queues to which a long batch is being written, and the event set when it is complete."""
         self._unknown: set[str] = set()
         """Topics that were just made, and that not every name server knows yet."""
         self._region = config.region_id
@@ -197,9 +197,10 @@ class SendHandlers:
     async def _take_later(
         self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
     ) -> Response:
-        """Take a message once the long batch that its queue is getting is stored."""
+        """Store a message after the long batch that is being written to its queue."""
         while (storing := self._storing.get((sending.topic, queue_id))) is not None:
             await storing.wait()
+        self._check_exists(sending.topic)
         return await _answer_of(self._take_at(sending, topic, queue_id, request, peer))
 
     def _take_at(
@@ -345,7 +346,8 @@ class SendHandlers:
             sending.reconsume_times,
         )
         if decoded_to < len(body):
-            return InTurn(self._take_long_batch(draft, body, items, decoded_to, unique_id, is_whole=is_whole))
+            storing = self._take_long_batch(draft, body, items, decoded_to, unique_id, is_whole=is_whole)
+            return InTurn(self._say_more(storing))
         try:
             if is_whole:
                 whole = self._intake.put_inner_batch(draft, len(items))
@@ -358,7 +360,7 @@ class SendHandlers:
         return self._batch_receipt(ids, queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole)
 
     def _decode(self, body: bytes, start: int) -> tuple[list[RawItem], int]:
-        """Return some messages of a batch from a position on, and the position behind them."""
+        """Decode up to `BATCH_MESSAGES_A_STEP` messages from a position; return them and the position behind them."""
         try:
             return decode_some(body, start, BATCH_MESSAGES_A_STEP)
         except BatchError as error:
@@ -386,7 +388,7 @@ class SendHandlers:
     ) -> Response:
         """Store a batch of many messages in steps. Sends to its queue wait, so that its offsets are consecutive.
 
-        Nothing is stored of a batch that cannot be read; should the disk refuse, some of its messages may be stored.
+        A batch that cannot be decoded stores nothing. If the disk fails or the topic is deleted, some are stored.
         """
         parts = await self._pace.run(self._decode_rest(body, items, decoded_to))
         queue = (draft.topic, draft.queue_id)
@@ -417,20 +419,29 @@ class SendHandlers:
     def _put_parts(
         self, draft: Draft, parts: list[list[RawItem]], *, is_whole: bool
     ) -> Generator[None, None, tuple[str, int, int]]:
-        """Store a batch; return the ids of its records, the first offset, and where in the log the last one ends."""
+        """Store a batch; return the ids of its records, the first offset, and the end position of its last record."""
         host = self._identity.raw_store_host
         if is_whole:
+            self._check_exists(draft.topic)
             whole = self._intake.put_inner_batch(draft, sum(map(len, parts)))
             return encode_offset_ids(host, [whole.log_position]), whole.queue_offset, whole.log_end
         ids: list[str] = []
         queue_offset = log_end = 0
         for part in parts:
+            self._check_exists(draft.topic)
             appended = self._intake.put_batch(draft, part)
             queue_offset = queue_offset if ids else appended.queue_offset
             log_end = appended.log_end
             ids.append(encode_offset_ids(host, appended.log_positions))
             yield
         return ",".join(ids), queue_offset, log_end
+
+    def _check_exists(self, topic: str) -> None:
+        """Refuse a message whose topic was deleted while the message waited."""
+        if self._topics.get(topic) is None:
+            raise RefusedError(
+                ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted before the message was stored"
+            )
 
     def _answer_when_safe(self, log_end: int, say: Callable[[int], Response]) -> Later:
         """Answer once the disk has the message; `say` is told the code that goes with what came of it."""

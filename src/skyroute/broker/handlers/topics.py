@@ -65,7 +65,7 @@ class TopicHandlers:
     now_ms: Callable[[], int]
     pace: Pace
     kept: Kept = field(default_factory=Kept)
-    """The table of all topics, as it was last told."""
+    """The last response with the table of all topics."""
 
     def update(self, request: Request, peer: Peer) -> Answer:
         """Create a topic, or change it."""
@@ -145,12 +145,13 @@ class TopicHandlers:
             if self.topics.delete(name):
                 log.info("topic deleted topic=%s peer=%s", name, peer.address)
             self.stats.forget_topic(name)
-        return InTurn(self._delete(names))
+        leaving = ExitStack()  # entered now: no topic may be created again before its queues are removed
+        for name in names:
+            leaving.enter_context(self.topics.leaving(name))
+        return InTurn(self._delete(names, leaving))
 
-    async def _delete(self, names: Collection[str]) -> Response:
-        with ExitStack() as leaving:  # a topic is not made again while its queues are being removed
-            for name in names:
-                leaving.enter_context(self.topics.leaving(name))
+    async def _delete(self, names: Collection[str], leaving: ExitStack) -> Response:
+        with leaving:
             await self.pace.run(self._remove(names))
         await asyncio.gather(self.topics.keeper.save(), self.offsets.keeper.save())
         return Response()
@@ -195,7 +196,7 @@ class TopicHandlers:
         return encode_topic_config(config)
 
     def status(self, request: Request, _peer: Peer) -> Answer:
-        """Tell where the queues of a topic begin and end, each as it is when it is looked at."""
+        """Return the first and last offset of each queue of a topic, each as of the time it is read."""
         topic = request.fields.get("topic", "")
         config = self.topics.get(topic)
         if config is None:
@@ -217,7 +218,7 @@ class TopicHandlers:
         return self.pace.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))))
 
     def _readers(self, topic: str) -> Iterator[str | None]:
-        """Give the groups that read a topic, or have; None for every other group that is looked at."""
+        """Yield each group that reads a topic or has read it, and None for every other group."""
         read = dict.fromkeys(self.offsets.groups_of(topic))
         yield from read
         for name, group in list(self.members.consumer_groups.items()):
@@ -241,6 +242,8 @@ class TopicHandlers:
 
     def _clean_unused_topics(self, peer: Peer) -> Steps:
         for topic in sorted(self.store.topics() - self.topics.all().keys()):
+            if self.topics.get(topic) is not None:
+                continue  # created in an earlier step
             if not self.topics.is_system(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX):
                 with self.topics.leaving(topic):
                     yield from self.store.remove_topic(topic)

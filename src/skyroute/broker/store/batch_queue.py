@@ -78,11 +78,11 @@ class BatchQueue(TopicQueue):
         return row if row + 1 == self._count or offset < self._stop_of(row) else row + 1
 
     def _find_row_among(self, offset: int, low: int, high: int) -> int:
-        """Return the last of some rows whose first offset is not behind this one, or the first row."""
+        """Return the last row whose first offset is at most `offset`; the first row if there is no such row."""
         first = low
         while True:
             row = bisect_right(range(high), offset, lo=low, hi=high, key=self._offset_of) - 1
-            # Halving ends at a unit that was hurt, if it met one: then its neighbours disagree with it.
+            # If the bisection met a damaged unit, it ends at that unit, and the neighbours disagree with it.
             for near in (row, row - 1):
                 if near >= first and self._offset_of(near) <= offset < self._stop_of(near):
                     return near
@@ -105,14 +105,14 @@ class BatchQueue(TopicQueue):
 
 
 def messages_in_batch(raw_properties: bytes) -> int:
-    """Return how many messages a record holds whose flag says that it is a batch."""
+    """Return the number of messages in a batch record."""
     text = find_property(raw_properties, INNER_COUNT) or ""
     messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
     return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1
 
 
 def _stop_among(offsets: list[tuple[int, int]], place: int, end: int) -> int:
-    """Return the offset behind the messages of a unit, given those of the units around it, one of which may be hurt."""
+    """Return the end offset of a unit, given those of its neighbours, one of which may be damaged."""
     first, messages = offsets[place]
     stop = first + messages
     following = [each[0] for each in offsets[place + 1 : place + 3]]

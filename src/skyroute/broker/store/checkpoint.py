@@ -88,21 +88,21 @@ class Checkpoint:
 
     @property
     def closed_end(self) -> int | None:
-        """Where the log ended when we closed the store; None where that was not us, or the store is open."""
+        """The end of the log when this broker closed the store; None if Apache's did, or if the store is open."""
         numbers = self._read_sealed(_CLOSED, _CLOSED_AT)
         is_ours = numbers is not None and numbers[1:] == (self.log_ms, self.queues_ms, self.index_ms)
         return numbers[0] if numbers is not None and is_ours else None
 
     def note_closed(self, log_end: int) -> None:
-        """Say where the log ends of a store that is closed. Apache's broker changes the times once it stores more."""
+        """Note the end of the log of a closed store. Apache's broker changes the times when it stores more."""
         self._write_sealed(_CLOSED.pack(log_end, self.log_ms, self.queues_ms, self.index_ms), _CLOSED_AT)
 
     def forget_closed(self) -> None:
-        """Say that the store is open."""
+        """Note that the store is open."""
         self._map[_CLOSED_AT : _CLOSED_AT + _CLOSED.size] = bytes(_CLOSED.size)
 
     def note_rebuild(self, position: int) -> None:
-        """Say that queues and index lack records from this position on, on the disk before this returns.
+        """Note, on disk, that queues and index lack records from this position on.
 
         Raises:
             StoreWriteError: the note may not be there.
@@ -136,18 +136,18 @@ class Checkpoint:
 
 
 class Notes(NamedTuple):
-    """What a checkpoint says, read without opening a store."""
+    """The content of a checkpoint, read without opening the store."""
 
     times: tuple[int, int, int]
     last_derived: tuple[int, int] | None
     closed_end: int | None
     """As of `Checkpoint`."""
     damaged: list[int]
-    """Where notes lie whose checksums are wrong."""
+    """Offsets of notes with a wrong checksum."""
 
 
 def read_notes(page: bytes) -> Notes:
-    """Return what a page says, sound or not."""
+    """Parse a page, whether or not its checksums are right."""
     page = page.ljust(_BYTES, b"\0")
     found: dict[int, tuple[int, ...]] = {}
     damaged = []

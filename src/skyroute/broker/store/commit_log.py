@@ -69,7 +69,7 @@ class CommitLog:
         self._disk = disk
         self._mapped_bytes = 0
         self.damaged = DamageMap()
-        """Where no sound record is, as far as that is known."""
+        """Ranges known to hold no intact record."""
         self.end = 0
         """Where the next record goes, unless its segment has no room for it."""
         self.flushed = 0
@@ -150,7 +150,7 @@ class CommitLog:
         self.flushed = min(self.flushed, position)
 
     def finish_at(self, position: int) -> None:
-        """End the log here. Where the file of this position is gone, it ends with that file."""
+        """End the log here. If the file of this position is missing, the log ends with that file."""
         if position < self.stop and self._log.find(position) is None:
             position = self.stop
         elif position > self.stop:
@@ -191,7 +191,7 @@ class CommitLog:
                 segment.release_memory()
 
     def record_at(self, position: int) -> bytes | None:
-        """Return the record that starts here, or None where none does, or a damaged one."""
+        """Return the record that starts here; None if no record does, or it is damaged."""
         if self.damaged and position in self.damaged:
             return None
         words = self.read(position, _WORDS.size)

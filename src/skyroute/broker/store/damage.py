@@ -21,7 +21,7 @@ CUTS_MAX: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """A stretch of the log without a sound record. Readers skip it."""
+    """A range of the log without an intact record. Readers skip it."""
 
     position: int
     """Where it starts in the log."""
@@ -31,14 +31,14 @@ class DamagedRange:
     reason: str
     """What is wrong, in a few words."""
     lost: ScannedRecord | None = None
-    """The record that was here, where its head is readable and only its body is not what was stored."""
+    """The record that was here, if its header is intact and only its body is damaged."""
 
     @property
     def end(self) -> int:
         return self.position + self.size
 
     def cut_at(self, position: int) -> "DamagedRange":
-        """Return what of it lies before a position."""
+        """Return the part of it before a position."""
         return self if self.end <= position else replace(self, size=position - self.position)
 
     @property
@@ -75,7 +75,7 @@ class DamageReport:
         return not self.count and not self.cuts
 
     def merge(self, ranges: Sequence[DamagedRange], cuts: Sequence[CutTail], log_span: range) -> "DamageReport":
-        """Return this report with what was found since; ranges outside of the log are left out."""
+        """Return this report with new damage added and ranges outside the log removed."""
         starts = {each.position for each in ranges}
         kept = [
             each.cut_at(log_span.stop)
@@ -93,14 +93,14 @@ class DamageReport:
 
 
 class DamageFile:
-    """Keeps a report beside the log, so that it is known after the next start, which does not read the whole log."""
+    """Saves a report beside the log for the next start, which does not read the whole log."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self._file = JsonFile(folder / "damage.json", disk)
 
     def load(self) -> DamageReport:
-        """Return what was kept; an empty report where there is nothing, or a damaged file."""
+        """Return the saved report; an empty one if the file is missing or damaged."""
         try:
             return self._decode(loads(self._file.path.read_bytes()))
         except FileNotFoundError:
@@ -110,10 +110,10 @@ class DamageFile:
             return DamageReport()
 
     def save(self, report: DamageReport) -> None:
-        """Keep a report.
+        """Save a report.
 
         Raises:
-            StoreWriteError, StoreFullError: the one before is kept.
+            StoreWriteError, StoreFullError: the previous report is still there.
         """
         if not report.is_empty or self._file.path.exists():
             self._file.save(

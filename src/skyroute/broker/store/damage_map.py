@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class DamageMap:
-    """Ranges of a log. False while there is none, which is asked with every read."""
+    """Damaged ranges of a log. False while empty: every read tests this."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -19,7 +19,7 @@ class DamageMap:
         return place >= 0 and position < self._ends[place]
 
     def show(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Know these ranges, each by its start and its end, and no others."""
+        """Replace all ranges with these, each given by start and end."""
         ordered = sorted(ranges)
         self._starts = [start for start, _ in ordered]
         self._ends = [end for _, end in ordered]

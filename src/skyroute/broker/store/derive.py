@@ -144,7 +144,7 @@ class Derived:
     # --------------------------------------------------------------------------------------------------- for recovery
 
     def add_unit(self, record: Noted) -> None:
-        """Add the unit of a record that has a place to its queue, and no keys."""
+        """Add a record's unit to its queue, without its keys."""
         queue, offset, position, size, raw_properties, sys_flag, stored_at_ms = record
         code = 0
         if queue.topic == SCHEDULE_TOPIC:
@@ -156,7 +156,7 @@ class Derived:
         self._queues[queue] = None
 
     def add_keys(self, record: Noted) -> None:
-        """Add the keys of a record, behind those of all that were noted, and no unit."""
+        """Add a record's keys behind those of all noted records, without its unit."""
         self.settle()
         queue, _, position, size, raw_properties, sys_flag, stored_at_ms = record
         if self._index is not None:
@@ -164,7 +164,7 @@ class Derived:
         self._newest = position, size, stored_at_ms
 
     def write_queue(self, queue: TopicQueue) -> None:
-        """Have what was added to a queue written the next time."""
+        """Include a queue in the next write."""
         self._queues[queue] = None
 
     # -------------------------------------------------------------------------------------------- the index's process
@@ -219,7 +219,7 @@ class Derived:
         self.look_at_index()
 
     def wait_for_index(self, may_wait: Callable[[], bool]) -> Generator[None, None, None]:
-        """As `catch_index_up`, in steps: others are served while the process goes on, as long as `may_wait`.
+        """As `catch_index_up`, in steps: waits for the index process while `may_wait` is true.
 
         Raises:
             StoreWriteError, StoreFullError: some keys are not in the index.

@@ -22,7 +22,7 @@ _STORE_BYTE, _INDEX_BYTE = 0, 1
 
 
 def failure(error: OSError, file: Path | int) -> StoreError:
-    """Return the store's word for what the system refused; the file is known by its path or its descriptor."""
+    """Return the store's exception for a system error, with the path of the file or descriptor."""
     kind = StoreFullError if error.errno in _NO_ROOM else StoreWriteError
     path = _path_of(file) if isinstance(file, int) else file
     return kind(f"cannot write {path}: {error.strerror}")

@@ -32,7 +32,7 @@ class StoreWriteError(StoreError):
 
 
 class StoreReadError(StoreError):
-    """The disk, or the limit of open files, refused to have a file read."""
+    """A file cannot be read: disk error, or too many open files."""
 
     retryable = True
 

@@ -1,4 +1,4 @@
-"""Records that stand where damaged bytes were, so that every reader of a log passes over them.
+"""Records that replace damaged bytes, so that every reader of a log skips them.
 
 A filler is a whole record of a topic of its own, and marked as a transaction that was rolled back: brokers, ours and
 Apache's, walk over it and put it into no queue and no index. In place of an offset it holds the number of bytes that it
@@ -16,9 +16,9 @@ from skyroute.message.record import segment_end
 
 FILLER_TOPIC: Final = "SKYROUTE_DAMAGED"
 FILLER_BYTES_MIN: Final = RECORD_BYTES_MIN + 1
-"""One character of the topic is the least."""
+"""A filler has a topic of at least one character."""
 FILLER_BYTES_MAX: Final = 1 << 20
-"""Longer stretches take several, so that no reader needs much memory for one."""
+"""Longer ranges take several fillers, which bounds the memory that a reader needs."""
 
 _ROLLED_BACK: Final = int(TransactionState.ROLLED_BACK)
 _NO_HOST: Final = bytes(8)
@@ -35,7 +35,7 @@ def lost_bytes_of(filler: ScannedTuple) -> int:
 
 
 def fill(position: int, size: int, stored_at_ms: int) -> Iterator[bytes]:
-    """Give the bytes that fill a stretch between two records; nothing where it is too short for one."""
+    """Return the bytes that fill a range between two records; nothing if it is too short for a record."""
     while size >= FILLER_BYTES_MIN:
         piece = size if size <= FILLER_BYTES_MAX else FILLER_BYTES_MAX - FILLER_BYTES_MIN
         yield _filler(position, piece, stored_at_ms, piece)
@@ -44,7 +44,7 @@ def fill(position: int, size: int, stored_at_ms: int) -> Iterator[bytes]:
 
 
 def fill_to_segment_end(position: int, size: int, stored_at_ms: int) -> bytes:
-    """Return the bytes that fill a stretch up to the end of a segment; what they leave may hold anything."""
+    """Return the bytes that fill a range up to the end of a segment; the rest may hold anything."""
     if size < FILLER_BYTES_MIN + SEGMENT_END_BYTES:
         return segment_end(size) if size >= SEGMENT_END_BYTES else b""
     # Apache's recovery looks for a record at the start of a segment.

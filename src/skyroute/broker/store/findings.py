@@ -17,7 +17,7 @@ class Finding:
     file: str
     """Relative to the store's folder."""
     offset: int | None
-    """The byte of the file where it begins; None where it is the whole file."""
+    """Offset in the file; None if it concerns the whole file."""
     what: str
     cost: str
     advice: str
@@ -31,9 +31,9 @@ class Report:
     by_area: Counter[str] = field(default_factory=Counter)
     """Number of findings, listed or not."""
     notes: list[str] = field(default_factory=list)
-    """What is no damage, and worth knowing."""
+    """Notes that are not damage."""
     checked: Counter[str] = field(default_factory=Counter)
-    """Number of records, units and the like that were looked at, by their names."""
+    """Numbers of records, units and so on that were checked, by name."""
 
     @property
     def count(self) -> int:

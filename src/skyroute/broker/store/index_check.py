@@ -9,13 +9,13 @@ from skyroute.broker.store.keys import Key, keep_keys
 from skyroute.broker.store.log_scan import scan_log
 
 SCANNED_MAX: Final = 1_000
-"""Number of records that are looked at for one with keys; where none has any, the index is taken for whole."""
+"""Records searched for one with keys; if none has keys, the index counts as complete."""
 
 
 def find_gap(log: CommitLog, index: KeyIndex, stop: int) -> int:
-    """Return the position of the first record whose keys are in no file of the index; `stop` where all before it are.
+    """Return the position of the first record that the index lacks; `stop` if it has all records before that.
 
-    Only what lies between files is looked at: a file that was removed, or is not sound and was dropped, leaves a gap.
+    Only gaps between files are checked: a file that was removed, or dropped as damaged, leaves a gap.
     """
     reached = log.start - 1
     for file in index.files:
@@ -28,7 +28,7 @@ def find_gap(log: CommitLog, index: KeyIndex, stop: int) -> int:
 
 
 def _next_with_keys(log: CommitLog, position: int, stop: int) -> int | None:
-    """Return the first record with keys behind the one at a position, and before another; None where there is none."""
+    """Return the first record with keys between two positions; None if no record has keys."""
     keys: list[Key] = []
     start = max(position, log.start)
     if start >= stop or not log.segments:

@@ -24,7 +24,7 @@ class JsonFile:
         self.path = path
         self._disk = disk or Disk()
         self.used_backup = False
-        """What `load` returned was the backup, which may be one change older."""
+        """`load` returned the backup, which may be one change older."""
 
     def __repr__(self) -> str:
         return f"<JsonFile {self.path}>"
@@ -36,8 +36,8 @@ class JsonFile:
     def load(self, read: Callable[[Any], _Table]) -> _Table | None:
         """Return what `read` makes of the file's content; None where neither the file nor its backup exists.
 
-        A missing file gives way to its backup. So does a damaged one: empty, not JSON, or refused by `read`. It is
-        kept as `NAME.damaged-TIME`, TIME being that of its last change.
+        The backup replaces a missing or damaged file: empty, not JSON, or refused by `read`. A damaged file is kept
+        as `NAME.damaged-TIME`, TIME being that of its last change.
 
         Raises:
             StoreDamagedError: one of the two is damaged, and the other is missing or damaged. Nothing is changed.
@@ -57,13 +57,13 @@ class JsonFile:
             return table
         if damage:
             raise StoreDamagedError(
-                f"{'; '.join(damage)}. No sound copy lies beside it: restore {self.path} from another one, or move "
+                f"{'; '.join(damage)}. No intact copy lies beside it: restore {self.path} from another one, or move "
                 "the damaged file away to start without what it held"
             )
         return None
 
     def _give_way(self, damage: list[str]) -> None:
-        """Note that the backup counts, and move a damaged file out of the way of the next `save`."""
+        """Note that the backup is used, and rename a damaged file: the next `save` must not replace the backup."""
         self.used_backup = True
         if not damage:
             log.warning("table missing, its backup is used file=%s backup=%s", self.path, self.backup)
@@ -84,7 +84,7 @@ class JsonFile:
         self.write([dumps(value, Dialect.LEGACY)])
 
     def write(self, pieces: Collection[bytes]) -> None:
-        """Put a text, given in pieces, in the file's place; all else as `save`.
+        """As `save`, with the text in pieces.
 
         Raises:
             StoreWriteError, StoreFullError: as `save`.

@@ -19,7 +19,7 @@ from skyroute.broker.store.keys import Key, key_hash
 
 log = logging.getLogger(__name__)
 ENTRIES_A_STEP: Final = 2_000
-"""So many entries of one slot are looked at before others are served. Many messages may share a key."""
+"""Entries of one slot read in one step. Many messages may share a key."""
 
 MATCHES_MAX: Final = 64
 """How many messages one question finds at most."""
@@ -140,7 +140,7 @@ class IndexFile:
             if looked_at % ENTRIES_A_STEP == 0:
                 yield
                 if self._map.closed:
-                    break  # the file has expired meanwhile
+                    break  # the file expired in an earlier step
             entry_hash, position, age_s, previous = self._entry(number)
             at_ms = self.begin_ms + age_s * 1000
             if entry_hash == hash_ and begin_ms <= at_ms <= end_ms:

@@ -1,8 +1,8 @@
-"""A walk over the log that passes over damage.
+"""A walk over the log that skips damage.
 
-A record whose parts add up and whose body is not what was stored costs only itself. So does one of which only the size,
-the magic or one length is hurt: the others say where the next record starts. Behind anything else, the next sound
-record is searched by its magic: a record holds its own position, so other bytes are hardly ever taken for one.
+A record with an intact header and a damaged body is skipped alone. So is one with a damaged size, magic or single
+length: the other fields give the start of the next record. After any other damage, the walk searches for the next
+magic; a record holds its own position, so other bytes rarely pass for one.
 """
 
 from collections.abc import Generator
@@ -18,9 +18,9 @@ from skyroute.message.layout import MAGIC_SEGMENT_END, MAGIC_V1, MAGIC_V2, RECOR
 
 SEARCH_SUM_BYTES: Final = 16 << 20
 SEARCH_SUM_RATIO: Final = 4
-"""A search sums at most so many body bytes, plus so many for each byte that it passes.
+"""Bounds of the body bytes that a search checks: in all, and per byte that it skips.
 
-Content made of many nested heads could cost seconds otherwise. Past the bound, a record is taken for sound if another
+Content made of many nested heads could cost seconds otherwise. Past the bound, a record counts as intact if another
 one follows it.
 """
 
@@ -42,7 +42,7 @@ _SYS_FLAG: Final = Struct(">36xi")
 
 
 class HasSegments(Protocol):
-    """A log, or what stands for one."""
+    """A log, or a stand-in for one."""
 
     @property
     def segments(self) -> list[Segment]:
@@ -50,7 +50,7 @@ class HasSegments(Protocol):
 
 
 class _Head(NamedTuple):
-    """A head as it stands in a file, and what follows from it; nothing of it is certain."""
+    """An unchecked header as read from a file."""
 
     size: int
     magic: int
@@ -69,9 +69,9 @@ class _Head(NamedTuple):
 
 
 def scan_log(log: HasSegments, position: int) -> Generator[ScannedTuple | DamagedRange, None, None]:
-    """Walk over the log from a position to its last byte: sound records, and damaged ranges between them.
+    """Yield the intact records from a position to the end of the log, and the damaged ranges between them.
 
-    Missing files and zeros between records are damaged ranges too. What is zero behind the last record is not.
+    Missing files and zeros between records are damaged ranges too; zeros behind the last record are not.
     """
     topics: dict[bytes, str] = {}
     segments = [segment for segment in log.segments if segment.stop > position]
@@ -111,9 +111,9 @@ def _scan_past_damage(
 
 
 def inspect(segment: Segment, position: int) -> DamagedRange | None:
-    """Return the damage of a record whose head is sound, and which is not: a bad body, or an end that is missing.
+    """Return the damage of a record with an intact header: a bad body, or a missing end.
 
-    None where the head is not sound either.
+    None if the header is damaged too.
     """
     record = read_record(segment, position)
     if record is None:
@@ -168,7 +168,7 @@ def _read_head(segment: Segment, at: int) -> _Head | None:
 
 
 def _adds_up(head: _Head, at: int, segment: Segment) -> bool:
-    """Return whether all that a head says agrees; of body and texts nothing is known then."""
+    """Return whether the fields of a header agree; body and texts are not checked."""
     return (
         head.magic in (MAGIC_V1, MAGIC_V2)
         and head.log_position == segment.start + at
@@ -202,7 +202,7 @@ def _find_by_sizes(segment: Segment, at: int) -> int | None:
 
 
 def _find_by_magic(segment: Segment, at: int) -> int | None:
-    """Return where the next sound record of a segment starts, behind a place; None where there is none."""
+    """Return the start of the next intact record of a segment; None if there is no further one."""
     content = segment.content
     summed = 0
     for low, high in data_chunks(segment, at + 1 + _MAGIC_AT):

@@ -45,7 +45,7 @@ SCANNED_UNITS_MIN: Final = 800
 
 
 KEYS_A_STEP: Final = 10_000
-"""How many queues are looked at for those of a topic that is removed, before others are served."""
+"""Queues scanned in one step for those of a topic that is removed."""
 
 
 class MessageStore:
@@ -85,7 +85,7 @@ class MessageStore:
         self._synced_segment: Segment | None = None
         self.recovered: Recovered | None = None
         self.damage = DamageReport()
-        """The damage that is known in the log."""
+        """Known damage of the log."""
 
     def __repr__(self) -> str:
         return f"<MessageStore {self.folder} {self._log.start}..{self._log.end} queues={len(self._queues)}>"
@@ -163,7 +163,7 @@ class MessageStore:
         self._log.damaged.show((each.position, each.end) for each in report.ranges)
 
     def _begin_rebuild(self, position: int, boot_id: str) -> None:
-        """Have the next start go on, should this one not come to its end."""
+        """Mark the rebuild as begun, so that the next start continues it if this one dies."""
         self._checkpoint.note_rebuild(position)
         self._write_abort(boot_id)
 
@@ -634,7 +634,7 @@ class MessageStore:
     def search_by_key(
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, may_wait: Callable[[], bool]
     ) -> Generator[None, None, KeyMatches]:
-        """As `find_by_key`, in steps. Where another process writes the index, it is waited for while `may_wait`."""
+        """As `find_by_key`, in steps. Waits for the index process while `may_wait` is true."""
         self._derive_quietly()
         if self._index is None:
             return KeyMatches([], 0, 0)
@@ -674,7 +674,7 @@ class MessageStore:
         return expired
 
     def delete_topic(self, topic: str) -> None:
-        """Remove the queues of a topic. Its records stay in the log until they expire, but nobody finds them.
+        """Remove the queues of a topic. Its records stay in the log until they expire, but in no queue.
 
         Raises:
             InvalidNameError: no topic has this name; nothing is touched.
@@ -696,12 +696,16 @@ class MessageStore:
         keys = list(self._queues)
         for start in range(0, len(keys), KEYS_A_STEP):
             for key in [key for key in keys[start : start + KEYS_A_STEP] if key[0] == topic]:
-                queue = self._queues.pop(key)
+                queue = self._queues.get(key)
+                if queue is None:
+                    continue  # removed by another request in an earlier step
                 self._derived.forget(queue)
                 queue.remove()
+                self._derived.ledger.forget(queue)
+                del self._queues[key]
                 with suppress(OSError):
                     queue.folder.rmdir()
-                yield  # on some file systems this took milliseconds
+                yield  # removing a file can take milliseconds
             yield
         for folder in folders:
             with suppress(OSError):
@@ -720,10 +724,10 @@ def _what_was_left(abort: list[str] | None, boot_id: str) -> LeftBehind:
 
 
 def _topic_folder(root: Path, topic: str) -> Path:
-    """Return where the queues of a topic lie. Every path made from a topic's name is made here.
+    """Return the folder of a topic's queues. Every path with a topic's name in it is made here.
 
     Raises:
-        InvalidNameError: the name would lead elsewhere, or nowhere.
+        InvalidNameError: the name cannot be a folder's.
     """
     check_file_name(topic)
     return root / topic

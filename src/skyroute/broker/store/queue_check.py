@@ -1,7 +1,7 @@
-"""Which queues lack units that the log has records for, and from which position of the log on.
+"""Finds queues that lack units of records in the log, and the log position to rebuild them from.
 
-The ledger says where each queue ends. Where it is missing, or Apache's broker has used the folder since, the log is
-read for it once, if it is not too long.
+The ledger says where each queue ends. If it is missing, or Apache's broker has used the folder since, recovery reads
+the whole log instead, up to `CENSUS_BYTES_MAX`.
 """
 
 import logging
@@ -21,17 +21,17 @@ from skyroute.message.flags import INNER_BATCH
 logger = logging.getLogger(__name__)
 
 CENSUS_BYTES_MAX: Final = 1 << 30
-"""Size of a log that is read for its queues at the start where no ledger tells them."""
+"""Maximum size of a log that recovery reads to find its queues, if there is no ledger."""
 
 ALL_ROWS: Final = -1
-"""As the first bad row of a queue: its oldest file is missing."""
+"""Value of `bad_row` for a queue whose oldest file is missing."""
 
 STEPS_BACK_MAX: Final = 64
-"""Number of units that are tried, from the end, for one whose record the log has."""
+"""Units tried, newest first, until the log has the record of one."""
 
 
 class QueueState:
-    """The queues of a folder as they were found, and what is known of their ends."""
+    """The queues of a folder as found, and their expected ends."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class QueueState:
         is_exact: bool,
         keep_kind: Callable[[str], None],
     ) -> None:
-        """`known` is None where no ledger is up to date.
+        """`known` is None if there is no up-to-date ledger.
 
         `is_exact` says that the queues' ends are those of the ledger, and not only those of its last flush.
-        `keep_kind` has a topic that has no folder yet keep batches whole.
+        `keep_kind` makes a topic without a folder a batch topic.
         """
         self.queues = list(queues)
         self.deleted = {} if known is None else known.deleted
@@ -55,7 +55,7 @@ class QueueState:
         self._found_ends = {queue: queue.end for queue in self.queues}
 
     def check_newest(self, log: CommitLog, log_end: int) -> None:
-        """Find queues whose newest unit does not mean the record that is there."""
+        """Mark queues whose newest unit does not match its record in the log."""
         if log.segments:
             for queue in self.queues:
                 if queue.bad_row is None and not _is_newest_sound(log, queue, log_end):
@@ -64,7 +64,7 @@ class QueueState:
     def find_rebuilt(
         self, log: CommitLog, start: int, find_queue: Callable[[str, int], TopicQueue]
     ) -> dict[TopicQueue, int]:
-        """Return the queues that lack units of records before a position, and from where on the log has those."""
+        """Return the queues that lack units of records before a position, with the log positions to rebuild from."""
         if self._known is None:
             self._known = self._take_census(log, start)
         by_key = {(queue.topic, queue.queue_id): queue for queue in self.queues}
@@ -83,7 +83,7 @@ class QueueState:
         return rebuilt
 
     def drop_bad_rows(self) -> None:
-        """Forget the units that are to be written again, and those behind them."""
+        """Drop the units that the rebuild writes again, and all behind them."""
         for queue in self.queues:
             if queue.bad_row == ALL_ROWS:
                 queue.remove()
@@ -106,14 +106,14 @@ class QueueState:
         return queue
 
     def _found_end(self, queue: TopicQueue) -> int:
-        # A machine's stop leaves units that mean nothing, which were dropped since.
+        # A power failure leaves units without records; recovery has dropped them.
         return self._found_ends[queue] if self._is_exact else queue.end
 
     def _known_end(self, known: KnownQueue) -> int:
         return known.end if self._is_exact else known.flushed_end
 
     def _take_census(self, log: CommitLog, start: int) -> dict[tuple[str, int], KnownQueue]:
-        """Return the queues that records before a position belong to, and where those end."""
+        """Return the queues of all records before a position, with their ends."""
         if start - log.start > CENSUS_BYTES_MAX:
             logger.warning("missing queue files are not looked for, the log is too long bytes=%d", start - log.start)
             return {}
@@ -133,7 +133,7 @@ class QueueState:
             if sys_flag & INNER_BATCH:
                 end = offset + messages_in_batch(raw)
                 for_batches.add(topic)
-            # An offset that is not the next one may be a bad spot; the record after it tells.
+            # An unexpected offset may be damaged; the next record of the queue decides.
             if offset in (ends.get(key, offset), held.get(key)):
                 firsts.setdefault(key, offset)
                 ends[key] = end
@@ -145,10 +145,10 @@ class QueueState:
     def fill_up(
         self, log_end: int, rebuilt: Container[TopicQueue], restarted: Container[TopicQueue], derived: Derived
     ) -> None:
-        """Have no queue end before the offset where it ended, whatever the log has lost."""
+        """Extend each queue to its expected end with units without a message, if the log has lost records."""
         for queue in self.queues:
             ends = [queue.next_offset]
-            # What the log says of ends is not covered by a checksum, and its records are in the queues by now.
+            # Only the ledger's ends count: no checksum covers the offsets in the log.
             if (said := self._noted.get((queue.topic, queue.queue_id))) is not None:
                 ends.append(self._known_end(said))
             if self._is_exact and queue in rebuilt and not queue.is_for_batches:
@@ -163,7 +163,7 @@ class QueueState:
 
 
 def has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, first: int, stop: int) -> bool:
-    """Return whether the log has a record that a unit of a queue can mean: of this size, with these offsets."""
+    """Return whether the log has a record of this queue with this size and these offsets."""
     segment = log.find(position) if position >= 0 else None
     if segment is None or (found := read_record(segment, position)) is None or is_cut(segment, found):
         return False
@@ -185,7 +185,7 @@ def _is_newest_sound(log: CommitLog, queue: TopicQueue, log_end: int) -> bool:
 
 
 def _find_position(log: CommitLog, queue: TopicQueue, row: int) -> int:
-    """Return where in the log the records start that rows of a queue, from one on, stand for."""
+    """Return the log position of the records of a queue's rows from `row` on."""
     for position, size, first, stop in queue.units_before(row, STEPS_BACK_MAX):
         if position >= log.start and has_record(log, queue, position, size, first, stop):
             return position + size

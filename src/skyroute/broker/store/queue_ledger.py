@@ -1,9 +1,9 @@
-"""Which queues there are and where each ends, beside the queues themselves.
+"""A file with the name and end of every queue.
 
-A removed queue folder, or a queue file that was cut or zeroed, looks like a queue that never had more. The ledger tells
-them apart. It also knows which topics were deleted, so that records of theirs in the log do not bring them back.
+Without it, a removed queue folder, or a truncated or zeroed queue file, looks like a shorter queue. It also lists
+deleted topics, so that recovery does not restore them from their records in the log.
 
-Apache's broker does not read this file. After it has used the folder, the ledger is out of date and not used.
+Apache's broker does not read this file. Once it has used the folder, the ledger is out of date and ignored.
 """
 
 import mmap
@@ -20,34 +20,34 @@ from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.topic_queue import TopicQueue
 
 GROWTH_BYTES: Final = 1 << 14
-"""By how much the file grows, at least."""
+"""Minimum growth of the file."""
 
 LEDGER_NAME: Final = "queues"
 
 _MARK: Final = b"skyroute queues1"
 _ENTRY: Final = Struct(">IBHi")
-"""Sum of what follows up to the ends, kind, length of the topic, number of the queue. The topic comes next."""
+"""Checksum of the rest and the topic, kind, length of the topic, queue id. The topic follows."""
 _ENDS: Final = Struct(">qqqI")
-"""The queue's end, its end at the last flush, its first offset, and their sum."""
+"""The queue's end, its end at the last flush, its first offset, and their checksum."""
 _QUEUE, _BATCH_QUEUE, _DELETED_TOPIC = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class KnownQueue:
-    """What a ledger says of a queue."""
+    """The ledger's entry of a queue."""
 
     is_for_batches: bool
     end: int
     """The offset behind its newest message in files."""
     flushed_end: int
-    """The same when the store was last flushed."""
+    """That offset at the last flush."""
     first: int
     """The offset of its oldest message in files."""
 
 
 @dataclass(slots=True)
 class KnownQueues:
-    """What a ledger says."""
+    """The content of a ledger."""
 
     queues: dict[tuple[str, int], KnownQueue] = field(default_factory=dict)
     deleted: dict[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class KnownQueues:
 
 
 class QueueLedger:
-    """Kept up to date while a store runs, in a mapped file: what is written survives the process."""
+    """The ledger of a running store, in a memory-mapped file, which survives a crash of the process."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self._path = path
@@ -72,7 +72,7 @@ class QueueLedger:
         return f"<QueueLedger {self._path} queues={len(self._ends_at)}>"
 
     def read(self) -> KnownQueues | None:
-        """Return what the file says; None where there is none, or a bad spot in it."""
+        """Parse the file; None if it is missing or damaged."""
         try:
             content = self._path.read_bytes()
         except OSError:
@@ -126,7 +126,7 @@ class QueueLedger:
         self._descriptor, self._map, self._end, self._ends_at = descriptor, mapped, len(content), ends_at
 
     def note(self, queue: TopicQueue) -> None:
-        """Say where a queue ends, all of which is in files."""
+        """Write the end of a queue whose units are all in files."""
         mapped = self._map
         if mapped is None:
             return
@@ -142,24 +142,31 @@ class QueueLedger:
         mapped[at : at + len(raw)] = raw
 
     def note_deleted(self, topic: str, position: int) -> None:
-        """Say that a topic's queues were deleted when the log ended at this position, on the disk.
+        """Write, to disk, that a topic was deleted when the log ended at this position.
 
         Raises:
-            StoreWriteError: it may not be there.
+            StoreWriteError: the entry may not be on disk.
         """
         self._deleted[topic] = position
         for queue in [queue for queue in self._ends_at if queue.topic == topic]:
-            del self._ends_at[queue]
-            self._unflushed.pop(queue, None)
-            self._flushed.pop(queue, None)
+            self.forget(queue)
         at = self._add(_entry(_DELETED_TOPIC, topic, 0))
         if at is not None and self._map is not None:
             raw = _ends(position)
             self._map[at : at + len(raw)] = raw
             self._disk.sync(self._descriptor)
 
+    def forget(self, queue: TopicQueue) -> None:
+        """Drop the entry of a deleted queue, so that the next start does not create it again."""
+        at = self._ends_at.pop(queue, None)
+        self._unflushed.pop(queue, None)
+        self._flushed.pop(queue, None)
+        if at is not None and self._map is not None:
+            raw = _ends(0)
+            self._map[at : at + len(raw)] = raw
+
     def begin_flush(self) -> int | None:
-        """Say that all queues are put on the disk as far as they are noted; return the file to put there with them."""
+        """Write the noted ends as flushed; return the descriptor to sync together with the queues."""
         if self._map is None:
             return None
         for queue in self._unflushed:
@@ -178,7 +185,7 @@ class QueueLedger:
             os.close(self._descriptor)
 
     def _add(self, entry: bytes) -> int | None:
-        """Write the start of an entry; return where its ends go. None where the disk has no room for it."""
+        """Write the start of an entry; return the offset of its ends. None if the disk is full."""
         mapped = self._map
         if mapped is None:
             return None
@@ -223,7 +230,7 @@ def _ends(end: int, flushed_end: int = 0, first: int = 0) -> bytes:
 
 
 def _read_entry(content: bytes, at: int) -> tuple[int, str, int, int, int, int, int] | None:
-    """Return kind, topic, queue, both ends and start of an entry, and where the next one starts; None at a bad spot."""
+    """Return kind, topic, queue id, both ends, first offset, and start of the next entry; None if damaged."""
     entry_sum, kind, topic_bytes, queue_id = _ENTRY.unpack_from(content, at)
     topic_at = at + _ENTRY.size
     ends_at = topic_at + topic_bytes

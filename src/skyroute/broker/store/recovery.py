@@ -45,7 +45,7 @@ from skyroute.message.flags import INNER_BATCH
 logger = logging.getLogger(__name__)
 
 WRITTEN_AT_ONCE: Final = 4096
-"""Number of records after which what follows from them is written."""
+"""Records after which their units and keys are written."""
 
 LINES_MAX: Final = 100
 """Number of damaged ranges that are logged one by one."""
@@ -71,13 +71,13 @@ class Recovered:
     records: int
     """Number of records found there, whose units and keys were written again."""
     damaged: tuple[DamagedRange, ...] = ()
-    """What the walk passed over, in the log."""
+    """Damaged ranges that the walk skipped."""
     cuts: tuple[CutTail, ...] = ()
     """What was dropped behind the end of the log."""
     rebuilt_queues: int = 0
-    """Number of queues of which a part was missing, and was written again from the log."""
+    """Number of queues rebuilt, in whole or in part, from the log."""
     rebuilt_index: bool = False
-    """Whether a part of the key index was missing, and was written again from the log."""
+    """Whether a part of the key index was rebuilt from the log."""
 
     @property
     def bytes_cut(self) -> int:
@@ -99,7 +99,7 @@ def recover(
 ) -> Recovered:
     """Make log, queues and index agree.
 
-    `begin_rebuild` is told from which position on queues or index will lack records for a while.
+    `begin_rebuild` is called with the position from which queues or index lack records until the rebuild ends.
 
     Raises:
         StoreWriteError, StoreFullError: the disk refuses to have it written.
@@ -187,7 +187,7 @@ def _find_known_end(log: CommitLog, queues: list[TopicQueue]) -> int:
         for queue in queues
         if (unit := queue.newest_unit()) is not None and log.start <= unit[0] and 0 < unit[1] <= log.segment_bytes
     ]
-    # The last file may be gone; a unit that is hurt may say anything.
+    # The last file may be missing; a damaged unit may hold any position.
     return max((end for end in ends if end <= log.stop + log.segment_bytes), default=0)
 
 
@@ -204,7 +204,7 @@ def _find_last_data(log: CommitLog, position: int) -> int:
 
 
 def _find_start(log: CommitLog, trusted_ms: int) -> int:
-    """Return where to begin when little is known: with the segment whose first record was on the disk at a time."""
+    """Return where to start without notes: the last segment whose first record is older than the checkpoint's time."""
     for segment in reversed(log.segments):
         first = read_record(segment, segment.start)
         if first is not None and 0 < first.stored_at_ms <= trusted_ms:
@@ -221,7 +221,7 @@ def _mend_index(
     *,
     slots_are_sound: bool,
 ) -> int:
-    """Have the index hold keys of records before a position only; return from where on it lacks some of those."""
+    """Drop keys of records behind a position; return from where on the index lacks keys of earlier records."""
     on_disk = checkpoint.on_disk if left is LeftBehind.MACHINE_STOPPED else None
     if on_disk is not None and index.files and start == on_disk.end and index.extent[0] == on_disk.index_file:
         index.truncate_torn(on_disk.index_count, start)
@@ -234,7 +234,7 @@ def _mend_index(
 
 
 class _Walk:
-    """Goes over the log and writes what follows from its records."""
+    """Walks over the log and writes the units and keys of its records."""
 
     def __init__(
         self,
@@ -257,20 +257,20 @@ class _Walk:
         self._index_start = index_start
         self._keys: list[Key] = []
         self._held: dict[TopicQueue, Noted] = {}
-        """Records whose offset is not the next of their queue. The record after them tells whether it is right."""
+        """Records with an unexpected offset. The next record of the queue decides whether it is right."""
         self._restored = 0
         self.end = self._log.start
         """Behind the last record."""
         self.records = 0
         self.damaged: list[DamagedRange] = []
         self.restarted: set[TopicQueue] = set()
-        """Queues that begin anew in the log, because their topic was deleted."""
+        """Queues whose offsets restart at 0 in the log, because their topic was deleted."""
 
     def run(self, position: int, left: LeftBehind) -> None:  # noqa: PLR0912 - every record passes here
         """Walk from a position to the last record."""
         start, derived, held, deleted = self._start, self._derived, self._held, self._deleted
         bad_bodies: list[DamagedRange] = []
-        """Records with a sound head behind the last sound one."""
+        """Records with an intact header behind the last intact record."""
         for found in scan_log(self._log, position):
             if isinstance(found, DamagedRange):
                 self.damaged.append(found)
@@ -289,7 +289,7 @@ class _Walk:
             try:
                 queue = self._find_queue(topic, queue_id)
             except InvalidNameError:
-                continue  # a bad spot in the topic: the log keeps the record, no queue can
+                continue  # a damaged topic: the record stays in the log, in no queue
             if not sys_flag & WITHOUT_PLACE:
                 if offset != queue.next_offset:
                     self._give(queue, found)
@@ -299,7 +299,7 @@ class _Walk:
             if len(derived.noted) >= WRITTEN_AT_ONCE:
                 derived.write()
         for damaged in bad_bodies:
-            # The death of a process tears a record at its end, the stop of a machine anywhere.
+            # A process crash tears a record at its end, a power failure anywhere.
             is_whole = left is LeftBehind.CLOSED or (left is LeftBehind.PROCESS_DIED and damaged.reason != TORN)
             if is_whole or damaged.end <= start:
                 self._take_slowly(damaged.lost)
@@ -310,7 +310,7 @@ class _Walk:
         self._write_keys()
 
     def _take_slowly(self, found: ScannedTuple | None) -> None:
-        """Write what is missing of what follows from a record."""
+        """Write a record's unit and keys where they are missing."""
         if found is None:
             return
         position, size, topic, queue_id, _, sys_flag, stored_at_ms, raw = found
@@ -335,7 +335,7 @@ class _Walk:
             self._index.add(self._keys)
 
     def _give(self, queue: TopicQueue, found: ScannedTuple) -> None:
-        """Give a record to its queue, once its offset is known to be right: no checksum covers that."""
+        """Add a record to its queue once its offset is confirmed: no checksum covers it."""
         position, size, _, _, offset, sys_flag, stored_at_ms, raw = found
         record = queue, offset, position, size, raw, sys_flag, stored_at_ms
         if sys_flag & WITHOUT_PLACE:
@@ -345,7 +345,7 @@ class _Walk:
         waiting = self._held.pop(queue, None)
         if waiting is not None:
             behind = waiting[1] + _messages_in(waiting)
-            # After a gap offsets rise. Only a topic that was deleted and made again begins anew.
+            # After a gap offsets rise. They restart only if the topic was deleted and created again.
             if offset >= behind if waiting[1] > queue.next_offset else not waiting[1] and offset == behind:
                 self._restore_behind_gap(waiting)
         if position >= self._start:
@@ -378,7 +378,7 @@ def _messages_in(record: Noted) -> int:
 
 
 def _set_aside(log: CommitLog, end: int, now_ms: int, disk: Disk) -> list[CutTail]:
-    """Copy what lies behind the end of the log to files of their own; return what there was.
+    """Copy the bytes behind the end of the log to separate files; return what was copied.
 
     Raises:
         StoreWriteError, StoreFullError: some of it is not copied.

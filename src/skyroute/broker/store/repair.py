@@ -34,7 +34,7 @@ from skyroute.broker.store.verify_tables import TABLES_FOLDER, TOPICS_TABLE, Rea
 
 COPIED_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4096
-"""What is given up of a file where the disk cannot read it."""
+"""Size of the block that is skipped where the disk cannot read a file."""
 _BATCH_OFFSETS: Final = Struct(">28xqh8x")
 """Of a batch queue's unit, the first offset and the number of messages."""
 _QUEUES: Final = ("consumequeue", "batchconsumequeue")
@@ -103,7 +103,7 @@ class Repair:
         self._log_topics: set[str] = set()
 
     def how_far(self) -> str:
-        """Return what is being done, for people who wait."""
+        """Return a progress message for the operator."""
         return f" {self._doing}"
 
     def run(self, now_ms: int) -> Repaired:
@@ -329,12 +329,12 @@ class Repair:
         return bool(unplaced)
 
     def _rebuild(self, settings: StoreSettings, queues: bytes, now_ms: int) -> None:
-        """Have queues and index written anew, by opening the copy as what a crash of the machine has left."""
+        """Rebuild queues and index: open the copy as if after a power failure."""
         self._doing = "rebuilding queues and index"
         for path in ("checkpoint", "damage.json"):
             self._disk.remove(self.target / path)
         self._write_file(LEDGER_NAME, queues)
-        # Two words that are no process of this machine's run: nothing is trusted but the log, and the list of queues.
+        # No process id and no boot id of this machine: recovery then trusts only the log and the ledger.
         self._write_file("abort", b"0 -")
         store = MessageStore.open(
             self.target, settings, now_ms=now_ms, disk=self._disk, keeps_batches=self._keeps_batches

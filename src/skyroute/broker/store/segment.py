@@ -11,16 +11,16 @@ from skyroute.broker.store.errors import StoreReadError
 from skyroute.settings.open_files import open_files_shared
 
 OPEN_MAX: Final = 400
-"""How many segments are open at once, where the limit of open files allows it."""
+"""Maximum number of open segments, if the limit of open files allows it."""
 
 OPEN_MIN: Final = 4
 
 DESCRIPTORS: Final = 2
-"""How many a segment takes that is mapped."""
+"""File descriptors of a mapped segment."""
 
 
 def open_segments_allowed() -> int:
-    """Return how many segments may be open at once: they take half of what others leave of the limit of open files."""
+    """Return the maximum number of open segments: half of the open files that `open_files_shared` leaves."""
     return max(OPEN_MIN, min(OPEN_MAX, open_files_shared() // 2 // DESCRIPTORS))
 
 

@@ -14,7 +14,7 @@ _ZEROS: Final = bytes(CHUNK_BYTES)
 
 
 def data_chunks(segment: Segment, at: int) -> Iterator[tuple[int, int]]:
-    """Give the stretches of a segment, from a place on, that hold anything but zeros, `CHUNK_BYTES` at most each."""
+    """Yield the ranges of a segment, from an offset on, that are not all zero, at most `CHUNK_BYTES` each."""
     while at < segment.size:
         at, stop = _next_extent(segment, at)
         while at < stop:
@@ -26,7 +26,7 @@ def data_chunks(segment: Segment, at: int) -> Iterator[tuple[int, int]]:
 
 
 def _next_extent(segment: Segment, at: int) -> tuple[int, int]:
-    """Return where the file system has data next, from a place on, and up to where."""
+    """Return start and end of the next data of a sparse file, from an offset on."""
     try:
         start = os.lseek(segment.descriptor, at, os.SEEK_DATA)
         return start, min(os.lseek(segment.descriptor, start, os.SEEK_HOLE), segment.size)
@@ -36,7 +36,7 @@ def _next_extent(segment: Segment, at: int) -> tuple[int, int]:
 
 
 def last_data(segment: Segment, at: int) -> int:
-    """Return the place behind the last byte that is not zero; `at` where all behind that is."""
+    """Return the offset behind the last nonzero byte; `at` if all bytes from there on are zero."""
     end = at
     for low, high in data_chunks(segment, at):
         end = low + len(segment.read(low, high - low).rstrip(b"\0"))
@@ -44,7 +44,7 @@ def last_data(segment: Segment, at: int) -> int:
 
 
 def has_data(segment: Segment, at: int, stop: int) -> bool:
-    """Return whether a stretch holds anything but zeros."""
+    """Return whether a range has a nonzero byte."""
     return any(
         segment.read(low, min(high, stop) - low).strip(b"\0") for low, high in data_chunks(segment, at) if low < stop
     )

@@ -83,7 +83,7 @@ class TopicQueue(ABC):
         self._log = SegmentedLog(folder, segment_units * self.unit_bytes, disk, opened)
         self._min_known = (0, 0)
         self.bad_row: int | None = None
-        """The first row, as far as loading sees, whose unit is missing or makes no sense; the log has what it said."""
+        """The first row that loading found missing or invalid; recovery rebuilds it from the log."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic} {self.queue_id} ..{self.end}>"
@@ -183,12 +183,12 @@ class TopicQueue(ABC):
     def make_place(self, offset: int, position: int) -> bool:
         """Return whether a record can have a place that is not the next, and make it. Called when all is written.
 
-        No checksum covers the offset in a record, so a bad spot must not cost the queue.
+        No checksum covers the offset in a record, so a damaged one must not cost the queue.
         """
 
     @abstractmethod
     def fill_up(self, offset: int, position: int) -> None:
-        """Have the queue end at an offset: units without a message stand for records that the log has lost."""
+        """Extend the queue to an offset with units without a message, for records that the log has lost."""
 
     @abstractmethod
     def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
@@ -207,7 +207,7 @@ class TopicQueue(ABC):
 
     @abstractmethod
     def _stop_of(self, row: int) -> int:
-        """Return the offset behind the last that a unit stands for."""
+        """Return the end offset of a unit."""
 
     @abstractmethod
     def _offset_of(self, row: int) -> int:
@@ -260,7 +260,7 @@ class TopicQueue(ABC):
             empty = first + bisect_left(
                 rows, 1, key=lambda row: self._is_empty(last.read(row * self.unit_bytes - last.start, self.unit_bytes))
             )
-            # A unit in between that was hurt must not hide those behind it.
+            # A damaged unit must not hide those behind it.
             data_end = last_data(last, empty * self.unit_bytes - last.start)
             self._count = first + -(-data_end // self.unit_bytes)
             self._written = self._count
@@ -269,7 +269,7 @@ class TopicQueue(ABC):
         self.end = self.next_offset = self._offset_of(self._count)
 
     def _find_bad_row(self) -> int | None:
-        """Return the first row whose unit is missing, as far as the edges of files tell."""
+        """Return the first row whose unit is missing, by the first and last units of each file."""
         segments, before = self._log.segments, -1
         for number, segment in enumerate(segments):
             first, stop = segment.start // self.unit_bytes, min(segment.stop // self.unit_bytes, self._count)
@@ -313,7 +313,7 @@ class TopicQueue(ABC):
         return UNIT.unpack_from(units) if units else (0, NO_MESSAGE_BYTES, 0)
 
     def begin(self) -> None:
-        """Create the first segment, if there is none.
+        """Create the first segment, if it is missing.
 
         Raises:
             StoreWriteError, StoreFullError: the disk refuses.
@@ -347,7 +347,7 @@ class TopicQueue(ABC):
     def truncate_torn(self, position: int, log_start: int, log_has: Callable[[int, int, int, int], bool]) -> None:
         """Forget those units after a machine has stopped: any part of any of them may have come to the disk, or not.
 
-        So the last one is looked for, from the end, whose record the log has: asked by what `units_before` gives.
+        So the queue ends with the last unit whose record the log has; `log_has` gets what `units_before` yields.
         """
         row = self._first_row
         for segment in reversed(self.segments):
@@ -367,7 +367,7 @@ class TopicQueue(ABC):
         self._truncate(row)
 
     def drop_from(self, row: int) -> None:
-        """Forget the units from this row on."""
+        """Drop the units from this row on."""
         self._truncate(row)
 
     def _truncate(self, row: int) -> None:
@@ -382,7 +382,7 @@ class TopicQueue(ABC):
         low, high = self._first_row, self._count
         while True:
             row = bisect_left(range(high), 1, lo=low, hi=high, key=lambda row: self._is_behind(row, position))
-            # Halving ends at a unit that was hurt, if it met one: then its neighbours disagree with it.
+            # If the bisection met a damaged unit, it ends at that unit, and the neighbours disagree with it.
             if row + 1 < high and not self._is_behind(row + 1, position):
                 low = row + 1
             elif row - 2 >= low and self._is_behind(row - 2, position):
@@ -400,11 +400,11 @@ class TopicQueue(ABC):
         return self._count
 
     def newest_unit(self) -> tuple[int, int, int, int] | None:
-        """Return what `units_before` gives of the last unit; None where there is none."""
+        """Return the last unit as `units_before` yields it; None if the queue is empty."""
         return next(self.units_before(self._count, 1), None)
 
     def units_before(self, row: int, count_max: int) -> Iterator[tuple[int, int, int, int]]:
-        """Give position, size, first offset and the offset behind the last of units before a row, the nearest first."""
+        """Yield position, size, first offset and end offset of the units before a row, nearest first."""
         for before in range(row - 1, max(row - 1 - count_max, self._first_row - 1), -1):
             position, size, _ = self._unit_at(before)
             yield position, size, self._offset_of(before), self._stop_of(before)
@@ -414,7 +414,7 @@ class TopicQueue(ABC):
         removed = 0
         while len(self._log.segments) > 1:
             last = self._log.segments[0].stop // self.unit_bytes - 1
-            # Two of them, since one may have been hurt.
+            # Two of them, since one may be damaged.
             if any(size <= 0 or at >= log_start for at, size, _ in map(self._unit_at, (last - 1, last))):
                 break
             self._log.remove_first()

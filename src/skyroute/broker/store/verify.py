@@ -102,7 +102,7 @@ class StoreCheck:
         self._log = _Log([])
 
     def how_far(self) -> str:
-        """Return how far the check has come, for people who wait."""
+        """Return a progress message for the operator."""
         share = min(self.report.checked["bytes"] / max(self._log_bytes, 1), 1.0)
         return f" {share:.0%} of the log, {self.report.count} findings"
 
@@ -218,7 +218,7 @@ class StoreCheck:
                 self.report.add("log", self._name(segment.path), None, what, _LOG_COST, _LOG_ADVICE)
 
     def _leave_out_unreadable(self) -> None:
-        """Read all files once: a bad sector under a mapping would end the process."""
+        """Read all files once: a bad sector under a memory mapping would kill the process."""
         readable = []
         for segment in self._log.segments:
             try:
@@ -260,7 +260,7 @@ class StoreCheck:
         path = self.folder / LEDGER_NAME
         known = QueueLedger(path, ReadOnlyDisk()).read()
         if known is None and (path.exists() or (notes is not None and notes.closed_end is not None)):
-            cost = "none by itself: the next start reads the log to see whether queues are missing"
+            cost = "none: the next start reads the log to find missing queues"
             what = "the list of queues is damaged" if path.exists() else "the list of queues is missing"
             self.report.add("queue", LEDGER_NAME, None, what, cost, "nothing: the next start writes it again")
         return known if is_ledger_current(self.folder, notes) else None

@@ -139,7 +139,7 @@ class IndexCheck:
                 what = f"entry {entry.number} says {entry.age_s} s after the file's first, its record {age_s}"
                 self._wrong_age.note(file.name, file.entry_at(entry.number), what)
             if entry.hash not in {key[0] for key in keys} and not _is_tag(entry.hash, topic, raw):
-                what = f"entry {entry.number} has a hash that is none of the keys of its record at {position}"
+                what = f"entry {entry.number} has a hash that matches no key of its record at {position}"
                 self._extra.note(file.name, file.entry_at(entry.number), what)
             found.add(entry.hash)
             self._next()

@@ -242,7 +242,7 @@ class QueueCheck:
             following = queue.unit(queue.row + 1)
             is_next_too_far = not following or not any(following) or UNIT.unpack_from(following)[0] > position
             if is_next_too_far and UNIT.unpack_from(unit)[0] >= self._log_start:
-                break  # this one is meant, and damaged
+                break  # the unit of this batch, damaged
             queue.row += 1
             unit = following
         if unit[: _BATCH_UNIT.size] == _BATCH_UNIT.pack(*expected):

@@ -60,7 +60,7 @@ def _today(state: Mapping[str, str], what: str) -> int | None:
 
 
 def _count(state: Mapping[str, str], key: str) -> int:
-    """Return a number that counts something; 0 where there is none."""
+    """Return a count; 0 if it is missing."""
     text = state.get(key, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 

@@ -50,7 +50,7 @@ class BrokerHandlers:
     pace: Pace
 
     def register(self, request: Request, peer: Peer) -> Answer:
-        """Take a registration: a small one at once, one with much to read or to tell in steps between others."""
+        """Process a registration: a small one at once, one with a long body or response in steps."""
         registration = decode_registration(request)
         steps = self._register(registration, request, peer)
         if len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= ENTRIES_A_STEP:
@@ -75,7 +75,7 @@ class BrokerHandlers:
             yield
         comparison = yield from self.table.compare_in_steps(registration)
         if peer.gone:
-            return Response.error("the connection ended")  # nobody reads this; and nobody must join through it
+            return Response.error("the connection ended")  # no broker joins through a closed connection
         try:
             outcome = self.table.register(
                 registration,

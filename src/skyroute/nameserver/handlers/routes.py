@@ -67,7 +67,7 @@ class RouteHandlers:
         self._started_at = clock.monotonic()
         self._prepared = PreparedRoutes(table, self._encode, self._order_config)
         self.repeats = Repeats(self._prepared)
-        """Answers routes by the bytes of the question."""
+        """Finds the response to a route request by the request's bytes."""
         self._lists = PreparedLists(pace)
         self.is_warm = False
         """Routes were restored from before a restart."""
@@ -81,21 +81,21 @@ class RouteHandlers:
     def get_route(self, request: Request, _peer: Peer) -> Response:
         query = decode_route_query(request)
         if self._config.need_wait_for_service and self.is_new:
-            # Nothing is answered by its bytes as long as other topics have to wait.
+            # No response is found by the request's bytes while other topics have to wait.
             return _NOT_READY if self._is_waiting(query.topic) else _not_lasting(self._look_up(query))
         return self._look_up(query)
 
     def get_route_of_test_cluster(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
         """Answer for a test environment: what it does not have is looked for in the production environment."""
         query = msgspec.structs.replace(decode_route_query(request), dialect=Dialect.LEGACY)
-        response = _not_lasting(self._look_up(query))  # by its bytes it would be answered in the asker's own dialect
+        response = _not_lasting(self._look_up(query))  # found by its bytes, it would be in the client's own dialect
         unknown = response.code == ResponseCode.TOPIC_NOT_EXIST
         if unknown and self._upstream is not None and FORWARDED not in request.fields:
             return self._upstream.find_route(query.topic, response)
         return response
 
     def _is_waiting(self, topic: str) -> bool:
-        """Return whether a new server must not answer yet: it may after a warm restart, for topics known before."""
+        """Return whether a new server must not answer yet. After a warm restart it answers for topics known before."""
         return topic not in self.known_before or not self._table.serving(topic)
 
     @property
@@ -117,7 +117,7 @@ class RouteHandlers:
         return response if zone is None else _not_lasting(response)
 
     def _encode(self, topic: str, dialect: Dialect, zone: str | None = None) -> Response | None:
-        """Write the route of a topic. An answer that names an unconfirmed broker does not last: each is counted."""
+        """Encode the route of a topic. A response with an unconfirmed broker is not cached: each one is counted."""
         acting_master = self._config.support_acting_master
         route = discovery.find_route(self._table, topic, acting_master=acting_master, zone=zone)
         if route is None:
@@ -132,7 +132,7 @@ class RouteHandlers:
         return None
 
     def forget(self, topics: Collection[str], groups: Collection[str] = ()) -> None:
-        """Drop the answers that changes of these topics, and of the brokers of these groups, made untrue."""
+        """Drop the cached responses that changes of these topics and broker groups invalidate."""
         if self._prepared.forget(topics, groups):
             self.repeats.forget()
         if topics or groups:
@@ -213,5 +213,5 @@ class RouteHandlers:
 
 
 def _not_lasting(response: Response) -> Response:
-    """Keep an answer from being remembered by the bytes of its question."""
+    """Return a response that is not cached by the bytes of its request."""
     return msgspec.structs.replace(response, lasting=False)

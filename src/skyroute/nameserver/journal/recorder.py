@@ -51,7 +51,7 @@ class JournalLimits:
     queue_weight: int = 1_000_000
     """Names in changes that wait to be written, roughly."""
     queue_bytes: int = QUEUE_BYTES_MAX
-    """Bytes that those changes hold, roughly."""
+    """Approximate bytes of changes that wait to be written."""
 
 
 class Journal:
@@ -78,7 +78,7 @@ class Journal:
         self._queue: deque[Numbered] = deque()
         self._weight_in = 0  # written by the loop alone
         self._weight_out = 0  # written by the writer alone
-        self._bytes_in = 0  # as above
+        self._bytes_in = 0  # as `_weight_in` and `_weight_out`
         self._bytes_out = 0
         self._missing_from: int | None = None
         self._signalled = False

@@ -31,9 +31,9 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 TOPICS_A_RECORD: Final = 10_000
-"""More topics of one change are written as several records, so that no line and no segment gets as long as a table."""
+"""Topics per record. A larger change is written as several records, which bounds lines and segments."""
 _NAME_BYTES: Final = 128
-"""Of one name in a change that waits, besides its letters."""
+"""Memory of one name in a waiting change, besides its characters."""
 
 
 class Numbered(NamedTuple):
@@ -46,7 +46,7 @@ class Numbered(NamedTuple):
 
 
 def split(change: Change) -> Iterator[Change]:
-    """Give a change in parts that each make a record of a bounded length. Applied in order they are the same change."""
+    """Split a change into parts of a bounded record length. Applied in order, they equal the change."""
     if not isinstance(change, TopicsChanged) or weight_of(change) <= TOPICS_A_RECORD:
         yield change
         return
@@ -65,7 +65,7 @@ def _parts(topics: Mapping[str, T]) -> Iterator[dict[str, T]]:
 
 
 def bytes_of(change: Change) -> int:
-    """Roughly how many bytes a change holds while it waits to be written."""
+    """Approximate bytes of a change that waits to be written."""
     match change:
         case TopicsChanged():
             names = text_bytes(change.added) + text_bytes(change.changed) + text_bytes(change.removed)

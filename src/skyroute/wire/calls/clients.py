@@ -21,7 +21,7 @@ GROUPS_MAX: Final = 10_000
 SUBSCRIPTIONS_MAX: Final = 10_000
 """The most topics that one group may subscribe to."""
 PART_GROUPS: Final = 100
-"""How many groups of a long heartbeat are taken at a time; ten topics count as much as a group."""
+"""Groups of a long heartbeat processed in one step; ten topics count as one group."""
 _SUBSCRIPTIONS_A_GROUP: Final = 10
 TAGS_MAX: Final = 10_000
 """The most tags that one subscription may name."""
@@ -179,7 +179,7 @@ class _HeartbeatBody(msgspec.Struct):
         """Return the heartbeat, or a part of it, with these groups.
 
         Raises:
-            BodyError: a name is none.
+            BodyError: a name is invalid.
         """
         return Heartbeat(
             client_id=_name("clientID", self.clientID),
@@ -387,7 +387,7 @@ def decode_locking(request: Request) -> QueueLocking:
 
 
 def locked_parts(queues: Iterable[QueueRef]) -> Iterator[str]:
-    """Write which queues are now the asker's alone, one after the other."""
+    """Write the queues that the client has locked, one part each."""
     yield '{"lockOKMQSet":['
     yield from separated(write_legacy(queue_members(queue)) for queue in queues)
     yield "]}"

@@ -34,7 +34,7 @@ def consumer_connections_parts(
     model: MessageModel,
     start_from: StartFrom,
 ) -> Iterator[str]:
-    """Write who is connected for a consumer group, and what for, one after the other."""
+    """Write the connections and subscriptions of a consumer group, one part each."""
     yield '{"connectionSet":['
     yield from separated(map(_write_connection, connections))
     yield f'],"consumeFromWhere":"{start_from}","consumeType":"{consume_type}","messageModel":"{model}",'
@@ -46,7 +46,7 @@ def consumer_connections_parts(
 
 
 def producer_connections_parts(connections: Iterable[Connection]) -> Iterator[str]:
-    """Write who is connected for a producer group, one after the other."""
+    """Write the connections of a producer group, one part each."""
     yield '{"connectionSet":['
     yield from separated(map(_write_connection, connections))
     yield "]}"
@@ -79,7 +79,7 @@ class HeardProducer(
 
 
 def producers_parts(groups: Iterable[tuple[str, Iterable[HeardProducer]]]) -> Iterator[str]:
-    """Write who produces, by group, one after the other."""
+    """Write all producers by group, one part each."""
     yield '{"data":{'
     for number, (group, producers) in enumerate(groups):
         yield f"{',' if number else ''}{write_legacy(group)}:["

@@ -324,7 +324,7 @@ class _StatusBody(msgspec.Struct):
 
 
 def encode_offset_reset(topic: str, group: str, timestamp_ms: int, body: bytes) -> Request:
-    """Tell a consumer where to go on reading, with a body made of `reset_offsets_parts`. Nobody answers."""
+    """Return a one-way request that resets a consumer's offsets; the body is made of `reset_offsets_parts`."""
     # The last means nothing to a client, but Java logs an error where it is missing.
     fields = {"topic": topic, "group": group, "timestamp": str(timestamp_ms), "isForce": "false"}
     return Request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, body=body)

@@ -186,7 +186,7 @@ def encode_group_page(page: GroupPage, forbidden: Mapping[str, Mapping[str, int]
 
 
 def group_table_pieces(forbidden: Iterable[bytes], entries: Iterable[bytes], version: Version) -> Iterator[bytes]:
-    """Give the body that `encode_group_page` writes for all groups, whose entries are given in pieces."""
+    """Write the body of `encode_group_page` for all groups in pieces."""
     yield b'{"dataVersion":%b,"forbiddenTable":{' % msgspec.json.encode(version)
     yield from forbidden
     yield b'},"subscriptionGroupTable":{'

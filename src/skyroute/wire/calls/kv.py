@@ -13,7 +13,7 @@ ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 _COUNT_CHARS_MAX: Final = 9
 
 ENTRIES_A_STEP: Final = 2_000
-"""How much of a long table is written before others have their turn: a few milliseconds."""
+"""Entries of a long table written in one step: a few milliseconds."""
 
 _LEGACY: Final = Dialect.LEGACY
 
@@ -38,12 +38,12 @@ def decode_kv_key(request: Request) -> KvKey:
 
 
 def check_order_config(text: str) -> None:
-    """Let pass an order config, `broker:queues;broker:queues`, whose clients may list the queues.
+    """Check the queue counts of an order config, `broker:queues;broker:queues`.
 
     Raises:
         FieldError: a queue count, or all together, is out of bounds.
     """
-    # A client takes the second piece of an item for the count, another one the last: none of them may lie.
+    # Some clients read the count from the second piece of an item, others from the last: check all.
     pieces = [piece.strip() for item in text.split(";") for piece in item.split(":")[1:]]
     counts = [piece for piece in pieces if piece.isdecimal()]
     for count in counts:

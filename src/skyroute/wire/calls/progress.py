@@ -54,7 +54,7 @@ class TopicProgress(NamedTuple):
 
 
 def consume_stats_parts(topics: Iterable[TopicProgress]) -> Iterator[str]:
-    """Write how far a group has come, one queue after the other."""
+    """Write a group's progress, one part per queue."""
     tps = 0.0
 
     def entries() -> Iterator[str]:
@@ -81,7 +81,7 @@ def decode_broker_progress_query(request: Request) -> bool:
 
 
 def broker_progress_parts(address: str, groups: Iterable[tuple[str, Iterable[TopicProgress]]]) -> Iterator[str]:
-    """Write how far all groups of a broker have come, one queue after the other."""
+    """Write the progress of all groups of a broker, one part per queue."""
     lag = inflight = 0
 
     def counted(queues: Iterable[tuple[int, QueueProgress]]) -> Iterator[tuple[int, QueueProgress]]:
@@ -135,7 +135,7 @@ def decode_time_span_query(request: Request) -> GroupOnTopic:
 
 
 def time_spans_parts(topic: str, broker_name: str, queues: Iterable[tuple[int, QueueTimes]]) -> Iterator[str]:
-    """Write when messages were stored, one queue after the other."""
+    """Write the store times of messages, one part per queue."""
     keys = QueueKeys(topic, broker_name)
     yield '{"consumeTimeSpanSet":['
     yield from separated(
@@ -181,7 +181,7 @@ def decode_reset_order(request: Request) -> ResetOrder:
 
 
 def reset_offsets_parts(topic: str, broker_name: str, offsets: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """Write where a group was sent, one queue after the other."""
+    """Write the new offsets of a group, one part per queue."""
     keys = QueueKeys(topic, broker_name)
     yield '{"offsetTable":{'
     yield from separated(f"{keys.write(queue_id)}:{offset}" for queue_id, offset in offsets)

@@ -38,7 +38,7 @@ from skyroute.wire.fields import (
 
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 TOPICS_A_PART: Final = 1_000
-"""How many topics of a registration are written at a time."""
+"""Topics of a registration written at a time."""
 
 TOPICS_MAX: Final = 300_000
 """The most topics one registration may bring: about what fits its longest body."""
@@ -159,7 +159,7 @@ def _plain_body(table: TopicTable, configs: Collection[TopicConfig]) -> bytes:
 
 
 def _encode_topics(configs: Sequence[TopicConfig]) -> bytes:
-    """Write topics, some at a time: nothing else runs in this process while msgspec writes."""
+    """Write topics, some at a time: msgspec blocks all other threads while it writes."""
     parts = [
         _encode_sorted({config.name: config for config in configs[start : start + TOPICS_A_PART]})[1:-1]
         for start in range(0, len(configs), TOPICS_A_PART)

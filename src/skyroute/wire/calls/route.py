@@ -25,7 +25,7 @@ from skyroute.wire.fields import is_name, required_name, truth
 
 TOPICS_A_STEP: Final = 4_000
 GROUPS_A_STEP: Final = 400
-"""How much of a long list is written before others have their turn: a few milliseconds."""
+"""Entries of a long list written in one step: a few milliseconds."""
 
 _STRICT, _LEGACY = Dialect.STRICT, Dialect.LEGACY
 

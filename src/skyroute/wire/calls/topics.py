@@ -36,17 +36,17 @@ def read_body(body: bytes, kind: type[T], what: str) -> T:
 
 
 REQUEST_BYTES_MAX: Final = 4 * 1024 * 1024
-"""How long the JSON of a request to a broker may be."""
+"""Maximum size of the JSON body of a request to a broker."""
 
 LENIENT_BYTES_MAX: Final = 16 * 1024
-"""How long it may be where it is not standard JSON: making it so takes a millisecond for each KiB."""
+"""Maximum size if it is not standard JSON: conversion takes a millisecond per KiB."""
 
 
 def read_request(body: bytes, kind: type[T], what: str) -> T:
     """Read the body of a request to a broker.
 
     Raises:
-        BodyError: it is no such thing, or too long.
+        BodyError: the body is invalid or too long.
     """
     if len(body) > REQUEST_BYTES_MAX:
         raise BodyError(f"{what} of {len(body)} bytes (expected at most {REQUEST_BYTES_MAX})")
@@ -395,7 +395,7 @@ def encode_topic_page(page: TopicPage) -> Response:
 
 
 def topic_table_pieces(entries: Iterable[bytes], version: Version) -> Iterator[bytes]:
-    """Give the body that `encode_topic_page` writes for all topics, whose entries are given in pieces."""
+    """Write the body of `encode_topic_page` for all topics in pieces."""
     versions = msgspec.json.encode(version), msgspec.json.encode(Version())
     yield b'{"dataVersion":%b,"mappingDataVersion":%b,"topicConfigTable":{' % versions
     yield from entries
@@ -476,19 +476,19 @@ def decode_topic_readers(body: bytes) -> list[str]:
 
 
 def topic_readers_parts(groups: Iterable[str | None]) -> Iterator[str]:
-    """Write which groups consume a topic, one after the other; None stands for one that does not."""
+    """Write the groups that consume a topic, one part each; None stands for a group that does not."""
     yield '{"groupList":['
     yield from separated("" if group is None else write_legacy(group) for group in groups)
     yield "]}"
 
 
 def topic_list_parts(topics: Iterable[str], broker_address: str) -> Iterator[str]:
-    """Write a list of topics of a broker, one after the other."""
+    """Write a broker's list of topics, one part each."""
     yield f'{{"brokerAddr":{write_legacy(broker_address)},"topicList":['
     yield from separated(map(write_legacy, topics))
     yield "]}"
 
 
 def encode_topic_list(topics: Collection[str]) -> Response:
-    """Tell a list of topics."""
+    """Return a response with a list of topics."""
     return Response(body=msgspec.json.encode({"topicList": sorted(topics)}))

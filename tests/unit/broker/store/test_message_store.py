@@ -10,7 +10,7 @@ import pytest
 from skyroute.broker.store.derive import BACKLOG_MAX
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError
+from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError, StoreWriteError
 from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
 from skyroute.broker.store.queue_read import ReadStatus
 from skyroute.broker.store.settings import DELAYS_MS
@@ -139,6 +139,39 @@ def test_a_deletion_reaches_no_folder_outside(tmp_path: Path, name: str) -> None
         with pytest.raises(InvalidNameError):
             store.delete_topic(each)
     assert beside.is_dir()
+
+
+def test_a_message_that_comes_while_its_topic_is_deleted_brings_no_queue_back(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    for queue_id in range(3):
+        store.append(draft("T", queue_id=queue_id), NOW_MS)
+    removal = store.remove_topic("T")
+    next(removal)
+    store.append(draft("T", queue_id=2), NOW_MS)
+    store.derive()
+    assert list(removal)
+    store.kill()
+    assert small_store(tmp_path).topics() == set()
+
+
+def test_a_queue_that_the_disk_refuses_to_remove_is_removed_by_the_next_request(tmp_path: Path) -> None:
+    class Refusing(Disk):
+        refuses = True
+
+        def remove(self, path: Path) -> None:
+            if self.refuses and path.parent.name == "0":
+                raise StoreWriteError(f"cannot remove {path}")
+            super().remove(path)
+
+    disk = Refusing()
+    store = small_store(tmp_path, disk=disk)
+    store.append(draft("T"), NOW_MS)
+    with pytest.raises(StoreWriteError):
+        store.delete_topic("T")
+    disk.refuses = False
+    store.delete_topic("T")
+    assert store.topics() == set()
+    assert not (tmp_path / "consumequeue" / "T").exists()
 
 
 def test_half_and_withdrawn_messages_take_no_place_in_their_queue(store: MessageStore) -> None:
