@@ -22,8 +22,17 @@ from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host
 from skyroute.message.properties import encode_properties
 from skyroute.message.reserved_topics import HALF_TOPIC, SCHEDULE_TOPIC
-from tests.support.disks import NOW_MS, HastyDisk, RestartedMachine, draft, small_store
-from tests.support.single_damage import APACHE_SETTINGS, APACHE_STORES, Base, Files, check, choose, read_folder
+from tests.support.disks import (
+    NOW_MS,
+    HastyDisk,
+    KilledError,
+    KillingDisk,
+    KillingDiskOfRestartedMachine,
+    RestartedMachine,
+    draft,
+    small_store,
+)
+from tests.support.single_damage import APACHE_SETTINGS, APACHE_STORES, Base, Damage, Files, check, choose, read_folder
 
 CASES = int(os.environ.get("SKYROUTE_DAMAGE_CASES") or 10_000)
 PARTS = 20
@@ -34,7 +43,7 @@ WHOLE = "Whole"
 MEMORY = Path("/dev/shm")
 
 
-def open_small(disk: type[Disk], folder: Path) -> MessageStore:
+def open_small(disk: Callable[[], Disk], folder: Path) -> MessageStore:
     return small_store(folder, disk(), keeps_batches=lambda topic: topic == WHOLE)
 
 
@@ -152,6 +161,43 @@ def test_any_single_damage_costs_at_most_the_records_it_touched(
         except Exception as error:
             raise AssertionError(f"case {number} of part {part}: {base}, {damage}") from error
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "damaged", "disk"),
+    [
+        ("process died", "commitlog/00000000000000008192", KillingDisk),
+        ("machine stopped", "commitlog/00000000000000008192", KillingDiskOfRestartedMachine),
+        ("machine stopped in the middle", "queues", KillingDiskOfRestartedMachine),
+        ("closed", "consumequeue/T/0/00000000000000000200", KillingDisk),
+    ],
+)
+@pytest.mark.parametrize("half", [False, True])
+def test_a_recovery_that_is_killed_anywhere_costs_nothing(
+    folder: Path, bases: list[Base], name: str, damaged: str, disk: type[KillingDisk], *, half: bool
+) -> None:
+    """Damage makes gaps in queues; records behind them wait for the next ones before they have their place."""
+    base = next(each for each in bases if each.name == name)
+    size = len(base.files[damaged])
+    damage = Damage("zeroed", damaged, 0, size)
+    copy = folder / "killed"
+    is_done = False
+    for at in range(4, 200):
+        base.write(copy)
+        damage.apply(copy)
+        try:
+            open_small(partial(disk, at, half=half), copy).kill()
+            is_done = True
+        except KilledError:
+            pass
+        store = base.open(copy)
+        check(base, damage, store)
+        store.kill()
+        shutil.rmtree(copy)
+        if is_done:
+            break
+    assert is_done
+    assert at > 20
 
 
 def goes_on(base: Base, folder: Path, store: MessageStore) -> MessageStore:

@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from skyroute.nameserver import prepared_routes
 from skyroute.nameserver.changes import KvChanged
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.routes import RouteHandlers
@@ -128,3 +129,20 @@ class PreparedRoutesMachine(RouteTableMachine):
 
 TestPreparedRoutes = PreparedRoutesMachine.TestCase
 TestPreparedRoutes.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+class SmallRoomMachine(PreparedRoutesMachine):
+    """The same with room for a few routes only: they are dropped all the time."""
+
+    def __init__(self) -> None:
+        self.bound = prepared_routes.PREPARED_BYTES_MAX
+        prepared_routes.PREPARED_BYTES_MAX = 7_000  # type: ignore[misc]
+        super().__init__()
+
+    def teardown(self) -> None:
+        prepared_routes.PREPARED_BYTES_MAX = self.bound  # type: ignore[misc]
+        super().teardown()
+
+
+TestPreparedRoutesInASmallRoom = SmallRoomMachine.TestCase
+TestPreparedRoutesInASmallRoom.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)

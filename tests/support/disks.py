@@ -87,6 +87,27 @@ class FailingDisk(Disk):
         super().replace(source, target)
 
 
+class KilledError(BaseException):
+    """The process is killed here."""
+
+
+class KillingDisk(FailingDisk):
+    """Kills the process at the n-th call that changes something: neither it nor any later one goes through."""
+
+    def _count(self, what: str) -> None:
+        self.calls += 1
+        if self.calls >= self.fail_at:
+            self.failed = what
+            raise KilledError
+
+
+class KillingDiskOfRestartedMachine(KillingDisk):
+    """The same after the machine was stopped."""
+
+    def boot_id(self) -> str:
+        return "another-boot"
+
+
 class FullDisk(Disk):
     """Has no room while `is_full`: whatever takes room fails, and all else goes through."""
 

@@ -52,6 +52,8 @@ class PreparedRoutes:
         self._by_key: dict[Hashable, PreparedRoute] = {}
         self._by_group: dict[str, set[PreparedRoute]] = {}
         self._bytes = 0
+        self._ran_over = False
+        """Routes were dropped for lack of room, so `forget` cannot tell which of them were given away."""
 
     def __repr__(self) -> str:
         return f"<PreparedRoutes topics={len(self.by_topic)} routes={len(self._by_key)} bytes={self._bytes}>"
@@ -96,11 +98,12 @@ class PreparedRoutes:
     def _make_room(self, size: int) -> None:
         if self._bytes + size > PREPARED_BYTES_MAX:
             self.forget_all()
+            self._ran_over = True
         self._bytes += size
 
     def forget(self, topics: Collection[str], groups: Collection[str]) -> bool:
-        """Drop the routes of these topics and broker groups; return whether any was cached."""
-        dropped = False
+        """Drop the routes of these topics and broker groups; return whether any was, or may have been, cached."""
+        dropped, self._ran_over = self._ran_over, False
         for name in groups:
             for route in self._by_group.pop(name, ()):
                 dropped = True

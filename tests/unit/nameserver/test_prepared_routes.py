@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from skyroute.nameserver import prepared_routes
-from skyroute.nameserver.prepared_routes import PreparedRoutes
+from skyroute.nameserver.prepared_routes import ANSWER_BYTES, ROUTE_BYTES, PreparedRoutes
 from skyroute.nameserver.touched import touched_by
 from skyroute.routing.discovery import MEMBER_TOPIC_PREFIX, find_route
 from skyroute.routing.events import RouteEvent
@@ -135,3 +135,16 @@ def test_no_more_is_kept_than_the_bound(routes: Routes, monkeypatch: pytest.Monk
         assert routes.prepared._bytes <= 50_000
     routes.prepared.forget((), ("broker-a",))
     assert 0 <= routes.prepared._bytes <= 50_000
+
+
+@pytest.mark.parametrize("touched", [(("T0",), ()), ((), ("broker-a",))])
+def test_a_change_after_routes_were_dropped_for_lack_of_room_counts_as_one_of_theirs(
+    routes: Routes, monkeypatch: pytest.MonkeyPatch, touched: tuple[tuple[str, ...], tuple[str, ...]]
+) -> None:
+    # Answers may be kept by their questions' bytes, too, and those must go when a route changes.
+    monkeypatch.setattr(prepared_routes, "PREPARED_BYTES_MAX", ROUTE_BYTES + ANSWER_BYTES + 1000)
+    routes.register(topics={"T0": QueueSettings(1, 1, 6), "T1": QueueSettings(2, 2, 6)})
+    routes.body("T0")
+    routes.prepared._place("T1")
+    assert routes.prepared.forget(*touched)
+    assert not routes.prepared.forget(("T0",), ())

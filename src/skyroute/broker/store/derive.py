@@ -84,6 +84,8 @@ class Derived:
         """Position, size and time of the last of them."""
         self.dirty: dict[Segment, None] = {}
         """Segments of queues that hold something which may not be on the disk."""
+        self.lacks_units = False
+        """In recovery: units of records whose keys were added may be missing, so no note is taken of how far it is."""
         self.written_ms = 0
         """When the newest message was stored whose unit and keys are in files."""
 
@@ -139,7 +141,8 @@ class Derived:
             self.written_ms = stored_at_ms
             self._newest = None
             self._unwritten = 0
-            self._checkpoint.note_derived(position, size)
+            if not self.lacks_units:
+                self._checkpoint.note_derived(position, size)
 
     # --------------------------------------------------------------------------------------------------- for recovery
 

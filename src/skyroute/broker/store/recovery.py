@@ -142,7 +142,8 @@ def recover(
     cuts = _set_aside(log, end, now_ms, disk)
     log.finish_at(end)
     log.flushed = log.end if left is LeftBehind.CLOSED else log.start
-    if walk_start < start:
+    if walk_start < start or derived.lacks_units:
+        derived.lacks_units = False
         checkpoint.note_derived(log.end, 0)
     damaged = [each.cut_at(end) for each in walk.damaged if each.position < end]
     _tell(damaged, cuts)
@@ -354,6 +355,7 @@ class _Walk:
             self._restore(record)
         else:
             self._held[queue] = record
+            self._derived.lacks_units = True
 
     def _restore_behind_gap(self, record: Noted) -> None:
         queue, offset, position, *_ = record
