@@ -18,7 +18,7 @@ from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.keys import Key, key_hash
 
 log = logging.getLogger(__name__)
-ENTRIES_A_STEP: Final = 2_000
+SLOT_ENTRIES_A_STEP: Final = 2_000
 """Entries of one slot read in one step. Many messages may share a key."""
 
 MATCHES_MAX: Final = 64
@@ -137,7 +137,7 @@ class IndexFile:
         looked_at = 0
         while 0 < number < self.count and len(found) < count_max:
             looked_at += 1
-            if looked_at % ENTRIES_A_STEP == 0:
+            if looked_at % SLOT_ENTRIES_A_STEP == 0:
                 yield
                 if self._map.closed:
                     break  # the file expired in an earlier step

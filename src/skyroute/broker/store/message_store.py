@@ -44,7 +44,7 @@ SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
 
 
-KEYS_A_STEP: Final = 10_000
+QUEUES_A_STEP: Final = 10_000
 """Queues scanned in one step for those of a topic that is removed."""
 
 
@@ -694,8 +694,8 @@ class MessageStore:
         self._derive_quietly()
         self._derived.ledger.note_deleted(topic, self._log.end)
         keys = list(self._queues)
-        for start in range(0, len(keys), KEYS_A_STEP):
-            for key in [key for key in keys[start : start + KEYS_A_STEP] if key[0] == topic]:
+        for start in range(0, len(keys), QUEUES_A_STEP):
+            for key in [key for key in keys[start : start + QUEUES_A_STEP] if key[0] == topic]:
                 queue = self._queues.get(key)
                 if queue is None:
                     continue  # removed by another request in an earlier step
