@@ -211,17 +211,6 @@ class CommitLog:
         born_ipv6 = _INT.unpack_from(head, _SYS_FLAG_AT)[0] & BORN_HOST_IPV6
         return int(_LONG.unpack_from(head, _STORED_AT + (_IPV6_MORE if born_ipv6 else 0))[0])
 
-    def find_sound_record(self, position: int) -> ScannedRecord | None:
-        """Return the record that starts here if it is whole and its body is what was stored, else None.
-
-        For recovery: it looks beyond `end`.
-        """
-        segment = self._log.find(position)
-        if segment is None:
-            return None
-        found = next(scan_segment(segment, position, {}), None)
-        return None if found is None else ScannedRecord(*found)
-
 
 def scan_segment(
     segment: Segment, position: int, topics: dict[bytes, str]

@@ -148,10 +148,13 @@ class MessageStore:
         self._know_damage(known_damage.merge(self.recovered.damaged, self.recovered.cuts, span))
         if self.damage != known_damage:
             self._damage_file.save(self.damage)
-        self._derived.ledger.begin(
-            [queue for queue in self._queues.values() if queue.written_end],
-            {topic: position for topic, position in state.deleted.items() if position > self._log.start},
-        )
+        try:
+            self._derived.ledger.begin(
+                [queue for queue in self._queues.values() if queue.written_end],
+                {topic: position for topic, position in state.deleted.items() if position > self._log.start},
+            )
+        except StoreFullError:
+            self._derived.ledger.give_up()
         self._last_stored_ms = max(self._derived.written_ms, self._checkpoint.log_ms)
         if left_behind is not None:
             self.flush()
