@@ -133,6 +133,8 @@ class IndexFile:
     def search(self, hash_: int, begin_ms: int, end_ms: int, count_max: int) -> Generator[None, None, list[int]]:
         """Return the positions of messages with this key and stored in this time, newest first; in steps."""
         found: list[int] = []
+        if self._map.closed:
+            return found  # the file expired while a newer one was searched
         (number,) = _SLOT.unpack_from(self._map, _HEADER.size + hash_ % self._slots * 4)
         looked_at = 0
         while 0 < number < self.count and len(found) < count_max:
@@ -140,7 +142,7 @@ class IndexFile:
             if looked_at % SLOT_ENTRIES_A_STEP == 0:
                 yield
                 if self._map.closed:
-                    break  # the file expired in an earlier step
+                    break  # the file expired since
             entry_hash, position, age_s, previous = self._entry(number)
             at_ms = self.begin_ms + age_s * 1000
             if entry_hash == hash_ and begin_ms <= at_ms <= end_ms:

@@ -66,6 +66,19 @@ def test_a_long_chain_is_walked_in_steps(tmp_path: Path) -> None:
     assert len(index.find("T", "every", 3, 0, NOW_MS + 2000).positions) == 3
 
 
+def test_a_file_may_expire_while_a_newer_one_is_searched(tmp_path: Path) -> None:
+    index = KeyIndex(tmp_path / "index", 1, 2 * SLOT_ENTRIES_A_STEP, Disk())
+    add(index, *(("every", position) for position in range(2 * SLOT_ENTRIES_A_STEP - 1)))
+    begin = index.end + 1
+    add(index, *(("other", position) for position in range(begin, begin + SLOT_ENTRIES_A_STEP + 1)))
+    search = index.search("T", "every", 3, 0, NOW_MS * 2)
+    next(search)
+    assert index.remove_expired(begin) == 1
+    with pytest.raises(StopIteration) as end:
+        next(search)
+    assert end.value.value.positions == []
+
+
 def test_times_bound_what_is_found_to_the_second(index: KeyIndex) -> None:
     for position in range(0, 60_000, 1000):
         add(index, ("every", position))
