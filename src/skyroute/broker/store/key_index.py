@@ -133,8 +133,6 @@ class IndexFile:
     def search(self, hash_: int, begin_ms: int, end_ms: int, count_max: int) -> Generator[None, None, list[int]]:
         """Return the positions of messages with this key and stored in this time, newest first; in steps."""
         found: list[int] = []
-        if self._map.closed:
-            return found  # the file expired while a newer one was searched
         (number,) = _SLOT.unpack_from(self._map, _HEADER.size + hash_ % self._slots * 4)
         looked_at = 0
         while 0 < number < self.count and len(found) < count_max:
@@ -348,6 +346,8 @@ class KeyIndex:
         hash_ = key_hash(topic, key.encode("utf-8", "replace"))
         positions: list[int] = []
         for file in self.files[::-1]:
+            if file not in self.files:
+                continue  # it expired while a newer file was searched
             if file.has_some_of(begin_ms, end_ms):
                 positions += yield from file.search(hash_, begin_ms, end_ms, count_max - len(positions))
             if file.begin_ms < begin_ms or len(positions) >= count_max:
