@@ -148,11 +148,10 @@ class MessageStore:
         self._know_damage(known_damage.merge(self.recovered.damaged, self.recovered.cuts, span))
         if self.damage != known_damage:
             self._damage_file.save(self.damage)
+        # A deletion behind the end is of another log: a ledger of another folder, or a log restored from a backup.
+        deleted = {topic: at for topic, at in state.deleted.items() if self._log.start < at <= self._log.end}
         try:
-            self._derived.ledger.begin(
-                [queue for queue in self._queues.values() if queue.written_end],
-                {topic: position for topic, position in state.deleted.items() if position > self._log.start},
-            )
+            self._derived.ledger.begin([queue for queue in self._queues.values() if queue.written_end], deleted)
         except StoreFullError:
             self._derived.ledger.give_up()
         self._last_stored_ms = max(self._derived.written_ms, self._checkpoint.log_ms)

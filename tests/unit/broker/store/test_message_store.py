@@ -18,6 +18,7 @@ from skyroute.broker.store.errors import (
     StoreWriteError,
 )
 from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
+from skyroute.broker.store.queue_ledger import KnownQueue, KnownQueues, encode_ledger
 from skyroute.broker.store.queue_read import ReadStatus
 from skyroute.broker.store.settings import DELAYS_MS
 from skyroute.message.batch import BatchItem
@@ -194,6 +195,18 @@ def test_a_store_opens_on_a_disk_without_room_for_the_ledger(tmp_path: Path) -> 
     full.append(draft("T"), NOW_MS)
     full.kill()
     assert not (tmp_path / "queues").exists()  # it would be out of date
+    assert small_store(tmp_path).max_offset("T", 0) == 2
+
+
+def test_a_deletion_in_the_ledger_of_another_log_hides_no_message(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    store.append(draft("T"), NOW_MS)
+    store.close()
+    known = KnownQueues({("T", 0): KnownQueue(is_for_batches=False, end=1, flushed_end=1, first=0)}, {"T": 1 << 30})
+    (tmp_path / "queues").write_bytes(encode_ledger(known))
+    store = small_store(tmp_path)
+    store.append(draft("T"), NOW_MS)
+    store.kill()
     assert small_store(tmp_path).max_offset("T", 0) == 2
 
 
