@@ -614,7 +614,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         in_clusters = {cluster: set(group_names) for cluster, group_names in view.clusters.items()}
         held = {cluster for cluster, _, _ in self.model.groups.values()}
         assert in_clusters == {c: {n for n, group in self.model.groups.items() if group[0] == c} for c in held}
-        assert set(discovery.all_topics(self.table)) == self.model.topics()
+        assert set(self.table.topics) == self.model.topics()
         for name in NAMES:
             members = self.model.members(name)
             expected = [(broker_id, members[broker_id].address) for broker_id in sorted(members)]

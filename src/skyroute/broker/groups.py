@@ -10,11 +10,10 @@ from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.broker.tables import (
     entry_pieces,
-    member_names,
     next_version,
     object_pieces,
     read_as,
-    read_member,
+    read_entries,
     read_version,
     unknown_members,
     version_members,
@@ -34,7 +33,6 @@ FORBIDDEN_MAX: Final = 100_000
 """How many pairs of group and topic may be forbidden."""
 
 _READ_BIT: Final = 1 << 2
-_MEMBERS: Final = member_names(GroupConfig)
 _TABLE_MEMBERS: Final = frozenset({"subscriptionGroupTable", "forbiddenTable", "dataVersion"})
 
 
@@ -56,12 +54,7 @@ def read_groups(raw: object) -> StoredGroups:
         StoreDamagedError: it is not a table of groups.
     """
     stored = read_as(raw, dict[str, Any], "the table of groups")
-    groups: dict[str, GroupConfig] = {}
-    unknown: dict[str, dict[str, Any]] = {}
-    for name, members in read_member(stored, "subscriptionGroupTable", dict[str, dict[str, Any]]).items():
-        groups[name] = read_as({**members, "groupName": name}, GroupConfig, f"group {name[:80]!r}")
-        if others := unknown_members(members, _MEMBERS):
-            unknown[name] = others
+    groups, unknown = read_entries(stored, "subscriptionGroupTable", GroupConfig, "groupName")
     forbidden = read_as(stored.get("forbiddenTable") or {}, dict[str, dict[str, int]], "forbiddenTable")
     return StoredGroups(groups, forbidden, unknown, unknown_members(stored, _TABLE_MEMBERS), read_version(stored))
 

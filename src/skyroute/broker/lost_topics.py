@@ -7,6 +7,7 @@ from typing import Final
 from skyroute.broker.attributes import BATCH_QUEUE, QUEUE_TYPE
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.topics import Topics
+from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.topics import TopicConfig
 
@@ -31,10 +32,16 @@ def settle_lost_topics(topics: Topics, store: MessageStore, had_queues: set[str]
       again, with as many queues as there are on the disk.
     - With a folder, and an intact table: nothing is changed. `cleanUnusedTopic` removes such queues.
 
+    Light queues (`%LMQ%`) have no entry in the table, and are kept.
+
     Raises:
         StoreError: the disk refuses.
     """
-    unknown = [name for name in sorted(store.topics()) if topics.get(name) is None and not topics.is_system(name)]
+    unknown = [
+        name
+        for name in sorted(store.topics())
+        if topics.get(name) is None and not topics.is_system(name) and not name.startswith(LIGHT_QUEUE_PREFIX)
+    ]
     if topics.may_lack_topics:
         for name in unknown:
             queues = min(store.queue_ids(name)[-1] + 1, QUEUES_MAX)

@@ -94,10 +94,6 @@ class Members:
         known = self._consumers.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
-    def consumer_groups_of(self, topic: str) -> list[str]:
-        """Return which groups with members want a topic."""
-        return [name for name, group in self._consumers.items() if topic in group.subscriptions]
-
     @property
     def consumer_groups(self) -> Mapping[str, ConsumerGroup]:
         return self._consumers

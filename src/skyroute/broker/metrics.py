@@ -256,11 +256,11 @@ class BrokerMetrics:
             yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
         yield self._gauge("skyroute_broker_disk_used_ratio", "Used share of that disk", (), [(ONE, store.disk_used())])
         for name, text, number in (
-            ("damaged_ranges", "Damaged places in the log", store.damage.count),
-            ("damaged_bytes", "Bytes in them", store.damage.bytes),
+            ("damaged_ranges", "Damaged ranges of the log", store.damage.count),
+            ("damaged_bytes", "Bytes in damaged ranges of the log", store.damage.bytes),
             (
                 "cut_bytes",
-                "Bytes cut off the end of the log, and set aside",
+                "Bytes cut from the end of the log and kept in commitlog.cut",
                 sum(cut.size for cut in store.damage.cuts),
             ),
         ):

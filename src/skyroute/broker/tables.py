@@ -1,7 +1,7 @@
 """What the broker's tables of topics, groups and offsets have in common: editions, and members that we do not know."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -9,6 +9,8 @@ from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.routing.registration import DataVersion
 from skyroute.wire.calls.topics import Version
 from skyroute.wire.fastjson import Dialect, dumps, write
+
+Entry = TypeVar("Entry", bound=msgspec.Struct)
 
 ENTRIES_A_STEP: Final = 1_000
 """Table entries written in one step, which takes about a millisecond."""
@@ -60,6 +62,26 @@ def read_as(raw: object, kind: Any, what: str) -> Any:
         raise StoreDamagedError(f"{what}: {error}") from None
 
 
+def read_entries(
+    table: Mapping[str, Any], member: str, kind: type[Entry], name_member: str
+) -> tuple[dict[str, Entry], dict[str, dict[str, Any]]]:
+    """Return the entries of a member by name, and by name their JSON members that this broker does not know.
+
+    `name_member` is the member of an entry that repeats its name.
+
+    Raises:
+        StoreDamagedError: the member is missing, or an entry is not of this kind.
+    """
+    known = frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+    entries: dict[str, Entry] = {}
+    unknown: dict[str, dict[str, Any]] = {}
+    for name, members in read_member(table, member, dict[str, dict[str, Any]]).items():
+        entries[name] = read_as({**members, name_member: name}, kind, f"{member} {name[:80]!r}")
+        if others := unknown_members(members, known):
+            unknown[name] = others
+    return entries, unknown
+
+
 def unknown_members(raw: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     """Return the members of an object that we have no use for, so that they can be written back for those who have."""
     return {name: value for name, value in raw.items() if name not in known and _is_writable(value)}
@@ -71,11 +93,6 @@ def _is_writable(value: object) -> bool:
     except TypeError:
         return False
     return True
-
-
-def member_names(kind: type[msgspec.Struct]) -> frozenset[str]:
-    """Return the names that the members of a struct have in files."""
-    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
 
 
 def entry_pieces(

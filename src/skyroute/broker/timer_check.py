@@ -148,7 +148,7 @@ def _find_damage(numbers: tuple[int, ...], progress: TimerProgress, copy: Page |
     if not 0 <= progress.oldest <= progress.read_end or min(progress.slot_ms, progress.slot_offset) < 0:
         return f"offsets do not fit: oldest {progress.oldest}, read up to {progress.read_end}"
     if copy is not None and numbers[_COUNTER] <= copy[0][_COUNTER] and (numbers, progress) != copy:
-        return f"edition {numbers[_COUNTER]} differs from its copy"
+        return f"data version {numbers[_COUNTER]} differs from its copy"
     return ""
 
 

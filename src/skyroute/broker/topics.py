@@ -14,11 +14,10 @@ from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.json_file import JsonFile
 from skyroute.broker.tables import (
     entry_pieces,
-    member_names,
     next_version,
     object_pieces,
     read_as,
-    read_member,
+    read_entries,
     read_version,
     unknown_members,
     version_members,
@@ -50,7 +49,6 @@ _SCHEDULE_QUEUES: Final = 18
 _REVIVE_QUEUES: Final = 8
 _BENCHMARK_QUEUES: Final = 1024
 _OPEN: Final = Permission.READ | Permission.WRITE
-_MEMBERS: Final = member_names(TopicConfig)
 _TABLE_MEMBERS: Final = frozenset({"topicConfigTable", "dataVersion"})
 
 
@@ -75,12 +73,7 @@ def read_topics(raw: object) -> StoredTopics:
         StoreDamagedError: it is not a table of topics.
     """
     stored = read_as(raw, dict[str, Any], "the table of topics")
-    topics: dict[str, TopicConfig] = {}
-    unknown: dict[str, dict[str, Any]] = {}
-    for name, members in read_member(stored, "topicConfigTable", dict[str, dict[str, Any]]).items():
-        topics[name] = read_as({**members, "topicName": name}, TopicConfig, f"topic {name[:80]!r}")
-        if others := unknown_members(members, _MEMBERS):
-            unknown[name] = others
+    topics, unknown = read_entries(stored, "topicConfigTable", TopicConfig, "topicName")
     return StoredTopics(topics, unknown, unknown_members(stored, _TABLE_MEMBERS), read_version(stored))
 
 

@@ -90,7 +90,7 @@ class NameServerMetrics:
         yield _gauge("brokers_held", "Brokers that the mass expiry guard holds now", census.held)
         yield _gauge("topics", "Topics", census.topics)
         yield _gauge("topic_entries", "Pairs of a broker group and a topic", census.topic_entries)
-        yield _gauge("registration_bytes", "Bytes that registrations hold, roughly", census.held_bytes)
+        yield _gauge("registration_bytes", "Approximate memory of registrations in bytes", census.held_bytes)
         yield _gauge("kv_entries", "Entries of the key-value table", self.kv.entry_count)
         if census.brokers:
             yield _gauge("lease_age_max_seconds", "Age of the lease that was renewed first", census.age_s)

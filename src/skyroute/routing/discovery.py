@@ -88,11 +88,6 @@ def member_addresses(table: RouteTable, broker_name: str) -> Mapping[int, str]:
     return {} if group is None else group.addresses
 
 
-def all_topics(table: RouteTable) -> tuple[str, ...]:
-    """Every topic somebody serves."""
-    return tuple(table.topics)
-
-
 def topics_of_cluster(table: RouteTable, cluster: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
     """Topics that at least one group of the cluster serves. Searches all topics unless `among` is given."""
     names = table.groups_of(cluster)

@@ -30,7 +30,7 @@ TOPIC_ENTRIES_MAX: Final = 10_000_000
 """Bound on pairs of a broker group and a topic it serves."""
 REGISTRATION_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Maximum memory of all registrations by `held_bytes`: 4.8 million pairs with names of 30 characters."""
-TOPICS_A_STEP: Final = 10_000
+COMPARED_A_STEP: Final = 10_000
 """Topics of a long registration that are compared in one step: a few milliseconds."""
 
 
@@ -250,11 +250,11 @@ class RouteTable:
         Pass the result to `register`. The table may change between the steps.
         """
         group, table = self._groups.get(registration.broker_name), registration.table
-        if group is None or table is None or len(table.topics) <= TOPICS_A_STEP:
+        if group is None or table is None or len(table.topics) <= COMPARED_A_STEP:
             return None
         edits, topics = group.edits, iter(table.topics.items())
         differing: dict[str, QueueSettings] = {}
-        while part := list(islice(topics, TOPICS_A_STEP)):
+        while part := list(islice(topics, COMPARED_A_STEP)):
             differing |= group.differing(part)
             yield
         return Comparison(group, edits, differing)

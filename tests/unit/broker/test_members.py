@@ -49,7 +49,6 @@ def test_a_consumer_is_known_with_what_it_says() -> None:
     assert members.subscription("g", "T") == Subscription("T", version=1)
     assert members.subscription("g", "U") is None
     assert members.subscription("h", "T") is None
-    assert members.consumer_groups_of("T") == ["g"]
 
 
 def test_a_peer_whose_language_is_unknown_is_of_another() -> None:

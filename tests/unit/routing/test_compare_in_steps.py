@@ -32,7 +32,7 @@ def knowing(*said: Registration) -> RouteTable:
 @pytest.fixture
 def one_topic_a_step() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_module, "TOPICS_A_STEP", 1)
+        patch.setattr(table_module, "COMPARED_A_STEP", 1)
         yield
 
 
@@ -46,7 +46,7 @@ def test_looking_in_steps_comes_to_the_same(
     in_steps = deepcopy(at_once)
     news = registration(topics=said | {"A": QueueSettings(2, 1, 6), "C": QueueSettings(1, 1, 6)}, version=version)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_module, "TOPICS_A_STEP", 1)
+        patch.setattr(table_module, "COMPARED_A_STEP", 1)
         comparison = run_through(in_steps.compare_in_steps(news))
     assert comparison is not None
     assert comparison.holds

@@ -90,7 +90,9 @@ class OffsetHandlers:
         if self.topics.get(topic) is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
         if not 0 <= update.queue.queue_id < QUEUES_MAX:
-            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"no topic has a queue {update.queue.queue_id}")
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER, f"queueId={update.queue.queue_id} (expected 0 to {QUEUES_MAX - 1})"
+            )
         if not self.offsets.commit(group, topic, update.queue.queue_id, update.offset):
             return Response(remark="Offset has been previously reset")
         return Response()

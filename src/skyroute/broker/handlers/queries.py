@@ -31,7 +31,7 @@ FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
 """One answer holds no more records than this, but one in any case: askers take frames of 16 MiB."""
 INDEX_WAIT_S: Final = 1.0
 """Maximum wait for the process that writes the index; then the search uses what it has written."""
-STEP_BYTES: Final = 4 * 1024 * 1024
+RECORD_BYTES_A_STEP: Final = 4 * 1024 * 1024
 """Bytes of records read in one step."""
 UNITS_MAX: Final = 1024
 """So many units of a queue are told at once."""
@@ -64,7 +64,7 @@ class QueryHandlers:
         for position in found.positions:
             record = self.store.record_at(position)
             looked_at += len(record or b"")
-            if looked_at >= STEP_BYTES:
+            if looked_at >= RECORD_BYTES_A_STEP:
                 looked_at = 0
                 yield
             # The index knows hashes only, and different keys may have the same.

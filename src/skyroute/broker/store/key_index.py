@@ -18,7 +18,7 @@ from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.keys import Key, key_hash
 
 log = logging.getLogger(__name__)
-ENTRIES_A_STEP: Final = 2_000
+SLOT_ENTRIES_A_STEP: Final = 2_000
 """Entries of one slot read in one step. Many messages may share a key."""
 
 MATCHES_MAX: Final = 64
@@ -137,10 +137,10 @@ class IndexFile:
         looked_at = 0
         while 0 < number < self.count and len(found) < count_max:
             looked_at += 1
-            if looked_at % ENTRIES_A_STEP == 0:
+            if looked_at % SLOT_ENTRIES_A_STEP == 0:
                 yield
                 if self._map.closed:
-                    break  # the file expired in an earlier step
+                    break  # the file expired since
             entry_hash, position, age_s, previous = self._entry(number)
             at_ms = self.begin_ms + age_s * 1000
             if entry_hash == hash_ and begin_ms <= at_ms <= end_ms:
@@ -346,6 +346,8 @@ class KeyIndex:
         hash_ = key_hash(topic, key.encode("utf-8", "replace"))
         positions: list[int] = []
         for file in self.files[::-1]:
+            if file not in self.files:
+                continue  # it expired while a newer file was searched
             if file.has_some_of(begin_ms, end_ms):
                 positions += yield from file.search(hash_, begin_ms, end_ms, count_max - len(positions))
             if file.begin_ms < begin_ms or len(positions) >= count_max:

@@ -44,7 +44,7 @@ SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
 
 
-KEYS_A_STEP: Final = 10_000
+QUEUES_A_STEP: Final = 10_000
 """Queues scanned in one step for those of a topic that is removed."""
 
 
@@ -148,10 +148,12 @@ class MessageStore:
         self._know_damage(known_damage.merge(self.recovered.damaged, self.recovered.cuts, span))
         if self.damage != known_damage:
             self._damage_file.save(self.damage)
-        self._derived.ledger.begin(
-            [queue for queue in self._queues.values() if queue.written_end],
-            {topic: position for topic, position in state.deleted.items() if position > self._log.start},
-        )
+        # A deletion behind the end is of another log: a ledger of another folder, or a log restored from a backup.
+        deleted = {topic: at for topic, at in state.deleted.items() if self._log.start < at <= self._log.end}
+        try:
+            self._derived.ledger.begin([queue for queue in self._queues.values() if queue.written_end], deleted)
+        except StoreFullError:
+            self._derived.ledger.give_up()
         self._last_stored_ms = max(self._derived.written_ms, self._checkpoint.log_ms)
         if left_behind is not None:
             self.flush()
@@ -694,8 +696,8 @@ class MessageStore:
         self._derive_quietly()
         self._derived.ledger.note_deleted(topic, self._log.end)
         keys = list(self._queues)
-        for start in range(0, len(keys), KEYS_A_STEP):
-            for key in [key for key in keys[start : start + KEYS_A_STEP] if key[0] == topic]:
+        for start in range(0, len(keys), QUEUES_A_STEP):
+            for key in [key for key in keys[start : start + QUEUES_A_STEP] if key[0] == topic]:
                 queue = self._queues.get(key)
                 if queue is None:
                     continue  # removed by another request in an earlier step

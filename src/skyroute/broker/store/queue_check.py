@@ -115,7 +115,7 @@ class QueueState:
     def _take_census(self, log: CommitLog, start: int) -> dict[tuple[str, int], KnownQueue]:
         """Return the queues of all records before a position, with their ends."""
         if start - log.start > CENSUS_BYTES_MAX:
-            logger.warning("missing queue files are not looked for, the log is too long bytes=%d", start - log.start)
+            logger.warning("search for missing queues skipped, log too long bytes=%d", start - log.start)
             return {}
         ends: dict[tuple[str, int], int] = {}
         held: dict[tuple[str, int], int] = {}

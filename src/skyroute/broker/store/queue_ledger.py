@@ -111,14 +111,13 @@ class QueueLedger:
             entries_at += len(entries[-1])
         content = _MARK + b"".join(entries)
         size = len(content) + max(GROWTH_BYTES, len(content) // 2)
-        staged = self._path.with_name(f"{self._path.name}.tmp")
-        self._disk.remove(staged)
-        descriptor = self._disk.open(staged, 0)
+        self._disk.remove(self._staged)
+        descriptor = self._disk.open(self._staged, 0)
         try:
             # Written whole, so that there is room on the disk for what goes through the mapping.
             self._disk.write(descriptor, content.ljust(size, b"\0"), 0)
             mapped = mmap.mmap(descriptor, size)
-            self._disk.replace(staged, self._path)
+            self._disk.replace(self._staged, self._path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -178,6 +177,16 @@ class QueueLedger:
         self._unflushed.clear()
         return self._descriptor
 
+    def give_up(self) -> None:
+        """Run without a ledger, on a full disk: the next start reads the log instead, which takes longer."""
+        self.close()
+        for path in (self._path, self._staged):
+            path.unlink(missing_ok=True)
+
+    @property
+    def _staged(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.tmp")
+
     def close(self) -> None:
         if self._map is not None:
             self._map.close()
@@ -194,9 +203,7 @@ class QueueLedger:
             try:
                 self.begin(list(self._ends_at), self._deleted)
             except StoreError:
-                # Without it the next start reads the log, which takes longer and finds the same.
-                self.close()
-                self._path.unlink(missing_ok=True)
+                self.give_up()
                 return None
             mapped = self._map or mapped
         at = self._end

@@ -52,7 +52,10 @@ def _may_go(log: CommitLog, settings: StoreSettings, now_ms: int, disk_used: flo
         return True
     # The last message of a segment was stored just before the first of the next, or of a later one if that is damaged.
     for segment in log.segments[1:]:
-        if log.record_at(segment.start) is not None:
-            stored_at_ms = log.stored_at_ms(segment.start)
-            return stored_at_ms is not None and stored_at_ms + settings.reserved_ms <= now_ms
+        first = log.record_at(segment.start)
+        if first is not None:
+            # No checksum covers a time: the next record has to be old as well, if there is one.
+            second = segment.start + len(first)
+            positions = (segment.start, second) if log.record_at(second) is not None else (segment.start,)
+            return max(log.stored_at_ms(position) or now_ms for position in positions) + settings.reserved_ms <= now_ms
     return False

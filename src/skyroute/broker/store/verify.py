@@ -21,7 +21,7 @@ from skyroute.broker.store.derive import WITHOUT_PLACE
 from skyroute.broker.store.errors import StoreError, StoreLockedError, StoreReadError
 from skyroute.broker.store.filler import is_filler, lost_bytes_of
 from skyroute.broker.store.findings import Report
-from skyroute.broker.store.log_scan import scan_log
+from skyroute.broker.store.log_scan import TORN, scan_log
 from skyroute.broker.store.queue_ledger import LEDGER_NAME, KnownQueues, QueueLedger
 from skyroute.broker.store.read_only import ReadOnlyDisk, is_in_use, segments_in
 from skyroute.broker.store.segment import OpenSegments, Segment, open_segments_allowed
@@ -141,7 +141,7 @@ class StoreCheck:
         if (self.folder / CUT_FOLDER).is_dir():
             report.notes.append(f"{CUT_FOLDER} holds what starts after a crash have cut off the end of the log")
         if not was_closed:
-            report.notes.append("the broker did not stop in order: the next start completes what was under way")
+            report.notes.append("the broker did not stop cleanly: the next start recovers the store")
         notes = self._read_checkpoint()
         derived = None if notes is None else notes.last_derived
         derived_end = None if was_closed else log.start if derived is None else sum(derived)
@@ -159,10 +159,15 @@ class StoreCheck:
         """Walk over the log; return when its newest record was stored."""
         log, report = self._log, self.report
         newest_ms = fillers = filler_bytes = 0
+        damaged: list[DamagedRange] = []
+        """Ranges behind the last intact record so far."""
         for found in scan_log(log, log.start) if log.segments else ():
             if isinstance(found, DamagedRange):
-                self._note_damage(found, was_closed=was_closed)
+                damaged.append(found)
                 continue
+            for each in damaged:
+                self._note_damage(each, may_be_torn=False)
+            damaged.clear()
             log.end = found[0] + found[1]
             report.checked["records"] += 1
             report.checked["bytes"] += found[1]
@@ -173,6 +178,8 @@ class StoreCheck:
                 filler_bytes += lost_bytes_of(found)
                 continue
             self._see(found, queues, index)
+        for each in damaged:
+            self._note_damage(each, may_be_torn=not was_closed)
         if fillers:
             report.notes.append(f"{filler_bytes} bytes in {fillers} places were lost before an earlier repair")
         return newest_ms
@@ -192,7 +199,7 @@ class StoreCheck:
         queues.see(record, self._log.has_record)
         index.see(record, self._log.is_damaged)
 
-    def _note_damage(self, damaged: DamagedRange, *, was_closed: bool) -> None:
+    def _note_damage(self, damaged: DamagedRange, *, may_be_torn: bool) -> None:
         log = self._log
         if len(log.ranges) < RANGES_MAX:
             log.ranges.append(damaged)
@@ -200,8 +207,7 @@ class StoreCheck:
         if damaged.lost is not None:
             lost = damaged.lost
             what += f" (topic {lost.topic[:80]!r}, queue {lost.queue_id}, offset {lost.queue_offset})"
-        is_tail = not was_closed and damaged.lost is None and damaged.file == log.segments[-1].path
-        is_tail = is_tail and "no sound record follows" in damaged.reason
+        is_tail = may_be_torn and (damaged.lost is None or damaged.reason == TORN)
         cost, advice = (_TAIL_COST, _TAIL_ADVICE) if is_tail else (_LOG_COST, _LOG_ADVICE)
         log.end = max(log.end, damaged.end)
         self.report.add("log", self._name(damaged.file), damaged.file_offset, what, cost, advice)
@@ -266,10 +272,8 @@ class StoreCheck:
         return known if is_ledger_current(self.folder, notes) else None
 
     def _add_checkpoint(self, offset: int | None, what: str) -> None:
-        cost = (
-            "none after a stop in order; after a crash the next start reads more of the log, or trusts too much of it"
-        )
-        advice = "start the broker and stop it in order: it writes the file again"
+        cost = "none after a clean stop; after a crash the next start reads more of the log, or trusts too much of it"
+        advice = "start the broker and stop it: it writes the file again"
         self.report.add("checkpoint", "checkpoint", offset, what, cost, advice)
 
     def _check_checkpoint(self, notes: Notes | None, newest_ms: int) -> None:
@@ -279,7 +283,7 @@ class StoreCheck:
             what = f"the log ended at {notes.closed_end} when the broker stopped, it ends at {self._log.end} now"
             self.report.add("log", "commitlog", None, what, _LOG_COST, _LOG_ADVICE)
         for at in notes.damaged:
-            self._add_checkpoint(at, "the checksum of a note of ours is wrong")
+            self._add_checkpoint(at, "the checksum of a Skyroute note is wrong")
         for number, (name, time_ms) in enumerate(zip(("log", "queues", "index"), notes.times, strict=True)):
             if not 0 <= time_ms <= newest_ms:
                 what = f"the time of the {name} is {time_ms}, the newest record's is {newest_ms}"

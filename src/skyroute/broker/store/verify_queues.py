@@ -53,7 +53,7 @@ class KnownLog(NamedTuple):
     start: int
     """The position of its oldest byte."""
     derived_end: int | None
-    """Where units and keys may be missing from, as a crash left them; None where the broker stopped in order."""
+    """Where units and keys may be missing from, as a crash left them; None after a clean stop."""
     ledger: KnownQueues | None
     """Which queues there were; None where that is not known."""
 
@@ -72,7 +72,7 @@ class _Queue:
         """By row, what is wrong."""
         self.bad_count = 0
         self.pending = 0
-        """Records at the end of the log that have no unit yet, because the broker did not stop in order."""
+        """Records at the end of the log that have no unit yet, because the broker did not stop cleanly."""
         self.last_offset = -1
         self.row = -1
         """Of a batch queue, the next row to compare."""

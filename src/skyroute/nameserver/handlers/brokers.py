@@ -15,7 +15,7 @@ from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey
-from skyroute.wire.calls.kv import ENTRIES_A_STEP, ORDER_TOPICS
+from skyroute.wire.calls.kv import KV_ENTRIES_A_STEP, ORDER_TOPICS
 from skyroute.wire.calls.registration import (
     body_fingerprint,
     decode_broker_key,
@@ -53,7 +53,7 @@ class BrokerHandlers:
         """Process a registration: a small one at once, one with a long body or response in steps."""
         registration = decode_registration(request)
         steps = self._register(registration, request, peer)
-        if len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= ENTRIES_A_STEP:
+        if len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= KV_ENTRIES_A_STEP:
             return run_through(steps)
         # It may have to wait for others; its broker has been heard from all the same.
         self._renew(registration.key, peer)

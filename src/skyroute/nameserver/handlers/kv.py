@@ -1,13 +1,12 @@
 """Key-value config: small facts that operators leave at a name server, the order of topics among them."""
 
-from collections.abc import Generator
 from dataclasses import dataclass
 
 from skyroute.nameserver.changes import KvChanged, Record
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
-from skyroute.remoting.pace import Pace, run_through
-from skyroute.wire.calls.kv import ENTRIES_A_STEP, ORDER_TOPICS, check_order_config, decode_kv_key
+from skyroute.remoting.dispatch import Answer, Peer
+from skyroute.remoting.pace import Pace, Steps
+from skyroute.wire.calls.kv import ORDER_TOPICS, check_order_config, decode_kv_key
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
@@ -51,10 +50,9 @@ class KvHandlers:
 
     def list_namespace(self, request: Request, _peer: Peer) -> Answer:
         namespace = required_text(request.fields, "namespace")
-        steps = self._list_namespace(namespace)
-        return run_through(steps) if self.kv.entry_count <= ENTRIES_A_STEP else InTurn(self.pace.run(steps))
+        return self.pace.answer(self._list_namespace(namespace))
 
-    def _list_namespace(self, namespace: str) -> Generator[None, None, Response]:
+    def _list_namespace(self, namespace: str) -> Steps:
         body = yield from self.kv.write_namespace(namespace)
         if body is None:
             return Response(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace[:255]}")

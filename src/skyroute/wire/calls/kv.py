@@ -12,7 +12,7 @@ ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
 """The namespace that says on which brokers, with how many queues, an ordered topic lives."""
 _COUNT_CHARS_MAX: Final = 9
 
-ENTRIES_A_STEP: Final = 2_000
+KV_ENTRIES_A_STEP: Final = 2_000
 """Entries of a long table written in one step: a few milliseconds."""
 
 _LEGACY: Final = Dialect.LEGACY
@@ -57,8 +57,9 @@ def encode_kv_table(table: Mapping[str, str]) -> Generator[None, None, bytes]:
     """Write the values of one namespace, in steps."""
     entries = list(table.items())
     parts: list[str] = []
-    for at in range(0, len(entries), ENTRIES_A_STEP):
-        some = entries[at : at + ENTRIES_A_STEP]
+    for at in range(0, len(entries), KV_ENTRIES_A_STEP):
+        if parts:
+            yield
+        some = entries[at : at + KV_ENTRIES_A_STEP]
         parts.append(",".join([f"{write_text(key, _LEGACY)}:{write_text(value, _LEGACY)}" for key, value in some]))
-        yield
     return f'{{"table":{{{",".join(parts)}}}}}'.encode("utf-8", "replace")

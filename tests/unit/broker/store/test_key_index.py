@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyroute.broker.store.disk import Disk
-from skyroute.broker.store.key_index import ENTRIES_A_STEP, MATCHES_MAX, KeyIndex
+from skyroute.broker.store.key_index import MATCHES_MAX, SLOT_ENTRIES_A_STEP, KeyIndex
 from skyroute.broker.store.keys import key_hash
 from skyroute.message.tags import java_hash
 from tests.support.disks import NOW_MS
@@ -59,11 +59,24 @@ def test_all_messages_of_a_key_are_found_oldest_first_over_all_files(index: KeyI
 
 
 def test_a_long_chain_is_walked_in_steps(tmp_path: Path) -> None:
-    index = KeyIndex(tmp_path / "index", 7, 20 * ENTRIES_A_STEP, Disk())
-    add(index, *(("every", position) for position in range(1000, 1000 + 10 * ENTRIES_A_STEP)))
+    index = KeyIndex(tmp_path / "index", 7, 20 * SLOT_ENTRIES_A_STEP, Disk())
+    add(index, *(("every", position) for position in range(1000, 1000 + 10 * SLOT_ENTRIES_A_STEP)))
     # The oldest are wanted, and the newest come first.
     assert sum(1 for _ in index.search("T", "every", 3, 0, NOW_MS + 2000)) >= 8
     assert len(index.find("T", "every", 3, 0, NOW_MS + 2000).positions) == 3
+
+
+def test_a_file_may_expire_while_a_newer_one_is_searched(tmp_path: Path) -> None:
+    index = KeyIndex(tmp_path / "index", 1, 2 * SLOT_ENTRIES_A_STEP, Disk())
+    add(index, *(("every", position) for position in range(2 * SLOT_ENTRIES_A_STEP - 1)))
+    begin = index.end + 1
+    add(index, *(("other", position) for position in range(begin, begin + SLOT_ENTRIES_A_STEP + 1)))
+    search = index.search("T", "every", 3, 0, NOW_MS * 2)
+    next(search)
+    assert index.remove_expired(begin) == 1
+    with pytest.raises(StopIteration) as end:
+        next(search)
+    assert end.value.value.positions == []
 
 
 def test_times_bound_what_is_found_to_the_second(index: KeyIndex) -> None:

@@ -10,8 +10,15 @@ import pytest
 from skyroute.broker.store.derive import BACKLOG_MAX
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError, StoreWriteError
+from skyroute.broker.store.errors import (
+    RecordTooLargeError,
+    StoreClosedError,
+    StoreFullError,
+    StoreLockedError,
+    StoreWriteError,
+)
 from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
+from skyroute.broker.store.queue_ledger import KnownQueue, KnownQueues, encode_ledger
 from skyroute.broker.store.queue_read import ReadStatus
 from skyroute.broker.store.settings import DELAYS_MS
 from skyroute.message.batch import BatchItem
@@ -172,6 +179,35 @@ def test_a_queue_that_the_disk_refuses_to_remove_is_removed_by_the_next_request(
     store.delete_topic("T")
     assert store.topics() == set()
     assert not (tmp_path / "consumequeue" / "T").exists()
+
+
+def test_a_store_opens_on_a_disk_without_room_for_the_ledger(tmp_path: Path) -> None:
+    class Full(Disk):
+        def open(self, path: Path, size: int) -> int:
+            if path.name == "queues.tmp":
+                raise StoreFullError(f"no room for {path}")
+            return super().open(path, size)
+
+    store = small_store(tmp_path)
+    store.append(draft("T"), NOW_MS)
+    store.kill()
+    full = small_store(tmp_path, disk=Full())
+    full.append(draft("T"), NOW_MS)
+    full.kill()
+    assert not (tmp_path / "queues").exists()  # it would be out of date
+    assert small_store(tmp_path).max_offset("T", 0) == 2
+
+
+def test_a_deletion_in_the_ledger_of_another_log_hides_no_message(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    store.append(draft("T"), NOW_MS)
+    store.close()
+    known = KnownQueues({("T", 0): KnownQueue(is_for_batches=False, end=1, flushed_end=1, first=0)}, {"T": 1 << 30})
+    (tmp_path / "queues").write_bytes(encode_ledger(known))
+    store = small_store(tmp_path)
+    store.append(draft("T"), NOW_MS)
+    store.kill()
+    assert small_store(tmp_path).max_offset("T", 0) == 2
 
 
 def test_half_and_withdrawn_messages_take_no_place_in_their_queue(store: MessageStore) -> None:

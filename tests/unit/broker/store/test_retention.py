@@ -73,6 +73,15 @@ def test_on_a_fuller_disk_every_hour_is_due_and_on_a_full_one_age_does_not_count
     assert store.append(draft(), NOW_MS).queue_offset == 20
 
 
+def test_a_damaged_time_does_not_make_a_segment_expire(store: MessageStore) -> None:
+    with (store.folder / "commitlog" / f"{4096:020d}").open("r+b") as segment:
+        segment.seek(56)
+        segment.write((1).to_bytes(8, "big"))
+    assert store.record_at(4096) is not None
+    assert store.delete_expired(NOW_MS + 2 * HOUR_MS, is_due=True, disk_used=0.5).log_segments == 0
+    assert store.delete_expired(NOW_MS + 9 * HOUR_MS, is_due=True, disk_used=0.5).log_segments == 6
+
+
 def test_only_so_many_segments_go_at_once(tmp_path: Path) -> None:
     store = small_store(tmp_path, expired_segments_max=2)
     for _ in range(20):

@@ -279,6 +279,24 @@ def test_a_flipped_bit_is_found_wherever_something_covers_it(folder: Path, tmp_p
 # ---------------------------------------------------------------------------------------------------------- not at all
 
 
+@pytest.mark.parametrize("is_half", [True, False], ids=["half a record", "other bytes"])
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "crashed"])
+def test_only_the_end_of_a_log_after_a_crash_is_taken_for_torn(tmp_path: Path, close: bool, is_half: bool) -> None:
+    fill_store(tmp_path)
+    store = open_store(tmp_path)
+    end = store.max_position
+    store.append(draft("T", 0, b"y" * 200), NOW_MS)
+    store.derive()
+    store.close() if close else store.kill()
+    segment = max((tmp_path / "commitlog").iterdir())
+    with segment.open("r+b") as file:
+        file.seek(end - int(segment.name) + (150 if is_half else 0))
+        file.write(bytes(4000) if is_half else b"z" * 100)
+        file.truncate(4096)
+    finding = next(finding for finding in verify(tmp_path).findings if finding.area == "log")
+    assert ("the next start sets these bytes aside" in finding.advice) is not close
+
+
 def test_a_store_in_use_is_refused(folder: Path) -> None:
     store = open_store(folder)
     with pytest.raises(StoreLockedError, match="stop it first, or check a copy"):
