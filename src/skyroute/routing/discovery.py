@@ -71,10 +71,15 @@ def placement(table: RouteTable, topic: str) -> Hashable | None:
     names = table.serving(topic)
     if not names:
         return None
-    queues, is_static = table.registered(names, topic)
+    mappings = tuple(_mapping_key(mapping) for name in names if (mapping := table.mapping(name, topic)) is not None)
     # A static topic's mappings name it, and brokers ask for a topic of their own to see who really is in their group.
-    is_special = is_static or topic.startswith(MEMBER_TOPIC_PREFIX)
-    return names, queues, topic if is_special else None
+    is_special = bool(mappings) or topic.startswith(MEMBER_TOPIC_PREFIX)
+    return names, table.registered(names, topic), mappings, topic if is_special else None
+
+
+def _mapping_key(mapping: StaticMapping) -> Hashable:
+    ids = tuple(mapping.current_ids.items())
+    return mapping.broker_name, mapping.total_queues, mapping.epoch, mapping.scope, mapping.dirty, ids
 
 
 def cluster_view(table: RouteTable) -> ClusterView:

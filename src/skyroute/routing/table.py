@@ -156,19 +156,17 @@ class RouteTable:
         group = self._groups.get(broker_name)
         return None if group is None else group.settings(topic)
 
-    def registered(self, names: Iterable[str], topic: str) -> tuple[tuple[QueueSettings, ...], bool]:
-        """The queues of a topic on groups that serve it, and whether a group maps them, whatever brokers are online.
+    def registered(self, names: Iterable[str], topic: str) -> tuple[QueueSettings, ...]:
+        """The queues of a topic on groups that serve it, whatever brokers are online.
 
         An operator's ban is in it; that a group has no master at present is not.
         """
         queues: list[QueueSettings] = []
-        is_mapped = False
         for name in names:
             group = self._groups[name]
             settings = group.queues[topic]
             queues.append(settings.read_only() if topic in group.forbidden else settings)
-            is_mapped = is_mapped or topic in group.mappings
-        return tuple(queues), is_mapped
+        return tuple(queues)
 
     def mapping(self, broker_name: str, topic: str) -> StaticMapping | None:
         group = self._groups.get(broker_name)

@@ -420,7 +420,9 @@ STATUS_OF_APACHE_ONLY = frozenset(
         "dispatchMaxBuffer",
     }
 )
-STATUS_OF_OURS_ONLY = frozenset({"brokerVersion"})  # as older releases told it
+STATUS_OF_OURS_ONLY = frozenset(
+    {"brokerVersion", "commitLogCutBytes", "commitLogDamagedBytes", "commitLogDamagedRanges"}
+)  # the first as older releases told it
 
 SETTINGS_THAT_DIFFER = frozenset(
     {

@@ -10,7 +10,7 @@ from skyroute.nameserver.touched import touched_by
 from skyroute.routing.discovery import MEMBER_TOPIC_PREFIX, find_route
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.table import RouteTable
-from skyroute.routing.topology import QueueSettings
+from skyroute.routing.topology import QueueSettings, StaticMapping
 from skyroute.wire.calls.route import encode_route
 from skyroute.wire.command import Response
 from skyroute.wire.fastjson import Dialect
@@ -148,3 +148,13 @@ def test_a_change_after_routes_were_dropped_for_lack_of_room_counts_as_one_of_th
     routes.prepared._place("T1")
     assert routes.prepared.forget(*touched)
     assert not routes.prepared.forget(("T0",), ())
+
+
+def test_a_static_topic_whose_mapping_changes_is_encoded_again(routes: Routes) -> None:
+    for counter, total in ((1, 3), (2, 2)):
+        mapped = StaticMapping("T1", "broker-a", total, counter, current_ids={at: at for at in range(total)})
+        routes.register(topics=["T1", "T2"], mappings={"T1": mapped}, version=counter)
+        expected = routes.encode("T1", STRICT)
+        assert expected is not None
+        assert routes.body("T1") == expected.body
+        assert f'"totalQueues":{total}'.encode() in expected.body
