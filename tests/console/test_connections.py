@@ -209,3 +209,22 @@ def test_tls_handshakes_that_do_not_end_keep_nobody_out(serve: Serve, sockets: E
         browser.sendall(WHOLE)
         assert status_of(browser) == 200
     assert is_closed(connect(sockets, console, sent=b"\x16\x03\x01"))
+
+
+@pytest.mark.parametrize("sent_at_once", [True, False])
+def test_a_broken_body_is_refused_and_no_page_fails(
+    serve: Serve, sockets: ExitStack, caplog: pytest.LogCaptureFixture, *, sent_at_once: bool
+) -> None:
+    console = limited(serve)
+    head = b"POST /topics HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+    broken = b"no size of a chunk\r\n"
+    connection = connect(sockets, console, sent=head + broken if sent_at_once else head)
+    answer = b""
+    if not sent_at_once:
+        answer = connection.recv(4096)
+        connection.sendall(broken)
+    while received := connection.recv(4096):
+        answer += received
+    assert answer.startswith(b"HTTP/1.1 400 " if sent_at_once else b"HTTP/1.1 405 ")
+    assert ask(console, "127.0.0.1")[0] == 200
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

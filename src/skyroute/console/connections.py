@@ -159,6 +159,16 @@ class GuardedConnection(H11Protocol):
         self._body_bytes += len(data)
         self._follow()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no HTTP, also where the page that the request is for has not been answered yet."""
+        if self.cycle is not None:  # its answer would be one too many, and be logged as a failure of the page
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._follow()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import select
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ Piece = bytes | memoryview
 """A part of what is written."""
 
 _TLS_HANDSHAKE: Final = 0x16
+_HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
+"""Linux tells of the end behind bytes that are not read; elsewhere only a reset is seen."""
 _DECIDING_BYTES: Final = 12
 """Whoever has said so much has begun in earnest: hardly a frame is shorter, and no handshake."""
 
@@ -179,6 +182,7 @@ class Connection(asyncio.Protocol):
         "_decoder",
         "_first_bytes",
         "_has_ended",
+        "_has_hung_up",
         "_held",
         "_is_paused",
         "_is_queued",
@@ -245,6 +249,8 @@ class Connection(asyncio.Protocol):
         self._turn: asyncio.Task[None] | None = None
         """Work on a response that all later requests wait for."""
         self._turn_is_abandonable = False
+        self._has_hung_up = False
+        """The peer wants no answers any more; what it sent before is still to be carried out."""
         self._unsent = 0
         """Bytes not yet taken by the peer when the server last looked."""
         self._lost = False
@@ -356,6 +362,15 @@ class Connection(asyncio.Protocol):
         if unsent < self._unsent:
             self.active_at = now
         self._unsent = unsent
+
+    def notice_hang_up(self) -> None:
+        """End the work on a long answer that nobody waits for; unless we read, asyncio does not tell."""
+        if self._turn is not None and self._turn_is_abandonable and self._is_paused and not self._is_over:
+            poll = select.poll()
+            poll.register(self._transport.get_extra_info("socket").fileno(), _HANG_UP)
+            if poll.poll(0):
+                self._has_hung_up = True
+                self._turn.cancel()
 
     # What we ask of the peer
 
@@ -633,7 +648,7 @@ class Connection(asyncio.Protocol):
             self._take_response(request)
             return 0
         is_oneway = request.flag & FLAG_ONEWAY
-        if is_oneway and request.code in QUESTIONS:
+        if (is_oneway and request.code in QUESTIONS) or (self._has_hung_up and request.code in ABANDONABLE):
             return 0
         response = dispatcher.answer(request, self.peer)
         if type(response) is not Response:

@@ -205,6 +205,7 @@ class Server:
         limits = self._service.limits
         for connection in list(self._connections.values()):
             connection.note_progress(now)
+            connection.notice_hang_up()
             since = connection.closing_since
             if since is not None:
                 if now - since > CLOSING_S:

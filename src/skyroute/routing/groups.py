@@ -157,7 +157,7 @@ class Group:
         looked_at = topics if differing is None else differing
         added, changed, removed = topics, {}, {}
         if queues and whole:
-            different = self.differing(looked_at.items())
+            different = self.differing(topics.items()) if differing is None else differing
             added = {topic: after for topic, after in different.items() if topic not in queues}
             changed = {topic: (queues[topic], after) for topic, after in different.items() if topic in queues}
         elif queues:

@@ -36,8 +36,8 @@ from skyroute.settings.tls_keys import TlsValues, is_tls_key, list_tls
 log = logging.getLogger(__name__)
 
 SERVER_MAX_CONNECTIONS: Final = 50_000
-UPDATE_CHARS_MAX: Final = 1024 * 1024
-"""Parsing happens between two requests; far more than all settings take, and still a matter of milliseconds."""
+UPDATE_CHARS_MAX: Final = 64 * 1024
+"""Parsing happens between two requests. All settings take 13 KB; this much takes about 10 ms."""
 
 _COMMAND_LINE = "the command line"
 _UPDATE = "the update"

@@ -7,9 +7,10 @@ import pytest
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.groups import GroupConfig, decode_consume_stats
 from skyroute.wire.calls.topics import decode_topic_stats
+from tests.network.broker.calls import send
 from tests.network.broker.clusters import Cluster
-from tests.support.lines import AsyncLine
-from tests.support.raw import Request
+from tests.support.lines import AsyncLine, eventually
+from tests.support.raw import Request, encode
 
 STATUS = Request(202, {"topic": "Wide"})
 PROGRESS = Request(208, {"consumerGroup": "g"})
@@ -51,3 +52,16 @@ async def test_a_peer_that_hangs_up_ends_its_long_answer(cluster: Cluster, line:
     line.abort()
     other = await cluster.line()
     assert (await other.call(STATUS)).code == 0
+
+
+async def test_a_peer_that_hangs_up_behind_questions_that_wait_ends_them_all(cluster: Cluster, line: AsyncLine) -> None:
+    """The questions behind the first keep the server from reading, so it is not told of the end."""
+    parts, (server, *_) = cluster.broker.parts, cluster.broker._servers
+    async with parts.pace._lane:  # no long answer is made meanwhile
+        connections = server.connection_count
+        asked = (PROGRESS, send("Wide"), STATUS, PROGRESS)
+        await line.write(b"".join(encode(request, number) for number, request in enumerate(asked, 1)))
+        await (await cluster.line()).call(OTHER)
+        await line.close()
+        await eventually(lambda: server.connection_count <= connections)
+    assert parts.store.max_offset("Wide", 0) == 1

@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,13 @@ def test_an_update_has_a_bound(config: NameServerConfig) -> None:
     config.apply_update("extra=" + "x" * (UPDATE_CHARS_MAX - 6))
     with pytest.raises(ConfigError, match="at most"):
         config.apply_update("extra=" + "x" * (UPDATE_CHARS_MAX - 5))
+
+
+@pytest.mark.parametrize("part", ["\\a", "k\\\n", "a=b\n"])
+def test_the_longest_update_holds_up_nobody(config: NameServerConfig, part: str) -> None:
+    began_s = time.thread_time()
+    config.apply_update(part * (UPDATE_CHARS_MAX // len(part)))
+    assert time.thread_time() - began_s < 0.1
 
 
 def test_an_update_that_cannot_be_written_is_not_applied(config: NameServerConfig, path: Path) -> None:
