@@ -107,8 +107,8 @@ def test_a_disk_that_refuses_is_said_and_changes_nothing(start: Start) -> None:
 def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
     server = start()
     with survived(server, lines_max=10), Line(server.address) as line:
-        server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
-        update = b"enableTopicList=false\nproductEnvName=" + b"x" * 100_000
+        server.limit(resource.RLIMIT_FSIZE, 16 * 1024)
+        update = b"enableTopicList=false\nproductEnvName=" + b"x" * 20_000
         answer = line.call(UPDATE_CONFIG, body=update)
         assert answer.code == SYSTEM_ERROR
         assert "cannot write" in (answer.remark or "")
