@@ -614,12 +614,12 @@ class Connection(asyncio.Protocol):
                 known = find_repeat(frame)
                 if known is None:
                     size += self._carry_out(frame, out)
-                    now = monotonic()
                 else:
                     out += known
                     size += len(known[3])
-                    if at % LOOK_EVERY == LOOK_EVERY - 1:
-                        now = monotonic()
+                    if size <= WRITE_BYTES and (at + 1) % LOOK_EVERY:
+                        continue
+                now = monotonic()
                 if size > WRITE_BYTES or self._awaited or now - began > SHARE_S:
                     self._write(out, size)
                     out, size = [], 0
