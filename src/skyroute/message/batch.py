@@ -76,8 +76,10 @@ def decode_some(body: bytes, at: int, count_max: int) -> tuple[list[RawItem], in
     body_bytes: int
     properties_bytes: int
     try:
-        while at < end and len(items) < count_max:
-            size, _, _, flag, body_bytes = _HEAD.unpack_from(body, at)
+        for _ in range(count_max):
+            if at >= end:
+                break
+            size, _magic, _crc, flag, body_bytes = _HEAD.unpack_from(body, at)
             start = at + _HEAD.size
             stop = start + body_bytes
             if body_bytes < 0:
