@@ -136,11 +136,11 @@ class SmallRoomMachine(PreparedRoutesMachine):
 
     def __init__(self) -> None:
         self.bound = prepared_routes.PREPARED_BYTES_MAX
-        prepared_routes.PREPARED_BYTES_MAX = 7_000  # type: ignore[misc]
+        prepared_routes.PREPARED_BYTES_MAX = 7_000  # type: ignore[misc]  # a bound that only this test lowers
         super().__init__()
 
     def teardown(self) -> None:
-        prepared_routes.PREPARED_BYTES_MAX = self.bound  # type: ignore[misc]
+        prepared_routes.PREPARED_BYTES_MAX = self.bound  # type: ignore[misc]  # a bound that only this test lowers
         super().teardown()
 
 

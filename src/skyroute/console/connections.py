@@ -145,7 +145,7 @@ class GuardedConnection(H11Protocol):
 
     # What uvicorn and the event loop call
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self._is_open = True
 

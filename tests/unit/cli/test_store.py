@@ -72,7 +72,7 @@ def test_what_cannot_be_checked_is_exit_code_2(folder: Path, tmp_path: Path) -> 
     (tmp_path / "other").mkdir()
     for words, reason in (
         (("verify", tmp_path / "other"), "is no store"),
-        (("verify", tmp_path / "missing"), "is no store"),
+        (("verify", tmp_path / "missing"), "does not exist; expected a broker's storePathRootDir"),
         (("verify", folder), "maxHashSlotNum"),
         (("verify", folder, "-D", "maxHashSlotNum=x"), "maxHashSlotNum"),
         (("repair", folder, "--to", folder), "is not empty"),

@@ -113,6 +113,8 @@ class StoreCheck:
             StoreLockedError: a broker has the store open.
             StoreError: the folder is no store, or its files cannot be read.
         """
+        if not self.folder.exists():
+            raise StoreError(f"{self.folder} does not exist; expected a broker's storePathRootDir")
         parts = ("commitlog", TABLES_FOLDER, "checkpoint")
         if not any((self.folder / name).exists() for name in parts):
             raise StoreError(f"{self.folder} is no store: it has none of {', '.join(parts)}")
