@@ -41,7 +41,7 @@ from tests.support.apache import (
     fetch_jars,
 )
 from tests.support.our_broker import SkyrouteBroker
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 ROOT: Final = Path(__file__).parents[1]
 QUEUES: Final = 8
@@ -90,14 +90,14 @@ class Broker:
     def create_topic(self, topic: str) -> None:
         queues = {"readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES), "perm": "6"}
         other = {"defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}
-        with Line(f"127.0.0.1:{self.port}") as line:
+        with RawConnection(f"127.0.0.1:{self.port}") as line:
             reply = line.call(CREATE_TOPIC, {"topic": topic, **queues, **other})
         if reply.code != 0:
             raise PeerFailedError(f"topic {topic} was not made: {reply}")
 
     def stored(self, topic: str) -> int:
         """How many messages a topic has had, as the broker says."""
-        with Line(f"127.0.0.1:{self.port}") as line:
+        with RawConnection(f"127.0.0.1:{self.port}") as line:
             replies = [line.call(MAX_OFFSET, {"topic": topic, "queueId": str(number)}) for number in range(QUEUES)]
         return sum(int(reply.fields["offset"]) for reply in replies)
 
@@ -303,7 +303,7 @@ def measure_latency(bench: Bench, brokers: Pair) -> None:
         topic = f"Latency-{next(rounds)}"
         with awake(brokers, side) as broker, ExitStack() as stack:
             broker.create_topic(topic)
-            with Line(broker.name_server.address) as line:
+            with RawConnection(broker.name_server.address) as line:
                 address = f"127.0.0.1:{broker.port}"
                 eventually(lambda: address in line.call(BROKERS).text, timeout_s=60, what="the broker is registered")
             consumer = stack.enter_context(_stopwatch(broker, topic))

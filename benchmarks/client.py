@@ -37,7 +37,7 @@ from tests.support.apache import (
     fetch_jars,
     java,
 )
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 ROOT: Final = Path(__file__).parents[1]
 TOPIC: Final = "BenchmarkMessages"
@@ -108,8 +108,8 @@ class Cluster:
         self.name_server, self.broker = name_server, broker
         self._scratch = scratch
         self._started = 0
-        self._line = Line(broker.address)
-        with Line(name_server.address) as line:
+        self._line = RawConnection(broker.address)
+        with RawConnection(name_server.address) as line:
             eventually(lambda: broker.address in line.call(BROKERS).text, timeout_s=40, what="the broker is registered")
         queues = {"readQueueNums": str(QUEUES), "writeQueueNums": str(QUEUES), "perm": "6"}
         other = {"defaultTopic": "TBW102", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false"}

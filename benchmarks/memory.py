@@ -27,13 +27,13 @@ from benchmarks.load.programs import Brokers, build, read_routes
 from benchmarks.machine import Bystanders, cpu_s
 from benchmarks.watching import latencies_ms, p99, watchers_mb
 from skyroute.clock import SystemClock
-from skyroute.nameserver.changes import Change, ServerStarted, ServerStopped
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
+from skyroute.nameserver.server_events import Change, ServerStarted, ServerStopped
 from skyroute.routing.events import BrokerChanged, BrokerJoined, BrokerLeft, Cause, TopicsChanged
 from skyroute.routing.registration import DataVersion
 from skyroute.routing.topology import QueueSettings
 from tests.support.apache import SkyrouteNameServer
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 SWITCHES: Final = {"journal": "journalEnable", "warm restart": "warmRestartEnable", "watch": "watchEnable"}
 """What is switched on together, and the setting that does it."""
@@ -188,7 +188,7 @@ def measure_restart(bench: Bench) -> None:
             server.kill()
             began = time.monotonic()
             server.start()
-            with Line(server.address) as line:
+            with RawConnection(server.address) as line:
                 assert line.call(105, {"topic": WARM_TOPIC}).code == 0
             took.append(time.monotonic() - began)
             bench.say(f"row 3 round {number + 1}: first warm answer after {took[-1]:.2f} s")

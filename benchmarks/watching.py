@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from statistics import quantiles
 
 from benchmarks.machine import resident_mb
-from tests.support.raw import DataVersion, Line, Registration, Topic
+from tests.support.raw import DataVersion, RawConnection, Registration, Topic
 
 CHANGES = 10
 FIRST_QUEUES = 100
@@ -71,7 +71,7 @@ def latencies_ms(address: str, *, sessions: int, lines: int) -> list[float]:
     """Have all watch one topic, change it again and again, and return how long each session took to hear of it."""
     found: list[float] = []
     watched = names()[0]
-    with Line(address, timeout_s=60.0) as line, ExitStack() as stack:
+    with RawConnection(address, timeout_s=60.0) as line, ExitStack() as stack:
         line.call(registration(1, {watched}).request)
         of_sessions = stack.enter_context(crowd(address, sessions, "sessions", [watched]))
         of_lines = stack.enter_context(crowd(address, lines, "lines", [watched])) if lines else None
@@ -94,7 +94,7 @@ def p99(values: list[float]) -> float:
 
 def watchers_mb(address: str, pid: int, count: int) -> float:
     """Return how much more memory a name server has while so many connections watch a topic each."""
-    with Line(address, timeout_s=60.0) as line:
+    with RawConnection(address, timeout_s=60.0) as line:
         line.call(registration(1, set()).request)
         before_mb = resident_mb(pid)
         with crowd(address, count, "lines", names()):

@@ -36,8 +36,8 @@ from skyroute import (
     TransactionOutcome,
     sql,
 )
-from skyroute.client.offset_store import FileOffsets
-from skyroute.client.subscription import Expression
+from skyroute.client.consuming.offset_store import FileOffsets
+from skyroute.client.consuming.subscription import Expression
 
 TOPICS = ("Orders", "Steps", "Reminders", "Payments", "Readings", "Questions", "News", "Invoices", "Parcels")
 LEASE_S = 4.0

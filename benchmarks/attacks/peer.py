@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.attacks.servers import PEER_TOPIC, pull_request, send_request
-from tests.support.raw import Line, Request, split_address
+from tests.support.raw import RawConnection, Request, split_address
 
 PATIENCE_S: Final = 120.0
 RETRY_S: Final = 0.02
@@ -40,13 +40,13 @@ def questions(role: str) -> Iterator[Request]:
 
 def asker(role: str, address: str) -> Callable[[], None]:
     """Return what asks once, and raises if there is no good answer."""
-    line: Line | None = None
+    line: RawConnection | None = None
     asked = questions(role)
 
     def over_the_wire() -> None:
         nonlocal line
         try:
-            line = line or Line(address, timeout_s=PATIENCE_S)
+            line = line or RawConnection(address, timeout_s=PATIENCE_S)
             answer = line.call(next(asked))
         except OSError:
             if line is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from benchmarks.machine import resident_mb
-from tests.support.raw import Line, Registration, Request, Topic, encode, split_address
+from tests.support.raw import RawConnection, Registration, Request, Topic, encode, split_address
 
 ROOT: Final = Path(__file__).parents[2]
 BOOT_S: Final = 90.0
@@ -72,8 +72,8 @@ class Server:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
-    def line(self, timeout_s: float = 30.0) -> Line:
-        return Line(self.address, timeout_s=timeout_s)
+    def line(self, timeout_s: float = 30.0) -> RawConnection:
+        return RawConnection(self.address, timeout_s=timeout_s)
 
     def stop(self) -> None:
         """Ask it to stop and wait; kill it if it does not."""
@@ -221,7 +221,7 @@ def registration(topics: Sequence[Topic] | int, broker: str = BROKER, port: int 
     return Registration(CLUSTER, broker, f"127.0.0.1:{port}", topics, deflate=True)
 
 
-def register(server: Server, topics: Sequence[Topic] | int) -> Line:
+def register(server: Server, topics: Sequence[Topic] | int) -> RawConnection:
     """Register a broker; the connection is to be kept, as a broker's is."""
     line = server.line(timeout_s=LIMIT_S)
     answer = line.call(registration(topics).request)

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import cast
 
-from skyroute.client.session import Session
+from skyroute.client.session.session import Session
 from skyroute.remoting.loops import loop_factory
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData

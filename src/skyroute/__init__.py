@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyroute.client.admin import Admin
-    from skyroute.client.consumer import Consumer
-    from skyroute.client.producer import Producer
-    from skyroute.client.pull_consumer import PullConsumer
-    from skyroute.client.push.handlers import ConsumeResult, RetryLater
+    from skyroute.client.consuming.consumer import Consumer
+    from skyroute.client.consuming.pull_consumer import PullConsumer
+    from skyroute.client.consuming.push.handlers import ConsumeResult, RetryLater
+    from skyroute.client.consuming.subscription import StartPosition, sql
+    from skyroute.client.producing.producer import Producer
     from skyroute.client.results import SendResult, SendStatus, TransactionResult
-    from skyroute.client.session import Session
-    from skyroute.client.signing import Credentials
-    from skyroute.client.subscription import StartPosition, sql
+    from skyroute.client.session.session import Session
+    from skyroute.client.session.signing import Credentials
     from skyroute.errors import SkyrouteError
     from skyroute.message.flags import Compression
     from skyroute.message.message import Message, StoredMessage
@@ -55,24 +55,24 @@ __all__ = [
 _HOMES = {
     "Admin": "client.admin",
     "Compression": "message.flags",
-    "ConsumeResult": "client.push.handlers",
-    "Consumer": "client.consumer",
-    "Credentials": "client.signing",
+    "ConsumeResult": "client.consuming.push.handlers",
+    "Consumer": "client.consuming.consumer",
+    "Credentials": "client.session.signing",
     "Message": "message.message",
     "MessageModel": "wire.calls.clients",
-    "Producer": "client.producer",
-    "PullConsumer": "client.pull_consumer",
+    "Producer": "client.producing.producer",
+    "PullConsumer": "client.consuming.pull_consumer",
     "QueueRef": "message.queue_ref",
-    "RetryLater": "client.push.handlers",
+    "RetryLater": "client.consuming.push.handlers",
     "SendResult": "client.results",
     "SendStatus": "client.results",
-    "Session": "client.session",
+    "Session": "client.session.session",
     "SkyrouteError": "errors",
-    "StartPosition": "client.subscription",
+    "StartPosition": "client.consuming.subscription",
     "StoredMessage": "message.message",
     "TransactionOutcome": "wire.calls.transaction",
     "TransactionResult": "client.results",
-    "sql": "client.subscription",
+    "sql": "client.consuming.subscription",
 }
 """Where each name lives: `import skyroute` alone, as the name server and the command do it, must cost nothing."""
 

@@ -20,13 +20,13 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from skyroute.client.admin import Admin as AsyncAdmin
-from skyroute.client.consumer import STOP_TIMEOUT_S, H
-from skyroute.client.consumer import Consumer as AsyncConsumer
+from skyroute.client.consuming.consumer import STOP_TIMEOUT_S, H
+from skyroute.client.consuming.consumer import Consumer as AsyncConsumer
+from skyroute.client.consuming.filter_support import Acceptance
+from skyroute.client.consuming.pull_consumer import PullConsumer as AsyncPullConsumer
+from skyroute.client.consuming.subscription import Expression
 from skyroute.client.errors import ClientError
-from skyroute.client.expressions import Acceptance
-from skyroute.client.producer import Producer as AsyncProducer
-from skyroute.client.pull_consumer import PullConsumer as AsyncPullConsumer
-from skyroute.client.subscription import Expression
+from skyroute.client.producing.producer import Producer as AsyncProducer
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from tests.support.process import LOG_LINE, ServerProcess, eventually
-from tests.support.raw import Command, Line, Registration, Topic, decode, split_address
+from tests.support.raw import Command, RawConnection, Registration, Topic, decode, split_address
 
 PUT_KV, GET_KV, DELETE_KV, LIST_KV = 100, 101, 102, 219
 REGISTER, UNREGISTER, GET_ROUTE, GET_CLUSTERS, LIST_TOPICS = 103, 104, 105, 106, 206
@@ -91,7 +91,7 @@ def replies(data: bytes) -> list[Command]:
 
 
 def assert_serves(address: str, *, within_s: float = PATIENCE_S) -> None:
-    with Line(address, timeout_s=within_s) as line:
+    with RawConnection(address, timeout_s=within_s) as line:
         assert line.call(GET_CLUSTERS).code == SUCCESS
         assert line.call(GET_ROUTE, {"topic": "no such topic"}).code == NO_TOPIC
 

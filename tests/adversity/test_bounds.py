@@ -19,7 +19,7 @@ from tests.adversity.hardship import (
 )
 from tests.adversity.test_memory import KIB, MIB, holding, still_open
 from tests.support.process import ServerProcess, eventually
-from tests.support.raw import Line, Request, Topic, encode, mapping
+from tests.support.raw import RawConnection, Request, Topic, encode, mapping
 
 
 def tls_context() -> ssl.SSLContext:
@@ -65,7 +65,7 @@ def test_a_log_line_does_not_repeat_megabytes(start: Start, what: str) -> None:
         "broker name": broker(huge).request,
         "deleted topic": Request(DELETE_TOPIC, {"topic": huge}),
     }[what]
-    with Line(server.address) as line:
+    with RawConnection(server.address) as line:
         line.call(request)
     assert len(server.log) < 20_000
 
@@ -73,7 +73,7 @@ def test_a_log_line_does_not_repeat_megabytes(start: Start, what: str) -> None:
 @pytest.mark.parametrize("what", ["filter servers", "static queues"])
 def test_what_a_broker_leaves_behind_has_a_bound(start: Start, what: str) -> None:
     server = start()
-    with Line(server.address, timeout_s=60) as line:
+    with RawConnection(server.address, timeout_s=60) as line:
         before_mb = server.rss_mb
         for number in range(5):
             name = f"broker-{number}"
@@ -95,6 +95,6 @@ def test_one_host_that_connects_again_and_again_leaves_a_few_lines_only(server: 
 def test_one_frame_does_not_hold_everybody_up(server: ServerProcess) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0"}
     cpu_s = server.cpu_s
-    with Line(server.address, timeout_s=60) as line:
+    with RawConnection(server.address, timeout_s=60) as line:
         assert line.call(REGISTER, fields, b"," * (60 * MIB)).code == SYSTEM_ERROR
     assert server.cpu_s - cpu_s < 2.0

@@ -30,7 +30,7 @@ from tests.adversity.hardship import (
 )
 from tests.support.booted import NotBootedError
 from tests.support.process import ServerProcess, eventually, server_process
-from tests.support.raw import ClosedError, Line, loads
+from tests.support.raw import ClosedError, RawConnection, loads
 
 BALLAST = "x" * 20_000
 """Makes every write take long enough to be hit."""
@@ -47,7 +47,7 @@ def test_whatever_moment_it_dies_the_last_acknowledged_value_is_kept(tmp_path: P
         assert kept in (acknowledged, acknowledged + 1)
     with server_process(tmp_path) as server:
         put_and_kill(server, kept, chance)
-    with server_process(tmp_path) as server, Line(server.address) as line:
+    with server_process(tmp_path) as server, RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "0"}).code == SUCCESS
         files = sorted(path.name for path in tmp_path.iterdir() if "kvConfig" in path.name)
         assert files == ["kvConfig.json", "kvConfig.json.bak"], "nothing half written is left lying about"
@@ -60,7 +60,7 @@ def put_and_kill(server: ServerProcess, kept: int, chance: random.Random) -> int
 
     Returns the last value that was acknowledged.
     """
-    with Line(server.address, timeout_s=PATIENCE_S) as line:
+    with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
         if kept:
             assert line.call(GET_KV, {"namespace": "n", "key": "k"}).fields == {"value": str(kept)}
             assert line.call(GET_KV, {"namespace": "ballast", "key": "k"}).fields == {"value": BALLAST}
@@ -86,7 +86,7 @@ def value_on_disk(folder: Path) -> int:
 
 def test_a_disk_that_refuses_is_said_and_changes_nothing(start: Start) -> None:
     server = start()
-    with survived(server, lines_max=10), Line(server.address) as line:
+    with survived(server, lines_max=10), RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "old"}).code == SUCCESS
         before = (server.folder / "kvConfig.json").read_bytes()
         server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
@@ -106,7 +106,7 @@ def test_a_disk_that_refuses_is_said_and_changes_nothing(start: Start) -> None:
 
 def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
     server = start()
-    with survived(server, lines_max=10), Line(server.address) as line:
+    with survived(server, lines_max=10), RawConnection(server.address) as line:
         server.limit(resource.RLIMIT_FSIZE, 16 * 1024)
         update = b"enableTopicList=false\nproductEnvName=" + b"x" * 20_000
         answer = line.call(UPDATE_CONFIG, body=update)
@@ -120,7 +120,7 @@ def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
 def test_a_folder_that_goes_away_is_said_and_comes_back(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     server = start(kvConfigPath=folder / "kvConfig.json")
-    with survived(server, lines_max=10), Line(server.address) as line:
+    with survived(server, lines_max=10), RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "1"}).code == SUCCESS
         shutil.rmtree(folder)
         folder.write_text("in the way")  # a file where the folder was, which even the superuser cannot write into
@@ -146,14 +146,14 @@ def test_a_path_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> N
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
 def test_a_torn_file_is_replaced_by_its_backup(tmp_path: Path, keep: float) -> None:
     with server_process(tmp_path) as server:
-        with Line(server.address) as line:
+        with RawConnection(server.address) as line:
             for value in ("1", "2"):
                 assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": value}).code == SUCCESS
         server.kill()
     file = tmp_path / "kvConfig.json"
     content = file.read_bytes()
     file.write_bytes(content[: int(keep * len(content))])
-    with server_process(tmp_path) as server, Line(server.address) as line:
+    with server_process(tmp_path) as server, RawConnection(server.address) as line:
         assert line.call(GET_KV, {"namespace": "n", "key": "k"}).fields == {"value": "1"}
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "3"}).code == SUCCESS
         assert_serves(server.address)

@@ -28,7 +28,7 @@ from tests.adversity.hardship import (
 )
 from tests.support.booted import NotBootedError
 from tests.support.process import Loop, eventually, server_process
-from tests.support.raw import ClosedError, DataVersion, Line, Registration, Topic
+from tests.support.raw import ClosedError, DataVersion, RawConnection, Registration, Topic
 
 DEATHS = 4
 BALLAST = "x" * 10_000
@@ -60,7 +60,7 @@ def test_killed_at_any_moment_it_answers_at_once_and_its_journal_is_whole(
     for death in range(DEATHS):
         with (
             server_process(tmp_path, settings=settings(tmp_path)) as server,
-            Line(server.address, timeout_s=PATIENCE_S) as line,
+            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
         ):
             if death:
                 assert line.call(GET_ROUTE, {"topic": f"topic-{death}"}).code == SUCCESS
@@ -91,7 +91,7 @@ def test_killed_at_any_moment_it_answers_at_once_and_its_journal_is_whole(
     assert started[1].seq > SKIPPED_AFTER_CRASH
 
 
-def put(line: Line, number: int) -> None:
+def put(line: RawConnection, number: int) -> None:
     """A change that takes much room in the journal, and none in the log, which a limit of files would hit too."""
     value = f"{number:06}{BALLAST}"
     assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": value}).code == SUCCESS
@@ -104,7 +104,7 @@ def puts(folder: Path) -> list[int]:
 
 def test_a_full_disk_costs_no_route_and_what_waited_is_written_when_there_is_room(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
-        with Line(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
             assert line.call(broker().request).code == SUCCESS
             server.limit(resource.RLIMIT_FSIZE, 64 * 1024)  # a file that cannot grow is a disk that is full
             for number in range(20):
@@ -123,7 +123,7 @@ def test_a_full_disk_costs_no_route_and_what_waited_is_written_when_there_is_roo
 
 def test_what_a_small_queue_could_not_hold_meanwhile_is_a_gap(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalQueueMax=2000)) as server:
-        with Line(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
             server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
             for number in range(40):
                 put(line, number)
@@ -141,7 +141,7 @@ def test_what_a_small_queue_could_not_hold_meanwhile_is_a_gap(tmp_path: Path) ->
 
 def test_a_folder_that_goes_away_costs_no_route(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalSegmentSeconds=1)) as server:
-        with Line(server.address, timeout_s=PATIENCE_S) as line:
+        with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
             assert line.call(broker().request).code == SUCCESS
             (tmp_path / "memory").rename(tmp_path / "taken away")  # in one step: the server goes on writing
             (tmp_path / "memory").write_text("in the way")
@@ -164,7 +164,7 @@ def test_a_second_server_on_the_folder_is_refused_and_the_first_goes_on(tmp_path
         ):
             pass
         assert "Traceback" not in str(refused.value)
-        with Line(server.address) as line:
+        with RawConnection(server.address) as line:
             assert line.call(GET_CLUSTERS).code == SUCCESS
         server.kill()
     with server_process(tmp_path / "two", settings={"memoryPath": tmp_path / "memory"}):
@@ -174,7 +174,7 @@ def test_a_second_server_on_the_folder_is_refused_and_the_first_goes_on(tmp_path
 def test_a_folder_that_cannot_be_written_is_said_and_it_serves(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with server_process(tmp_path, settings={"memoryPath": tmp_path / "file" / "memory"}) as server:
-        with Line(server.address) as line:
+        with RawConnection(server.address) as line:
             assert line.call(broker().request).code == SUCCESS
         assert server.log.count("no journal and no warm restart") == 1
         assert server.stop() == 0
@@ -185,7 +185,10 @@ def test_standing_still_again_and_again_costs_no_broker_its_place(tmp_path: Path
     """The second time comes before the scan that the first one put off."""
     beating = broker(heartbeat_ms=2000)
     with server_process(tmp_path, loop=loop, settings={"scanNotActiveBrokerInterval": 1000}) as server:
-        with Line(server.address, timeout_s=PATIENCE_S) as line, Line(server.address, timeout_s=PATIENCE_S) as other:
+        with (
+            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
+            RawConnection(server.address, timeout_s=PATIENCE_S) as other,
+        ):
             assert line.call(beating.request).code == SUCCESS
             for _ in range(2):
                 with server.suspended():
@@ -205,7 +208,7 @@ def test_the_command_reads_the_journal_of_a_running_server(tmp_path: Path) -> No
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
         follower = follow(tmp_path)
         try:
-            with Line(server.address) as line:
+            with RawConnection(server.address) as line:
                 assert line.call(broker().request).code == SUCCESS
             assert follower.stdout is not None
             said = ""
@@ -235,7 +238,7 @@ def test_deaths_while_a_large_table_is_written_leave_one_that_can_be_used(
         with (
             server_process(tmp_path, settings=settings(tmp_path)) as server,
             suppress(ClosedError),
-            Line(server.address, timeout_s=PATIENCE_S) as line,
+            RawConnection(server.address, timeout_s=PATIENCE_S) as line,
         ):
             assert line.call(broker(topics=topics).request).code == SUCCESS
             time.sleep(chance.uniform(0.9, 1.2))  # a snapshot follows a change by a second

@@ -21,7 +21,7 @@ from tests.adversity.hardship import (
     survived,
 )
 from tests.support.process import ServerProcess
-from tests.support.raw import Line, frame
+from tests.support.raw import RawConnection, frame
 
 CPU_S_MAX = 4.0
 """Processor time for one text of the sizes below. A reader that goes back over what it read takes minutes."""
@@ -77,7 +77,7 @@ def test_a_hostile_header_is_answered_or_ends_the_line_soon(server: ServerProces
 def test_a_hostile_body_is_answered_soon(server: ServerProcess, shape: str) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0", "topic": "T"}
     cpu_s = server.cpu_s
-    with survived(server, lines_max=4), Line(server.address, timeout_s=PATIENCE_S) as line:
+    with survived(server, lines_max=4), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
         for code, size in ((REGISTER, 150_000), (REGISTER_TOPIC, 50_000), (QUERY_VERSION, 50_000)):
             # To the last two an object of unknown members says nothing, which is no mistake.
             assert line.call(code, fields, text_of(shape, size)).code in (SUCCESS, SYSTEM_ERROR)
@@ -124,7 +124,7 @@ def test_a_header_nested_to_any_depth_is_answered_or_ends_the_line(server: Serve
 )
 def test_a_body_nested_to_any_depth_is_answered(server: ServerProcess, code: int, body: bytes) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0", "topic": "T"}
-    with survived(server, lines_max=5 * len(DEPTHS)), Line(server.address, timeout_s=PATIENCE_S) as line:
+    with survived(server, lines_max=5 * len(DEPTHS)), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
         for depth in DEPTHS:
             for value in nested(depth):
                 assert line.call(code, fields, body % value).code in (SUCCESS, SYSTEM_ERROR)
@@ -133,7 +133,7 @@ def test_a_body_nested_to_any_depth_is_answered(server: ServerProcess, code: int
 
 def test_a_deflated_body_nested_to_any_depth_is_answered(server: ServerProcess) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0", "compressed": "true"}
-    with survived(server, lines_max=15 * len(DEPTHS)), Line(server.address, timeout_s=PATIENCE_S) as line:
+    with survived(server, lines_max=15 * len(DEPTHS)), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
         for depth in DEPTHS:
             for value in nested(depth):
                 static = b'{"bname":"broker-a","topic":"T","more":%s}' % value

@@ -32,7 +32,7 @@ from tests.adversity.hardship import (
     survived,
 )
 from tests.support.process import Loop, ServerProcess, eventually
-from tests.support.raw import DataVersion, Line, Request, Topic, encode, frame, split_address
+from tests.support.raw import DataVersion, RawConnection, Request, Topic, encode, frame, split_address
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -73,7 +73,7 @@ def test_a_body_that_inflates_to_gigabytes_is_refused(server: ServerProcess) -> 
     assert len(body) < 5 * MIB
     fields = {**broker().request.fields, "compressed": "true", "bodyCrc32": "0"}
     with survived(server, lines_max=10), ExitStack() as stack:
-        lines = [stack.enter_context(Line(server.address, timeout_s=60)) for _ in range(5)]
+        lines = [stack.enter_context(RawConnection(server.address, timeout_s=60)) for _ in range(5)]
         for line in lines:
             line.send(REGISTER, fields, body)
         for line in lines:
@@ -91,7 +91,7 @@ def test_a_body_with_more_topics_than_any_broker_has_is_refused(server: ServerPr
     pieces += [deflater.compress((struct.pack(">i", len(line_of_topic)) + line_of_topic) * 10_000) for _ in range(101)]
     body = b"".join(pieces) + deflater.flush()
     fields = {**broker().request.fields, "compressed": "true", "bodyCrc32": "0"}
-    with survived(server, lines_max=2), Line(server.address, timeout_s=PATIENCE_S) as line:
+    with survived(server, lines_max=2), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
         answer = line.call(REGISTER, fields, body)
     assert answer.code == SYSTEM_ERROR
     assert "topics" in (answer.remark or "")
@@ -100,7 +100,7 @@ def test_a_body_with_more_topics_than_any_broker_has_is_refused(server: ServerPr
 
 def test_a_count_beyond_what_was_sent_is_refused(server: ServerProcess) -> None:
     fields = {**broker().request.fields, "compressed": "true", "bodyCrc32": "0"}
-    with survived(server, lines_max=10), Line(server.address) as line:
+    with survived(server, lines_max=10), RawConnection(server.address) as line:
         for count in (2**31 - 1, -1, -(2**31), 100):
             for stream in (
                 struct.pack(">i", count) + b"{}",
@@ -114,7 +114,7 @@ def test_a_count_beyond_what_was_sent_is_refused(server: ServerProcess) -> None:
 def test_a_full_table_refuses_more_and_serves_what_it_has(start: Start) -> None:
     server = start(brokersMax=5, topicEntriesMax=20)
     brokers = [broker(f"broker-{number}", address=f"10.0.0.{number}:10911") for number in range(20)]
-    with survived(server, lines_max=50), Line(server.address) as line:
+    with survived(server, lines_max=50), RawConnection(server.address) as line:
         for each in brokers[:5]:
             assert line.call(each.request).code == SUCCESS
         for each in brokers[5:]:
@@ -192,7 +192,7 @@ def test_unfinished_bytes_of_all_peers_together_have_a_bound(start: Start, loop:
 def test_memory_of_unfinished_frames_comes_back(start: Start, loop: Loop, size: int, count: int) -> None:
     server = start(loop=loop)
     half = struct.pack(">II", size, 12) + b'{"code":105}' + bytes(size // 2)
-    with survived(server, lines_max=0), Line(server.address) as other:
+    with survived(server, lines_max=0), RawConnection(server.address) as other:
         before_mb = server.rss_mb
         with holding(server, half, count):
             eventually(lambda: server.rss_mb > before_mb + 0.4 * size * count / 1e6, "all of it has come")
@@ -211,7 +211,7 @@ def test_peers_that_leave_before_their_answer_leave_nothing_behind(start: Start)
         for _ in range(4):
             ask_and_leave(server, elsewhere)
         whole = frame(b'{"code":106,"opaque":1,"extFields":{}}', bytes(90 * KIB))
-        with connect(server.address) as line, Line(server.address) as other:
+        with connect(server.address) as line, RawConnection(server.address) as other:
             line.sendall(whole[: 80 * KIB])
             assert other.call(GET_CLUSTERS).code == SUCCESS
             line.sendall(whole[80 * KIB :])
@@ -245,7 +245,7 @@ def ask_and_leave(server: ServerProcess, elsewhere: socket.socket) -> None:
 def test_a_peer_that_never_reads_costs_a_bounded_amount(start: Start) -> None:
     server = start()
     topics = [Topic(f"a-topic-with-a-name-of-usual-length-{number:06}") for number in range(10_000)]
-    with Line(server.address, timeout_s=60) as registrar:
+    with RawConnection(server.address, timeout_s=60) as registrar:
         assert registrar.call(broker(topics=topics).request).code == SUCCESS
         answer_mb = len(registrar.call(LIST_TOPICS).body) / 1e6
         before_mb = server.rss_mb

@@ -5,7 +5,7 @@ import pytest
 from tests.adversity.conftest import Start
 from tests.adversity.hardship import PATIENCE_S, SUCCESS, broker, survived
 from tests.support.process import Loop
-from tests.support.raw import Line, Listener
+from tests.support.raw import Listener, RawConnection
 
 NOTIFY = 905
 ODD_ADDRESSES = [
@@ -41,7 +41,7 @@ def test_one_that_cannot_be_told_keeps_nobody_from_being_told(start: Start, loop
     server = start(loop=loop, notifyMinBrokerIdChanged="true", connectTimeoutMillis=500)
     with (
         survived(server, lines_max=15 * len(ODD_ADDRESSES)),
-        Line(server.address, timeout_s=PATIENCE_S) as line,
+        RawConnection(server.address, timeout_s=PATIENCE_S) as line,
         Listener(timeout_s=PATIENCE_S) as listener,
     ):
         for number, address in enumerate([*ODD_ADDRESSES, listener.address]):

@@ -31,7 +31,7 @@ from tests.adversity.hardship import (
     send_all_it_takes,
 )
 from tests.support.process import Loop, ServerProcess, eventually, server_process
-from tests.support.raw import ClosedError, Line, Request, Topic, encode
+from tests.support.raw import ClosedError, RawConnection, Request, Topic, encode
 
 LOOPS: tuple[Loop, ...] = ("uvloop", "asyncio")
 
@@ -43,7 +43,7 @@ def test_without_free_files_it_serves_whom_it_has_and_recovers(start: Start, loo
     question = encode(Request(GET_CLUSTERS), 1)
     room = 20
     with ExitStack() as stack:
-        first = stack.enter_context(Line(server.address, timeout_s=PATIENCE_S))
+        first = stack.enter_context(RawConnection(server.address, timeout_s=PATIENCE_S))
         assert first.call(PUT_KV, old).code == SUCCESS
         allowed = server.open_files + room
         server.limit(resource.RLIMIT_NOFILE, allowed)
@@ -77,7 +77,7 @@ def load(server: ServerProcess, *, clients: int) -> Iterator[list[int]]:
     ended = threading.Event()
 
     def ask(at: int) -> None:
-        with suppress(ClosedError, ConnectionError), Line(server.address, timeout_s=PATIENCE_S) as line:
+        with suppress(ClosedError, ConnectionError), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
             while not ended.is_set():
                 for _ in range(20):
                     line.send(GET_ROUTE, {"topic": "TopicA"})
@@ -107,7 +107,7 @@ def test_asked_to_stop_under_load_it_ends_in_time(start: Start, loop: Loop, deaf
     server = start(loop=loop)
     topics = [Topic(f"a-topic-with-a-name-of-usual-length-{number:06}") for number in range(5_000)]
     with ExitStack() as stack:
-        registrar = stack.enter_context(Line(server.address, timeout_s=PATIENCE_S))
+        registrar = stack.enter_context(RawConnection(server.address, timeout_s=PATIENCE_S))
         assert registrar.call(broker(topics=topics).request).code == SUCCESS
         idle = [stack.enter_context(connect(server.address)) for _ in range(50)]
         unfinished = stack.enter_context(connect(server.address))
@@ -129,7 +129,7 @@ def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
     beating = broker(heartbeat_ms=4000)
     with ExitStack() as stack:
         servers = [stack.enter_context(server_process(tmp_path / loop, loop=loop, settings=settings)) for loop in LOOPS]
-        lines = [stack.enter_context(Line(server.address, timeout_s=PATIENCE_S)) for server in servers]
+        lines = [stack.enter_context(RawConnection(server.address, timeout_s=PATIENCE_S)) for server in servers]
         for line in lines:
             assert line.call(beating.request).code == SUCCESS
         with servers[0].suspended(), servers[1].suspended():
@@ -141,7 +141,7 @@ def test_standing_still_costs_no_broker_its_place(tmp_path: Path) -> None:
         # The lease and the line's own time are over by the clock, and the proof of life waits in the socket.
         for _ in range(6):
             for server, line in zip(servers, lines, strict=True):
-                with Line(server.address, timeout_s=PATIENCE_S) as other:
+                with RawConnection(server.address, timeout_s=PATIENCE_S) as other:
                     assert other.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
                 line.tell(HEARTBEAT, beating.identity)
             time.sleep(0.1)

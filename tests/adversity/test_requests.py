@@ -39,7 +39,7 @@ from tests.adversity.hardship import (
     survived,
 )
 from tests.support.process import ServerProcess
-from tests.support.raw import Command, Form, Line, Registration, Request, Topic, encode, frame, mapping
+from tests.support.raw import Command, Form, RawConnection, Registration, Request, Topic, encode, frame, mapping
 
 FORMS: tuple[Form, ...] = ("json", "binary")
 
@@ -59,7 +59,7 @@ def route_header(**members: object) -> bytes:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", [-32768, -1, 0, 1, 10, 35, 99, 107, 310, 905, 32767])
 def test_a_code_nobody_knows_is_answered_so(server: ServerProcess, code: int, form: Form) -> None:
-    with survived(server, lines_max=0), Line(server.address, form=form) as line:
+    with survived(server, lines_max=0), RawConnection(server.address, form=form) as line:
         answer = line.call(code)
         assert (answer.code, answer.remark) == (NOT_SUPPORTED, f" request type {code} not supported")
         line.tell(code)
@@ -96,7 +96,7 @@ NEEDED = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("code", NEEDED)
 def test_every_needed_field_is_missed_and_the_line_lives_on(server: ServerProcess, code: int, form: Form) -> None:
-    with survived(server, lines_max=2 * len(NEEDED[code]) + 1), Line(server.address, form=form) as line:
+    with survived(server, lines_max=2 * len(NEEDED[code]) + 1), RawConnection(server.address, form=form) as line:
         for missing in NEEDED[code]:
             for fields in (
                 {name: text for name, text in NEEDED[code].items() if name != missing},
@@ -130,7 +130,7 @@ NOT_NUMBERS = [
 
 @pytest.mark.parametrize("text", NOT_NUMBERS, ids=lambda text: text[:24])
 def test_a_number_that_is_none_is_refused(server: ServerProcess, text: str) -> None:
-    with survived(server, lines_max=5), Line(server.address) as line:
+    with survived(server, lines_max=5), RawConnection(server.address) as line:
         for code, name in ((REGISTER, "brokerId"), (UNREGISTER, "brokerId"), (REGISTER, "bodyCrc32")):
             request = broker().request
             answer = line.call(code, {**request.fields, name: text}, request.body)
@@ -219,7 +219,7 @@ def test_of_a_topic_registered_twice_in_one_body_the_last_one_counts(server: Ser
     config = '{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":%s,"U":{},"T":%s}}}'
     body = (config % ('{"readQueueNums":1}', '{"readQueueNums":2}')).encode()
     fields = {**broker().request.fields, "bodyCrc32": "0"}
-    with survived(server, lines_max=6), Line(server.address) as line:
+    with survived(server, lines_max=6), RawConnection(server.address) as line:
         assert line.call(REGISTER, fields, body).code == SUCCESS
         route = line.call(GET_ROUTE, {"topic": "T"}).value
         assert [queues["readQueueNums"] for queues in route["queueDatas"]] == [2]
@@ -251,7 +251,7 @@ def test_a_body_that_is_no_utf8_is_refused(server: ServerProcess, bad: bytes) ->
     fields = {**broker().request.fields, "bodyCrc32": "0"}
     table = b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"%s":{},"T":{}}}}' % bad
     queues = b'{"queueDatas":[{"brokerName":"%s"}]}' % bad
-    with survived(server, lines_max=6), Line(server.address) as line:
+    with survived(server, lines_max=6), RawConnection(server.address) as line:
         for code, body in ((REGISTER, table), (REGISTER_TOPIC, queues), (UPDATE_CONFIG, b"a=" + bad)):
             answer = line.call(code, {**fields, "topic": "T"}, body)
             assert answer.code == SYSTEM_ERROR
@@ -266,12 +266,12 @@ def test_half_a_surrogate_pair_by_way_of_an_escape_is_answered_or_ends_the_line(
         for each in (header, header.replace(b'"code"', b"code")):
             with survived(server, lines_max=8):
                 assert len(replies(say_and_leave(server.address, frame(each)))) <= 1
-    with Line(server.address) as line:
+    with RawConnection(server.address) as line:
         assert line.call(DELETE_KV, {"namespace": "?", "key": "k"}).code == SUCCESS
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_is_registered(server: ServerProcess) -> None:
-    with survived(server, lines_max=4), Line(server.address) as line:
+    with survived(server, lines_max=4), RawConnection(server.address) as line:
         for deflate in (False, True):
             for crc in (1, -1, 2**31 - 1):
                 answer = line.call(broker(deflate=deflate, crc=crc).request)
@@ -302,7 +302,7 @@ BAD_BODIES = dict(bad_bodies())
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_a_registration_that_cannot_be_read_is_refused(server: ServerProcess, name: str) -> None:
     fields = {**broker().request.fields, "bodyCrc32": "0"}
-    with survived(server, lines_max=1), Line(server.address) as line:
+    with survived(server, lines_max=1), RawConnection(server.address) as line:
         answer = line.call(REGISTER, fields, BAD_BODIES[name])
         assert answer.code == SYSTEM_ERROR
         assert (answer.remark or "").startswith("Failed to decode RegisterBrokerBody: ")
@@ -312,7 +312,7 @@ def test_a_registration_that_cannot_be_read_is_refused(server: ServerProcess, na
 @pytest.mark.parametrize("number", ["2147483648", "-2147483649", "1e400", "9" * 400, '"x"', "[]", "null"])
 def test_queues_of_a_single_topic_must_be_numbers_of_32_bits(server: ServerProcess, number: str) -> None:
     body = f'{{"queueDatas":[{{"brokerName":"broker-a","perm":6,"readQueueNums":{number},"writeQueueNums":8}}]}}'
-    with survived(server, lines_max=8), Line(server.address) as line:
+    with survived(server, lines_max=8), RawConnection(server.address) as line:
         assert line.call(broker().request).code == SUCCESS
         answer = line.call(REGISTER_TOPIC, {"topic": "Single"}, body.encode())
         assert answer.code == SYSTEM_ERROR
@@ -322,7 +322,7 @@ def test_queues_of_a_single_topic_must_be_numbers_of_32_bits(server: ServerProce
 
 
 def test_one_peer_that_asks_nonsense_for_ever_leaves_a_few_lines_only(server: ServerProcess) -> None:
-    with survived(server, lines_max=30), Line(server.address) as line:
+    with survived(server, lines_max=30), RawConnection(server.address) as line:
         for _ in range(1000):
             line.send(FORBID_WRITES)
             line.send(LIST_TOPICS, flag=1)  # a response that nobody waits for
@@ -345,7 +345,7 @@ HOSTILE_SETTINGS = {
 @pytest.mark.parametrize("name", HOSTILE_SETTINGS)
 def test_hostile_settings_are_answered_soon_and_change_nothing(server: ServerProcess, name: str) -> None:
     cpu_s = server.cpu_s
-    with survived(server, lines_max=2), Line(server.address, timeout_s=PATIENCE_S) as line:
+    with survived(server, lines_max=2), RawConnection(server.address, timeout_s=PATIENCE_S) as line:
         before = line.call(GET_CONFIG).body
         assert line.call(UPDATE_CONFIG, body=HOSTILE_SETTINGS[name]).code in (SUCCESS, SYSTEM_ERROR)
         assert line.call(GET_CONFIG).body == before
@@ -400,11 +400,11 @@ def test_no_text_of_a_peer_begins_a_log_line(server: ServerProcess, form: Form) 
     with survived(server, lines_max=2000):
         mark = len(server.log)
         for text in HOSTILE:
-            with Line(server.address, form=form) as line:
+            with RawConnection(server.address, form=form) as line:
                 for request in hostile_requests(text):
                     line.call(request)
                 assert line.call(GET_CLUSTERS).code == SUCCESS
-            with Line(server.address, form=form) as line:
+            with RawConnection(server.address, form=form) as line:
                 assert line.call(DELETE_KV, {"namespace": text, "key": "k"}).code in (SUCCESS, SYSTEM_ERROR)
                 line.call(DELETE_KV, {"namespace": "n", "key": text})
     assert not any(line.startswith(("FORGED", FORGED)) for line in server.log_since(mark).splitlines())
@@ -420,7 +420,7 @@ def test_no_text_of_a_proxy_begins_a_log_line(server: ServerProcess) -> None:
 
 def test_an_answer_does_not_repeat_megabytes_of_what_was_asked(server: ServerProcess) -> None:
     huge = "x" * 1_000_000
-    with survived(server, lines_max=8), Line(server.address) as line:
+    with survived(server, lines_max=8), RawConnection(server.address) as line:
         mark = len(server.log)
         for request in (
             Request(GET_ROUTE, {"topic": huge}),
@@ -440,7 +440,7 @@ def test_an_answer_does_not_repeat_megabytes_of_what_was_asked(server: ServerPro
 
 def test_a_broker_with_strange_but_legal_names_is_served(server: ServerProcess) -> None:
     strange = Registration("кластер", "брокер/%s", "хост:10911", [Topic("тема"), Topic("%RETRY%🚀")])
-    with survived(server, lines_max=6), Line(server.address) as line:
+    with survived(server, lines_max=6), RawConnection(server.address) as line:
         assert line.call(strange.request).code == SUCCESS
         assert line.call(GET_ROUTE, {"topic": "%RETRY%🚀"}).value["brokerDatas"][0]["cluster"] == "кластер"
         assert line.call(strange.unregistration).code == SUCCESS

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.flags import TransactionState

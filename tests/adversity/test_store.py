@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError, StoreError, StoreFullError
+from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.store.queue_read import ReadStatus
+from skyroute.broker.store.queues.queue_read import ReadStatus
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.positions import QueueOffset
 from skyroute.message.properties import encode_properties

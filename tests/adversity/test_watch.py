@@ -10,7 +10,7 @@ import pytest
 from tests.adversity.conftest import Start
 from tests.adversity.hardship import SUCCESS, SYSTEM_ERROR, broker, survived
 from tests.support.process import ServerProcess, eventually
-from tests.support.raw import Command, DataVersion, Line, Request, Topic, encode
+from tests.support.raw import Command, DataVersion, RawConnection, Request, Topic, encode
 
 WATCH, SYSTEM_BUSY = 21001, 2
 
@@ -30,7 +30,11 @@ def watch(heard: Command | None, *topics: str, timeout_ms: int = 60_000) -> Requ
 
 
 def test_a_watcher_that_does_not_read_holds_up_nobody(server: ServerProcess) -> None:
-    with survived(server, lines_max=2_000), Line(server.address) as mute, Line(server.address) as line:
+    with (
+        survived(server, lines_max=2_000),
+        RawConnection(server.address) as mute,
+        RawConnection(server.address) as line,
+    ):
         names = [f"topic-of-many-{number:04}" for number in range(1_000)]
         heard = mute.call(watch(None))
         # Each of these is answered with many names as soon as something changes, and none is ever read.
@@ -44,7 +48,7 @@ def test_a_watcher_that_does_not_read_holds_up_nobody(server: ServerProcess) -> 
 
 
 def test_a_flood_of_watches_is_answered_and_bounded(server: ServerProcess) -> None:
-    with survived(server, lines_max=50), Line(server.address) as line:
+    with survived(server, lines_max=50), RawConnection(server.address) as line:
         heard = line.call(watch(None, "A"))
         before_mb = server.rss_mb
         for _ in range(20_000):
@@ -58,7 +62,7 @@ def test_a_flood_of_watches_is_answered_and_bounded(server: ServerProcess) -> No
 
 
 def test_lists_of_topics_are_bounded(server: ServerProcess) -> None:
-    with survived(server, lines_max=50), Line(server.address) as line:
+    with survived(server, lines_max=50), RawConnection(server.address) as line:
         heard = line.call(watch(None, "A"))
         for topics in (
             [f"t{number}" for number in range(1_025)],
@@ -82,7 +86,7 @@ def test_names_of_all_watches_together_are_bounded(start: Start) -> None:
         codes: list[int] = []
         heard: Command | None = None
         for _ in range(250):
-            line = stack.enter_context(Line(server.address))
+            line = stack.enter_context(RawConnection(server.address))
             heard = heard or line.call(watch(None, "A"))
             # 4 watches a connection, 1,024 names each: the bound of a million is reached before the last of them.
             line.write(b"".join(encode(watch(heard, *names), number) for number in range(100, 104)))
@@ -90,7 +94,7 @@ def test_names_of_all_watches_together_are_bounded(start: Start) -> None:
             codes += [command.code for command in line.strays]
         assert set(codes) == {SUCCESS, SYSTEM_BUSY}
         assert server.rss_mb < 400
-    with Line(server.address) as line:
+    with RawConnection(server.address) as line:
         eventually(
             lambda: line.call(watch(heard, *names, timeout_ms=1)).code == SUCCESS, "those who left make room again"
         )

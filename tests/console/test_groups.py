@@ -104,7 +104,7 @@ def test_lag_can_be_had_without_scripts(browser: Browser, url: str) -> None:
 def test_shows_progress_members_and_what_they_do_not_agree_on(page: Page, url: str) -> None:
     """Whoever looks for lost messages sees who holds which queue, and that members want different things."""
     page.goto(f"{url}/groups/shipping")
-    expect(page.locator(".card", has_text="Members").locator(".figure")).to_have_text("2")
+    expect(page.locator(".card", has_text="ConnectedClients").locator(".figure")).to_have_text("2")
     orders = page.get_by_role("region", name="By queue").locator("tbody tr", has_text="Orders")
     expect(orders).to_have_count(4)
     expect(orders.locator("a")).to_have_count(4)  # each has an owner
@@ -112,10 +112,10 @@ def test_shows_progress_members_and_what_they_do_not_agree_on(page: Page, url: s
     page.get_by_role("link", name="Only queues of %RETRY%shipping").click()
     expect(page.get_by_role("region", name="By queue").locator("tbody tr")).to_have_count(2)
 
-    page.get_by_role("link", name="Members").click()
+    page.get_by_role("link", name="ConnectedClients").click()
     expect(page.get_by_role("alert")).to_contain_text("do not want the same")
     expect(page.get_by_role("region", name="Subscription mismatches")).to_contain_text("paid || sent")
-    members = page.get_by_role("region", name="Members").locator("tbody tr")
+    members = page.get_by_role("region", name="ConnectedClients").locator("tbody tr")
     expect(members).to_have_count(2)
     expect(members.first).to_contain_text("PYTHON")
     check_accessible(page)

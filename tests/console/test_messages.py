@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from skyroute import Message
 from skyroute.blocking import Admin, Consumer, Producer
-from skyroute.client.subscription import StartPosition
+from skyroute.client.consuming.subscription import StartPosition
 from skyroute.console.server import Console
 from skyroute.message.message import StoredMessage
 from skyroute.testing import Cluster

@@ -9,9 +9,9 @@ import pytest
 from skyroute import Message
 from skyroute.blocking import Producer
 from skyroute.client.admin import Admin
-from skyroute.console.desk import ROWS
+from skyroute.console.cluster_data.message_listing import Place, newest_first, read_place, row_of
 from skyroute.console.errors import ConsoleError
-from skyroute.console.newest_first import Place, newest_first, read_place, row_of
+from skyroute.console.pages.page_context import ROWS
 from skyroute.testing import Cluster
 from skyroute.testing.threads import LoopThread
 

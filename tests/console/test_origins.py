@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from skyroute.blocking import Admin
+from skyroute.console.guard.users import Role, make_user, write_users
 from skyroute.console.server import Console
-from skyroute.console.users import Role, make_user, write_users
 from skyroute.settings.networks import parse_networks
 from skyroute.testing import Cluster
 from tests.support.browsing import Serve, port_of, token_in

@@ -14,10 +14,10 @@ from skyroute.client.admin import Admin
 from skyroute.client.admin.cluster import BrokerInfo
 from skyroute.clock import SystemClock
 from skyroute.console.app import make_app
+from skyroute.console.cluster_data.watcher import RATES_MAX, Inventory, Look, NameServerView, Rates, Watcher
 from skyroute.console.config import ConsoleConfig
-from skyroute.console.desk import Desk
+from skyroute.console.pages.page_context import PageContext
 from skyroute.console.server import Console
-from skyroute.console.watcher import RATES_MAX, Inventory, Look, NameServerView, Rates, Watcher
 from skyroute.routing.topology import BrokerGroup, ClusterView
 from skyroute.testing import Cluster, cluster
 from skyroute.testing.threads import LoopThread
@@ -113,7 +113,7 @@ def test_a_hundred_brokers_with_ten_thousand_topics_are_shown_at_once(tmp_path: 
     watcher.inventory = Inventory(1.0, dict.fromkeys(topics, on_brokers), {})
     watcher.rates = {each.address: deque(Rates(n, 1.0, 2.0) for n in range(RATES_MAX)) for each in brokers}
 
-    app = make_app(Desk(config, admin, watcher, SystemClock()))
+    app = make_app(PageContext(config, admin, watcher, SystemClock()))
 
     async def ask() -> tuple[list[float], str]:
         took_s, text = [], ""

@@ -12,11 +12,11 @@ import trustme
 from playwright.sync_api import Page, expect
 from starlette.routing import Route
 
-from skyroute.console.actions import FORM_BYTES_MAX
-from skyroute.console.doorkeeper import HEADERS, OPEN_FORM_BYTES_MAX
 from skyroute.console.errors import ConsoleError
+from skyroute.console.guard.request_guard import HEADERS, OPEN_FORM_BYTES_MAX
+from skyroute.console.guard.users import Role, make_user, read_users, write_users
+from skyroute.console.pages.actions import FORM_BYTES_MAX
 from skyroute.console.server import Console
-from skyroute.console.users import Role, make_user, read_users, write_users
 from skyroute.settings.networks import parse_networks
 from skyroute.testing import Cluster
 from tests.support.browsing import Serve, app_of, check_accessible, port_of, token_in

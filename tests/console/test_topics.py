@@ -6,7 +6,7 @@ from playwright.sync_api import Page, expect
 from skyroute import Message
 from skyroute.blocking import Admin, Producer
 from skyroute.client.admin.groups import END
-from skyroute.client.session import Session
+from skyroute.client.session.session import Session
 from skyroute.console.server import Console
 from skyroute.testing import Cluster
 from skyroute.testing.threads import LoopThread

@@ -150,9 +150,9 @@ def test_every_page_is_sound_in_chinese_and_dark(
     console = serve(busy_cluster.name_server_address, journals={"ns": tmp_path})
     cookies = {"skyroute_language": "zh", "skyroute_theme": "dark"}
     with httpx.Client(base_url=console.url, cookies=cookies, timeout=30) as client:
-        caplog.set_level(logging.DEBUG, "skyroute.console.text")
+        caplog.set_level(logging.DEBUG, "skyroute.console.pages.text")
         pages = links(console, client)
-        missing = {record.getMessage() for record in caplog.records if record.name == "skyroute.console.text"}
+        missing = {record.getMessage() for record in caplog.records if record.name == "skyroute.console.pages.text"}
         assert missing == set()
     assert len(pages) > 15, pages
     context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="zh-CN", reduced_motion="reduce")

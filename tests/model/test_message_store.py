@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.store.queue_read import ReadStatus
+from skyroute.broker.store.queues.queue_read import ReadStatus
 from skyroute.message.batch import BatchItem, encode_batch, unwrap_batches
 from skyroute.message.flags import TransactionState
 from skyroute.message.message import StoredMessage

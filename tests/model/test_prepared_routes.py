@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from skyroute.nameserver import prepared_routes
-from skyroute.nameserver.changes import KvChanged
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.routes import RouteHandlers
+from skyroute.nameserver.invalidated_routes import touched_by
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.nameserver.touched import touched_by
+from skyroute.nameserver.server_events import KvChanged
+from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.dispatch import Dispatcher, Handler, Peer
-from skyroute.remoting.pace import Pace
-from skyroute.remoting.traffic import Traffic
+from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing import discovery
 from skyroute.routing.events import BrokerConfirmed, RouteEvent
 from skyroute.wire.calls.kv import ORDER_TOPICS
@@ -68,7 +68,9 @@ class PreparedRoutesMachine(RouteTableMachine):
     def serve(self) -> None:
         self.served = self.table
         clock = ManualClock()
-        self.routes = RouteHandlers(self.table, self.kv, self.config, clock=clock, pace=Pace(Traffic(), clock))
+        self.routes = RouteHandlers(
+            self.table, self.kv, self.config, clock=clock, pace=StepRunner(BusyPolling(), clock)
+        )
         self.routes.is_warm = self.table.unconfirmed_count > 0
         handlers: dict[int, Handler] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.routes.get_route}
         self.dispatcher = Dispatcher(handlers, self.routes.repeats)

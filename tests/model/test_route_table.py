@@ -28,10 +28,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from skyroute.nameserver.changes import ServerStarted
 from skyroute.nameserver.journal.records import Numbered, encode
 from skyroute.nameserver.journal.replay import Replay
 from skyroute.nameserver.journal.schema import record_decoder
+from skyroute.nameserver.server_events import ServerStarted
 from skyroute.nameserver.snapshot import decode_snapshot, encode_snapshot
 from skyroute.routing import discovery
 from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError

@@ -11,8 +11,8 @@ from typing import Any
 
 from hypothesis import settings
 
-from skyroute.nameserver.changes import KvChanged
-from skyroute.nameserver.touched import COPIED_MAX, ManyTopics, touched_by, touched_topics
+from skyroute.nameserver.invalidated_routes import COPIED_MAX, ManyTopics, touched_by, touched_topics
+from skyroute.nameserver.server_events import KvChanged
 from skyroute.routing import discovery
 from skyroute.routing.events import BrokerConfirmed, LeaseHeld, RouteEvent
 from skyroute.routing.table import RouteTable

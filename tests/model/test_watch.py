@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from skyroute.nameserver.route_history import RouteHistory
 from skyroute.nameserver.watch import WATCHES_A_CONNECTION_MAX, Watches
-from skyroute.remoting.dispatch import Later
+from skyroute.remoting.dispatch import DeferredResponse
 from skyroute.wire.calls.watch import Bookmark, WatchAnswer, WatchQuery, decode_watch_answer
 from skyroute.wire.command import Response
 
@@ -122,7 +122,7 @@ class WatchMachine(RuleBasedStateMachine):
         query = WatchQuery(watcher.topics, watcher.bookmark, timeout_ms)
         connection = watcher.connection
         answer = self.watches.watch(query, connection=connection, now=self.now)
-        if not isinstance(answer, Later):
+        if not isinstance(answer, DeferredResponse):
             self.hear(watcher, answer)
             return
         assert timeout_ms > 0

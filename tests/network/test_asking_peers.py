@@ -11,13 +11,13 @@ from functools import partial
 import pytest
 
 from skyroute.remoting import connection as connections
+from skyroute.remoting.busy_polling import TOGETHER_MAX
 from skyroute.remoting.connection import CALLS_MAX, Limits
-from skyroute.remoting.dispatch import Dispatcher, Handler, Later, Peer
+from skyroute.remoting.dispatch import DeferredResponse, Dispatcher, Handler, Peer
 from skyroute.remoting.errors import BindError, CallTimeoutError, ConnectionLostError
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
-from skyroute.remoting.traffic import TOGETHER_MAX
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
 from tests.support.lines import AsyncLine, eventually, line_to
@@ -33,7 +33,7 @@ class Host:
 
     limits: Limits = field(default_factory=Limits)
     peers: dict[str, Peer] = field(default_factory=dict)
-    waiting: list[Later] = field(default_factory=list)
+    waiting: list[DeferredResponse] = field(default_factory=list)
     gone: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,8 +57,8 @@ class Host:
     def _echo(self, request: Request, _peer: Peer) -> Response:
         return Response(body=request.body)
 
-    def _wait(self, _request: Request, _peer: Peer) -> Later:
-        self.waiting.append(Later())
+    def _wait(self, _request: Request, _peer: Peer) -> DeferredResponse:
+        self.waiting.append(DeferredResponse())
         return self.waiting[-1]
 
     def give_all(self, body: bytes = b"") -> None:

@@ -12,14 +12,14 @@ from typing import Final
 
 import pytest
 
+from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.connection import LOOK_EVERY
 from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Peer
 from skyroute.remoting.fair_queue import SHARE_S, TURN_S
-from skyroute.remoting.pace import Pace
 from skyroute.remoting.server import Server
+from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
-from skyroute.remoting.traffic import Traffic
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
 from tests.network.certificates import client_that_trusts_anyone
@@ -50,8 +50,8 @@ class Asked:
 
     def __init__(self) -> None:
         self.clock = TickingClock()
-        self.traffic = Traffic()
-        self.pace = Pace(self.traffic, self.clock)
+        self.traffic = BusyPolling()
+        self.pace = StepRunner(self.traffic, self.clock)
         self.order: list[int] = []
         """Connections, as their requests were carried out."""
         self.closed: list[int] = []

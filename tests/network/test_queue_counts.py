@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from skyroute.client.consuming.pull_consumer import PullConsumer
 from skyroute.client.errors import ClientError
-from skyroute.client.producer import Producer
-from skyroute.client.pull_consumer import PullConsumer
-from skyroute.client.session import Session
+from skyroute.client.producing.producer import Producer
+from skyroute.client.session.session import Session
 from skyroute.message.message import Message
 from skyroute.routing.topology import QUEUES_MAX, ROUTE_QUEUES_MAX
 from skyroute.wire.errors import BodyError

@@ -12,7 +12,7 @@ import pytest
 
 from skyroute import __version__
 from tests.support.booted import booted
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 REPOSITORY = Path(__file__).parents[2]
 GET_ROUTE, TOPIC_NOT_EXIST = 105, 17
@@ -83,7 +83,7 @@ def test_it_serves(installed: Path, tmp_path: Path) -> None:
     options = ["listenPort=0", "bindAddress=127.0.0.1", f"kvConfigPath={tmp_path}/kvConfig.json"]
     command = [str(installed / "skyroute"), "nameserver", *(f"-D{option}" for option in options)]
     with booted(command, cwd=tmp_path, environment=environment(tmp_path)) as server:
-        with Line(server.address) as line:
+        with RawConnection(server.address) as line:
             reply = line.call(GET_ROUTE, {"topic": "TopicTest"})
         assert reply.code == TOPIC_NOT_EXIST
         assert server.stop()[0] == 0

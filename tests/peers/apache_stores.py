@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.peers.test_store_files import TOPIC, WHOLE, Asked, write_topics
 from tests.support.apache import ApacheBroker, SkyrouteNameServer, eventually
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 from tests.support.single_damage import APACHE_SETTINGS, APACHE_STORES
 
 _FILE_SIZES = {
@@ -33,7 +33,7 @@ def make(folder: Path, left: str) -> Path:
     (store / "config").mkdir(parents=True)
     write_topics(store)
     with server, broker:
-        with Line(broker.address) as line:
+        with RawConnection(broker.address) as line:
             apache = Asked(line)
             apache.fill()
             eventually(lambda: apache.max_offset(TOPIC, 2) >= 39, what="the batch is dispatched")

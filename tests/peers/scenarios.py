@@ -14,7 +14,18 @@ from typing import Any
 
 from tests.peers.transcript import OUR_KEYS, PLACES, Stage, ids, properties_of
 from tests.support.apache import eventually
-from tests.support.raw import ClosedError, DataVersion, Line, Request, Topic, compact, encode, frame, loads, mapping
+from tests.support.raw import (
+    ClosedError,
+    DataVersion,
+    RawConnection,
+    Request,
+    Topic,
+    compact,
+    encode,
+    frame,
+    loads,
+    mapping,
+)
 
 Play = Callable[[Stage], None]
 
@@ -851,7 +862,7 @@ def lenient_bodies(stage: Stage) -> None:
         stage.remember(f"{step}-queues", queues)
 
 
-def _queues(stage: Stage, line: Line) -> list[dict[str, Any]]:
+def _queues(stage: Stage, line: RawConnection) -> list[dict[str, Any]]:
     reply = line.call(105, {"topic": stage.name("T0")})
     queues: list[dict[str, Any]] = reply.value["queueDatas"] if reply.code == 0 else []
     return queues

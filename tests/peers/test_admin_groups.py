@@ -206,7 +206,7 @@ async def producers_agree(tools: Tools, group: str) -> None:
 
 
 async def progress_agrees(tools: Tools) -> None:
-    """Members say how far they are every second, so that the tools may look at different moments."""
+    """ConnectedClients say how far they are every second, so that the tools may look at different moments."""
 
     async def is_equal() -> bool:
         said = await tools.theirs("consumerProgress", "-g", GROUP)

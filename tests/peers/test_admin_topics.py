@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 
 from skyroute.cli.main import main
-from skyroute.client.producer import Producer
+from skyroute.client.producing.producer import Producer
 from skyroute.message.message import Message
 from tests.peers.test_mqadmin import MqAdmin
 from tests.support.apache import ApacheBroker, NameServerProcess, eventually
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 TOPIC = "AdminFacts"
 QUEUES = 4
@@ -66,7 +66,7 @@ class Both:
         return done.stderr
 
     def until_topic(self, topic: str, *, is_there: bool = True) -> None:
-        with Line(self.address) as line:
+        with RawConnection(self.address) as line:
             eventually(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
 
 
@@ -262,7 +262,7 @@ def test_settings_are_changed(both: Both) -> None:
 
 def test_key_value_config(both: Both) -> None:
     words = ("-s", "OurSpace", "-k", "key")
-    with Line(both.address) as line:
+    with RawConnection(both.address) as line:
         both.ours("updateKvConfig", *words, "-v", "value;with=marks")
         assert line.call(101, {"namespace": "OurSpace", "key": "key"}).fields == {"value": "value;with=marks"}
         both.ours("deleteKvConfig", *words)

@@ -11,14 +11,14 @@ import pytest
 
 from tests.peers.transcript import run_time_settings
 from tests.support.apache import APACHE, APACHE_4, REGISTERED_S, ApacheBroker, NameServerProcess, eventually
-from tests.support.raw import Line, Request, canonical
+from tests.support.raw import RawConnection, Request, canonical
 
 AT_ONCE_S = 2.0  # far below the two minutes of a lease
 
 
 def members(server: NameServerProcess, broker: str) -> dict[str, str]:
     """Broker id to address, as 106 tells it; empty when the group is unknown."""
-    with Line(server.address) as line:
+    with RawConnection(server.address) as line:
         groups: dict[str, Any] = line.call(106).value["brokerAddrTable"]
     addresses: dict[str, str] = groups.get(broker, {}).get("brokerAddrs", {})
     return addresses
@@ -26,7 +26,7 @@ def members(server: NameServerProcess, broker: str) -> dict[str, str]:
 
 def route(server: NameServerProcess, topic: str) -> dict[str, dict[str, str]] | None:
     """Broker name to members of one topic's route; None when there is no route."""
-    with Line(server.address) as line:
+    with RawConnection(server.address) as line:
         reply = line.call(105, {"topic": topic})
     if reply.code == 17:
         return None
@@ -41,7 +41,7 @@ def wait_for_members(server: NameServerProcess, broker: str, expected: dict[str,
 
 
 def is_writable(server: NameServerProcess, topic: str, broker: str) -> bool:
-    with Line(server.address) as line:
+    with RawConnection(server.address) as line:
         queues = line.call(105, {"topic": topic}).value["queueDatas"]
     (perm,) = (queue["perm"] for queue in queues if queue["brokerName"] == broker)
     return bool(perm & 2)
@@ -50,7 +50,7 @@ def is_writable(server: NameServerProcess, topic: str, broker: str) -> bool:
 def test_one_broker_at_two_name_servers_has_the_same_routes_at_both(
     apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker
 ) -> None:
-    with Line(apache.address) as theirs, Line(ours.address) as mine:
+    with RawConnection(apache.address) as theirs, RawConnection(ours.address) as mine:
         assert canonical(mine.call(106).text) == canonical(theirs.call(106).text)
         topics = sorted(theirs.call(206).value["topicList"])
         assert sorted(mine.call(206).value["topicList"]) == topics

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, run_java
-from tests.support.raw import Line, split_address
+from tests.support.raw import RawConnection, split_address
 
 COUNT = 200
 TLS_CLIENT_HELLO = 0x16
@@ -21,7 +21,7 @@ def test_java_clients_exchange_messages_through_our_name_server(
 ) -> None:
     said = run_java(lib, tmp_path, "Exchange", ours.address, "PlainTopic", str(COUNT), classes=java_classes)
     assert f"sent={COUNT} received={COUNT}" in said
-    with Line(ours.address) as line:
+    with RawConnection(ours.address) as line:
         assert line.call(105, {"topic": "PlainTopic"}).value["brokerDatas"][0]["brokerName"] == broker.broker_name
 
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from skyroute.cli.main import main
 from tests.support.apache import ApacheBroker, NameServerProcess, eventually
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 
 def diff(*servers: NameServerProcess) -> tuple[int, dict[str, Any]]:
@@ -23,7 +23,7 @@ def test_both_say_the_same_of_a_broker_until_one_is_told_otherwise(
     apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker, *, ours_is_apache: bool
 ) -> None:
     topic = "SELF_TEST_TOPIC"
-    with Line(apache.address) as at_apache, Line(ours.address) as at_ours:
+    with RawConnection(apache.address) as at_apache, RawConnection(ours.address) as at_ours:
         eventually(lambda: diff(apache, ours)[0] == 0, what="no difference")
         assert at_apache.call(105, {"topic": topic}).code == at_ours.call(105, {"topic": topic}).code == 0
         assert at_apache.call(21001, {"anyTopic": "true"}).code == 3

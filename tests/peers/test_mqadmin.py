@@ -15,7 +15,7 @@ import pytest
 
 from tests.peers.transcript import OUR_KEYS, PLACES
 from tests.support.apache import SMALL_HEAP, ApacheBroker, NameServerProcess, PeerFailedError, eventually, java
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 TOPIC = "AdminTopic"
 
@@ -81,11 +81,11 @@ class Both:
     def until_topic(self, topic: str, *, is_there: bool) -> None:
         """Both have heard from the broker: it tells its name servers side by side, and not in the same instant."""
         for server in self.servers:
-            with Line(server.address) as line:
+            with RawConnection(server.address) as line:
                 _until_topic(line, topic, is_there=is_there)
 
 
-def _until_topic(line: Line, topic: str, *, is_there: bool) -> None:
+def _until_topic(line: RawConnection, topic: str, *, is_there: bool) -> None:
     eventually(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
 
 
@@ -130,11 +130,11 @@ def test_kv_config(both: Both) -> None:
     words = ("-s", "AdminSpace", "-k", "key")
     assert "success" in both("updateKvConfig", *words, "-v", "value;with=marks")
     for server in both.servers:
-        with Line(server.address) as line:
+        with RawConnection(server.address) as line:
             assert line.call(101, {"namespace": "AdminSpace", "key": "key"}).fields == {"value": "value;with=marks"}
     assert "success" in both("deleteKvConfig", *words)
     for server in both.servers:
-        with Line(server.address) as line:
+        with RawConnection(server.address) as line:
             assert line.call(101, {"namespace": "AdminSpace", "key": "key"}).code == 22
 
 

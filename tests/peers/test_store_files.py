@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.broker.scheduling.timer_check import damage_of
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.store.repair import Repair
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.broker.store.verify import StoreCheck
-from skyroute.broker.stored_tables import TABLES
-from skyroute.broker.timer_check import damage_of
+from skyroute.broker.store.verification.repair import Repair
+from skyroute.broker.store.verification.verify import StoreCheck
+from skyroute.broker.tables.stored_tables import TABLES
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host
@@ -30,7 +30,7 @@ from skyroute.message.properties import encode_properties, join_properties
 from skyroute.message.record import decode_records
 from skyroute.message.reserved_topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.apache import ApacheBroker, NameServerProcess, eventually
-from tests.support.raw import Command, Line
+from tests.support.raw import Command, RawConnection
 
 SETTINGS = StoreSettings(
     log_segment_bytes=1 << 17, queue_segment_units=50, batch_segment_units=40, index_slots=97, index_entries=400
@@ -164,7 +164,7 @@ def _times_to_ask(seen: Seen) -> list[tuple[str, int, int, bool]]:
 class Asked:
     """Apache's broker, asked by its own protocol."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: RawConnection) -> None:
         self._line = line
 
     def _number(self, code: int, **fields: object) -> int:
@@ -302,7 +302,7 @@ def test_a_folder_goes_to_apache_and_comes_back(ours: NameServerProcess, tmp_pat
         store.flush()
         store.kill()
     with broker:
-        with Line(broker.address) as line:
+        with RawConnection(broker.address) as line:
             theirs = show_to_apache(Asked(line), seen)
         if clean:
             broker.stop()
@@ -415,7 +415,7 @@ def test_a_repaired_store_opens_in_apache(ours: NameServerProcess, tmp_path: Pat
     def is_kept(record: bytes) -> bool:
         return record != lost and struct.unpack_from(">q", record, 28)[0] not in missing
 
-    with broker, Line(broker.address) as line:
+    with broker, RawConnection(broker.address) as line:
         asked = Asked(line)
         for (topic, queue_id), records in seen.records.items():
             for record in filter(is_kept, records):

@@ -14,8 +14,8 @@ from tests.support.raw import (
     Command,
     DataVersion,
     Form,
-    Line,
     Listener,
+    RawConnection,
     Registration,
     Request,
     Topic,
@@ -130,9 +130,9 @@ class Stage:
 
     # ---- the cast
 
-    def line(self, form: Form | None = None) -> Line:
+    def line(self, form: Form | None = None) -> RawConnection:
         """A new connection, closed when the scenario ends."""
-        return self._open.enter_context(Line(self.server.address, form=form or self.form))
+        return self._open.enter_context(RawConnection(self.server.address, form=form or self.form))
 
     def listener(self, alias: str) -> Listener:
         """A broker's ear; its address is noted as `alias`, since two runs never have the same port."""
@@ -153,13 +153,13 @@ class Stage:
 
     # ---- asking without noting
 
-    def members(self, line: Line, broker: str = "a") -> dict[str, str]:
+    def members(self, line: RawConnection, broker: str = "a") -> dict[str, str]:
         """Broker id to address, as 901 tells it."""
         fields = {"clusterName": self.cluster, "brokerName": self.name(broker)}
         group: dict[str, str] = line.call(901, fields).value["brokerMemberGroup"]["brokerAddrs"]
         return group
 
-    def perms(self, line: Line, topic: str) -> dict[str, int]:
+    def perms(self, line: RawConnection, topic: str) -> dict[str, int]:
         """Broker name without prefix to permission; empty when there is no route."""
         reply = line.call(105, {"topic": self.name(topic)})
         if reply.code != 0:
@@ -170,7 +170,7 @@ class Stage:
         """Wait for what Apache's server does in the background: it answers 104 before it has removed anything."""
         eventually(probe, what=f"{self.server.name}: {what}")
 
-    def gone(self, line: Line, broker: str = "a") -> None:
+    def gone(self, line: RawConnection, broker: str = "a") -> None:
         self.until(lambda: not self.members(line, broker), f"{broker} leaves")
 
     def settings(self, **values: str) -> contextlib.AbstractContextManager[None]:
@@ -181,7 +181,7 @@ class Stage:
     def ask(
         self,
         step: str,
-        line: Line,
+        line: RawConnection,
         code: int | Request | Registration,
         fields: Mapping[str, str] | None = None,
         body: bytes = b"",
@@ -190,13 +190,13 @@ class Stage:
         reply = line.call(code.request if isinstance(code, Registration) else code, fields, body)
         return self.note(step, reply)
 
-    def route(self, step: str, line: Line, topic: str, *, version: int = VERSION_5, **fields: str) -> Command:
+    def route(self, step: str, line: RawConnection, topic: str, *, version: int = VERSION_5, **fields: str) -> Command:
         """Ask for a route and note it, byte for byte but for what Java leaves to hash order."""
         request = Request(105, {"topic": self.name(topic), **fields}, version=version)
         strict = version >= STRICT_SINCE or fields.get("acceptStandardJsonOnly", "").lower() == "true"
         return self.note(step, line.call(request), strict=strict)
 
-    def version_query(self, step: str, line: Line, registration: Registration, known: DataVersion) -> Command:
+    def version_query(self, step: str, line: RawConnection, registration: Registration, known: DataVersion) -> Command:
         return self.ask(step, line, 322, registration.identity, compact(known.wire()).encode())
 
     def note(self, step: str, command: Command, *, strict: bool = False, body: Any = None) -> Command:
@@ -243,13 +243,13 @@ def run_time_settings(server: NameServerProcess, **values: str) -> Iterator[None
     if not values:
         yield
         return
-    with Line(server.address) as line:
+    with RawConnection(server.address) as line:
         before = properties_of(line.call(319).text)
         assert line.call(318, body=_properties(values)).code == 0
     try:
         yield
     finally:
-        with Line(server.address) as line:
+        with RawConnection(server.address) as line:
             assert line.call(318, body=_properties({key: before[key] for key in values})).code == 0
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from skyroute.nameserver.changes import Change, KvChanged, ServerStarted, ServerStopped
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.nameserver.journal.schema import Record
+from skyroute.nameserver.server_events import Change, KvChanged, ServerStarted, ServerStopped
 from skyroute.routing.errors import RegistrationRefusedError
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable

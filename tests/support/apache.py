@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 T = TypeVar("T")
 
@@ -450,7 +450,7 @@ class ApacheBroker(PeerProcess):
         """
         super().start()
         for server in self.name_servers:
-            with Line(server) as line:
+            with RawConnection(server) as line:
                 try:
                     eventually(lambda: self.address in line.call(CLUSTERS).text, timeout_s=REGISTERED_S)
                 except TimeoutError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from tests.support.disks import NOW_MS, SMALL, HastyDisk, draft
 

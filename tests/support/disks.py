@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import StoreFullError, StoreWriteError
+from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.message.host import encode_host

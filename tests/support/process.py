@@ -55,7 +55,7 @@ class ServerProcess:
 
     @property
     def rss_mb(self) -> float:
-        """Memory it holds now, in units of 1,000,000 bytes."""
+        """Persistence it holds now, in units of 1,000,000 bytes."""
         return self._status_mb("VmRSS")
 
     @property

@@ -161,7 +161,7 @@ def _from_binary(header: bytes, body: bytes) -> Command:
 # ------------------------------------------------------------------------------------------------------------- lines
 
 
-class Line:
+class RawConnection:
     """One connection to a server. Frames that nobody asked for are kept in `strays`."""
 
     def __init__(self, address: str, *, form: Form = "json", timeout_s: float = 10.0) -> None:
@@ -171,7 +171,7 @@ class Line:
         self._socket = socket.create_connection(split_address(address), timeout=timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> RawConnection:
         return self
 
     def __exit__(self, *_: object) -> None:

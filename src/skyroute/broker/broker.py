@@ -4,21 +4,21 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from skyroute.broker.advertised import settle
+from skyroute.broker.advertised_address import settle
+from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
-from skyroute.broker.parts import Parts
-from skyroute.broker.store.disk import Disk
+from skyroute.broker.store.files.disk import Disk
 from skyroute.clock import Clock, SystemClock
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
 from skyroute.remoting.background import Background
+from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.connection import join_address
 from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
-from skyroute.remoting.traffic import Traffic
 from skyroute.wire.codes import RequestCode
 
 log = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ class Broker:
         self._disk = disk
         self._servers: list[Server] = []
         self._background = Background()
-        self._traffic = Traffic()
-        self._parts: Parts | None = None
+        self._traffic = BusyPolling()
+        self._parts: Components | None = None
         self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         self._pages: Pages | None = None
         self._is_serving = False
@@ -52,7 +52,7 @@ class Broker:
         return f"<Broker {self.config.broker_name} {self.address if self._parts else 'not running'}>"
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> Components:
         """What a broker that was started consists of."""
         assert self._parts is not None, "the broker was not started"
         return self._parts
@@ -85,7 +85,9 @@ class Broker:
             )
             self.address = identity.address
             await self._open_pages()
-            self._parts = parts = Parts(config, identity, self.clock, self._close_connection, self._disk, self._traffic)
+            self._parts = parts = Components(
+                config, identity, self.clock, self._close_connection, self._disk, self._traffic
+            )
             parts.load()
             handlers = parts.handlers()
             dispatcher.answer_with(handlers)

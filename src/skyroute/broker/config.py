@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from skyroute.broker.inert_settings import BROKER_INERT_SETTINGS
-from skyroute.broker.store.segment import DESCRIPTORS, open_segments_allowed
+from skyroute.broker.store.files.segment import DESCRIPTORS, open_segments_allowed
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.message.reserved_topics import TRACE_TOPIC
 from skyroute.settings.config import ServerConfig, home_folder

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Final
 
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.keeper import Keeper
 from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.tables.table_file import TableFile
 from skyroute.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ async def every(seconds: float, work: Callable[[], Awaitable[None] | None]) -> N
             log.warning("%s failed reason=%s", getattr(work, "__qualname__", work), error)
 
 
-async def save_all(keepers: Collection[Keeper]) -> None:
+async def save_all(keepers: Collection[TableFile]) -> None:
     """Save what has changed."""
     for keeper in keepers:
         await keeper.save()

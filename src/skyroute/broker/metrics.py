@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from skyroute.broker.clients.client_groups import Member
+from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.parts import Parts
-from skyroute.broker.rosters import Member
 from skyroute.message.reserved_topics import (
     TIMER_TOPIC,
     group_of,
@@ -71,7 +71,7 @@ class BrokerMetrics:
     """Reads the parts of a broker, while it has any."""
 
     config: BrokerConfig
-    parts: Callable[[], Parts | None]
+    parts: Callable[[], Components | None]
     servers: Sequence[Server]
     times: RequestTimes
     _left_out: Counter[str] = field(default_factory=Counter, init=False)
@@ -157,7 +157,7 @@ class BrokerMetrics:
             [(ONE, turned_away)],
         )
 
-    def _clients(self, parts: Parts) -> Iterator[Metric]:
+    def _clients(self, parts: Components) -> Iterator[Metric]:
         members = parts.members
         producers = Counter(_client(member) for group in members.producer_groups.values() for member in group.members)
         yield self._gauge(
@@ -182,7 +182,7 @@ class BrokerMetrics:
 
     # Messages
 
-    def _flow(self, parts: Parts) -> Iterator[Metric]:
+    def _flow(self, parts: Components) -> Iterator[Metric]:
         stored, fetched = parts.stats.topics, parts.stats.fetches
         is_system = parts.topics.is_system
 
@@ -210,7 +210,7 @@ class BrokerMetrics:
             lambda group: (group, _word(is_system_group(group))),
         )
 
-    async def _lags(self, parts: Parts) -> AsyncIterator[Metric]:
+    async def _lags(self, parts: Components) -> AsyncIterator[Metric]:
         found = [lag async for lag in _find_lags(parts)]
         lags = self._largest("rocketmq_consumer_lag_messages", found, lambda lag: lag.messages)
         ages_ms = [age_ms async for age_ms in _ages_ms(parts, lags)]
@@ -231,7 +231,7 @@ class BrokerMetrics:
 
     # What a broker keeps, and what waits
 
-    def _tables(self, parts: Parts) -> Iterator[Metric]:
+    def _tables(self, parts: Components) -> Iterator[Metric]:
         for name, text, number in (
             ("rocketmq_broker_permission", "2 for writing, 4 for reading, 6 for both", self.config.broker_permission),
             ("rocketmq_topic_number", "Topics", len(parts.topics.all())),
@@ -241,7 +241,7 @@ class BrokerMetrics:
         ):
             yield self._gauge(name, text, (), [(ONE, number)])
 
-    def _store(self, parts: Parts) -> Iterator[Metric]:
+    def _store(self, parts: Components) -> Iterator[Metric]:
         store = parts.store
         disk = shutil.disk_usage(store.folder)
         found = [
@@ -266,7 +266,7 @@ class BrokerMetrics:
         ):
             yield self._gauge(f"skyroute_broker_log_{name}", text, (), [(ONE, number)])
 
-    def _waiting(self, parts: Parts) -> Iterator[Metric]:
+    def _waiting(self, parts: Components) -> Iterator[Metric]:
         transactions, timers = parts.transactions, parts.timers
         timers_behind = max(parts.store.max_offset(TIMER_TOPIC, 0) - timers.read_end, 0)
         watermark = [(("send",), parts.flushing.waiting_count)]
@@ -282,7 +282,7 @@ class BrokerMetrics:
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
 
 
-async def _find_lags(parts: Parts) -> AsyncIterator[Lag]:
+async def _find_lags(parts: Components) -> AsyncIterator[Lag]:
     """Give how far every group is behind with every topic that it has come anywhere with."""
     for number, (group, topic) in enumerate(parts.offsets.pairs(), 1):
         config = parts.topics.get(topic)
@@ -298,13 +298,13 @@ async def _find_lags(parts: Parts) -> AsyncIterator[Lag]:
             await asyncio.sleep(0)
 
 
-def _behind(parts: Parts, group: str, topic: str, queue_id: int) -> tuple[int, int]:
+def _behind(parts: Components, group: str, topic: str, queue_id: int) -> tuple[int, int]:
     """Return where a group goes on in a queue, and how many messages there are from there on."""
     offset = max(parts.offsets.get(group, topic, queue_id) or 0, parts.store.min_offset(topic, queue_id))
     return offset, max(parts.store.max_offset(topic, queue_id) - offset, 0)
 
 
-async def _ages_ms(parts: Parts, lags: Iterable[Lag]) -> AsyncIterator[int]:
+async def _ages_ms(parts: Components, lags: Iterable[Lag]) -> AsyncIterator[int]:
     """Give, for each, how long ago the oldest message was stored that the group has not finished."""
     for number, lag in enumerate(lags, 1):
         yield _age_ms(parts, lag) if lag.messages else 0
@@ -312,7 +312,7 @@ async def _ages_ms(parts: Parts, lags: Iterable[Lag]) -> AsyncIterator[int]:
             await asyncio.sleep(0)
 
 
-def _age_ms(parts: Parts, lag: Lag) -> int:
+def _age_ms(parts: Components, lag: Lag) -> int:
     config = parts.topics.get(lag.topic)
     queues = range(0 if config is None else config.read_queues)
     behind = ((queue_id, *_behind(parts, lag.group, lag.topic, queue_id)) for queue_id in queues)
@@ -321,7 +321,7 @@ def _age_ms(parts: Parts, lag: Lag) -> int:
     return max(now_ms - min((time for time in times if time is not None), default=now_ms), 0)
 
 
-def _group_values(parts: Parts, lag: Lag) -> Sequence[str]:
+def _group_values(parts: Components, lag: Lag) -> Sequence[str]:
     is_system = is_system_group(lag.group) or parts.topics.is_system(lag.topic)
     return lag.group, lag.topic, _word(is_retry_topic(lag.topic)), _word(is_system)
 

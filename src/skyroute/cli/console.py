@@ -10,8 +10,8 @@ from skyroute.cli.flags import CONTEXT, name_servers_option
 from skyroute.cli.help import examples
 from skyroute.cli.logs import LogSettings, log_options
 from skyroute.cli.serve import process, run, tell
-from skyroute.client.session import ClientArguments
-from skyroute.client.signing import Credentials
+from skyroute.client.session.session import ClientArguments
+from skyroute.client.session.signing import Credentials
 from skyroute.remoting.errors import BindError
 from skyroute.settings.networks import Networks, parse_networks
 
@@ -143,7 +143,7 @@ def user(name: str, role: str, data: Path | None, *, remove: bool, password_stdi
     """Add somebody who may sign in, change their password and role, or take them away."""
     from skyroute.console.config import USERS_NAME, default_folder  # noqa: PLC0415 - an extra
     from skyroute.console.errors import UsersError  # noqa: PLC0415 - an extra
-    from skyroute.console.users import Role, make_user, read_users, write_users  # noqa: PLC0415 - an extra
+    from skyroute.console.guard.users import Role, make_user, read_users, write_users  # noqa: PLC0415 - an extra
 
     path = (data or default_folder()) / USERS_NAME
     try:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-class Later(NamedTuple):
+class LazyCommand(NamedTuple):
     """A command that has not been imported yet. The summary is here, because listing must not import."""
 
     module: str
@@ -21,7 +21,7 @@ class Later(NamedTuple):
 class LazyGroup(click.Group):
     """A group that knows its commands by name and summary alone until one is called."""
 
-    def __init__(self, *args: Any, later: Mapping[str, Later], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, later: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._later = later
 

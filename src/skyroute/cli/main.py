@@ -4,33 +4,33 @@ import click
 
 from skyroute import __version__
 from skyroute.cli.help import examples
-from skyroute.cli.lazy import Later, LazyGroup
+from skyroute.cli.lazy import LazyCommand, LazyGroup
 
 _COMMANDS = {
-    "up": Later("skyroute.cli.up", "up", "Run a name server, a broker and a web console in one process."),
-    "nameserver": Later(
+    "up": LazyCommand("skyroute.cli.up", "up", "Run a name server, a broker and a web console in one process."),
+    "nameserver": LazyCommand(
         "skyroute.cli.nameserver", "nameserver", "Run a name server for brokers and clients of RocketMQ."
     ),
-    "broker": Later("skyroute.cli.broker", "broker", "Run a broker, which keeps messages, for clients of RocketMQ."),
-    "console": Later("skyroute.cli.console", "console", "Serve a web page about a cluster, Apache's or ours."),
-    "top": Later("skyroute.cli.top", "top", "Watch brokers, topics and groups on the terminal."),
-    "admin": Later(
+    "broker": LazyCommand("skyroute.cli.broker", "broker", "Run a broker that stores and delivers messages."),
+    "console": LazyCommand("skyroute.cli.console", "console", "Serve a web page about a cluster, Apache's or ours."),
+    "top": LazyCommand("skyroute.cli.top", "top", "Watch brokers, topics and groups on the terminal."),
+    "admin": LazyCommand(
         "skyroute.cli.admin.commands",
         "admin",
         "Look at a cluster and change it, as mqadmin does.",
     ),
-    "journal": Later(
+    "journal": LazyCommand(
         "skyroute.cli.journal.commands",
         "journal",
         "Read what a name server has recorded: every change of a route.",
     ),
-    "store": Later("skyroute.cli.store", "store", "Check and repair the files of a stopped broker."),
-    "pipeline": Later(
+    "store": LazyCommand("skyroute.cli.store", "store", "Check and repair the files of a stopped broker."),
+    "pipeline": LazyCommand(
         "skyroute.cli.pipeline.commands",
         "pipeline",
         "Analyze route history and topics with Spark.",
     ),
-    "completion": Later(
+    "completion": LazyCommand(
         "skyroute.cli.completion", "completion", "Print what makes a shell complete commands and options."
     ),
 }

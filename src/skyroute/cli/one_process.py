@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from skyroute.broker.advertised import outward_ip
+from skyroute.broker.advertised_address import outward_ip
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.cli.broker import advertise_option_settings
 from skyroute.cli.console import missing_extra
 from skyroute.cli.logs import LogSettings
-from skyroute.cli.serve import Service, process, run, tell
+from skyroute.cli.serve import RunnableServer, process, run, tell
 from skyroute.errors import SkyrouteError
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
@@ -134,7 +134,7 @@ def run_cluster(
             }
         )
         name_server, broker = NameServer(ns_config), Broker(config)
-        services: list[Service] = [name_server, _BrokerBeside(broker, name_server)]
+        services: list[RunnableServer] = [name_server, _BrokerBeside(broker, name_server)]
         if console_port is not None:
             host = "0.0.0.0" if bind == "*" else bind
             services.append(_ConsoleBeside(name_server, host, console_port, folder / "console"))

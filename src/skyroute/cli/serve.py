@@ -27,7 +27,7 @@ COLLECTED_AFTER: Final = 10_000
 """How many objects there are to be more before Python looks for cycles; messages under way alone are some thousands."""
 
 
-class Service(Protocol):
+class RunnableServer(Protocol):
     """What can be started and stopped in a running loop."""
 
     async def start(self) -> None: ...
@@ -46,7 +46,9 @@ def process(command: str, log_settings: LogSettings) -> Iterator[None]:
         sys.exit(1)
 
 
-def run(what: str, configs: Sequence[ServerConfig], services: Sequence[Service], on_ready: Callable[[], None]) -> None:
+def run(
+    what: str, configs: Sequence[ServerConfig], services: Sequence[RunnableServer], on_ready: Callable[[], None]
+) -> None:
     """Start services one after the other, call `on_ready`, and stop them, the last one first, when a signal asks to."""
     for config in configs:
         try:
@@ -59,7 +61,7 @@ def run(what: str, configs: Sequence[ServerConfig], services: Sequence[Service],
         runner.run(_serve(what, services, on_ready))
 
 
-async def _serve(what: str, services: Sequence[Service], on_ready: Callable[[], None]) -> None:
+async def _serve(what: str, services: Sequence[RunnableServer], on_ready: Callable[[], None]) -> None:
     stop_asked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -74,7 +76,7 @@ async def _serve(what: str, services: Sequence[Service], on_ready: Callable[[], 
     loop.set_exception_handler(_complain_now_and_then())
     for each in _STOP_SIGNALS:
         loop.add_signal_handler(each, ask_to_stop, each)
-    started: list[Service] = []
+    started: list[RunnableServer] = []
     try:
         for service in services:
             await service.start()

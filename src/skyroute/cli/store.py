@@ -10,17 +10,17 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from skyroute.broker.attributes import BATCH_QUEUE, QUEUE_TYPE
 from skyroute.broker.config import BrokerConfig
+from skyroute.broker.scheduling.timer_check import damage_of
 from skyroute.broker.store.errors import StoreError
-from skyroute.broker.store.findings import Report
-from skyroute.broker.store.json_file import read_json
-from skyroute.broker.store.repair import Repair
+from skyroute.broker.store.files.json_file import read_json
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.broker.store.verify import StoreCheck
-from skyroute.broker.stored_tables import TABLES
-from skyroute.broker.timer_check import damage_of
-from skyroute.broker.topics import read_topics
+from skyroute.broker.store.verification.findings import Report
+from skyroute.broker.store.verification.repair import Repair
+from skyroute.broker.store.verification.verify import StoreCheck
+from skyroute.broker.tables.attributes import BATCH_QUEUE, QUEUE_TYPE
+from skyroute.broker.tables.stored_tables import TABLES
+from skyroute.broker.tables.topics import read_topics
 from skyroute.cli.admin.output import print_json
 from skyroute.cli.flags import CONTEXT, settings_option
 from skyroute.cli.help import examples

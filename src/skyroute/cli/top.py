@@ -19,8 +19,8 @@ from skyroute.client.admin import Admin
 from skyroute.client.admin.broker_load import BrokerLoad, read_load
 from skyroute.client.admin.calls import ASKED_AT_ONCE, ask_each
 from skyroute.client.errors import ServerFailedError
-from skyroute.client.session import ClientArguments
-from skyroute.client.signing import Credentials
+from skyroute.client.session.session import ClientArguments
+from skyroute.client.session.signing import Credentials
 from skyroute.errors import SkyrouteError
 from skyroute.message.reserved_topics import (
     group_of,

@@ -144,7 +144,9 @@ def check_strategy(strategy: object) -> None:
         ArgumentError: nobody could be asked.
     """
     if isinstance(strategy, type) or not callable(strategy):
-        raise ArgumentError(f"strategy is one of skyroute.client.rebalance, or a function like them: {strategy!r}")
+        raise ArgumentError(
+            f"strategy is one of skyroute.client.consuming.rebalance, or a function like them: {strategy!r}"
+        )
 
 
 def listed(name: str, things: object, what: str) -> list[Any]:

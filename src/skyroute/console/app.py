@@ -18,21 +18,20 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from skyroute.client.errors import ArgumentError
-from skyroute.console.actions import NO_AUDIT, WRONG_TOKEN, Fields, address_of, back_of, is_ours, refuse
-from skyroute.console.desk import Desk, Paging, desk_of, page_number
-from skyroute.console.doorkeeper import (
+from skyroute.console.cluster_data.lag_history import FollowedGroups
+from skyroute.console.errors import ConsoleError, UsersError
+from skyroute.console.guard.forwarded import Forwarded, client_key
+from skyroute.console.guard.request_guard import (
     LANGUAGE_COOKIE,
     THEME_COOKIE,
     THEMES,
     WANTED_COOKIE,
-    Doorkeeper,
     FormLimit,
+    RequestGuard,
     set_cookie,
 )
-from skyroute.console.errors import ConsoleError, UsersError
-from skyroute.console.followed import FollowedGroups
-from skyroute.console.forms import read_fields
-from skyroute.console.forwarded import Forwarded, client_key
+from skyroute.console.guard.users import NOBODY, PASSWORD_MAX, User
+from skyroute.console.guard.visitors import Visitor
 from skyroute.console.pages import (
     cluster,
     dead_letters,
@@ -45,9 +44,10 @@ from skyroute.console.pages import (
     topic,
     topics,
 )
-from skyroute.console.text import LANGUAGES, translator
-from skyroute.console.users import NOBODY, PASSWORD_MAX, User
-from skyroute.console.visitors import Visitor
+from skyroute.console.pages.actions import NO_AUDIT, WRONG_TOKEN, Fields, address_of, back_of, is_ours, refuse
+from skyroute.console.pages.forms import read_fields
+from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
+from skyroute.console.pages.text import LANGUAGES, translator
 from skyroute.errors import SkyrouteError
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ SIGN_INS_AT_ONCE: Final = 2
 """Checking a password takes memory and time, on purpose."""
 
 
-def make_app(desk: Desk) -> Starlette:
+def make_app(desk: PageContext) -> Starlette:
     """Return the application over the parts of a console."""
     app = Starlette(
         routes=[
@@ -86,7 +86,7 @@ def make_app(desk: Desk) -> Starlette:
         ],
         middleware=[
             Middleware(Forwarded, trusted_proxies=desk.config.trusted_proxies),
-            Middleware(Doorkeeper, desk=desk),
+            Middleware(RequestGuard, desk=desk),
             Middleware(FormLimit),
         ],
         exception_handlers={HTTPException: _not_found, SkyrouteError: _no_answer},

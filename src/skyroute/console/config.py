@@ -6,7 +6,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
-from skyroute.client.session import ClientArguments
+from skyroute.client.session.session import ClientArguments
 from skyroute.settings.config import home_folder
 from skyroute.settings.networks import Networks
 

@@ -13,12 +13,12 @@ import uvicorn
 from skyroute.client.admin import Admin
 from skyroute.clock import Clock, SystemClock
 from skyroute.console.app import make_app
+from skyroute.console.cluster_data.watcher import LOOK_S, Watcher
 from skyroute.console.config import ConnectionLimits, ConsoleConfig
-from skyroute.console.connections import ConnectionGuard, WebServer
-from skyroute.console.desk import Desk
 from skyroute.console.errors import ConsoleError
-from skyroute.console.users import read_users
-from skyroute.console.watcher import LOOK_S, Watcher
+from skyroute.console.guard.connections import ConnectionGuard, WebServer
+from skyroute.console.guard.users import read_users
+from skyroute.console.pages.page_context import PageContext
 from skyroute.remoting.connection import join_address
 from skyroute.remoting.server import bind_error
 
@@ -72,7 +72,7 @@ class Console:
             await self._admin.start()
             await self._watcher.start()
             port = listener.getsockname()[1]
-            desk = Desk(replace(config, port=port), self._admin, self._watcher, self._clock)
+            desk = PageContext(replace(config, port=port), self._admin, self._watcher, self._clock)
             settings = uvicorn.Config(
                 make_app(desk),
                 log_config=None,

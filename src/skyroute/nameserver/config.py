@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from skyroute.nameserver.journal.recorder import QUEUE_BYTES_MAX, JournalLimits
-from skyroute.nameserver.memory import MemorySettings, WarmRestart
+from skyroute.nameserver.persistence import MemorySettings, WarmRestart
 from skyroute.routing.table import REGISTRATION_BYTES_MAX
 from skyroute.settings.config import ServerConfig, home_folder
 from skyroute.settings.errors import ConfigError

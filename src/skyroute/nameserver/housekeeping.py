@@ -9,7 +9,7 @@ from typing import Final
 from skyroute.clock import Clock
 from skyroute.nameserver.handlers.brokers import Publish
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.remoting.lateness import Lateness
+from skyroute.remoting.stall_detection import StallDetector
 from skyroute.routing.events import BrokerLeft, RouteEvent
 from skyroute.routing.table import RouteTable
 
@@ -38,10 +38,10 @@ class LeaseScan:
     """How many scans came so late that they evicted nobody."""
     mass_holds: int = field(default=0, init=False)
     """How many scans found more leases run out than was credible."""
-    _lateness: Lateness = field(init=False)
+    _lateness: StallDetector = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lateness = Lateness(
+        self._lateness = StallDetector(
             self.interval_s, min(self.interval_s, LATE_S), self.clock.monotonic(), in_a_row_max=LATE_SCANS_MAX
         )
 

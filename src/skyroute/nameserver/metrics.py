@@ -14,7 +14,7 @@ from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.housekeeping import LeaseScan
 from skyroute.nameserver.journal.recorder import Journal
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.nameserver.memory import Memory
+from skyroute.nameserver.persistence import Persistence
 from skyroute.nameserver.watch import Watches
 from skyroute.observing.exposition import add_times
 from skyroute.observing.requests import RequestTimes
@@ -45,7 +45,7 @@ class NameServerMetrics:
     routes: RouteHandlers
     repeats: Repeats
     watches: Watches | None
-    memory: Callable[[], Memory | None]
+    memory: Callable[[], Persistence | None]
     server: Server
     scan: Callable[[], LeaseScan | None]
     events: Counter[tuple[type[RouteEvent], Cause]]

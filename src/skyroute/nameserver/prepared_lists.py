@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from skyroute.remoting.dispatch import InTurn
-from skyroute.remoting.pace import Pace, run_through
+from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.wire.command import Response
 
 LIST_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ class _Made(NamedTuple):
 class PreparedLists:
     """Writes and caches lists. Every change of their data must call `forget`."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: StepRunner) -> None:
         self._pace = pace
         self._made: dict[Hashable, _Made] = {}
         self._bytes = 0

@@ -8,7 +8,6 @@ from typing import Final
 from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
-from skyroute.nameserver.changes import Change
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.event_log import log_events
 from skyroute.nameserver.handlers.admin import AdminHandlers
@@ -17,22 +16,23 @@ from skyroute.nameserver.handlers.kv import KvHandlers
 from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.handlers.watch import WatchHandlers
 from skyroute.nameserver.housekeeping import LeaseScan, print_kv
+from skyroute.nameserver.invalidated_routes import touched_by, touched_topics
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.nameserver.memory import Memory
 from skyroute.nameserver.notify import Notifier
+from skyroute.nameserver.persistence import Persistence
 from skyroute.nameserver.route_history import RouteHistory, first_revision
-from skyroute.nameserver.touched import touched_by, touched_topics
+from skyroute.nameserver.server_events import Change
 from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
 from skyroute.remoting.background import Background
+from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.connection import join_address
 from skyroute.remoting.dispatch import Handler
-from skyroute.remoting.pace import Pace
 from skyroute.remoting.server import Server
+from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import ServerTls, client_context
-from skyroute.remoting.traffic import Traffic
 from skyroute.routing.events import BrokerConfirmed, Cause, RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.settings.files import ensure_replaceable
@@ -58,14 +58,14 @@ class NameServer:
         )
         self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
         self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
-        self._traffic = Traffic()
-        self._pace = Pace(self._traffic, self.clock)
+        self._traffic = BusyPolling()
+        self._pace = StepRunner(self._traffic, self.clock)
         self._routes = RouteHandlers(
             self.table, self.kv, config, clock=self.clock, pace=self._pace, upstream=self._upstream
         )
         self._repeats = self._routes.repeats
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
-        self._memory: Memory | None = None
+        self._memory: Persistence | None = None
         self._is_settling = False
         """Some brokers were restored and have not been heard from yet."""
         self._notifier: Notifier | None = None
@@ -201,7 +201,7 @@ class NameServer:
         settings = self.config.memory
         if settings is not None:
             address = join_address(self.config.bind_address, port)
-            self._memory = Memory.open(settings, self.clock, self.table, address)
+            self._memory = Persistence.open(settings, self.clock, self.table, address)
             self._routes.is_warm = self._is_settling = self.table.unconfirmed_count > 0
             self._routes.known_before = frozenset(self.table.topics)
 

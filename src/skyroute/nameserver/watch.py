@@ -10,7 +10,7 @@ from sys import intern
 from typing import Final, TypeVar
 
 from skyroute.nameserver.route_history import RouteHistory
-from skyroute.remoting.dispatch import Later
+from skyroute.remoting.dispatch import DeferredResponse
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.watch import Bookmark, RouteChange, WatchAnswer, WatchQuery, encode_watch_answer
 from skyroute.wire.codes import ResponseCode
@@ -39,7 +39,7 @@ class _Watch:
         self.connection = connection
         self.topics = topics
         self.tick = tick
-        self.answer = Later()
+        self.answer = DeferredResponse()
 
 
 class Watches:
@@ -70,7 +70,7 @@ class Watches:
 
     # Asking
 
-    def watch(self, query: WatchQuery, *, connection: int, now: float) -> Response | Later:
+    def watch(self, query: WatchQuery, *, connection: int, now: float) -> Response | DeferredResponse:
         """Answer at once, or when something changes, or when the time is over.
 
         Raises:
@@ -86,7 +86,7 @@ class Watches:
             return self._encode(changes, revision)
         return self._park(query, connection, now)
 
-    def _park(self, query: WatchQuery, connection: int, now: float) -> Later:
+    def _park(self, query: WatchQuery, connection: int, now: float) -> DeferredResponse:
         topics = None if query.topics is None else tuple(map(intern, query.topics))
         names = 0 if topics is None else len(topics)
         of_connection = self._by_connection.get(connection, {})

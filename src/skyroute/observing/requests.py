@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from operator import add
 from typing import Final, NamedTuple, TypeVar
 
-from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, InTurn, Later, Peer, failure
+from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, Handler, InTurn, Peer, failure
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import FLAG_ONEWAY, Request, Response
 from skyroute.wire.repeats import Repeats
@@ -109,15 +109,15 @@ class CountingDispatcher(Dispatcher):
                 times.counts[0] += 1
                 times.total_s += took_s
             return answer
-        if isinstance(answer, Later):
+        if isinstance(answer, DeferredResponse):
             return self._when_given(request, answer, began)
         if isinstance(answer, InTurn):
             return InTurn(self._when_done(request, peer, answer.work, began))
         assert not isinstance(answer, Response)
         return self._when_done(request, peer, answer, began)
 
-    def _when_given(self, request: Request, answer: Later, began: float) -> Later:
-        noted = Later()
+    def _when_given(self, request: Request, answer: DeferredResponse, began: float) -> DeferredResponse:
+        noted = DeferredResponse()
 
         def give(response: Response) -> None:
             self._times.note(request, response, self._monotonic() - began, was_later=True)

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from skyroute.client.session import Session
-from skyroute.client.signing import Credentials
+from skyroute.client.session.session import Session
+from skyroute.client.session.signing import Credentials
 from skyroute.pipeline.options import ConnectionOptions
 from skyroute.pipeline.pull_socket import PullSocket
 from skyroute.remoting.loops import loop_factory

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Final, TypeVar, overload
 
 from skyroute.client.errors import ClientError
-from skyroute.client.name_servers import ADDRESSES_ENV, NameServers
+from skyroute.client.session.name_servers import ADDRESSES_ENV, NameServers
 from skyroute.errors import SkyrouteError
 from skyroute.remoting.tls_settings import TlsClientSettings
 

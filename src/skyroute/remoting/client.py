@@ -10,9 +10,9 @@ from typing import Final, cast
 import msgspec
 
 from skyroute.clock import SystemClock
+from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
-from skyroute.remoting.spaced_lines import SpacedLines
-from skyroute.remoting.traffic import Traffic
+from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response, WrittenRequest
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FrameDecoder
@@ -50,10 +50,10 @@ class Channel(asyncio.Protocol):
         *,
         on_request: "Callable[[Request, Channel], None] | None" = None,
         on_close: "Callable[[Channel], None] | None" = None,
-        hang_ups: SpacedLines | None = None,
+        hang_ups: LogBackoff | None = None,
     ) -> None:
         self.address = address
-        self._hang_ups = hang_ups if hang_ups is not None else SpacedLines()
+        self._hang_ups = hang_ups if hang_ups is not None else LogBackoff()
         """When it was last written that somebody was hung up on; shared by connections that follow each other."""
         self._on_request = on_request
         self._on_close = on_close
@@ -68,7 +68,7 @@ class Channel(asyncio.Protocol):
         self._outbox: list[bytes] = []
         """Frames of this turn of the loop."""
         self._outbox_bytes = 0
-        self._traffic = Traffic()
+        self._traffic = BusyPolling()
         self._writable: asyncio.Future[None] | None = None
         """Set while the peer takes less than we send: done when it has caught up."""
         self._held_back: dict[int, bytes] = {}
@@ -293,7 +293,7 @@ async def connect(
     timeout_s: float = 3.0,
     on_request: Callable[[Request, Channel], None] | None = None,
     on_close: Callable[[Channel], None] | None = None,
-    hang_ups: SpacedLines | None = None,
+    hang_ups: LogBackoff | None = None,
 ) -> Channel:
     """Open a connection to `host:port`.
 

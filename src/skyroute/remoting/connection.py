@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, Final, cast
 
 from skyroute.clock import Clock
-from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Later, Peer, failure
+from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
+from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, InTurn, Peer, failure
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, TlsError
 from skyroute.remoting.fair_queue import FADING, FIRST_COST_S, LIGHT_S, SHARE_S, TURN_S, FairQueue
 from skyroute.remoting.tls import ServerTls, TlsStream
 from skyroute.remoting.tls_settings import TlsMode
-from skyroute.remoting.traffic import Traffic, TurnEnd
 from skyroute.wire.codes import ABANDONABLE, QUESTIONS
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response
 from skyroute.wire.errors import FrameError
@@ -103,7 +103,7 @@ class Limits:
     """Whether to trust a PROXY header from this IP address."""
 
 
-class Tally:
+class ByteBudget:
     """A sum over all connections that must stay within a bound."""
 
     __slots__ = ("_bound", "_shares", "freed", "total")
@@ -146,18 +146,18 @@ class Complaints:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServerContext:
     """What the connections of one server share."""
 
     dispatcher: Dispatcher
     tls: ServerTls
     clock: Clock
     limits: Limits
-    buffered: Tally
-    unsent: Tally
+    buffered: ByteBudget
+    unsent: ByteBudget
     complaints: Complaints
-    traffic: Traffic
-    turn_end: TurnEnd
+    traffic: BusyPolling
+    turn_end: WriteBatch
     queue: FairQueue
     on_made: "Callable[[Connection], None]"
     on_lost: "Callable[[Connection, Exception | None], None]"
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
         "virtual_s",
     )
 
-    def __init__(self, service: Service, number: int) -> None:
+    def __init__(self, service: ServerContext, number: int) -> None:
         self._service = service
         self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
         self._decoder = FrameDecoder(service.limits.frame_bytes_max, service.limits.exempt)
@@ -662,7 +662,7 @@ class Connection(asyncio.Protocol):
         return response.body_bytes if response.more else len(response.body)
 
     def _await_answer(self, request: Request, frame_bytes: int, answer: Answer) -> None:
-        if isinstance(answer, Later):
+        if isinstance(answer, DeferredResponse):
             self._later += 1
             # The request itself may be large, and the answer long in coming.
             request_id = None if request.is_oneway else request.request_id

@@ -68,13 +68,13 @@ class InTurn:
     """A response that takes a while; later requests of the same connection wait for it.
 
     If the connection ends, work on a request in `wire.codes.ABANDONABLE` is cancelled, and all other work is finished.
-    See `remoting/pace.py` for long work in steps.
+    See `remoting/stepwise.py` for long work in steps.
     """
 
     work: Awaitable[Response]
 
 
-class Later:
+class DeferredResponse:
     """An answer that somebody gives later, exactly once. It costs no task, so a great many may be waited for."""
 
     __slots__ = ("_receive", "_response")
@@ -97,7 +97,7 @@ class Later:
             receive(self._response)
 
 
-async def settle(answer: "Response | Later") -> Response:
+async def settle(answer: "Response | DeferredResponse") -> Response:
     """Wait for an answer that may be given later."""
     if isinstance(answer, Response):
         return answer
@@ -106,7 +106,7 @@ async def settle(answer: "Response | Later") -> Response:
     return await given
 
 
-Answer = Response | InTurn | Later | Awaitable[Response]
+Answer = Response | InTurn | DeferredResponse | Awaitable[Response]
 Handler = Callable[[Request, Peer], Answer]
 """Answers one kind of request. A plain function runs whole before anything else does."""
 

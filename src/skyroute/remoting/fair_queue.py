@@ -15,10 +15,10 @@ from itertools import count
 from typing import Final, Protocol
 
 SHARE_S: Final = 0.002
-"""Service time of one connection per turn; a request that has begun is finished."""
+"""ServerContext time of one connection per turn; a request that has begun is finished."""
 
 TURN_S: Final = 0.005
-"""Service time per turn of the loop: of connections served as they are read, and of waiting ones."""
+"""ServerContext time per turn of the loop: of connections served as they are read, and of waiting ones."""
 
 LIGHT_S: Final = 0.0001
 """A connection that is served in less time never waits: queueing would take as long."""
@@ -61,7 +61,7 @@ class FairQueue:
         self._virtual_s = 0.0
         """Virtual start time of the connection served last."""
         self.spent_s = 0.0
-        """Service time of connections served as they were read, since the queue last ran."""
+        """ServerContext time of connections served as they were read, since the queue last ran."""
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -11,14 +11,14 @@ from itertools import count
 from typing import Any, Final
 
 from skyroute.clock import Clock
-from skyroute.remoting.connection import Complaints, Connection, Limits, Service, Tally, join_address
+from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
+from skyroute.remoting.connection import ByteBudget, Complaints, Connection, Limits, ServerContext, join_address
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.fair_queue import FairQueue
 from skyroute.remoting.free_memory import Trimming, trim
-from skyroute.remoting.lateness import Lateness
+from skyroute.remoting.stall_detection import StallDetector
 from skyroute.remoting.tls import ServerTls
-from skyroute.remoting.traffic import Traffic, TurnEnd
 
 log = logging.getLogger(__name__)
 
@@ -44,19 +44,19 @@ class Server:
         clock: Clock,
         on_disconnect: Callable[[int], None],
         limits: Limits | None = None,
-        traffic: Traffic | None = None,
+        traffic: BusyPolling | None = None,
     ) -> None:
         limits = limits or Limits()
-        self._service = Service(
+        self._service = ServerContext(
             dispatcher=dispatcher,
             tls=tls,
             clock=clock,
             limits=limits,
-            buffered=Tally(limits.buffered_bytes_max),
-            unsent=Tally(limits.unsent_bytes_max),
+            buffered=ByteBudget(limits.buffered_bytes_max),
+            unsent=ByteBudget(limits.unsent_bytes_max),
             complaints=Complaints(),
-            traffic=traffic or Traffic(),
-            turn_end=TurnEnd(),
+            traffic=traffic or BusyPolling(),
+            turn_end=WriteBatch(),
             queue=FairQueue(clock.monotonic),
             on_made=self._on_made,
             on_lost=self._on_lost,
@@ -72,7 +72,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._stopping = False
-        self._lateness = Lateness(SWEEP_S, SWEEP_S, clock.monotonic())
+        self._lateness = StallDetector(SWEEP_S, SWEEP_S, clock.monotonic())
         self._trimming = Trimming(clock.monotonic())
 
     def __repr__(self) -> str:

@@ -46,7 +46,7 @@ class FrameDecoder:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the buffer, which is larger than its content."""
+        """Persistence of the buffer, which is larger than its content."""
         return self.buffer.__alloc__()
 
     def feed(self, data: bytes) -> list[bytes]:

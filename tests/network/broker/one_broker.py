@@ -10,8 +10,8 @@ from typing import Any
 
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
-from skyroute.client.consumer import Consumer
-from skyroute.client.subscription import StartPosition
+from skyroute.client.consuming.consumer import Consumer
+from skyroute.client.consuming.subscription import StartPosition
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.topics import TopicConfig
 from tests.network.client.consumers import HURRIED

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from skyroute.client.consumer import Consumer
+from skyroute.client.consuming.consumer import Consumer
+from skyroute.client.consuming.subscription import sql
 from skyroute.client.errors import ExpressionRefusedError, ServerFailedError
-from skyroute.client.producer import Producer
-from skyroute.client.session import Session
-from skyroute.client.subscription import sql
+from skyroute.client.producing.producer import Producer
+from skyroute.client.session.session import Session
 from skyroute.message.message import Message, StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import (

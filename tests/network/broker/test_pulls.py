@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from skyroute.broker import parked_pulls
+from skyroute.broker.delivery import long_polling
 from skyroute.broker.handlers.pull import SUSPEND_MS_MAX
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.topics import TopicConfig
@@ -421,7 +421,7 @@ async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -
 async def test_where_too_many_wait_the_next_one_is_answered_at_once(
     cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parked_pulls, "PARKED_MAX", 2)
+    monkeypatch.setattr(long_polling, "PARKED_MAX", 2)
     for _ in range(2):
         await park(cluster, line, pull(flag=WAITING))
     assert (await line.call(pull(flag=WAITING))).code == 19

@@ -8,10 +8,10 @@ import pytest
 
 from skyroute.client.admin import Admin
 from skyroute.client.admin.calls import SomeFailedError
-from skyroute.client.consumer import Consumer
+from skyroute.client.consuming.consumer import Consumer
+from skyroute.client.consuming.pull_consumer import PullConsumer
 from skyroute.client.errors import BrokerRefusedError, ClientError
-from skyroute.client.producer import Producer
-from skyroute.client.pull_consumer import PullConsumer
+from skyroute.client.producing.producer import Producer
 from skyroute.client.results import SendResult
 from skyroute.message.errors import RecordError
 from skyroute.message.message import Message, StoredMessage

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from skyroute.broker.cluster.registrar import ANNOUNCED_MAX, COMPRESS_FROM_BYTES, IN_THREAD_FROM, Registrar
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
-from skyroute.broker.registrar import ANNOUNCED_MAX, COMPRESS_FROM_BYTES, IN_THREAD_FROM, Registrar
-from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.topics import Topics
+from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.broker.tables.topics import Topics
 from skyroute.remoting.tls import client_context
 from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.routing.topology import Permission

@@ -2,11 +2,11 @@
 
 import pytest
 
-from skyroute.broker.spreading import Spreading
+from skyroute.broker.cluster.topic_propagation import TopicPropagation
 from skyroute.client.admin import Admin
 from skyroute.client.admin.groups import END
 from skyroute.client.errors import BrokerRefusedError, InvalidParameterError, TopicNotFoundError
-from skyroute.client.producer import Producer
+from skyroute.client.producing.producer import Producer
 from skyroute.message.message import Message
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import DEFAULT_TOPIC
@@ -84,7 +84,7 @@ async def test_a_topic_made_by_a_first_message_is_made_by_the_other_brokers_too(
     first, second = await cluster.start("broker-a"), await cluster.start("broker-b")
     made = first.parts.topics.create_for_send("Orders", DEFAULT_TOPIC, 4)
     assert made is not None
-    spreading = Spreading(["127.0.0.1:1", cluster.name_server.address], first.parts.identity)
+    spreading = TopicPropagation(["127.0.0.1:1", cluster.name_server.address], first.parts.identity)
     await spreading.spread(made, DEFAULT_TOPIC)
     assert second.parts.topics.get("Orders") == made
     second.parts.topics.put(TopicConfig("Orders", 8, 8))
@@ -97,7 +97,7 @@ async def test_a_broker_that_does_not_answer_stops_nobody_from_making_topics(clu
     absent = Registration("DefaultCluster", "broker-0", 0, "127.0.0.1:1", table=table)
     await admin.session.ask_name_server(encode_registration(absent))
     first, second = await cluster.start("broker-a"), await cluster.start("broker-b")
-    spreading = Spreading([cluster.name_server.address], first.parts.identity)
+    spreading = TopicPropagation([cluster.name_server.address], first.parts.identity)
     spreading.begin(TopicConfig("Orders", 4, 4), DEFAULT_TOPIC)
     await eventually(lambda: second.parts.topics.get("Orders") == TopicConfig("Orders", 4, 4))
     await spreading.stop()

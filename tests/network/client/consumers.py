@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from skyroute.client.consumer import Consumer
-from skyroute.client.push.settings import Pace
-from skyroute.client.subscription import StartPosition
+from skyroute.client.consuming.consumer import Consumer
+from skyroute.client.consuming.push.settings import Intervals
+from skyroute.client.consuming.subscription import StartPosition
 from skyroute.message.message import StoredMessage
 from tests.support.fake_broker import FakeCluster
 from tests.support.lines import WAIT_S
 
-HURRIED = Pace(
+HURRIED = Intervals(
     rebalance_gap_s=0.001,
     unbalanced_s=0.01,
     failed_pull_s=0.01,

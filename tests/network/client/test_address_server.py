@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from skyroute import Admin, Message, Producer, Session, blocking
-from skyroute.client import address_server
-from skyroute.client import session as session_module
-from skyroute.client.address_server import AddressServer, is_address_server
 from skyroute.client.errors import ClientError, NoNameServerError
-from skyroute.client.name_servers import NameServers
+from skyroute.client.session import address_server
+from skyroute.client.session import session as session_module
+from skyroute.client.session.address_server import AddressServer, is_address_server
+from skyroute.client.session.name_servers import NameServers
 from tests.support.fake_broker import FakeCluster, fake_cluster
 from tests.support.lines import eventually
 

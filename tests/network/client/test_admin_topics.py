@@ -10,7 +10,7 @@ from skyroute.client.admin import Admin
 from skyroute.client.admin.calls import ASKED_AT_ONCE, SomeFailedError, UnknownClusterError, ask_all, ask_each
 from skyroute.client.admin.topics import RESTARTS_MAX
 from skyroute.client.errors import ClientError, ServerFailedError
-from skyroute.client.session import Session
+from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError
 from skyroute.wire.calls.topics import TopicConfig
 from tests.support.fake_broker import BROKER, CLUSTER, NAME_SERVER, FakeCluster, Peer, Reply, fake_cluster

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.client.consumer import Consumer
+from skyroute.client.consuming.consumer import Consumer
+from skyroute.client.consuming.offset_store import FileOffsets
+from skyroute.client.consuming.pull_consumer import PullConsumer
+from skyroute.client.consuming.push.handlers import BatchHandler, ConsumeResult, RetryLater
+from skyroute.client.consuming.subscription import StartPosition, sql
 from skyroute.client.errors import ClientError, ExpressionRefusedError, NoNameServerError, NotRunningError
-from skyroute.client.offset_store import FileOffsets
-from skyroute.client.producer import Producer
-from skyroute.client.pull_consumer import PullConsumer
-from skyroute.client.push.handlers import BatchHandler, ConsumeResult, RetryLater
-from skyroute.client.session import Session
-from skyroute.client.subscription import StartPosition, sql
+from skyroute.client.producing.producer import Producer
+from skyroute.client.session.session import Session
 from skyroute.client.trace import ConsumeEnded, ConsumeStarted, TracedReturn, decode_trace
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.message import StoredMessage

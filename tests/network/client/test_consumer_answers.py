@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from skyroute.client.consumer import Consumer
-from skyroute.client.push.handlers import ConsumeResult, RetryLater
+from skyroute.client.consuming.consumer import Consumer
+from skyroute.client.consuming.push.handlers import ConsumeResult, RetryLater
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.consumers import decode_running_consumer
 from tests.network.client.consumers import Inbox, consumer_of

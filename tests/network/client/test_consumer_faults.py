@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from skyroute.client.push.fetching import DAMAGED_READS
+from skyroute.client.consuming.push.fetching import DAMAGED_READS
 from skyroute.message.message import StoredMessage
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.clock import ManualClock

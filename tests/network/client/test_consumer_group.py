@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from skyroute.client.rebalance import AverageByCircle
+from skyroute.client.consuming.rebalance import AverageByCircle
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from tests.network.client.consumers import HURRIED, Inbox, consumer_of

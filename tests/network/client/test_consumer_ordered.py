@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.client.offset_store import FileOffsets
-from skyroute.client.push.handlers import ConsumeResult, RetryLater
+from skyroute.client.consuming.offset_store import FileOffsets
+from skyroute.client.consuming.push.handlers import ConsumeResult, RetryLater
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import MessageModel

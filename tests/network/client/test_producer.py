@@ -20,10 +20,10 @@ from skyroute.client.errors import (
     NotRunningError,
     SystemBusyError,
 )
-from skyroute.client.outbound import MessageTooLargeError
-from skyroute.client.producer import Producer
+from skyroute.client.producing.prepared_message import MessageTooLargeError
+from skyroute.client.producing.producer import Producer
 from skyroute.client.results import SendStatus
-from skyroute.client.session import Session
+from skyroute.client.session.session import Session
 from skyroute.client.trace import Recalled, decode_trace
 from skyroute.message.errors import InvalidMessageError, InvalidNameError, PropertyError
 from skyroute.message.flags import Compression

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from skyroute.client.errors import NotRunningError
-from skyroute.client.producer import Producer
+from skyroute.client.producing.producer import Producer
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, RemotingError

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from skyroute.client.consuming.pull_consumer import AssignmentChange, PullConsumer
+from skyroute.client.consuming.subscription import StartPosition, sql
 from skyroute.client.errors import ClientError, NoNameServerError, NoPermissionError, NotRunningError, UnsupportedError
-from skyroute.client.pull_consumer import AssignmentChange, PullConsumer
-from skyroute.client.subscription import StartPosition, sql
 from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
@@ -206,7 +206,7 @@ async def test_without_any_name_server_the_start_fails_and_leaves_nothing_behind
 async def test_a_topic_that_does_not_exist_is_read_once_it_does(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skyroute.client.pull_consumer.REBALANCE_RETRY_S", 0.001)
+    monkeypatch.setattr("skyroute.client.consuming.pull_consumer.REBALANCE_RETRY_S", 0.001)
     async with consumer_of(cluster) as consumer:
         consumer.subscribe("Later")
         await cluster.until_seen(105, 2)

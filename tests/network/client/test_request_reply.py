@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from skyroute.client import replies
 from skyroute.client.errors import ClientError, NotRunningError, RequestTimeoutError, ServerFailedError, SystemBusyError
-from skyroute.client.producer import Producer
+from skyroute.client.producing import request_reply
+from skyroute.client.producing.producer import Producer
 from skyroute.message.errors import InvalidMessageError
 from skyroute.message.flags import Compression
 from skyroute.message.message import Message, StoredMessage
@@ -215,7 +215,7 @@ async def test_a_broker_that_hangs_takes_no_more_time_than_there_is(cluster: Fak
 async def test_requests_that_wait_are_bounded(
     cluster: FakeCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "REQUESTS_MAX", 2)
+    monkeypatch.setattr(request_reply, "REQUESTS_MAX", 2)
     asking = [asyncio.create_task(producer.request(Message("T", b"x"), timeout_s=WAIT_S)) for _ in range(2)]
     await cluster.until_seen(SEND, 2)
     with pytest.raises(ClientError, match="2 requests wait"):

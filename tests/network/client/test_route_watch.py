@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from skyroute.client import route_watch
-from skyroute.client.producer import Producer
-from skyroute.client.session import Session
+from skyroute.client.producing.producer import Producer
+from skyroute.client.session import route_watch
+from skyroute.client.session.session import Session
 from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData

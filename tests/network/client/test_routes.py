@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from skyroute.client.errors import ClientError, NoNameServerError, NoRouteError, UnsupportedError
-from skyroute.client.producer import Producer
-from skyroute.client.session import Session
+from skyroute.client.producing.producer import Producer
+from skyroute.client.session.session import Session
 from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.errors import WireError

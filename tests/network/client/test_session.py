@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import trustme
 
-from skyroute.client import session as session_module
 from skyroute.client.errors import (
     ClientError,
     GoAwayError,
@@ -23,9 +22,10 @@ from skyroute.client.errors import (
     NotRunningError,
     SystemBusyError,
 )
-from skyroute.client.producer import Producer
-from skyroute.client.session import REQUESTS_MAX, Session
-from skyroute.client.signing import Credentials
+from skyroute.client.producing.producer import Producer
+from skyroute.client.session import session as session_module
+from skyroute.client.session.session import REQUESTS_MAX, Session
+from skyroute.client.session.signing import Credentials
 from skyroute.message.message import Message
 from skyroute.remoting.errors import ConnectError, ConnectionLostError, RemotingError
 from skyroute.remoting.tls_settings import TlsClientSettings

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from skyroute.client.errors import ClientError, NotRunningError, SystemBusyError
-from skyroute.client.producer import Producer
+from skyroute.client.producing.producer import Producer
 from skyroute.client.results import SendResult
-from skyroute.client.session import Session
+from skyroute.client.session.session import Session
 from skyroute.client.trace import TransactionEnded, decode_trace
 from skyroute.message.message import Message, StoredMessage
 from skyroute.wire.calls.transaction import TransactionOutcome

@@ -21,7 +21,7 @@ from tests.peers.client.conftest import SETTINGS
 from tests.peers.client.java_client import JavaClients, JavaConsumer, Place, until
 from tests.peers.test_mqadmin import MqAdmin, in_order, messages_only
 from tests.support.apache import ApacheBroker, ApacheNameServer, NameServerProcess, SkyrouteNameServer, eventually
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 CLUSTER, BROKER = "AdminCluster", "admin-broker"
 TOPIC, GROUP, QUEUES = "AdminFacts", "admin-facts", 4
@@ -75,7 +75,7 @@ class Both:
 
     def until_topic(self, topic: str, *, is_there: bool = True) -> None:
         for side in self.sides:
-            with Line(side.name_server.address) as line:
+            with RawConnection(side.name_server.address) as line:
                 eventually(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
 
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from skyroute import Consumer, ConsumeResult, StartPosition, StoredMessage
-from skyroute.client.push.settings import Pace
-from skyroute.client.subscription import Expression
+from skyroute.client.consuming.push.settings import Intervals
+from skyroute.client.consuming.subscription import Expression
 from tests.peers.client.java_client import ARRIVAL_TIMEOUT_S, Place, until
 
-QUICK = Pace(rebalance_s=1.0, persist_s=1.0)
+QUICK = Intervals(rebalance_s=1.0, persist_s=1.0)
 """Looks after its queues as often as the Java clients of these tests."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from skyroute import Compression, MessageModel, PullConsumer, StartPosition, StoredMessage, sql
-from skyroute.client.offset_store import FileOffsets
+from skyroute.client.consuming.offset_store import FileOffsets
 from tests.peers.client.conftest import DELAY_LEVEL, DELAY_S
 from tests.peers.client.java_client import JavaClients, Place, message
 from tests.peers.client.python_client import consuming

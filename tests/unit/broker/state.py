@@ -8,28 +8,28 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.groups import Groups
+from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.handlers.groups import GroupHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers
 from skyroute.broker.handlers.progress import ProgressHandlers
 from skyroute.broker.handlers.topics import TopicHandlers
 from skyroute.broker.identity import Identity
-from skyroute.broker.members import Members
-from skyroute.broker.offsets import Offsets
-from skyroute.broker.parked_pulls import ParkedPulls
-from skyroute.broker.request_modes import RequestModes
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.broker.topics import Topics
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.request_modes import RequestModes
+from skyroute.broker.tables.topics import Topics
 from skyroute.message.host import encode_host
+from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Pace
-from skyroute.remoting.traffic import Traffic
+from skyroute.remoting.stepwise import StepRunner
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
@@ -46,12 +46,12 @@ def settings(**changes: Any) -> BrokerConfig:
 T = TypeVar("T")
 
 
-class CountingPace(Pace):
+class CountingPace(StepRunner):
     """Counts the steps of long work, and does something after each."""
 
     steps = 0
 
-    def __init__(self, traffic: Traffic, clock: ManualClock) -> None:
+    def __init__(self, traffic: BusyPolling, clock: ManualClock) -> None:
         super().__init__(traffic, clock)
         self.on_step: Callable[[], None] = int  # type: ignore[assignment]  # which does nothing, too
 
@@ -89,15 +89,15 @@ class State:
         folder = self.folder / "config"
         self.topics = Topics(JsonFile(folder / "topics.json"), self.config, self.now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json"), self.config, self.now_ms)
-        self.offsets = Offsets(JsonFile(folder / "consumerOffset.json"), self.now_ms)
+        self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json"), self.now_ms)
         self.modes = RequestModes(JsonFile(folder / "messageRequestMode.json"))
         for table in (self.topics, self.groups, self.offsets, self.modes):
             table.load()
         self.store = MessageStore.open(self.folder, SMALL, now_ms=self.now_ms())
-        self.members = Members()
-        self.parked = ParkedPulls(self.clock.monotonic)
+        self.members = ConnectedClients()
+        self.parked = LongPolling(self.clock.monotonic)
         self.stats = Stats(self.clock)
-        self.pace = CountingPace(Traffic(), self.clock)
+        self.pace = CountingPace(BusyPolling(), self.clock)
         self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)
 
     def now_ms(self) -> int:

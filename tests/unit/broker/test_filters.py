@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.broker import filters
-from skyroute.broker.filters import make_filter
-from skyroute.client.subscription import make_subscription, sql
+from skyroute.broker.delivery import filters
+from skyroute.broker.delivery.filters import make_filter
+from skyroute.client.consuming.subscription import make_subscription, sql
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset

@@ -9,11 +9,11 @@ import pytest
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.housekeeping import Retention, every, save_all
-from skyroute.broker.keeper import Keeper
-from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreError, StoreFullError
-from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.tables.table_file import TableFile
 from tests.support.clock import ManualClock
 from tests.support.disks import draft, small_store
 
@@ -60,7 +60,7 @@ async def test_a_mistake_of_ours_is_not_hidden() -> None:
 
 
 async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
-    keepers = [Keeper(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
+    keepers = [TableFile(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
     for keeper in keepers[:2]:
         keeper.touch()
     await save_all(keepers)

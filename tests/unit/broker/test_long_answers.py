@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from skyroute.broker import tables
 from skyroute.broker.handlers import long_answers
 from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, gather, in_pieces
-from skyroute.broker.offsets import OFFSETS_A_STEP
-from skyroute.broker.tables import ENTRIES_A_STEP
+from skyroute.broker.tables import table_format
+from skyroute.broker.tables.consumer_offsets import OFFSETS_A_STEP
+from skyroute.broker.tables.table_format import ENTRIES_A_STEP
 from skyroute.remoting.dispatch import InTurn
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
 from skyroute.wire.calls.groups import GroupConfig, RequestMode, decode_consume_stats, decode_reset_offsets
@@ -182,7 +182,7 @@ async def test_offsets_of_a_group_with_many_topics_are_forgotten_in_steps(state:
     assert (await state.ask(state.on_groups.delete, request)).code == 0
     assert state.pace.steps >= 3
     assert state.offsets.topics_of("g") == []
-    assert repr(state.offsets).startswith("<Offsets 0 ")
+    assert repr(state.offsets).startswith("<ConsumerOffsets 0 ")
 
 
 async def test_a_topic_with_many_queues_is_deleted_in_steps_and_not_made_again_meanwhile(state: State) -> None:
@@ -247,7 +247,7 @@ def test_pieces_are_put_together_to_steps() -> None:
 
 def test_entries_keep_what_only_others_understand() -> None:
     table = {"a": TopicConfig("a"), "b": TopicConfig("b")}
-    pieces = tables.object_pieces({"x": 1}, {"t": tables.entry_pieces(table, {"b": {"odd": [1]}})})
+    pieces = table_format.object_pieces({"x": 1}, {"t": table_format.entry_pieces(table, {"b": {"odd": [1]}})})
     kept = fastjson.loads(b"".join(pieces))
     assert kept["x"] == 1
     assert ("odd" in kept["t"]["a"], kept["t"]["b"]["odd"]) == (False, [1])

@@ -7,10 +7,10 @@ from itertools import pairwise
 import msgspec
 import pytest
 
+from skyroute.broker.clients.change_notifications import MemberNotices
+from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.handlers.long_answers import STEP_PARTS
 from skyroute.broker.handlers.members import HEARTBEAT_BYTES_MAX, MemberHandlers
-from skyroute.broker.notices import MemberNotices
-from skyroute.broker.queue_locks import QueueLocks
 from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, InTurn, Peer
 from skyroute.wire.calls.clients import (

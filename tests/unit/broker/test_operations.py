@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.handlers.operations import OperationHandlers
 from skyroute.broker.identity import Identity
-from skyroute.broker.parts import Parts
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.settings.errors import StartOnlyError
@@ -44,7 +44,7 @@ class Room:
             max_index_num=64,
         )
         identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
-        self.parts = Parts(self.config, identity, self.clock, lambda _connection: None)
+        self.parts = Components(self.config, identity, self.clock, lambda _connection: None)
         self.parts.load()
         self.on = OperationHandlers(self.parts)
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from skyroute.broker import filters
-from skyroute.broker.filters import SQL92, make_filter, retry_filter
+from skyroute.broker.delivery import filters
+from skyroute.broker.delivery.filters import SQL92, make_filter, retry_filter
 from skyroute.broker.handlers.pull import PullHandlers
 from skyroute.broker.store.draft import Draft
 from skyroute.message.property_names import RETRY_TOPIC
 from skyroute.message.sql92 import EXPRESSION_CHARS_MAX, Condition, compile_expression
-from skyroute.remoting.dispatch import Later
+from skyroute.remoting.dispatch import DeferredResponse
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.clients import Subscription
 from skyroute.wire.calls.topics import TopicConfig
@@ -100,7 +100,7 @@ def test_one_who_waits_is_told_to_come_again_where_the_search_ends_too_early(
 ) -> None:
     store(state, a="0")
     answer = handlers.pull(a_pull("a = 39", 1, suspend_ms=1000), state.peer)
-    assert isinstance(answer, Later)
+    assert isinstance(answer, DeferredResponse)
     given: list[Response] = []
     answer.then(given.append)
     store(state, a="1")

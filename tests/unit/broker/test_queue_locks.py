@@ -3,8 +3,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from skyroute.broker import queue_locks
-from skyroute.broker.queue_locks import LOCK_LIFE_S, QueueLocks
+from skyroute.broker.clients import queue_locks
+from skyroute.broker.clients.queue_locks import LOCK_LIFE_S, QueueLocks
 from skyroute.message.queue_ref import QueueRef
 
 FIRST = QueueRef("Orders", "broker-a", 0)

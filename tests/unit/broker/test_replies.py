@@ -7,7 +7,7 @@ from skyroute.broker.handlers.replies import PUSH_TIMEOUT_S, ReplyHandlers
 from skyroute.message.properties import join_properties, split_properties
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
-from skyroute.remoting.dispatch import Answer, InTurn, Later, Peer
+from skyroute.remoting.dispatch import Answer, DeferredResponse, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.send import decode_pushed_reply, decode_send_receipt, encode_send
 from skyroute.wire.calls.topics import TopicConfig
@@ -26,8 +26,8 @@ async def later(response: Response) -> Response:
     return response
 
 
-def given_later(response: Response) -> Later:
-    answer = Later()
+def given_later(response: Response) -> DeferredResponse:
+    answer = DeferredResponse()
     answer.give(response)
     return answer
 

@@ -1,15 +1,15 @@
 import pytest
 
-from skyroute.broker.delays import Delays
-from skyroute.broker.flushing import Flushing
+from skyroute.broker.appender import Appender
+from skyroute.broker.delivery.flush_wait import Flushing
+from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.handlers.recall import RecallHandlers
 from skyroute.broker.handlers.send_back import SendBackHandlers, redirect_retry
-from skyroute.broker.intake import Intake
-from skyroute.broker.parked_pulls import ParkedPulls
+from skyroute.broker.scheduling.delay_levels import DelayLevels
+from skyroute.broker.scheduling.timer_check import TimerCheck
+from skyroute.broker.scheduling.timers import Timers, recall_handle
 from skyroute.broker.store.draft import Appended, Draft
-from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.timer_check import TimerCheck
-from skyroute.broker.timers import Timers, recall_handle
+from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
 from skyroute.message.message_id import encode_offset_id
@@ -41,15 +41,15 @@ class Room:
         self.state = state
         self.store = state.store
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
-        self.intake = Intake(
+        self.intake = Appender(
             self.store,
-            parked=ParkedPulls(state.clock.monotonic),
+            parked=LongPolling(state.clock.monotonic),
             flushing=flushing,
             stats=state.stats,
             now_ms=state.now_ms,
         )
         folder = state.folder / "config"
-        self.delays = Delays(self.store, self.intake, JsonFile(folder / "delayOffset.json"))
+        self.delays = DelayLevels(self.store, self.intake, JsonFile(folder / "delayOffset.json"))
         self.timers = Timers(self.store, self.intake, TimerCheck(folder / "timercheck", 1_000))
         self.intake.use(self.delays, self.timers)
         handlers = SendBackHandlers(

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress
+from skyroute.broker.scheduling.timer_records import withdrawal_key
+from skyroute.broker.scheduling.timer_slots import Slots
+from skyroute.broker.scheduling.timers import Timers, recall_handle
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import StoreDamagedError
-from skyroute.broker.timer_check import TimerCheck, TimerProgress
-from skyroute.broker.timer_records import withdrawal_key
-from skyroute.broker.timer_slots import Slots
-from skyroute.broker.timers import Timers, recall_handle
 from skyroute.message.reserved_topics import TIMER_TOPIC
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.send_back import RecallHandle, decode_recall_handle

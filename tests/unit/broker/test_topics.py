@@ -6,8 +6,8 @@ import pytest
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.store.errors import StoreDamagedError
-from skyroute.broker.store.json_file import JsonFile
-from skyroute.broker.topics import TOPICS_MAX, Topics
+from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.broker.tables.topics import TOPICS_MAX, Topics
 from skyroute.message.reserved_topics import DEFAULT_TOPIC, retry_topic
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.topics import TopicConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyroute.broker.handlers.transactions import TransactionHandlers
-from skyroute.broker.transactions import book
+from skyroute.broker.transactions import open_transactions
 from skyroute.broker.transactions import transactions as module
 from skyroute.message.flags import TransactionState, transaction_of
 from skyroute.message.message_id import encode_offset_id
@@ -25,7 +25,7 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import FLAG_ONEWAY, Response
 from tests.support.disks import HERE, FullDisk, draft, read_all
 from tests.unit.broker.clients import a_beat, a_peer
-from tests.unit.broker.transaction_room import GROUP, Room
+from tests.unit.broker.transaction_broker import GROUP, Room
 
 ROLLBACK = TransactionOutcome.ROLLBACK
 
@@ -67,7 +67,7 @@ def test_properties_without_room_for_the_halfs_own_are_refused(room: Room) -> No
 
 
 def test_no_more_transactions_are_begun_than_are_kept_in_mind(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "OPEN_MAX", 3)
+    monkeypatch.setattr(open_transactions, "OPEN_MAX", 3)
     halves = [room.begin(f"ID{n}") for n in range(3)]
     with pytest.raises(RefusedError) as refused:
         room.begin()
@@ -495,7 +495,7 @@ def test_halves_of_apaches_brokers_are_understood(room: Room) -> None:
 
 
 def test_very_many_ends_between_two_rounds_are_not_kept_in_mind(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "ENDED_UNREAD_MAX", 10)
+    monkeypatch.setattr(open_transactions, "ENDED_UNREAD_MAX", 10)
     open_half = room.begin("open")
     for n in range(100):
         room.end(room.begin(f"ID{n}"), ROLLBACK)

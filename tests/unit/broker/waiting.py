@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from skyroute.broker.delays import Delays
+from skyroute.broker.scheduling.delay_levels import DelayLevels
+from skyroute.broker.scheduling.timer_check import TimerCheck
+from skyroute.broker.scheduling.timers import NEAR_MAX, Timers
 from skyroute.broker.store.draft import Appended, Draft
 from skyroute.broker.store.errors import StoreWriteError
-from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.broker.timer_check import TimerCheck
-from skyroute.broker.timers import NEAR_MAX, Timers
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import encode_properties
@@ -34,7 +34,7 @@ def draft(properties: dict[str, str], topic: str = "Orders", body: bytes = b"cof
 
 
 class Waiting:
-    """Delays and timers of a broker that can be stopped, killed and started again."""
+    """DelayLevels and timers of a broker that can be stopped, killed and started again."""
 
     def __init__(self, folder: Path, *, near_max: int = NEAR_MAX, settings: StoreSettings = SETTINGS) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Waiting:
 
     def start(self) -> None:
         self.store = MessageStore.open(self.folder, self.settings, now_ms=self.time_ms)
-        self.delays = Delays(self.store, self, JsonFile(self.folder / "config" / "delayOffset.json"))
+        self.delays = DelayLevels(self.store, self, JsonFile(self.folder / "config" / "delayOffset.json"))
         self.timers = Timers(
             self.store, self, TimerCheck(self.folder / "config" / "timercheck", 1_000), near_max=self.near_max
         )

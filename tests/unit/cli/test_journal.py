@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyroute.cli.journal.commands import journal
-from skyroute.nameserver.changes import Change, KvChanged, ServerStarted
 from skyroute.nameserver.journal.lines import show_record
 from skyroute.nameserver.journal.schema import Record
 from skyroute.nameserver.journal.segments import closed_segments
 from skyroute.nameserver.journal.times import parse_moment
+from skyroute.nameserver.server_events import Change, KvChanged, ServerStarted
 from skyroute.routing.events import BrokerJoined, BrokerLeft, Cause, TopicsChanged
 from tests.support.clock import ManualClock
 from tests.unit.nameserver.journal.changes import EVERY_KIND, FOUR, OLD, joined, open_journal, read, write

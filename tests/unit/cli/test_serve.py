@@ -11,7 +11,7 @@ import pytest
 
 from skyroute.settings.properties import read_properties
 from tests.support.booted import Booted, NotBootedError, booted
-from tests.support.raw import Line
+from tests.support.raw import RawConnection
 
 COMMAND = [sys.executable, "-m", "skyroute", "nameserver"]
 LOG_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+ - .+")
@@ -154,7 +154,7 @@ def test_it_boots_answers_and_stops(
     with booted(command, cwd=tmp_path, environment={**environment, "SKYROUTE_LOOP": loop}) as server:
         assert server.address.startswith("0.0.0.0:")
         assert server.lines == []
-        with Line(f"127.0.0.1:{server.port}") as line:
+        with RawConnection(f"127.0.0.1:{server.port}") as line:
             assert line.call(GET_ROUTE, {"topic": "TopicTest"}).code == TOPIC_NOT_EXIST
         errors = assert_stops_with_success(server, number)
     assert f"name server stopping signal={number.name}" in errors
@@ -164,14 +164,14 @@ def test_the_key_value_table_is_where_the_settings_say_and_stays(environment: di
     file = tmp_path / "deep" / "er" / "kvConfig.json"
     command = [*COMMAND, "-D", "listenPort=0", "-D", f"kvConfigPath={file}"]
     with booted(command, cwd=tmp_path, environment=environment) as server:
-        with Line(f"127.0.0.1:{server.port}") as line:
+        with RawConnection(f"127.0.0.1:{server.port}") as line:
             assert line.call(PUT_KV, {"namespace": "a", "key": "x", "value": "1"}).code == SUCCESS
         # Nothing may depend on a tidy end.
         server.process.kill()
         server.process.wait()
     assert file.read_bytes() == b'{"configTable":{"a":{"x":"1"}}}'
     with booted(command, cwd=tmp_path, environment=environment) as server:
-        with Line(f"127.0.0.1:{server.port}") as line:
+        with RawConnection(f"127.0.0.1:{server.port}") as line:
             assert line.call(GET_KV, {"namespace": "a", "key": "x"}).fields["value"] == "1"
         assert_stops_with_success(server)
 
@@ -182,12 +182,12 @@ def test_settings_updated_from_afar_are_there_after_a_restart(environment: dict[
     command = [*COMMAND, "-c", str(file)]
     with booted(command, cwd=tmp_path, environment=environment) as server:
         assert server.lines == [f"load config properties file OK, {file}"]
-        with Line(f"127.0.0.1:{server.port}") as line:
+        with RawConnection(f"127.0.0.1:{server.port}") as line:
             assert line.call(UPDATE_CONFIG, body=b"enableTopicList=false\nextra=2").code == SUCCESS
         assert_stops_with_success(server)
     assert read_properties(file) == {"listenPort": "0", "extra": "2", "enableTopicList": "false"}
     with booted(command, cwd=tmp_path, environment=environment) as server:
-        with Line(f"127.0.0.1:{server.port}") as line:
+        with RawConnection(f"127.0.0.1:{server.port}") as line:
             listed = line.call(GET_CONFIG).text.splitlines()
         assert {"enableTopicList=false", "extra=******", f"configStorePath={file}"} <= set(listed)
         assert_stops_with_success(server)

@@ -24,9 +24,9 @@ from skyroute import (
     sql,
 )
 from skyroute.client.admin.face import CHECKS, NOT_CALLS
+from skyroute.client.consuming.push.settings import Intervals
+from skyroute.client.consuming.rebalance import Average, Configured, ConsistentHash, MachineRoom, NearbyMachineRoom
 from skyroute.client.errors import ArgumentError, ClientError
-from skyroute.client.push.settings import Pace
-from skyroute.client.rebalance import Average, Configured, ConsistentHash, MachineRoom, NearbyMachineRoom
 from skyroute.message.errors import InvalidMessageError, InvalidNameError
 
 NOWHERE = "127.0.0.1:1"
@@ -289,8 +289,8 @@ def test_what_helps_to_subscribe_says_so_too(slip: Callable[[], object]) -> None
         lambda: RetryLater(-2),
         lambda: RetryLater(from_index=-1),
         lambda: RetryLater(from_index=1.5),  # type: ignore[arg-type]
-        lambda: Pace(rebalance_s=-1),
-        lambda: Pace(persist_s=NAN),
+        lambda: Intervals(rebalance_s=-1),
+        lambda: Intervals(persist_s=NAN),
         lambda: ConsistentHash("10"),  # type: ignore[arg-type]
         lambda: MachineRoom(5),  # type: ignore[arg-type]
         lambda: Configured(["T"]),  # type: ignore[list-item]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.client.in_flight import InFlight
+from skyroute.client.producing.in_flight import InFlight
 
 
 async def settle() -> None:

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from skyroute.client.errors import ClientError
-from skyroute.client.name_servers import NameServers
+from skyroute.client.session.name_servers import NameServers
 from tests.support.named_hosts import run_with_names
 
 

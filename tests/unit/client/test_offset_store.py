@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skyroute.client.consuming.offset_store import BrokerOffsets, FileOffsets, OffsetFileError, _from_file, _to_text
 from skyroute.client.errors import ServerFailedError
-from skyroute.client.offset_store import BrokerOffsets, FileOffsets, OffsetFileError, _from_file, _to_text
-from skyroute.client.session import Session
+from skyroute.client.session.session import Session
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.queue_ref import QueueRef
 from tests.support.fake_broker import FakeCluster, fake_cluster

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from skyroute.client import queues as calls
+from skyroute.client.consuming import queues as calls
+from skyroute.client.consuming.subscription import StartPosition
 from skyroute.client.errors import NoBrokerError, NoPermissionError, NoRouteError
-from skyroute.client.session import Session
-from skyroute.client.subscription import StartPosition
+from skyroute.client.session.session import Session
 from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.errors import CallTimeoutError
 from skyroute.routing.topology import BrokerGroup, TopicRoute

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.client.errors import ClientError
-from skyroute.client.rebalance import (
+from skyroute.client.consuming.rebalance import (
     AVERAGE,
     Average,
     AverageByCircle,
@@ -19,6 +18,7 @@ from skyroute.client.rebalance import (
     NearbyMachineRoom,
     Strategy,
 )
+from skyroute.client.errors import ClientError
 from skyroute.message.queue_ref import QueueRef
 
 GOLDEN: Final[dict[str, Any]] = json.loads(

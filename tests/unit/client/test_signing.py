@@ -1,4 +1,4 @@
-from skyroute.client.signing import Credentials
+from skyroute.client.session.signing import Credentials
 from skyroute.wire.command import Request
 
 FIELDS = {"a": "PG", "b": "TopicTest", "e": "3", "i": "TAGS\x01TagA\x02"}

@@ -4,8 +4,15 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from skyroute.client.consuming.subscription import (
+    Expression,
+    StartPosition,
+    make_subscription,
+    read_messages,
+    sql,
+    to_ms,
+)
 from skyroute.client.errors import ClientError
-from skyroute.client.subscription import Expression, StartPosition, make_subscription, read_messages, sql, to_ms
 from skyroute.message.errors import RecordError, TagExpressionError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import Subscription

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.console import audit
-from skyroute.console.audit import VALUE_CHARS_MAX, AuditLog
+from skyroute.console.guard import audit
+from skyroute.console.guard.audit import VALUE_CHARS_MAX, AuditLog
 
 
 async def test_entries_come_back_newest_first_and_cut_to_what_is_worth_keeping(tmp_path: Path) -> None:

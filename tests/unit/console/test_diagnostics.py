@@ -7,7 +7,7 @@ import pytest
 
 from skyroute.client.admin.cluster import BrokerInfo
 from skyroute.console.chinese import WORDS
-from skyroute.console.diagnostics import (
+from skyroute.console.cluster_data.diagnostics import (
     MESSAGE_TYPE,
     NAMES_MAX,
     Kind,
@@ -18,7 +18,7 @@ from skyroute.console.diagnostics import (
     diagnose_routes,
     kind_of,
 )
-from skyroute.console.problems import (
+from skyroute.console.cluster_data.problems import (
     DIFFERENT,
     NAME_SERVERS,
     NO_MASTER,
@@ -33,7 +33,7 @@ from skyroute.console.problems import (
     Problem,
     Severity,
 )
-from skyroute.console.watcher import Inventory, Look, NameServerView
+from skyroute.console.cluster_data.watcher import Inventory, Look, NameServerView
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.routing.topology import BrokerGroup, BrokerQueues, ClusterView, QueueSettings, TopicRoute

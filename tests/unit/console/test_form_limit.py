@@ -9,9 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from skyroute.console import doorkeeper, forms
-from skyroute.console.doorkeeper import FormLimit
-from skyroute.console.forms import QUICK_BYTES, read_fields
+from skyroute.console.guard import request_guard
+from skyroute.console.guard.request_guard import FormLimit
+from skyroute.console.pages import forms
+from skyroute.console.pages.forms import QUICK_BYTES, read_fields
 
 
 def scope(path: str = "/topics/send", **headers: str) -> Scope:
@@ -31,8 +32,8 @@ async def send(_message: Message) -> None:
 
 
 async def test_large_forms_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doorkeeper, "FORMS_BYTES_MAX", 100)
-    monkeypatch.setattr(doorkeeper, "OPEN_FORM_BYTES_MAX", 10)
+    monkeypatch.setattr(request_guard, "FORMS_BYTES_MAX", 100)
+    monkeypatch.setattr(request_guard, "OPEN_FORM_BYTES_MAX", 10)
     held: list[FormLimit] = []
 
     async def nest(_scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skyroute.console.forwarded import client_address, client_key
+from skyroute.console.guard.forwarded import client_address, client_key
 from skyroute.settings.networks import parse_networks
 
 TRUSTED = parse_networks("10.0.0.0/8, fd00::/8")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.console import journals as reading
+from skyroute.console.cluster_data import journals as reading
+from skyroute.console.cluster_data.journals import Journals, Point
 from skyroute.console.errors import ConsoleError
-from skyroute.console.journals import Journals, Point
-from skyroute.nameserver.changes import ServerStarted
 from skyroute.nameserver.journal.reader import Damage
 from skyroute.nameserver.journal.segments import closed_segments
 from skyroute.nameserver.journal.selection import Selection
+from skyroute.nameserver.server_events import ServerStarted
 from skyroute.routing.events import BrokerLeft, Cause, TopicsChanged
 from tests.support.clock import ManualClock
 from tests.unit.nameserver.journal.changes import FOUR, OLD, catch_up, joined, open_journal, write

@@ -1,6 +1,6 @@
 """Members of a group that want different things, and those that only seem to."""
 
-from skyroute.console.subscriptions import Mismatch, Way, find_mismatches
+from skyroute.console.cluster_data.subscriptions import Mismatch, Way, find_mismatches
 from skyroute.wire.calls.clients import Subscription
 from skyroute.wire.calls.groups import SubscriptionView
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyroute.console.errors import UsersError
-from skyroute.console.users import NOBODY, Role, UsersFile, make_user, read_users, write_users
+from skyroute.console.guard.users import NOBODY, Role, UsersFile, make_user, read_users, write_users
 
 
 def test_a_password_is_known_by_its_hash_alone(tmp_path: Path) -> None:

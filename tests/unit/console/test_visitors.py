@@ -1,8 +1,8 @@
 """Sessions end, make room for others, and guessing has its limit."""
 
-from skyroute.console import visitors
-from skyroute.console.users import NOBODY, Role
-from skyroute.console.visitors import SESSION_S, SESSIONS_MAX, TRIES_MAX, WAIT_S, Sessions, Visitor
+from skyroute.console.guard import visitors
+from skyroute.console.guard.users import NOBODY, Role
+from skyroute.console.guard.visitors import SESSION_S, SESSIONS_MAX, TRIES_MAX, WAIT_S, Sessions, Visitor
 from tests.support.clock import ManualClock
 
 

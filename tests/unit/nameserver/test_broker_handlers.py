@@ -5,9 +5,9 @@ from typing import Any, cast
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.brokers import LARGE_BODY_BYTES, BrokerHandlers
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.dispatch import InTurn, Peer
-from skyroute.remoting.pace import Pace
-from skyroute.remoting.traffic import Traffic
+from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings
@@ -34,7 +34,7 @@ def test_a_broker_has_been_heard_from_while_its_long_registration_waits(tmp_path
         config=NameServerConfig(),
         clock=clock,
         publish=lambda _events: None,
-        pace=Pace(Traffic(), clock),
+        pace=StepRunner(BusyPolling(), clock),
     )
     assert handlers.register(registration(2), peer) == Response(fields={})
     clock.advance(LEASE_S - 0.1)

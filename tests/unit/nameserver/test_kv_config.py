@@ -6,7 +6,7 @@ import pytest
 
 from skyroute.nameserver.errors import KvConfigRefusedError
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.settings.errors import ConfigError, FileWriteError
 
 JAVA_FILE = b'{"configTable":{"ORDER_TOPIC_CONFIG":{"TopicA":"broker-a:4;broker-b:4"}}}'

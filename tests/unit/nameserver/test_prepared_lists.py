@@ -12,9 +12,9 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.prepared_lists import SHARED_BYTES, STEP, Pieces, PreparedLists
+from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
-from skyroute.remoting.pace import Pace
-from skyroute.remoting.traffic import Traffic
+from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings
 from skyroute.wire.command import Request, Response
@@ -28,7 +28,7 @@ class Lists:
     """Lists whose making can be watched."""
 
     def __init__(self) -> None:
-        self.prepared = PreparedLists(Pace(Traffic(), ManualClock()))
+        self.prepared = PreparedLists(StepRunner(BusyPolling(), ManualClock()))
         self.made = 0
 
     def ask(self, size: int = LONG) -> Answer:
@@ -161,7 +161,7 @@ def table() -> RouteTable:
 
 def handlers(table: RouteTable) -> RouteHandlers:
     clock = ManualClock()
-    pace = Pace(Traffic(), clock)
+    pace = StepRunner(BusyPolling(), clock)
     return RouteHandlers(table, KvConfig("none.json"), NameServerConfig(), clock=clock, pace=pace)
 
 

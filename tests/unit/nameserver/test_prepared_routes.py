@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from skyroute.nameserver import prepared_routes
+from skyroute.nameserver.invalidated_routes import touched_by
 from skyroute.nameserver.prepared_routes import ANSWER_BYTES, ROUTE_BYTES, PreparedRoutes
-from skyroute.nameserver.touched import touched_by
 from skyroute.routing.discovery import MEMBER_TOPIC_PREFIX, find_route
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.table import RouteTable

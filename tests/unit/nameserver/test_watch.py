@@ -8,7 +8,7 @@ import pytest
 
 from skyroute.nameserver.route_history import CHANGE_NAMES_MAX, RouteHistory, first_revision
 from skyroute.nameserver.watch import WATCHES_A_CONNECTION_MAX, Watches
-from skyroute.remoting.dispatch import Later
+from skyroute.remoting.dispatch import DeferredResponse
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.watch import Bookmark, WatchAnswer, WatchQuery, decode_watch_answer
 from skyroute.wire.codes import ResponseCode
@@ -30,7 +30,7 @@ class Asker:
         bookmark = None if after is None else Bookmark(life, after)
         query = WatchQuery(topics or None, bookmark, timeout_ms)
         answer = self.watches.watch(query, connection=self.connection, now=0.0)
-        if isinstance(answer, Later):
+        if isinstance(answer, DeferredResponse):
             answer.then(self.responses.append)
         else:
             self.responses.append(answer)

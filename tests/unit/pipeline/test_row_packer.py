@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.client.outbound import BODY_BYTES_MAX
+from skyroute.client.producing.prepared_message import BODY_BYTES_MAX
 from skyroute.message.properties import decode_properties
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.tags import java_hash

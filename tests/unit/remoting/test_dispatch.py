@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from skyroute.remoting.dispatch import Dispatcher, Later, Peer, settle
+from skyroute.remoting.dispatch import DeferredResponse, Dispatcher, Peer, settle
 from skyroute.remoting.errors import ConnectionLostError, RefusedError
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
@@ -14,7 +14,7 @@ YES = Response(body=b"yes")
 
 @pytest.mark.parametrize("given_first", [False, True])
 def test_an_answer_reaches_whoever_wants_it_in_either_order(given_first: bool) -> None:
-    answer, heard = Later(), list[Response]()
+    answer, heard = DeferredResponse(), list[Response]()
     if given_first:
         answer.give(YES)
     answer.then(heard.append)
@@ -25,7 +25,7 @@ def test_an_answer_reaches_whoever_wants_it_in_either_order(given_first: bool) -
 
 async def test_an_answer_can_be_waited_for() -> None:
     assert await settle(YES) is YES
-    early, late = Later(), Later()
+    early, late = DeferredResponse(), DeferredResponse()
     early.give(YES)
     assert await settle(early) is YES
     waiting = asyncio.ensure_future(settle(late))
@@ -36,7 +36,7 @@ async def test_an_answer_can_be_waited_for() -> None:
 
 
 async def test_an_answer_that_nobody_waits_for_any_longer_is_no_error() -> None:
-    answer = Later()
+    answer = DeferredResponse()
     waiting = asyncio.ensure_future(settle(answer))
     await asyncio.sleep(0)
     waiting.cancel()

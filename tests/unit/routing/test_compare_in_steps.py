@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing import table as table_module
 from skyroute.routing.registration import Registration
 from skyroute.routing.table import RouteTable

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.wire.calls.kv import decode_kv_key
 from skyroute.wire.calls.registration import (
     body_fingerprint,

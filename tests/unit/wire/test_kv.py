@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.wire.calls.kv import KV_ENTRIES_A_STEP, ORDER_TOPICS, KvKey, decode_kv_key, encode_kv_table
 from skyroute.wire.command import Request
 from skyroute.wire.errors import FieldError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.topology import QUEUES_MAX, BrokerKey, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (

@@ -4,7 +4,7 @@ import zlib
 
 import pytest
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.topology import Permission, QueueSettings, StaticMapping
 from skyroute.wire.calls.kv import encode_kv_table

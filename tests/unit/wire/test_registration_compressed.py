@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import DataVersion, TopicTable
 from skyroute.routing.topology import QUEUES_MAX, QueueSettings, StaticMapping
 from skyroute.wire.calls.registration import (

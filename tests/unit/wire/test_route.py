@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing.topology import (
     QUEUES_MAX,
     BrokerGroup,

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import TopicTable
 from skyroute.wire.calls.registration import decode_data_version, decode_registration, decode_topic_table
 from skyroute.wire.calls.route import decode_route, decode_topic_registration

@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from skyroute.remoting.pace import run_through
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import DataVersion, RegistrationOutcome, TopicTable
 from skyroute.routing.topology import (
     BrokerGroup,

@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from skyroute.broker.groups import Groups
+from skyroute.broker.clients.client_groups import Member
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.identity import Identity
-from skyroute.broker.members import Members
-from skyroute.broker.rosters import Member
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import Topics
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.topics import Topics
 from skyroute.errors import SkyrouteError
 from skyroute.message.errors import MessageIdError
 from skyroute.message.message_id import decode_offset_id
@@ -42,7 +42,7 @@ _V3_1_8_SNAPSHOT: Final = 62
 class ForwardingHandlers:
     """Questions to one consumer, or to all of a group."""
 
-    members: Members
+    members: ConnectedClients
     store: MessageStore
     topics: Topics
     groups: Groups

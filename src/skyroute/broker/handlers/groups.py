@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from skyroute.broker.attributes import GROUP_ATTRIBUTES, alter
-from skyroute.broker.groups import Groups
 from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, answer_with, check_list, in_pieces, respond
 from skyroute.broker.identity import Identity
-from skyroute.broker.offsets import Offsets
-from skyroute.broker.request_modes import RequestModes
 from skyroute.broker.stats import Stats
-from skyroute.broker.tables import entry_pieces
-from skyroute.broker.topics import Topics
+from skyroute.broker.tables.attributes import GROUP_ATTRIBUTES, alter
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.request_modes import RequestModes
+from skyroute.broker.tables.table_format import entry_pieces
+from skyroute.broker.tables.topics import Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
 from skyroute.message.reserved_topics import is_retry_topic
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Pace, Steps
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.groups import (
     GroupConfig,
@@ -53,11 +53,11 @@ class GroupHandlers:
 
     groups: Groups
     topics: Topics
-    offsets: Offsets
+    offsets: ConsumerOffsets
     request_modes: RequestModes
     stats: Stats
     identity: Identity
-    pace: Pace
+    pace: StepRunner
     kept: Kept = field(default_factory=Kept)
     """The last response with the table of all groups."""
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Final
 
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Steps
+from skyroute.remoting.stepwise import Steps
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 

@@ -7,21 +7,21 @@ from typing import Final
 
 import msgspec
 
+from skyroute.broker.clients.change_notifications import MemberNotices
+from skyroute.broker.clients.client_groups import Member
+from skyroute.broker.clients.connected_clients import ConnectedClients
+from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.filters import make_filter
-from skyroute.broker.groups import Groups
+from skyroute.broker.delivery.filters import make_filter
 from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, in_pieces
-from skyroute.broker.members import Members
-from skyroute.broker.notices import MemberNotices
-from skyroute.broker.queue_locks import QueueLocks
-from skyroute.broker.rosters import Member
-from skyroute.broker.topics import Announce, Topics
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.clock import Clock
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import retry_topic
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Pace, Steps
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import Permission, TopicFlag
 from skyroute.wire.calls.clients import (
     ConsumerData,
@@ -62,7 +62,7 @@ SHORT_HEARTBEAT_BYTES: Final = 32 * 1024
 class MemberHandlers:
     """Heartbeats, goodbyes, locks, and who is in which group."""
 
-    members: Members
+    members: ConnectedClients
     locks: QueueLocks
     topics: Topics
     groups: Groups
@@ -70,8 +70,8 @@ class MemberHandlers:
     announce: Announce
     config: BrokerConfig
     clock: Clock
-    pace: Pace
-    prompt: Pace
+    pace: StepRunner
+    prompt: StepRunner
     """Lane for heartbeats and locks, which do not wait for long responses."""
 
     def heartbeat(self, request: Request, peer: Peer) -> Answer:
@@ -95,7 +95,7 @@ class MemberHandlers:
         return outcome.wants_whole, self._create_retry_topics(beat.consumers)
 
     async def _take_long(self, request: Request, peer: Peer) -> Response:
-        """Process a long heartbeat in parts. Parts before a refused one stay in effect."""
+        """Process a long heartbeat in parts. Components before a refused one stay in effect."""
         wants_whole, created = await self.prompt.run(self._take_parts(request, peer))
         answer = encode_heartbeat_answer(wants_whole=wants_whole)
         return await self._make_known(created, answer) if created else answer

@@ -6,17 +6,17 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from skyroute.broker.groups import Groups
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, in_pieces
-from skyroute.broker.members import Members
-from skyroute.broker.offsets import OFFSETS_A_STEP, Offsets
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import Topics
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.consumer_offsets import OFFSETS_A_STEP, ConsumerOffsets
+from skyroute.broker.tables.topics import Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Pace, Steps
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
 from skyroute.wire.calls.offsets import (
@@ -51,16 +51,16 @@ def bytes_in_memory() -> int:
 class OffsetHandlers:
     """What consumers ask before they read and say after they have, and the tables for those who copy them."""
 
-    offsets: Offsets
+    offsets: ConsumerOffsets
     topics: Topics
     groups: Groups
-    members: Members
+    members: ConnectedClients
     store: MessageStore
     delay_offsets: Callable[[], object]
     """Gives what the file of the delay levels' offsets says."""
     young_bytes: int
     """How far from the log's end the first message of a queue may be for a new group to start there."""
-    pace: Pace
+    pace: StepRunner
 
     def query(self, request: Request, _peer: Peer) -> Response:
         """Tell where a group goes on in a queue. One that is new to a young queue starts with its first message."""

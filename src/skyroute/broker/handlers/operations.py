@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from skyroute.broker.inert_settings import BROKER_INERT_SETTINGS
 from skyroute.broker.stats import Measure, Totals
-from skyroute.broker.tables import next_version
+from skyroute.broker.tables.table_format import next_version
 from skyroute.message.reserved_topics import TIMER_TOPIC
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
@@ -26,7 +26,7 @@ from skyroute.wire.codes import OUR_VERSION, ResponseCode
 from skyroute.wire.command import Request, Response
 
 if TYPE_CHECKING:  # they are made of us, among others
-    from skyroute.broker.parts import Parts
+    from skyroute.broker.components import Components
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 class OperationHandlers:
     """Every change is logged with who made it: there is no other guard."""
 
-    def __init__(self, parts: "Parts") -> None:
+    def __init__(self, parts: "Components") -> None:
         self._parts = parts
         self._started_at_ms = self._now_ms()
         self._settings_version = DataVersion(timestamp_ms=self._started_at_ms)

@@ -5,18 +5,18 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass
 from typing import Final
 
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.groups import Groups
 from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, gather, in_pieces
 from skyroute.broker.identity import Identity
-from skyroute.broker.members import Members
-from skyroute.broker.offsets import Offsets
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import Topics
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.topics import Topics
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Pace, Steps
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.consumers import encode_offset_reset
 from skyroute.wire.calls.groups import QueueProgress, release_name
@@ -50,10 +50,10 @@ TOLD_BYTES_A_STEP: Final = 4 * 1024 * 1024
 class ProgressHandlers:
     """What administrators see of groups at work, and where they send them."""
 
-    offsets: Offsets
+    offsets: ConsumerOffsets
     topics: Topics
     groups: Groups
-    members: Members
+    members: ConnectedClients
     store: MessageStore
     stats: Stats
     config: BrokerConfig
@@ -61,7 +61,7 @@ class ProgressHandlers:
     now_ms: Callable[[], int]
     wake: Callable[[str, int], None]
     """Has those who wait at a queue look again."""
-    pace: Pace
+    pace: StepRunner
 
     def of_group(self, request: Request, _peer: Peer) -> Answer:
         """Return a group's progress, with each queue as of the time it is read."""

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.filters import TAG, TAGS_CHARS_MAX, Filter, make_filter, retry_filter
-from skyroute.broker.groups import Groups
+from skyroute.broker.delivery.filters import TAG, TAGS_CHARS_MAX, Filter, make_filter, retry_filter
+from skyroute.broker.delivery.long_polling import LongPolling, ParkedPull
 from skyroute.broker.identity import Identity
-from skyroute.broker.members import Members
-from skyroute.broker.offsets import Offsets
-from skyroute.broker.parked_pulls import ParkedPull, ParkedPulls
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.store.queue_read import QueueRead, ReadStatus
-from skyroute.broker.topics import Topics
+from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.topics import Topics
 from skyroute.message.errors import TagExpressionError
 from skyroute.message.reserved_topics import retry_topic
 from skyroute.message.tags import parse_tag_expression
@@ -105,11 +105,11 @@ class PullHandlers:
         self,
         store: MessageStore,
         *,
-        parked: ParkedPulls,
+        parked: LongPolling,
         topics: Topics,
         groups: Groups,
-        offsets: Offsets,
-        members: Members,
+        offsets: ConsumerOffsets,
+        members: ConnectedClients,
         stats: Stats,
         config: BrokerConfig,
         identity: Identity,

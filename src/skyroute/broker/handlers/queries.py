@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.members import Members
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import Topics
+from skyroute.broker.tables.topics import Topics
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import KEY_SEPARATOR, KEYS, UNIQUE_ID
 from skyroute.message.record import decode_record
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Pace, Steps
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.wire.calls.query import (
     KeyQuery,
     QueueUnit,
@@ -43,9 +43,9 @@ class QueryHandlers:
 
     store: MessageStore
     topics: Topics
-    members: Members
+    members: ConnectedClients
     config: BrokerConfig
-    pace: Pace
+    pace: StepRunner
     monotonic: Callable[[], float]
 
     def by_key(self, request: Request, _peer: Peer) -> Answer:

@@ -4,13 +4,13 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final
 
+from skyroute.broker.appender import Appender
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
-from skyroute.broker.intake import Intake
+from skyroute.broker.scheduling.timer_records import withdrawal_key
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import StoreError
-from skyroute.broker.timer_records import withdrawal_key
-from skyroute.broker.topics import Topics
+from skyroute.broker.tables.topics import Topics
 from skyroute.message.errors import PropertyError, RecordError
 from skyroute.message.properties import encode_properties
 from skyroute.message.property_names import (
@@ -38,7 +38,7 @@ _BODY: Final = b"0"
 class RecallHandlers:
     """Withdraws messages: a mark is stored in the timer topic for the same time, and is found before the message is."""
 
-    intake: Intake
+    intake: Appender
     topics: Topics
     config: BrokerConfig
     identity: Identity

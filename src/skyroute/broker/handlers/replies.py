@@ -6,17 +6,17 @@ from typing import Final
 
 import msgspec
 
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.handlers.send import check_queue, check_send
 from skyroute.broker.identity import Identity
-from skyroute.broker.members import Members
-from skyroute.broker.topics import Topics
+from skyroute.broker.tables.topics import Topics
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.message.host import decode_host
 from skyroute.message.properties import PAIR_END, split_properties
 from skyroute.message.property_names import PUSH_REPLY_TIME, REPLY_TO_CLIENT
-from skyroute.remoting.dispatch import Handler, InTurn, Later, Peer, settle
+from skyroute.remoting.dispatch import DeferredResponse, Handler, InTurn, Peer, settle
 from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.wire.calls.send import (
     SENT_CODES,
@@ -39,7 +39,7 @@ PUSH_TIMEOUT_S: Final = 10.0
 class ReplyHandlers:
     """Replies are messages: they go to the one who waits, and, if the settings say so, into the store."""
 
-    members: Members
+    members: ConnectedClients
     topics: Topics
     store: Handler
     """Stores a message as any other."""
@@ -109,7 +109,7 @@ class ReplyHandlers:
             if isinstance(answer, InTurn):
                 response = await answer.work
             else:
-                response = await settle(answer) if isinstance(answer, Response | Later) else await answer
+                response = await settle(answer) if isinstance(answer, Response | DeferredResponse) else await answer
         except SkyrouteError as error:
             if peer.is_worth_a_line():
                 log.warning("reply not stored peer=%s reason=%s", peer.address, error)

@@ -6,19 +6,19 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import Final
 
+from skyroute.broker.appender import Appender
+from skyroute.broker.clients.queue_locks import QueueLocks
+from skyroute.broker.cluster.topic_propagation import TopicPropagation
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.flushing import Flushed
-from skyroute.broker.groups import Groups
+from skyroute.broker.delivery.flush_wait import Flushed
 from skyroute.broker.handlers.send_back import redirect_retry
 from skyroute.broker.identity import Identity
-from skyroute.broker.intake import Intake
-from skyroute.broker.queue_locks import QueueLocks
-from skyroute.broker.spreading import Spreading
+from skyroute.broker.scheduling.timers import recall_handle
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
 from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreError, StoreFullError
-from skyroute.broker.store.keys import find_value
-from skyroute.broker.timers import recall_handle
-from skyroute.broker.topics import Announce, Topics
+from skyroute.broker.store.index.keys import find_value
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
 from skyroute.message.batch import RawItem, decode_some
@@ -41,9 +41,9 @@ from skyroute.message.property_names import (
     UNIQUE_ID,
 )
 from skyroute.message.reserved_topics import RETRY_PREFIX, TIMER_TOPIC, is_closed_to_senders, is_retry_topic
-from skyroute.remoting.dispatch import Answer, InTurn, Later, Peer, settle
+from skyroute.remoting.dispatch import Answer, DeferredResponse, InTurn, Peer, settle
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Pace
+from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.topology import Permission, TopicFlag
 from skyroute.wire.calls.send import (
     ReceiptForm,
@@ -79,18 +79,18 @@ class SendHandlers:
 
     def __init__(
         self,
-        intake: Intake,
+        intake: Appender,
         *,
         topics: Topics,
         groups: Groups,
         locks: QueueLocks,
         announce: Announce,
-        spreading: Spreading,
+        spreading: TopicPropagation,
         transactions: Transactions,
         config: BrokerConfig,
         identity: Identity,
         clock: Clock,
-        pace: Pace,
+        pace: StepRunner,
     ) -> None:
         self._intake = intake
         self._topics = topics
@@ -179,13 +179,13 @@ class SendHandlers:
         except StoreError as error:
             raise self._refusal(error) from error
 
-    async def _answer_when_known(self, topic: TopicConfig, answer: Response | Later) -> Response:
+    async def _answer_when_known(self, topic: TopicConfig, answer: Response | DeferredResponse) -> Response:
         await self._make_known(topic)
         return await settle(answer)
 
     def _take(
         self, sending: Sending, topic: TopicConfig, request: Request, peer: Peer
-    ) -> Response | Later | InTurn | Awaitable[Response]:
+    ) -> Response | DeferredResponse | InTurn | Awaitable[Response]:
         queue_id = sending.queue_id
         check_queue(queue_id, topic, peer)
         if queue_id < 0:
@@ -205,14 +205,14 @@ class SendHandlers:
 
     def _take_at(
         self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
-    ) -> Response | Later | InTurn | Awaitable[Response]:
+    ) -> Response | DeferredResponse | InTurn | Awaitable[Response]:
         if sending.is_batch:
             return self._take_batch(sending, request.body, topic, queue_id, peer)
         return self._take_one(sending, topic, queue_id, request, peer)
 
     def _take_one(
         self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
-    ) -> Response | Later | Awaitable[Response]:
+    ) -> Response | DeferredResponse | Awaitable[Response]:
         body = request.body
         raw, unique_id = self._stamped(sending.properties)
         if not body or len(body) > self._config.max_message_size or len(raw) > PROPERTIES_BYTES_MAX:
@@ -261,7 +261,7 @@ class SendHandlers:
             raise self._refusal(error) from error
         if intake.waits_for_disk and _NO_WAIT_MARK not in raw:
             say = partial(self._receipt, request, appended, queue_id, unique_id, handle)
-            answer: Response | Later = self._answer_when_safe(appended.log_end, say)
+            answer: Response | DeferredResponse = self._answer_when_safe(appended.log_end, say)
         else:
             answer = self._receipt(request, appended, queue_id, unique_id, handle)
         return answer if made is None else self._say_more(self._answer_when_known(made, answer))
@@ -321,7 +321,7 @@ class SendHandlers:
 
     def _take_batch(
         self, sending: Sending, body: bytes, topic: TopicConfig, queue_id: int, peer: Peer
-    ) -> Response | Later | InTurn:
+    ) -> Response | DeferredResponse | InTurn:
         if len(topic.name) > TOPIC_CHARS_MAX:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {len(topic.name)}")
         if is_retry_topic(topic.name):
@@ -368,7 +368,7 @@ class SendHandlers:
 
     def _batch_receipt(
         self, ids: str, queue_id: int, queue_offset: int, log_end: int, unique_id: bytes, *, is_whole: bool
-    ) -> Response | Later:
+    ) -> Response | DeferredResponse:
         sender_id = unique_id.decode("utf-8", "replace")
         receipt = SendReceipt(
             ids,
@@ -443,9 +443,9 @@ class SendHandlers:
                 ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted before the message was stored"
             )
 
-    def _answer_when_safe(self, log_end: int, say: Callable[[int], Response]) -> Later:
+    def _answer_when_safe(self, log_end: int, say: Callable[[int], Response]) -> DeferredResponse:
         """Answer once the disk has the message; `say` is told the code that goes with what came of it."""
-        answer = Later()
+        answer = DeferredResponse()
 
         def settle(outcome: Flushed) -> None:
             if outcome is Flushed.FAILED:
@@ -476,8 +476,8 @@ class SendHandlers:
         return RefusedError(ResponseCode.SYSTEM_ERROR, f"create mapped file failed, server is busy or broken. {error}")
 
 
-async def _answer_of(answer: Response | Later | InTurn | Awaitable[Response]) -> Response:
-    if isinstance(answer, Response | Later):
+async def _answer_of(answer: Response | DeferredResponse | InTurn | Awaitable[Response]) -> Response:
+    if isinstance(answer, Response | DeferredResponse):
         return await settle(answer)
     return await (answer.work if isinstance(answer, InTurn) else answer)
 

@@ -9,16 +9,16 @@ from typing import Final
 
 import msgspec
 
-from skyroute.broker.aside import replace_properties
+from skyroute.broker.appender import Appender
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.groups import Groups
 from skyroute.broker.identity import Identity
-from skyroute.broker.intake import Intake
+from skyroute.broker.scheduling.scheduled_delivery import replace_properties
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import Announce, Topics
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.message_id import encode_offset_id
@@ -92,7 +92,7 @@ class SendBackHandlers:
     """Takes messages back."""
 
     store: MessageStore
-    intake: Intake
+    intake: Appender
     topics: Topics
     groups: Groups
     stats: Stats

@@ -9,21 +9,21 @@ from typing import Final
 
 import msgspec
 
-from skyroute.broker.attributes import MESSAGE_TYPE, MIXED, TOPIC_ATTRIBUTES, alter
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, answer_with, check_list, in_pieces, respond
-from skyroute.broker.members import Members
-from skyroute.broker.offsets import Offsets
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.tables import entry_pieces
-from skyroute.broker.topics import Announce, Topics
+from skyroute.broker.tables.attributes import MESSAGE_TYPE, MIXED, TOPIC_ATTRIBUTES, alter
+from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.table_format import entry_pieces
+from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_topic
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX, pop_retry_topic
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
 from skyroute.remoting.errors import RefusedError
-from skyroute.remoting.pace import Pace, Steps
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire.calls.topics import (
     QueueSpan,
@@ -56,14 +56,14 @@ class TopicHandlers:
     """Before a change of a topic is answered, it is on the disk, and name servers know of it."""
 
     topics: Topics
-    offsets: Offsets
-    members: Members
+    offsets: ConsumerOffsets
+    members: ConnectedClients
     store: MessageStore
     stats: Stats
     config: BrokerConfig
     announce: Announce
     now_ms: Callable[[], int]
-    pace: Pace
+    pace: StepRunner
     kept: Kept = field(default_factory=Kept)
     """The last response with the table of all topics."""
 

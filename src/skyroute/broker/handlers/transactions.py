@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable
 
+from skyroute.broker.appender import Appender
 from skyroute.broker.identity import Identity
-from skyroute.broker.intake import Intake
 from skyroute.broker.transactions import Transactions
 from skyroute.message.errors import MessageIdError
 from skyroute.message.message_id import decode_offset_id
@@ -18,7 +18,7 @@ from skyroute.wire.command import Request, Response
 class TransactionHandlers:
     """The end of a transaction, and an operator's wish to have its producer asked again."""
 
-    def __init__(self, transactions: Transactions, intake: Intake, identity: Identity) -> None:
+    def __init__(self, transactions: Transactions, intake: Appender, identity: Identity) -> None:
         self._transactions = transactions
         self._intake = intake
         self._identity = identity

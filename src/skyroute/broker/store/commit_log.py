@@ -9,10 +9,10 @@ from struct import error as StructError  # noqa: N812 - the module's own name fo
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.damage_map import DamageMap
-from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import RecordTooLargeError, StoreError
-from skyroute.broker.store.segment import OpenSegments, Segment
-from skyroute.broker.store.segmented_log import SegmentedLog
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.segment import OpenSegments, Segment
+from skyroute.broker.store.files.segmented_log import SegmentedLog
 from skyroute.message.crc import crc32
 from skyroute.message.flags import BORN_HOST_IPV6, HOSTS_IPV6
 from skyroute.message.layout import (

@@ -6,15 +6,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from skyroute.broker.store.checkpoint import Checkpoint
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.index_process import IndexProcess, Progress
-from skyroute.broker.store.key_index import KeyIndex
-from skyroute.broker.store.keys import Key, KeyReader, find_value, keep_keys
-from skyroute.broker.store.queue_ledger import QueueLedger
-from skyroute.broker.store.segment import Segment
+from skyroute.broker.store.files.checkpoint import Checkpoint
+from skyroute.broker.store.files.segment import Segment
+from skyroute.broker.store.index.index_process import IndexProcess, Progress
+from skyroute.broker.store.index.key_index import KeyIndex
+from skyroute.broker.store.index.keys import Key, KeyReader, find_value, keep_keys
+from skyroute.broker.store.queues.queue_ledger import QueueLedger
+from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.broker.store.topic_queue import TopicQueue
 from skyroute.message.flags import INNER_BATCH, TransactionState
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import DELAY_LEVEL, TAGS

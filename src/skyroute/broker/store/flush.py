@@ -4,8 +4,8 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-from skyroute.broker.store.checkpoint import OnDisk
-from skyroute.broker.store.disk import Disk, failure
+from skyroute.broker.store.files.checkpoint import OnDisk
+from skyroute.broker.store.files.disk import Disk, failure
 
 
 class Flush:

@@ -14,26 +14,26 @@ from typing import Final, Self
 
 import msgspec
 
-from skyroute.broker.store.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
-from skyroute.broker.store.checkpoint import Checkpoint, OnDisk
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.consume_queue import ConsumeQueue
-from skyroute.broker.store.damage import DamageFile, DamageReport
 from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
-from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
 from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.store.files.checkpoint import Checkpoint, OnDisk
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.flush import Flush
-from skyroute.broker.store.index_process import processors
-from skyroute.broker.store.key_index import KeyIndex, KeyMatches
-from skyroute.broker.store.queue_check import QueueState
-from skyroute.broker.store.queue_ledger import LEDGER_NAME, QueueLedger
-from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
-from skyroute.broker.store.recovery import LeftBehind, Recovered, recover
+from skyroute.broker.store.index.index_process import processors
+from skyroute.broker.store.index.key_index import KeyIndex, KeyMatches
+from skyroute.broker.store.queues.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
+from skyroute.broker.store.queues.consume_queue import ConsumeQueue
+from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, QueueLedger
+from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus, collect, collect_all
+from skyroute.broker.store.queues.topic_queue import TopicQueue, Unit
+from skyroute.broker.store.recovery.damage import DamageFile, DamageReport
+from skyroute.broker.store.recovery.queue_check import QueueState
+from skyroute.broker.store.recovery.recover import LeftBehind, Recovered, recover
 from skyroute.broker.store.retention import Expired, remove_expired
-from skyroute.broker.store.segment import OpenSegments, Segment
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.broker.store.topic_queue import TopicQueue, Unit
 from skyroute.message.batch import RawItem
 from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH

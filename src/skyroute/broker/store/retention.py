@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.key_index import KeyIndex
+from skyroute.broker.store.index.key_index import KeyIndex
+from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.settings import StoreSettings
-from skyroute.broker.store.topic_queue import TopicQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from skyroute.broker.store.segment import open_segments_allowed
+from skyroute.broker.store.files.segment import open_segments_allowed
 
 _S: Final = 1_000
 _M: Final = 60 * _S

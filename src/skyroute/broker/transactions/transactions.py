@@ -5,17 +5,17 @@ import logging
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from skyroute.broker.appender import Appender
+from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
-from skyroute.broker.intake import Intake
-from skyroute.broker.members import Members
-from skyroute.broker.offsets import Offsets
 from skyroute.broker.store.draft import Appended, Draft
 from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.topics import Announce, Topics
+from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.broker.transactions import drafts
-from skyroute.broker.transactions.book import OPEN_MAX, Book, OpenHalf
+from skyroute.broker.transactions.open_transactions import OPEN_MAX, OpenHalf, OpenTransactions
 from skyroute.errors import SkyrouteError
 from skyroute.message import property_names as names
 from skyroute.message.message import StoredMessage
@@ -56,11 +56,11 @@ class Transactions:
     def __init__(
         self,
         store: MessageStore,
-        intake: Intake,
+        intake: Appender,
         *,
-        offsets: Offsets,
+        offsets: ConsumerOffsets,
         topics: Topics,
-        members: Members,
+        members: ConnectedClients,
         config: BrokerConfig,
         identity: Identity,
         announce: Announce,
@@ -73,7 +73,7 @@ class Transactions:
         self._config = config
         self._identity = identity
         self._announce = announce
-        self._book = Book(store)
+        self._book = OpenTransactions(store)
         self._done: list[int] = []
         """Halves that have ended, which no record says yet."""
         self._floors: tuple[int, int] | None = None

@@ -170,7 +170,7 @@ async def cluster_rt(
     Messages go to the topic that each broker has under its own name. Without -i this is done once.
     """
     # No other command of this module needs a producer, and importing it takes longer than most of them run.
-    from skyroute.client.producer import Producer  # noqa: PLC0415 - see above
+    from skyroute.client.producing.producer import Producer  # noqa: PLC0415 - see above
     from skyroute.message.message import Message  # noqa: PLC0415 - see above
 
     async with Producer("skyroute_admin_cluster_rt", session=admin.session, retries=0) as producer:

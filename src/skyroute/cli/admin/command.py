@@ -15,8 +15,8 @@ from skyroute.cli.help import examples
 from skyroute.cli.progress import Progress
 from skyroute.client.admin import Admin
 from skyroute.client.admin.calls import Failures
-from skyroute.client.session import ClientArguments
-from skyroute.client.signing import Credentials
+from skyroute.client.session.session import ClientArguments
+from skyroute.client.session.signing import Credentials
 from skyroute.errors import SkyrouteError
 
 Answer = tuple[str, object] | tuple[str, object, Failures] | tuple[str, object, Failures, int]

@@ -9,9 +9,9 @@ import msgspec
 from skyroute.cli.admin.command import Answer, Function, admin_command, broker_or_cluster
 from skyroute.cli.admin.output import local_time, pairs, table
 from skyroute.cli.admin.parameters import MOMENT_FORM, attribute_changes, json_object, moment
-from skyroute.client import queues
 from skyroute.client.admin import Admin
 from skyroute.client.admin.groups import GroupProgress, GroupSummary
+from skyroute.client.consuming import queues
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import ConsumeType
 from skyroute.wire.calls.consumers import PROPERTY_CONSUME_TYPE, PROPERTY_ORDERED, RunningConsumer

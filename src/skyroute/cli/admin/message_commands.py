@@ -22,7 +22,7 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.query import FOREVER_MS
 
 if TYPE_CHECKING:
-    from skyroute.client.producer import Producer
+    from skyroute.client.producing.producer import Producer
 
 topic_option = click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")
 cluster_or_parent = click.option(
@@ -400,7 +400,7 @@ async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) ->
 
 def _producer(admin: Admin, *, trace: bool = False) -> "Producer":
     # Imported here, because the commands that only look do without it, and shall not wait for it.
-    from skyroute.client.producer import Producer  # noqa: PLC0415 - see above
+    from skyroute.client.producing.producer import Producer  # noqa: PLC0415 - see above
 
     return Producer(f"admin-{time.time_ns() // 1_000_000}", session=admin.session, trace=trace)
 

@@ -5,7 +5,7 @@ from typing import Unpack
 
 from skyroute.client.admin.face import Names, with_face
 from skyroute.client.admin.messages import MessageAdmin
-from skyroute.client.session import ClientArguments, Session
+from skyroute.client.session.session import ClientArguments, Session
 
 __all__ = ["Admin"]
 

@@ -6,7 +6,7 @@ from typing import Final, Self, TypeVar, Unpack
 
 from skyroute.client.arguments import check_session
 from skyroute.client.errors import ClientError, NoBrokerError
-from skyroute.client.session import ClientArguments, Session
+from skyroute.client.session.session import ClientArguments, Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX, TIMER_TOPIC
 from skyroute.routing.topology import MASTER_ID, BrokerGroup, ClusterView, TopicRoute

@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from skyroute.client import queues
 from skyroute.client.admin.calls import ask_all
 from skyroute.client.admin.topics import TopicAdmin
+from skyroute.client.consuming import queues
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoBrokerError, NoRouteError
-from skyroute.client.selection import subscribe_queues
+from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.errors import SkyrouteError
 from skyroute.message.names import check_group
 from skyroute.message.queue_ref import QueueRef

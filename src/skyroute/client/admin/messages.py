@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from skyroute.client import queues
 from skyroute.client.admin.calls import SomeFailedError, ask_each, preferred_address
 from skyroute.client.admin.groups import GroupAdmin
+from skyroute.client.consuming import queues
+from skyroute.client.consuming.subscription import make_subscription, read_messages
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoRouteError, NotFoundError, ServerFailedError
-from skyroute.client.selection import subscribe_queues
-from skyroute.client.subscription import make_subscription, read_messages
+from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.errors import SkyrouteError
 from skyroute.message.errors import MessageIdError
 from skyroute.message.message import StoredMessage

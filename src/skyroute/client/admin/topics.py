@@ -7,9 +7,9 @@ from typing import Final
 
 from skyroute.client.admin.calls import Failures, ask_all, ask_each
 from skyroute.client.admin.cluster import ClusterAdmin
+from skyroute.client.consuming.rebalance import Average
 from skyroute.client.errors import ClientError, ServerFailedError
-from skyroute.client.rebalance import Average
-from skyroute.client.selection import subscribe_queues
+from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.message.names import check_topic
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import DLQ_PREFIX, RETRY_PREFIX

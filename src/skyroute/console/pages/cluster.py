@@ -11,12 +11,12 @@ from starlette.routing import Route
 
 from skyroute.client.admin.broker_load import read_load
 from skyroute.client.admin.cluster import BrokerInfo, ServerTexts
-from skyroute.console.actions import Done, Fields, action, done, refuse
-from skyroute.console.desk import Desk, Paging, desk_of, page_number
+from skyroute.console.cluster_data.settings_table import check_took, find_settings, read_change
 from skyroute.console.errors import ConsoleError
-from skyroute.console.pages.settings import check_took, find_settings, read_change
-from skyroute.console.text import translator
-from skyroute.console.visitors import Visitor
+from skyroute.console.guard.visitors import Visitor
+from skyroute.console.pages.actions import Done, Fields, action, done, refuse
+from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
+from skyroute.console.pages.text import translator
 from skyroute.errors import SkyrouteError
 from skyroute.routing.topology import Permission
 
@@ -78,13 +78,13 @@ async def broker(request: Request) -> Response:
     )
 
 
-def _find(desk: Desk, name: str, broker_id: str) -> BrokerInfo | None:
+def _find(desk: PageContext, name: str, broker_id: str) -> BrokerInfo | None:
     """Return the broker of a name, and of a number as an address or a form has it."""
     wanted = name, broker_id
     return next((each for each in desk.watcher.look.brokers if (each.name, str(each.broker_id)) == wanted), None)
 
 
-async def _is_writable(desk: Desk, name: str) -> bool | None:
+async def _is_writable(desk: PageContext, name: str) -> bool | None:
     """Return whether name servers send producers to a broker, by the topic that each has under its own name."""
     if desk.watcher.look.failure is not None:  # nobody would say
         return None
@@ -95,7 +95,7 @@ async def _is_writable(desk: Desk, name: str) -> bool | None:
     return any(queues.broker_name == name and queues.settings.permission & Permission.WRITE for queues in route.queues)
 
 
-async def _settings(desk: Desk, found: BrokerInfo, tab: str) -> ServerTexts:
+async def _settings(desk: PageContext, found: BrokerInfo, tab: str) -> ServerTexts:
     if tab != "settings":
         return ServerTexts({}, {})
     try:
@@ -107,7 +107,7 @@ async def _settings(desk: Desk, found: BrokerInfo, tab: str) -> ServerTexts:
 # What can be done to a broker
 
 
-def _named(desk: Desk, fields: Fields) -> BrokerInfo:
+def _named(desk: PageContext, fields: Fields) -> BrokerInfo:
     """Return the broker that a form is about: where it is, the name servers say, not the form."""
     name, broker_id = fields.get("name", ""), fields.get("id", "")
     found = _find(desk, name, broker_id)
@@ -126,7 +126,7 @@ def _page(broker: BrokerInfo, query: str = "") -> str:
     question="Set {key} of the broker {name} to “{value}”?",
     warning="It is changed while the broker runs, and kept in its file. Some settings take effect after a restart.",
 )
-async def change_setting(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def change_setting(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Change one setting of one broker."""
     found = _named(desk, fields)
     key, value = read_change(fields)
@@ -147,7 +147,7 @@ async def change_setting(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     warning="Producers go to other brokers within half a minute; topics that are on this broker alone can no longer be "
     "sent to. It lasts until writes are allowed again, or the broker tells of a change of its topics.",
 )
-async def forbid_writes(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def forbid_writes(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Keep producers away from a broker."""
     found = _named(desk, fields)
     topics = max((await desk.admin.forbid_writes(found.name)).values(), default=0)
@@ -159,7 +159,7 @@ async def forbid_writes(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     "broker.allow_writes",
     question="Have all name servers show the topics of the broker {name} as writable again?",
 )
-async def allow_writes(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def allow_writes(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Let producers come back to a broker."""
     found = _named(desk, fields)
     topics = max((await desk.admin.allow_writes(found.name)).values(), default=0)
@@ -173,7 +173,7 @@ async def allow_writes(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     "broker.clean_expired_queues",
     question="Have the broker {name} ({id}) drop the files of queues whose messages are gone?",
 )
-async def clean_queues(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def clean_queues(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Drop what is left of queues without messages."""
     return await _clean(desk, fields, desk.admin.clean_expired_queues)
 
@@ -183,12 +183,12 @@ async def clean_queues(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     "broker.clean_unused_topics",
     question="Have the broker {name} ({id}) drop the queues of topics that it no longer has?",
 )
-async def clean_topics(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def clean_topics(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Drop what is left of topics that were deleted."""
     return await _clean(desk, fields, desk.admin.clean_unused_topics)
 
 
-async def _clean(desk: Desk, fields: Fields, order: Callable[..., Awaitable[list[str]]]) -> Done:
+async def _clean(desk: PageContext, fields: Fields, order: Callable[..., Awaitable[list[str]]]) -> Done:
     found = _named(desk, fields)
     await order(broker=found.address)
     return done("{name} has cleaned up", _page(found), name=found.name)

@@ -13,15 +13,15 @@ from starlette.routing import Route
 
 from skyroute.client.admin import Admin
 from skyroute.client.errors import NoRouteError
-from skyroute.console.actions import Done, Fields, action, back_of, done, refuse
-from skyroute.console.desk import Desk, Paging, desk_of, page_number
+from skyroute.console.cluster_data.message_listing import newest_first, origin_of, read_place
 from skyroute.console.errors import ConsoleError
-from skyroute.console.forms import in_field
-from skyroute.console.newest_first import newest_first, origin_of, read_place
+from skyroute.console.guard.visitors import Visitor
+from skyroute.console.pages.actions import Done, Fields, action, back_of, done, refuse
+from skyroute.console.pages.forms import in_field
 from skyroute.console.pages.message import as_file, message_at, send_copy
 from skyroute.console.pages.messages import topics_of, typed_span
+from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
 from skyroute.console.pages.topic import producer_of
-from skyroute.console.visitors import Visitor
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
@@ -134,7 +134,7 @@ _WARNING: Final = "Every group that reads their topics gets the copies. The dead
     question="Send copies of the chosen dead letters of {group} to the topics they were first sent to?",
     warning=_WARNING,
 )
-async def send_chosen(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def send_chosen(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Send copies of those that were ticked."""
     return await _send(
         desk, fields, [name for name in fields if name.startswith("letter") and f"pick-{name}" in fields]
@@ -147,12 +147,12 @@ async def send_chosen(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     question="Send copies of all {count} dead letters of {group} on this page to the topics they were first sent to?",
     warning=_WARNING,
 )
-async def send_all(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def send_all(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Send copies of all that the page showed."""
     return await _send(desk, fields, [name for name in fields if name.startswith("letter")])
 
 
-async def _send(desk: Desk, fields: Fields, names: list[str]) -> Done:
+async def _send(desk: PageContext, fields: Fields, names: list[str]) -> Done:
     """Send copies, the oldest first.
 
     Raises:

@@ -7,11 +7,11 @@ import msgspec
 
 from skyroute.client.admin.calls import ask_all
 from skyroute.client.admin.groups import END
-from skyroute.console.actions import Done, Fields, action, done
-from skyroute.console.desk import Desk
 from skyroute.console.errors import ConsoleError
-from skyroute.console.forms import moment, whole
-from skyroute.console.visitors import Visitor
+from skyroute.console.guard.visitors import Visitor
+from skyroute.console.pages.actions import Done, Fields, action, done
+from skyroute.console.pages.forms import moment, whole
+from skyroute.console.pages.page_context import PageContext
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.groups import GroupConfig
 
@@ -34,7 +34,7 @@ def page_of(group: str, tab: str = "") -> str:
     return f"/groups/{quote(group, safe='')}" + (f"?tab={tab}" if tab else "")
 
 
-def read_time(desk: Desk, fields: Fields) -> int:
+def read_time(desk: PageContext, fields: Fields) -> int:
     """Return the time that was typed into a form, in milliseconds.
 
     Raises:
@@ -61,7 +61,7 @@ def _read_config(fields: Fields, before: GroupConfig) -> GroupConfig:
 
 
 @action("/groups/create", "group.create")
-async def create(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def create(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Create a group on all masters of a cluster."""
     group, cluster = _read_text(fields, "group"), _read_text(fields, "cluster")
     if group in desk.watcher.inventory.groups:
@@ -77,7 +77,7 @@ async def create(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     question="Change the settings of the group {group}?",
     warning="They count at once for its members, whether these are connected or not.",
 )
-async def change(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def change(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Replace the settings of a group, on one broker or on all that have it."""
     group, broker = _read_text(fields, "group"), fields.get("broker", "")
     masters = desk.watcher.look.masters
@@ -105,7 +105,7 @@ async def change(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     question="Delete the group {group}?",
     warning="Brokers forget its settings, and lose the messages in its retry and dead-letter topics.",
 )
-async def delete(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def delete(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Have all brokers of the clusters that have a group forget it."""
     group = _read_text(fields, "group")
     brokers = desk.watcher.inventory.groups.get(group, {})
@@ -131,7 +131,7 @@ AGAIN: Final = (
 )
 
 
-async def _reset(desk: Desk, fields: Fields, when_ms: int) -> Done:
+async def _reset(desk: PageContext, fields: Fields, when_ms: int) -> Done:
     group, topic = _read_text(fields, "group"), _read_text(fields, "topic")
     moved = await desk.admin.reset_to_time(group, topic, when_ms)
     return done(
@@ -149,7 +149,7 @@ async def _reset(desk: Desk, fields: Fields, when_ms: int) -> Done:
     question="Have the group {group} consume all messages of {topic} again, from the oldest on?",
     warning=AGAIN,
 )
-async def reset_to_begin(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def reset_to_begin(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Have a group begin a topic anew."""
     return await _reset(desk, fields, 0)
 
@@ -160,7 +160,7 @@ async def reset_to_begin(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     question="Have the group {group} skip every message of {topic} that waits for it?",
     warning=AGAIN,
 )
-async def reset_to_end(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def reset_to_end(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Have a group leave out what it has not consumed of a topic."""
     return await _reset(desk, fields, END)
 
@@ -171,7 +171,7 @@ async def reset_to_end(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     question="Have the group {group} go on with {topic} at the first message stored since {time} ({zone})?",
     warning=AGAIN,
 )
-async def reset_to_time(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def reset_to_time(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Have a group go on at a time."""
     return await _reset(desk, fields, read_time(desk, fields))
 
@@ -182,7 +182,7 @@ async def reset_to_time(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     question="Have the group {group} go on at offset {offset} in queue {queue_id} of {topic} on {broker}?",
     warning=AGAIN,
 )
-async def reset_queue(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def reset_queue(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Have a group go on at an offset of one queue."""
     group, topic, broker = (_read_text(fields, name) for name in ("group", "topic", "broker"))
     queue = QueueRef(topic, broker, whole(fields, "queue_id", "Queue", 0, QUEUE_ID_MAX))
@@ -203,7 +203,7 @@ async def reset_queue(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     question="Have the group {group} go on with {topic} where the group {source} is now?",
     warning="Stop its members first: those that are connected write their own offsets again.",
 )
-async def clone(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def clone(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Have a group go on where another one is."""
     group, source, topic = (_read_text(fields, name) for name in ("group", "source", "topic"))
     moved = await desk.admin.clone_offsets(source, group, topic)

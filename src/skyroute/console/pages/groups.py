@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 from skyroute.client.admin.calls import ask_each
 from skyroute.client.admin.groups import GroupProgress
-from skyroute.console.actions import refuse
-from skyroute.console.consuming import Glance, ask_members, ask_running, glance, is_system
-from skyroute.console.desk import Desk, Paging, desk_of, page_number
-from skyroute.console.followed import FollowedGroups
+from skyroute.console.cluster_data.group_status import Glance, ask_members, ask_running, glance, is_system
+from skyroute.console.cluster_data.lag_history import FollowedGroups
+from skyroute.console.cluster_data.subscriptions import find_mismatches, show_expression
 from skyroute.console.pages import group_actions
-from skyroute.console.subscriptions import find_mismatches, show_expression
-from skyroute.console.text import translator
+from skyroute.console.pages.actions import refuse
+from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
+from skyroute.console.pages.text import translator
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import dead_letter_topic, retry_topic
@@ -101,7 +101,7 @@ async def group(request: Request) -> Response:
     return await show(request, desk, name, configs)
 
 
-async def _progress(request: Request, desk: Desk, name: str, configs: Mapping[str, GroupConfig]) -> Response:
+async def _progress(request: Request, desk: PageContext, name: str, configs: Mapping[str, GroupConfig]) -> Response:
     now_s = desk.clock.monotonic()
     followed_groups: FollowedGroups = request.app.state.followed_groups
     followed = followed_groups.find(name, now_s)
@@ -146,7 +146,7 @@ def in_flight(queues: Iterable[QueueProgress]) -> int | None:
     return sum(known) if known else None
 
 
-async def _count(desk: Desk, topic: str) -> int | None:
+async def _count(desk: PageContext, topic: str) -> int | None:
     """Return how many messages a topic has; None where there is no such topic, or nobody tells."""
     if topic not in desk.watcher.inventory.topics:
         return None
@@ -157,7 +157,7 @@ async def _count(desk: Desk, topic: str) -> int | None:
     return sum(span.max_offset - span.min_offset for span in status.queues.values())
 
 
-async def _members(request: Request, desk: Desk, name: str, configs: Mapping[str, GroupConfig]) -> Response:
+async def _members(request: Request, desk: PageContext, name: str, configs: Mapping[str, GroupConfig]) -> Response:
     consumers, failures = await ask_members(desk, name, configs)
     running = await ask_running(desk, name, consumers)
     wanted: dict[str, Iterable[Subscription | SubscriptionView]] = {BROKERS: consumers.subscriptions.values()}
@@ -178,7 +178,7 @@ async def _members(request: Request, desk: Desk, name: str, configs: Mapping[str
     )
 
 
-async def _member(request: Request, desk: Desk, name: str, _configs: Mapping[str, GroupConfig]) -> Response:
+async def _member(request: Request, desk: PageContext, name: str, _configs: Mapping[str, GroupConfig]) -> Response:
     client_id = request.query_params.get("client", "")
     with_stacks = request.query_params.get("stacks") == "yes"
     running, failure = None, None
@@ -205,7 +205,7 @@ async def _member(request: Request, desk: Desk, name: str, _configs: Mapping[str
     )
 
 
-async def _settings(request: Request, desk: Desk, name: str, configs: Mapping[str, GroupConfig]) -> Response:
+async def _settings(request: Request, desk: PageContext, name: str, configs: Mapping[str, GroupConfig]) -> Response:
     broker = request.query_params.get("broker", "")
     paging = Paging(len(configs), page_number(request))
     return desk.show(
@@ -220,7 +220,7 @@ async def _settings(request: Request, desk: Desk, name: str, configs: Mapping[st
     )
 
 
-async def _offsets(request: Request, desk: Desk, name: str, configs: Mapping[str, GroupConfig]) -> Response:
+async def _offsets(request: Request, desk: PageContext, name: str, configs: Mapping[str, GroupConfig]) -> Response:
     seen = await glance(desk, name, configs)
     topics = [topic for topic, _ in sum_topics(seen.progress)]
     brokers = sorted({queue.broker_name for queue in seen.progress.queues} or configs)

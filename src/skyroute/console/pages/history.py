@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from skyroute.console.desk import Desk, Paging, desk_of, page_number
+from skyroute.console.cluster_data.journals import Entry, Point, Routes
 from skyroute.console.errors import ConsoleError
-from skyroute.console.forms import moment
-from skyroute.console.journals import Entry, Point, Routes
+from skyroute.console.pages.forms import moment
+from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
 from skyroute.nameserver.journal.lines import details
 from skyroute.nameserver.journal.reader import Damage
 from skyroute.nameserver.journal.schema import Kind
@@ -220,11 +220,11 @@ def letters(permission: int) -> str:
 # What was asked for
 
 
-def _moment(desk: Desk, request: Request, name: str) -> int | None:
+def _moment(desk: PageContext, request: Request, name: str) -> int | None:
     return moment(request.query_params, name, "Time", desk.clock.wall())
 
 
-def _point(desk: Desk, request: Request, name: str) -> Point | None:
+def _point(desk: PageContext, request: Request, name: str) -> Point | None:
     """Return a point of a journal: a moment, or #123 for the record of that number."""
     text = request.query_params.get(name, "").strip()
     if text.startswith("#"):

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from skyroute.client.admin import Admin
 from skyroute.client.admin.messages import MessageNotFoundError, MessageTrack, Tracking
 from skyroute.client.errors import NoBrokerError, NoRouteError
-from skyroute.client.producer import Producer
+from skyroute.client.producing.producer import Producer
 from skyroute.client.trace import (
     ConsumeEnded,
     ConsumeStarted,
@@ -26,14 +26,14 @@ from skyroute.client.trace import (
     TransactionEnded,
     decode_trace,
 )
-from skyroute.console.actions import Done, Fields, action, done, refuse
-from skyroute.console.bodies import Form, harmless, show_body
-from skyroute.console.desk import Desk, desk_of
+from skyroute.console.cluster_data.body_preview import Form, harmless, show_body
+from skyroute.console.cluster_data.message_listing import Place, origin_of, read_place, row_of
 from skyroute.console.errors import ConsoleError
-from skyroute.console.newest_first import Place, origin_of, read_place, row_of
+from skyroute.console.guard.visitors import Visitor
+from skyroute.console.pages.actions import Done, Fields, action, done, refuse
 from skyroute.console.pages.messages import messages_with_id
+from skyroute.console.pages.page_context import PageContext, desk_of
 from skyroute.console.pages.topic import producer_of
-from skyroute.console.visitors import Visitor
 from skyroute.errors import SkyrouteError
 from skyroute.message.flags import TransactionState, compression_of
 from skyroute.message.message import Message, StoredMessage
@@ -250,7 +250,7 @@ def _traced(record: TraceRecord, trace: StoredMessage) -> Traced:
     question="Have {client_id} of the group {group} handle the message {message_id} now?",
     warning="It may have had this message before. Its offsets do not change.",
 )
-async def hand_over(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def hand_over(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Have one member of a group handle a message."""
     topic, group, client_id = fields.get("topic", ""), fields.get("group", ""), fields.get("client_id", "")
     if not topic or not group or not client_id:
@@ -274,7 +274,7 @@ async def hand_over(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     question="Send a copy of the message {message_id} to the topic {origin}?",
     warning="Every group that reads the topic gets the copy, also those that have had the message already.",
 )
-async def send_again(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def send_again(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Send a copy of a message to the topic that it was first sent to."""
     place = read_place(fields.get("at", ""))
     found = await message_at(desk.admin, fields.get("topic", ""), place)

@@ -10,11 +10,11 @@ from starlette.routing import Route
 
 from skyroute.client.admin import Admin
 from skyroute.client.admin.messages import MessageNotFoundError
-from skyroute.console.desk import desk_of
+from skyroute.console.cluster_data.message_listing import Found, newest_first, read_place, row_of
+from skyroute.console.cluster_data.watcher import Look
 from skyroute.console.errors import ConsoleError
-from skyroute.console.forms import in_field, moment
-from skyroute.console.newest_first import Found, newest_first, read_place, row_of
-from skyroute.console.watcher import Look
+from skyroute.console.pages.forms import in_field, moment
+from skyroute.console.pages.page_context import desk_of
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import StoredMessage
 from skyroute.message.reserved_topics import is_system_topic

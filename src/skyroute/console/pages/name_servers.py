@@ -14,13 +14,13 @@ from skyroute.client.admin.calls import SomeFailedError
 from skyroute.client.admin.cluster import ServerTexts
 from skyroute.client.admin.comparison import Comparison, compare_name_servers
 from skyroute.clock import Clock
-from skyroute.console.actions import WRONG_TOKEN, Done, Fields, action, done, is_ours, refuse
-from skyroute.console.desk import Desk, Paging, desk_of, page_number
-from skyroute.console.drift import find_drift
-from skyroute.console.forms import read_fields
-from skyroute.console.pages.settings import check_took, find_settings, read_change
-from skyroute.console.text import translator
-from skyroute.console.visitors import Visitor
+from skyroute.console.cluster_data.name_server_differences import find_drift
+from skyroute.console.cluster_data.settings_table import check_took, find_settings, read_change
+from skyroute.console.guard.visitors import Visitor
+from skyroute.console.pages.actions import WRONG_TOKEN, Done, Fields, action, done, is_ours, refuse
+from skyroute.console.pages.forms import read_fields
+from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
+from skyroute.console.pages.text import translator
 from skyroute.errors import SkyrouteError
 
 PATIENCE_S: Final = 2.0
@@ -112,7 +112,7 @@ async def compare(request: Request) -> Response:
     question="Set {key} of all name servers to “{value}”?",
     warning="It is changed while they run, and kept in their files. Some settings take effect after a restart.",
 )
-async def change_setting(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def change_setting(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Change one setting of all name servers."""
     key, value = read_change(fields)
     await desk.admin.update_name_server_settings({key: value})

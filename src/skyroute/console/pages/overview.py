@@ -9,9 +9,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from skyroute.client.admin.broker_load import BrokerLoad, read_load
-from skyroute.console.desk import desk_of
-from skyroute.console.drift import find_drift
-from skyroute.console.watcher import Rates
+from skyroute.console.cluster_data.name_server_differences import find_drift
+from skyroute.console.cluster_data.watcher import Rates
+from skyroute.console.pages.page_context import desk_of
 
 BROKERS_SHOWN: Final = 8
 """Of each cluster, the busiest."""

@@ -13,10 +13,8 @@ from starlette.routing import Route
 
 from skyroute.client.admin.calls import ask_each
 from skyroute.client.errors import ArgumentError, NoRouteError, TopicNotFoundError, UnsupportedError
-from skyroute.client.producer import Producer
-from skyroute.console.actions import Done, Fields, action, done, refuse
-from skyroute.console.desk import Desk, Paging, desk_of, page_number
-from skyroute.console.diagnostics import (
+from skyroute.client.producing.producer import Producer
+from skyroute.console.cluster_data.diagnostics import (
     Kind,
     Surroundings,
     diagnose,
@@ -24,12 +22,14 @@ from skyroute.console.diagnostics import (
     diagnose_routes,
     kind_of,
 )
+from skyroute.console.cluster_data.problems import NAME_SERVERS, Finding, Severity, worst_first
 from skyroute.console.errors import ConsoleError
-from skyroute.console.forms import whole
+from skyroute.console.guard.visitors import Visitor
+from skyroute.console.pages.actions import Done, Fields, action, done, refuse
+from skyroute.console.pages.forms import whole
+from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
+from skyroute.console.pages.text import translator
 from skyroute.console.pages.topics import LABELS, address_of, form_values
-from skyroute.console.problems import NAME_SERVERS, Finding, Severity, worst_first
-from skyroute.console.text import translator
-from skyroute.console.visitors import Visitor
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
@@ -229,7 +229,7 @@ _SIDES: Final[Mapping[str, Callable[[Request, str, Configs, Surroundings], Await
 
 
 @action("/topics/send", "topic.send")
-async def send(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def send(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Send one message, to see what becomes of it."""
     topic = fields.get("topic", "")
     message = Message(
@@ -255,7 +255,7 @@ async def send(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     return done("A message was sent to {topic}", f"{address_of(topic)}?{urlencode(place)}", topic=topic)
 
 
-def producer_of(desk: Desk) -> Producer:
+def producer_of(desk: PageContext) -> Producer:
     """Return a producer for one action: several people may send at once, and a session has a group only once."""
     return Producer(f"skyroute-console-{next(_NUMBERS)}", session=desk.admin.session)
 

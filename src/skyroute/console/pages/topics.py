@@ -12,20 +12,20 @@ from starlette.routing import Route
 
 from skyroute.client.admin.topics import QUEUES_OF_NEW_TOPIC
 from skyroute.client.errors import NoRouteError
-from skyroute.console.actions import Done, Fields, action, done
-from skyroute.console.desk import Desk, Paging, desk_of, page_number
-from skyroute.console.diagnostics import (
+from skyroute.console.cluster_data.diagnostics import (
     CHOOSABLE,
     MESSAGE_TYPE,
     Kind,
     Surroundings,
     diagnose_all,
 )
+from skyroute.console.cluster_data.problems import PROBLEMS, Finding, Problem, Severity
+from skyroute.console.cluster_data.watcher import Inventory, Look
 from skyroute.console.errors import ConsoleError
-from skyroute.console.forms import whole
-from skyroute.console.problems import PROBLEMS, Finding, Problem, Severity
-from skyroute.console.visitors import Visitor
-from skyroute.console.watcher import Inventory, Look
+from skyroute.console.guard.visitors import Visitor
+from skyroute.console.pages.actions import Done, Fields, action, done
+from skyroute.console.pages.forms import whole
+from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
 from skyroute.routing.topology import MASTER_ID, QUEUES_MAX, Permission, TopicFlag
 from skyroute.wire.calls.topics import TopicConfig
 
@@ -163,7 +163,7 @@ def form_values(look: Look) -> dict[str, object]:
 
 
 @action("/topics/create", "topic.create")
-async def create(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def create(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Make a topic that is not there yet."""
     topic = fields.get("topic", "")
     try:
@@ -181,7 +181,7 @@ async def create(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     warning="With fewer queues to read than before, nobody gets what is still in the others. Without a permission, "
     "clients fail at once.",
 )
-async def change(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def change(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Give a topic other settings."""
     topic = fields.get("topic", "")
     if topic not in desk.watcher.inventory.topics:  # it may be younger
@@ -193,7 +193,7 @@ async def change(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     return done("The topic {topic} was changed", f"{address_of(topic)}?tab=settings", topic=topic)
 
 
-async def _save(desk: Desk, fields: Fields, before: Mapping[str, TopicConfig]) -> None:
+async def _save(desk: PageContext, fields: Fields, before: Mapping[str, TopicConfig]) -> None:
     kind = fields.get("kind", "")
     if kind not in CHOOSABLE:
         raise ConsoleError(f"Type: one of {', '.join(CHOOSABLE)}, not “{kind}”.")
@@ -225,7 +225,7 @@ async def _save(desk: Desk, fields: Fields, before: Mapping[str, TopicConfig]) -
     warning="Its messages are gone for good on every broker of the cluster, and so is where each group has got to. "
     "Whoever still sends to it or reads it fails.",
 )
-async def delete(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
+async def delete(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Delete a topic with all its messages."""
     topic = fields.get("topic", "")
     await desk.admin.delete_topic(topic, fields.get("cluster", ""))
@@ -233,7 +233,7 @@ async def delete(desk: Desk, fields: Fields, _visitor: Visitor) -> Done:
     return done("The topic {topic} was deleted", "/topics", topic=topic)
 
 
-async def see_again(desk: Desk) -> None:
+async def see_again(desk: PageContext) -> None:
     """Look at the cluster, so that the next page shows what has just changed."""
     await desk.watcher.take_look()
     await desk.watcher.take_inventory()
@@ -244,7 +244,7 @@ def address_of(topic: str) -> str:
     return f"/topics/{quote(topic, safe='')}"
 
 
-def master_of(desk: Desk, name: str) -> str:
+def master_of(desk: PageContext, name: str) -> str:
     """Return where the master of a broker's name is.
 
     Raises:

@@ -9,7 +9,7 @@ from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.dispatch import Answer, InTurn, Peer
-from skyroute.remoting.pace import Pace, run_through
+from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.routing.errors import PartialFirstRegistrationError, RegistrationRefusedError
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.registration import Registration
@@ -47,7 +47,7 @@ class BrokerHandlers:
     config: NameServerConfig
     clock: Clock
     publish: Publish
-    pace: Pace
+    pace: StepRunner
 
     def register(self, request: Request, peer: Peer) -> Answer:
         """Process a registration: a small one at once, one with a long body or response in steps."""

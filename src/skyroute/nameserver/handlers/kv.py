@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from skyroute.nameserver.changes import KvChanged, Record
 from skyroute.nameserver.kv_config import KvConfig
+from skyroute.nameserver.server_events import KvChanged, Record
 from skyroute.remoting.dispatch import Answer, Peer
-from skyroute.remoting.pace import Pace, Steps
+from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.wire.calls.kv import ORDER_TOPICS, check_order_config, decode_kv_key
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
@@ -19,7 +19,7 @@ class KvHandlers:
 
     kv: KvConfig
     record: Record
-    pace: Pace
+    pace: StepRunner
 
     def put(self, request: Request, peer: Peer) -> Response:
         where = decode_kv_key(request)

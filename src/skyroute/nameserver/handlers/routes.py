@@ -15,7 +15,7 @@ from skyroute.nameserver.prepared_lists import Pieces, PreparedLists, in_steps
 from skyroute.nameserver.prepared_routes import PreparedRoutes
 from skyroute.nameserver.upstream import FORWARDED, Upstream
 from skyroute.remoting.dispatch import Answer, Peer
-from skyroute.remoting.pace import Pace, run_through
+from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.routing import discovery
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerGroup, ClusterView
@@ -56,7 +56,7 @@ class RouteHandlers:
         config: NameServerConfig,
         *,
         clock: Clock,
-        pace: Pace,
+        pace: StepRunner,
         upstream: Upstream | None = None,
     ) -> None:
         self._table = table

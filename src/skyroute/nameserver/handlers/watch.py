@@ -6,7 +6,7 @@ import msgspec
 
 from skyroute.clock import Clock
 from skyroute.nameserver.watch import Watches
-from skyroute.remoting.dispatch import Later, Peer
+from skyroute.remoting.dispatch import DeferredResponse, Peer
 from skyroute.wire.calls.watch import decode_watch
 from skyroute.wire.command import Request, Response
 
@@ -20,7 +20,7 @@ class WatchHandlers:
     timeout_ms_max: int
     """A connection on which nothing is said for too long is closed, so a watch has to end sooner."""
 
-    def watch(self, request: Request, peer: Peer) -> Response | Later:
+    def watch(self, request: Request, peer: Peer) -> Response | DeferredResponse:
         if request.is_oneway:
             return Response()  # nobody would hear of it
         query = decode_watch(request)

@@ -10,7 +10,7 @@ from skyroute.nameserver.errors import DamagedJournalError
 from skyroute.nameserver.journal.index import INDEX_NAME, read_index
 from skyroute.nameserver.journal.schema import Record, record_decoder
 from skyroute.nameserver.journal.segments import closed_segments, open_segments, read_content, whole_lines
-from skyroute.nameserver.memory_folder import JOURNAL_NAME
+from skyroute.nameserver.state_folder import JOURNAL_NAME
 
 
 @dataclass(frozen=True, slots=True)

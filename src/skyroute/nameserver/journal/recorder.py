@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.clock import Clock
-from skyroute.nameserver.changes import Change, Gap
 from skyroute.nameserver.journal.disk import Disk
 from skyroute.nameserver.journal.records import Numbered, bytes_of, encode, split, weight_of
 from skyroute.nameserver.journal.recovery import Found, recover
 from skyroute.nameserver.journal.retention import outdated
 from skyroute.nameserver.journal.segments import OpenSegment, TornSegmentError, mend, open_segments
+from skyroute.nameserver.server_events import Change, Gap
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from skyroute.nameserver.changes import Change, Gap, KvChanged, ServerStarted, ServerStopped, SettingsChanged
 from skyroute.nameserver.journal.schema import SCHEMA_VERSION, Kind, Record, State
+from skyroute.nameserver.server_events import Change, Gap, KvChanged, ServerStarted, ServerStopped, SettingsChanged
 from skyroute.routing.events import (
     BrokerChanged,
     BrokerConfirmed,

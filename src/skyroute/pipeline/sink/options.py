@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from skyroute.client.outbound import BODY_BYTES_MAX
-from skyroute.client.producer import BATCH_BYTES_MAX
+from skyroute.client.producing.prepared_message import BODY_BYTES_MAX
+from skyroute.client.producing.producer import BATCH_BYTES_MAX
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_open_to_senders, check_producer_group, check_topic
 from skyroute.pipeline.options import ConnectionOptions, OptionReader, read_connection

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from skyroute.client.outbound import BODY_BYTES_MAX
+from skyroute.client.producing.prepared_message import BODY_BYTES_MAX
 from skyroute.errors import SkyrouteError
 from skyroute.message import property_names as names
 from skyroute.message.batch import ITEM_BYTES_MIN, BatchItem

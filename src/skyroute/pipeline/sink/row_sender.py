@@ -8,10 +8,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from skyroute.client.delivery import Choose, Delivery
-from skyroute.client.in_flight import InFlight
-from skyroute.client.outbound import Outbound, write_properties
-from skyroute.client.session import Session
+from skyroute.client.producing.delivery import Choose, Delivery
+from skyroute.client.producing.in_flight import InFlight
+from skyroute.client.producing.prepared_message import Outbound, write_properties
+from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.batch import encode_batch
 from skyroute.message.property_names import UNIQUE_ID

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from skyroute.client import queues as calls
+from skyroute.client.consuming import queues as calls
 from skyroute.client.errors import NoRouteError
-from skyroute.client.selection import subscribe_queues
-from skyroute.client.session import Session
+from skyroute.client.producing.queue_selection import subscribe_queues
+from skyroute.client.session.session import Session
 from skyroute.clock import SystemClock
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
@@ -25,14 +25,14 @@ from skyroute.pipeline.connections import connect
 from skyroute.pipeline.source.errors import BrokerLostError, DataLossError, SourceError
 from skyroute.pipeline.source.offsets import Offsets
 from skyroute.pipeline.source.options import EARLIEST_OFFSET, LATEST_OFFSET, Position, PositionKind, ReadOptions
-from skyroute.remoting.spaced_lines import SpacedLines
+from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.wire.calls.topics import decode_topic_list, encode_topic_list_query
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_unreachable = SpacedLines()
+_unreachable = LogBackoff()
 """Limits warnings for each broker that does not respond: an idle stream sends several lookups a second."""
 
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Final
 
-from skyroute.client.subscription import SQL92, TAG
+from skyroute.client.consuming.subscription import SQL92, TAG
 from skyroute.message.errors import InvalidNameError, TagExpressionError
 from skyroute.message.names import check_group, check_topic
 from skyroute.message.queue_ref import QueueRef

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from skyroute.client.subscription import TAG
+from skyroute.client.consuming.subscription import TAG
 from skyroute.message.batch import unwrap_batches
 from skyroute.message.errors import BatchError, CompressionError, MissingExtraError
 from skyroute.message.flags import COMPRESSED, COMPRESSION_MASK, WRAPPED_BATCH

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.store.queue_read import ReadStatus
+from skyroute.broker.store.queues.queue_read import ReadStatus
 from skyroute.message.batch import BatchItem, encode_batch, unwrap_batches
 from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage

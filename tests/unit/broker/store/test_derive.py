@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from skyroute.broker.store.keys import find_value
+from skyroute.broker.store.index.keys import find_value
 from skyroute.message.properties import find_property
 from tests.support.disks import NOW_MS, FullDisk, draft, small_store
 

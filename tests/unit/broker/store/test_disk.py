@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.errors import StoreReadError, StoreWriteError
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.segment import OPEN_MAX, OPEN_MIN, OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.flush import Flush
-from skyroute.broker.store.segment import OPEN_MAX, OPEN_MIN, OpenSegments, Segment, open_segments_allowed
 
 
 @pytest.mark.parametrize(

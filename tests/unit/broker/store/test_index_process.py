@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from skyroute.broker.store import index_process, message_store
-from skyroute.broker.store import keys as keys_module
-from skyroute.broker.store.disk import Disk
+from skyroute.broker.store import message_store
 from skyroute.broker.store.errors import StoreError
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.index import index_process
+from skyroute.broker.store.index import keys as keys_module
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.batch import BatchItem
 from skyroute.message.flags import TransactionState

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyroute.broker.store.errors import StoreDamagedError, StoreError
-from skyroute.broker.store.json_file import JsonFile
+from skyroute.broker.store.files.json_file import JsonFile
 from tests.support.disks import FailingDisk
 
 OFFSETS = {"offsetTable": {"T@G": {0: 12, 1: 3}}}

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from skyroute.broker.store.derive import BACKLOG_MAX
-from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import (
     RecordTooLargeError,
@@ -17,9 +16,10 @@ from skyroute.broker.store.errors import (
     StoreLockedError,
     StoreWriteError,
 )
+from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
-from skyroute.broker.store.queue_ledger import KnownQueue, KnownQueues, encode_ledger
-from skyroute.broker.store.queue_read import ReadStatus
+from skyroute.broker.store.queues.queue_ledger import KnownQueue, KnownQueues, encode_ledger
+from skyroute.broker.store.queues.queue_read import ReadStatus
 from skyroute.broker.store.settings import DELAYS_MS
 from skyroute.message.batch import BatchItem
 from skyroute.message.errors import InvalidNameError, RecordError

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.broker.scheduling.timer_check import damage_of
 from skyroute.broker.store.errors import StoreError, StoreLockedError
-from skyroute.broker.store.filler import FILLER_BYTES_MIN, fill
-from skyroute.broker.store.findings import Report
-from skyroute.broker.store.repair import Repair, Repaired
-from skyroute.broker.store.verify import StoreCheck
-from skyroute.broker.stored_tables import TABLES
-from skyroute.broker.timer_check import damage_of
+from skyroute.broker.store.verification.filler import FILLER_BYTES_MIN, fill
+from skyroute.broker.store.verification.findings import Report
+from skyroute.broker.store.verification.repair import Repair, Repaired
+from skyroute.broker.store.verification.verify import StoreCheck
+from skyroute.broker.tables.stored_tables import TABLES
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record
 from tests.support.damage import BATCHES, QUEUES, checksum, fill_store, open_store

@@ -6,7 +6,7 @@ import pytest
 
 from skyroute.broker.store.errors import StoreFullError
 from skyroute.broker.store.message_store import MessageStore
-from skyroute.broker.store.queue_read import ReadStatus
+from skyroute.broker.store.queues.queue_read import ReadStatus
 from tests.support.disks import NOW_MS, bodies, draft, read_all, small_store
 
 HOUR_MS = 3_600_000

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress, damage_of
 from skyroute.broker.store.errors import StoreError, StoreLockedError
-from skyroute.broker.store.findings import Report
-from skyroute.broker.store.verify import StoreCheck
-from skyroute.broker.stored_tables import TABLES
-from skyroute.broker.timer_check import TimerCheck, TimerProgress, damage_of
+from skyroute.broker.store.verification.findings import Report
+from skyroute.broker.store.verification.verify import StoreCheck
+from skyroute.broker.tables.stored_tables import TABLES
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import encode_record
 from tests.support.damage import QUEUES, checksum, fill_store, open_store

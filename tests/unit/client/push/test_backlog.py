@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from skyroute.client.push.backlog import Backlog, BacklogLimits
+from skyroute.client.consuming.push.backlog import Backlog, BacklogLimits
 from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from skyroute.client.push.handlers import HandlerCall, RetryLater
+from skyroute.client.consuming.push.handlers import HandlerCall, RetryLater
 
 
 def takes_nothing() -> None: ...

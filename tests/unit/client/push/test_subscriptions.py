@@ -7,11 +7,11 @@ from collections.abc import Awaitable
 
 import pytest
 
+from skyroute.client.consuming.push.handlers import HandlerCall
+from skyroute.client.consuming.push.subscriptions import Subscriptions
+from skyroute.client.consuming.push.threads import Threads
+from skyroute.client.consuming.subscription import sql
 from skyroute.client.errors import ClientError
-from skyroute.client.push.handlers import HandlerCall
-from skyroute.client.push.subscriptions import Subscriptions
-from skyroute.client.push.threads import Threads
-from skyroute.client.subscription import sql
 from skyroute.message.errors import InvalidNameError, TagExpressionError
 from skyroute.message.message import StoredMessage
 from tests.unit.client.push.test_backlog import message

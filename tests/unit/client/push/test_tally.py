@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from skyroute.client.push.tally import HOUR_SAMPLES, SAMPLE_S, Tally
+from skyroute.client.consuming.push.statistics import HOUR_SAMPLES, SAMPLE_S, ConsumeStatistics
 
 
 def test_a_new_one_has_no_pace() -> None:
-    pace = Tally(100.0).pace(100.0)
+    pace = ConsumeStatistics(100.0).pace(100.0)
     assert (pace.consumed_a_second, pace.consume_ms, pace.pull_ms, pace.failed_an_hour) == (0.0, 0.0, 0.0, 0)
 
 
 def test_averages_are_over_what_was_counted() -> None:
-    tally = Tally(100.0)
+    tally = ConsumeStatistics(100.0)
     tally.consumed, tally.failed, tally.handlings, tally.handled_s = 50, 10, 60, 0.6
     tally.pulls, tally.pulled, tally.pull_s = 4, 60, 0.2
     pace = tally.pace(110.0)
@@ -21,7 +21,7 @@ def test_averages_are_over_what_was_counted() -> None:
 
 
 def test_what_was_before_the_last_minute_no_longer_counts() -> None:
-    tally = Tally(0.0)
+    tally = ConsumeStatistics(0.0)
     tally.consumed = 1_000
     for step in range(1, 8):
         tally.sample(step * SAMPLE_S)
@@ -30,7 +30,7 @@ def test_what_was_before_the_last_minute_no_longer_counts() -> None:
 
 
 def test_failures_are_remembered_for_an_hour() -> None:
-    tally = Tally(0.0)
+    tally = ConsumeStatistics(0.0)
     tally.failed = 7
     for step in range(1, HOUR_SAMPLES):
         tally.sample(step * SAMPLE_S)

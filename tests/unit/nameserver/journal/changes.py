@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any, Final
 
-from skyroute.nameserver.changes import Change, KvChanged, ServerStarted, ServerStopped, SettingsChanged
 from skyroute.nameserver.journal.disk import Disk
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.nameserver.journal.schema import Record
+from skyroute.nameserver.server_events import Change, KvChanged, ServerStarted, ServerStopped, SettingsChanged
 from skyroute.routing.events import (
     BrokerChanged,
     BrokerConfirmed,

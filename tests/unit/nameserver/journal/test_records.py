@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from skyroute.nameserver.changes import Change, KvChanged
 from skyroute.nameserver.journal.records import TOPICS_A_RECORD, Numbered, encode, split, weight_of
 from skyroute.nameserver.journal.schema import Kind, Record, State, record_decoder
+from skyroute.nameserver.server_events import Change, KvChanged
 from skyroute.routing.events import Cause, TopicsChanged
 from tests.unit.nameserver.journal.changes import EIGHT, EVERY_KIND, FOUR, MAPPING, NEW, OLD
 

@@ -1,0 +1,137 @@
+"""The one way into the store: what waits for its time is put aside, and readers who wait are told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from skyroute.broker.delivery.flush_wait import Flushed, Flushing
+from skyroute.broker.delivery.long_polling import LongPolling
+from skyroute.broker.stats import Stats
+from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
+from skyroute.broker.store.errors import StoreWriteError
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.message.batch import RawItem
+
+if TYPE_CHECKING:  # they deliver through us
+    from skyroute.broker.scheduling.delay_levels import DelayLevels
+    from skyroute.broker.scheduling.timers import Timers
+
+_LEVEL_MARK: Final = b"DELAY\x01"
+_TIMER_MARK: Final = b"TIMER_"
+"""Parts of the properties of messages that may have to wait. `in` would take three times as long as `find`."""
+
+
+class Appender:
+    """Stores messages for everybody in the broker."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        parked: LongPolling,
+        flushing: Flushing,
+        stats: Stats,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._flushing = flushing
+        self._parked = parked
+        self._stats = stats
+        self._delays: DelayLevels | None = None
+        self._timers: Timers | None = None
+        self._sync = store.settings.sync_flush
+        self.now_ms = now_ms
+
+    def use(self, delays: "DelayLevels", timers: "Timers") -> None:
+        """Say who puts messages aside. They store through us what has waited, so they are made after us."""
+        self._delays, self._timers = delays, timers
+
+    def put(self, draft: Draft) -> Appended:
+        """Store a message, or put it aside until its time has come.
+
+        Raises:
+            RefusedError: it may not wait as it wants to.
+            StoreError: nothing was stored.
+        """
+        return self.put_plain(self.park(draft))
+
+    def park(self, draft: Draft) -> Draft:
+        """Return what is to be stored of a message: itself, or what waits in its place until its time has come.
+
+        Raises:
+            RefusedError: it may not wait as it wants to.
+        """
+        parked = draft
+        if self._delays is not None and draft.raw_properties.find(_LEVEL_MARK) >= 0:
+            parked = self._delays.park(draft)
+        if parked is draft and self._timers is not None and draft.raw_properties.find(_TIMER_MARK) >= 0:
+            parked = self._timers.park(draft, self.now_ms())
+        return parked
+
+    def put_plain(self, draft: Draft) -> Appended:
+        """Store a message as it is.
+
+        Raises:
+            StoreError: nothing was stored.
+        """
+        appended = self._store.append(draft, self.now_ms())
+        if self._sync:
+            self._flushing.hurry()
+        self._stats.stored(draft.topic, 1, appended.record_bytes)
+        self._parked.arrived(draft.topic, draft.queue_id)
+        return appended
+
+    def put_batch(self, draft: Draft, items: Sequence[RawItem]) -> AppendedBatch:
+        """Store messages that stay together; all but their own content is the draft's.
+
+        Raises:
+            StoreError: nothing was stored.
+        """
+        appended = self._store.append_batch(draft, items, self.now_ms())
+        if self._sync:
+            self._flushing.hurry()
+        self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
+        self._parked.arrived(draft.topic, draft.queue_id)
+        return appended
+
+    def put_inner_batch(self, draft: Draft, messages: int) -> Appended:
+        """Store a batch of so many messages as one record.
+
+        Raises:
+            StoreError, RecordError: nothing was stored.
+        """
+        appended = self._store.append_inner_batch(draft, messages, self.now_ms())
+        self._stats.stored(draft.topic, messages, appended.record_bytes)
+        self._parked.arrived(draft.topic, draft.queue_id)
+        return appended
+
+    def disk_used(self) -> float:
+        """Return how full the disk is, from 0 to 1."""
+        return self._store.disk_used()
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """An answer may be given only once the disk has the message: see `when_safe`."""
+        return self._sync
+
+    def when_safe(self, log_end: int, then: Callable[[Flushed], None]) -> None:
+        """Have `then` called once all that was appended before this position is on the disk, or cannot be."""
+        self._flushing.wait_for(log_end, then)
+
+    def safe(self, appended: Appended) -> Awaitable[None] | None:
+        """Return what to await until a message is as safe as the settings demand; None where it is already."""
+        return self._until_safe(appended) if self._sync else None
+
+    async def _until_safe(self, appended: Appended) -> None:
+        settled: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
+
+        def settle(outcome: Flushed) -> None:
+            if not settled.done():
+                settled.set_result(outcome)
+
+        self.when_safe(appended.log_end, settle)
+        outcome = await settled
+        if outcome is not Flushed.DONE:
+            raise StoreWriteError(
+                f"the disk did not take the record at {appended.log_position}: {outcome.name.lower()}"
+            )

@@ -1,0 +1,1 @@
+"""Connected clients: their groups, subscriptions and queue locks, and their expiry."""

@@ -1,0 +1,348 @@
+"""What a broker consists of, and who answers which request."""
+
+import logging
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from skyroute.broker.appender import Appender
+from skyroute.broker.clients.change_notifications import MemberNotices
+from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
+from skyroute.broker.clients.connected_clients import ConnectedClients
+from skyroute.broker.clients.queue_locks import QueueLocks
+from skyroute.broker.cluster.registrar import Registrar
+from skyroute.broker.cluster.topic_propagation import TopicPropagation
+from skyroute.broker.config import BrokerConfig
+from skyroute.broker.delivery.flush_wait import Flushing
+from skyroute.broker.delivery.long_polling import LongPolling
+from skyroute.broker.handlers.forwarding import ForwardingHandlers
+from skyroute.broker.handlers.groups import GroupHandlers
+from skyroute.broker.handlers.members import MemberHandlers
+from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
+from skyroute.broker.handlers.operations import OperationHandlers
+from skyroute.broker.handlers.progress import ProgressHandlers
+from skyroute.broker.handlers.pull import PullHandlers
+from skyroute.broker.handlers.queries import QueryHandlers
+from skyroute.broker.handlers.recall import RecallHandlers
+from skyroute.broker.handlers.replies import ReplyHandlers
+from skyroute.broker.handlers.send import SendHandlers
+from skyroute.broker.handlers.send_back import SendBackHandlers
+from skyroute.broker.handlers.topics import TopicHandlers
+from skyroute.broker.handlers.transactions import TransactionHandlers
+from skyroute.broker.housekeeping import TABLES_S, Retention, every, save_all
+from skyroute.broker.identity import Identity
+from skyroute.broker.scheduling.delay_levels import DelayLevels
+from skyroute.broker.scheduling.timer_check import TimerCheck
+from skyroute.broker.scheduling.timers import Timers
+from skyroute.broker.stats import Stats
+from skyroute.broker.store.errors import StoreError
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.tables.consumer_groups import Groups
+from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
+from skyroute.broker.tables.lost_topics import settle_lost_topics, topics_with_queues
+from skyroute.broker.tables.request_modes import RequestModes
+from skyroute.broker.tables.table_file import TableFile
+from skyroute.broker.tables.topics import Topics
+from skyroute.broker.transactions import Transactions
+from skyroute.clock import Clock
+from skyroute.remoting.busy_polling import BusyPolling
+from skyroute.remoting.dispatch import Handler
+from skyroute.remoting.stepwise import StepRunner
+from skyroute.remoting.tls import client_context
+from skyroute.wire.codes import RequestCode
+
+log = logging.getLogger(__name__)
+
+
+class Components:
+    """The parts of a running broker, each the one owner of what it knows."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        identity: Identity,
+        clock: Clock,
+        close_connection: Callable[[int], None],
+        disk: Disk | None = None,
+        traffic: BusyPolling | None = None,
+    ) -> None:
+        # Whatever of the settings turns out to be wrong does so before the store is opened.
+        tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
+        folder = config.store_folder / "config"
+        self.config = config
+        self.identity = identity
+        self.clock = clock
+        now_ms = self._now_ms
+        traffic = traffic or BusyPolling()
+        self.pace = StepRunner(traffic, clock)
+        """Lane for responses that may take seconds."""
+        self.prompt = StepRunner(traffic, clock)
+        """Lane for requests with short client timeouts: long batches, heartbeats and locks."""
+        self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
+        self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
+        self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
+        self.request_modes = RequestModes(JsonFile(folder / "messageRequestMode.json", disk))
+        self.members = ConnectedClients()
+        self.locks = QueueLocks()
+        self.notices = MemberNotices(self.members, self.groups, config)
+        self.silence = ClientExpiryScan(self.members, self.locks, self.notices, close_connection, config, clock)
+        self.stats = Stats(clock)
+        self.parked = LongPolling(clock.monotonic)
+        self.topics.load()  # before the store, which may have to make queues of the right kind again
+        self._had_queues = topics_with_queues(config.store_folder)
+        """Topics that had queues before recovery, which may find messages of deleted topics again."""
+        self.store = MessageStore.open(
+            config.store_folder,
+            config.store_settings(),
+            now_ms=now_ms(),
+            disk=disk,
+            keeps_batches=self.topics.keeps_batches,
+        )
+        self.flushing = Flushing(
+            self.store,
+            interval_s=config.flush_interval_commit_log / 1000,
+            timeout_s=lambda: config.sync_flush_timeout / 1000,
+            on_flushed=self.parked.wake,
+        )
+        self.parked.only_when_told = config.sync_flush
+        self.intake = Appender(self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=now_ms)
+        delay_file, save_ms = JsonFile(folder / "delayOffset.json", disk), config.flush_delay_offset_interval
+        self.delays = DelayLevels(self.store, self.intake, delay_file, save_ms=save_ms)
+        self.timers = Timers(
+            self.store,
+            self.intake,
+            TimerCheck(folder / "timercheck", config.timer_precision_ms, disk),
+            enabled=config.timer_wheel_enable,
+            delay_max_s=lambda: config.timer_max_delay_sec,
+            precision_ms=config.timer_precision_ms,
+        )
+        self.intake.use(self.delays, self.timers)
+        self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls)
+        self.spreading = TopicPropagation(config.name_servers, identity, tls)
+        self.transactions = Transactions(
+            self.store,
+            self.intake,
+            offsets=self.offsets,
+            topics=self.topics,
+            members=self.members,
+            config=config,
+            identity=identity,
+            announce=self.registrar.announce,
+        )
+        self.retention = Retention(self.store, config, clock)
+
+    def _now_ms(self) -> int:
+        return int(self.clock.wall() * 1000)
+
+    def load(self) -> None:
+        """Read what was kept.
+
+        Raises:
+            StoreError: a file makes no sense, or the disk refuses.
+        """
+        for kept in (self.groups, self.offsets, self.request_modes, self.delays, self.timers):
+            kept.load()
+        recovered = self.store.recovered
+        if recovered is not None and not recovered.was_clean:
+            log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
+        settle_lost_topics(self.topics, self.store, self._had_queues)
+        self.transactions.load()
+
+    def background(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Give what goes on all the time."""
+        config = self.config
+        yield self.parked.run()
+        yield self.flushing.run()
+        yield self.delays.run()
+        yield self.timers.run()
+        yield self.transactions.run()
+        yield self.stats.run()
+        yield every(SCAN_S, self.silence.scan)
+        yield every(config.clean_resource_interval / 1000, self.retention.clean)
+        yield every(config.flush_consumer_offset_interval / 1000, self.offsets.keeper.save)
+        yield every(TABLES_S, self._save_tables)
+
+    async def _save_tables(self) -> None:
+        await save_all([self.topics.keeper, self.groups.keeper, self.request_modes.keeper])
+
+    def on_disconnect(self, connection: int) -> None:
+        """Take note that a connection has ended."""
+        self.parked.drop(connection)
+        self.notices.put(self.members.drop(connection))
+
+    async def close(self) -> None:
+        """Put everything on the disk."""
+        await self.spreading.stop()
+        await self.flushing.stop()
+        with suppress(StoreError):  # the store says why when it is closed
+            self.transactions.write_done()
+            self.store.flush()
+        await self._settle_keepers()
+        with ExitStack() as ends:  # one that fails keeps no other from being saved; they go from last to first
+            ends.callback(self.store.close)
+            ends.callback(self.timers.close)
+            ends.callback(self.delays.close)
+            for keeper in self._keepers:
+                ends.callback(keeper.save_now)
+
+    async def kill(self) -> None:
+        """Let go of everything as a process does that dies."""
+        await self.registrar.kill()
+        await self.spreading.stop()
+        await self.flushing.stop()
+        await self._settle_keepers()
+        self.store.kill()
+
+    @property
+    def _keepers(self) -> tuple[TableFile, ...]:
+        return self.topics.keeper, self.groups.keeper, self.offsets.keeper, self.request_modes.keeper
+
+    async def _settle_keepers(self) -> None:
+        for keeper in (*self._keepers, self.delays.keeper):
+            await keeper.settled()
+
+    # Requests
+
+    def handlers(self) -> dict[int, Handler]:
+        """Every request we answer. Whatever is not here is answered "not supported"."""
+        return {**self._for_producers(), **self._for_consumers(), **self._for_tools()}
+
+    def _for_producers(self) -> dict[int, Handler]:
+        announce = self.registrar.announce
+        send = SendHandlers(
+            self.intake,
+            topics=self.topics,
+            groups=self.groups,
+            locks=self.locks,
+            announce=announce,
+            spreading=self.spreading,
+            transactions=self.transactions,
+            config=self.config,
+            identity=self.identity,
+            clock=self.clock,
+            pace=self.prompt,
+        )
+        replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
+        transactions = TransactionHandlers(self.transactions, self.intake, self.identity)
+        recall = RecallHandlers(self.intake, self.topics, self.config, self.identity)
+        return {
+            RequestCode.SEND_MESSAGE: send.send,
+            RequestCode.SEND_MESSAGE_V2: send.send,
+            RequestCode.SEND_BATCH_MESSAGE: send.send,
+            RequestCode.SEND_REPLY_MESSAGE: replies.reply,
+            RequestCode.SEND_REPLY_MESSAGE_V2: replies.reply,
+            RequestCode.RECALL_MESSAGE: recall.recall,
+            RequestCode.END_TRANSACTION: transactions.end,
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: transactions.resume,
+        }
+
+    def _for_consumers(self) -> dict[int, Handler]:
+        announce = self.registrar.announce
+        pull = PullHandlers(
+            self.store,
+            parked=self.parked,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            members=self.members,
+            stats=self.stats,
+            config=self.config,
+            identity=self.identity,
+            monotonic=self.clock.monotonic,
+        )
+        members = MemberHandlers(
+            *(self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock),
+            pace=self.pace,
+            prompt=self.prompt,
+        )
+        offsets = OffsetHandlers(
+            *(self.offsets, self.topics, self.groups, self.members, self.store),
+            delay_offsets=self.delays.render,
+            young_bytes=bytes_in_memory(),
+            pace=self.pace,
+        )
+        send_back = SendBackHandlers(
+            self.store, self.intake, self.topics, self.groups, self.stats, announce, self.config, self.identity
+        )
+        return {
+            RequestCode.PULL_MESSAGE: pull.pull,
+            RequestCode.LITE_PULL_MESSAGE: pull.pull,
+            RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,
+            RequestCode.HEART_BEAT: members.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: members.leave,
+            RequestCode.CHECK_CLIENT_CONFIG: members.check_client,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: members.client_ids,
+            RequestCode.LOCK_BATCH_MQ: members.lock,
+            RequestCode.UNLOCK_BATCH_MQ: members.unlock,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: members.consumer_connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: members.producer_connections,
+            RequestCode.GET_ALL_PRODUCER_INFO: members.all_producers,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: members.subscription,
+            RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.at_time,
+            RequestCode.GET_MAX_OFFSET: offsets.max_offset,
+            RequestCode.GET_MIN_OFFSET: offsets.min_offset,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
+            RequestCode.QUERY_CORRECTION_OFFSET: offsets.corrections,
+            RequestCode.CLONE_GROUP_OFFSET: offsets.clone,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: offsets.all,
+            RequestCode.GET_ALL_DELAY_OFFSET: offsets.all_delays,
+        }
+
+    def _for_tools(self) -> dict[int, Handler]:
+        announce = self.registrar.announce
+        now_ms = self._now_ms
+        topics = TopicHandlers(
+            *(self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms),
+            pace=self.pace,
+        )
+        groups = GroupHandlers(
+            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.pace
+        )
+        progress = ProgressHandlers(
+            *(self.offsets, self.topics, self.groups, self.members, self.store),
+            *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
+            pace=self.pace,
+        )
+        queries = QueryHandlers(self.store, self.topics, self.members, self.config, self.pace, self.clock.monotonic)
+        operations = OperationHandlers(self)
+        forwarding = ForwardingHandlers(self.members, self.store, self.topics, self.groups, self.identity)
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_many,
+            RequestCode.GET_ALL_TOPIC_CONFIG: topics.all,
+            RequestCode.GET_TOPIC_CONFIG: topics.get,
+            RequestCode.DELETE_TOPIC_IN_BROKER: topics.delete,
+            RequestCode.GET_TOPIC_STATS_INFO: topics.status,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: topics.readers,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: topics.clean_expired_queues,
+            RequestCode.CLEAN_UNUSED_TOPIC: topics.clean_unused_topics,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: groups.update,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: groups.update_many,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: groups.get,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: groups.delete,
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: groups.permit,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: groups.topics_of,
+            RequestCode.SET_MESSAGE_REQUEST_MODE: groups.set_request_mode,
+            RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: groups.all_request_modes,
+            RequestCode.GET_CONSUME_STATS: progress.of_group,
+            RequestCode.GET_BROKER_CONSUME_STATS: progress.of_broker,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: progress.times,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: progress.reset,
+            RequestCode.QUERY_MESSAGE: queries.by_key,
+            RequestCode.VIEW_MESSAGE_BY_ID: queries.at_position,
+            RequestCode.QUERY_CONSUME_QUEUE: queries.queue_units,
+            RequestCode.GET_BROKER_CONFIG: operations.settings,
+            RequestCode.UPDATE_BROKER_CONFIG: operations.update_settings,
+            RequestCode.GET_BROKER_RUNTIME_INFO: operations.state,
+            RequestCode.VIEW_BROKER_STATS_DATA: operations.counts,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: operations.delete_expired,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: forwarding.running,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: forwarding.consume,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: forwarding.offsets,
+        }

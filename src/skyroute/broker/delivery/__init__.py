@@ -1,0 +1,1 @@
+"""Delivery of messages: long polling, filters, and waiting for a flush."""

@@ -1,0 +1,207 @@
+"""Consumers who wait for the next message of a queue."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
+
+from skyroute.errors import SkyrouteError
+from skyroute.remoting.dispatch import DeferredResponse, Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Response
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+PARKED_MAX: Final = 200_000
+"""How many wait at most, over all queues."""
+TICKS_A_SECOND: Final = 4
+"""How exactly the end of a wait is kept."""
+TURN_S: Final = 0.005
+"""Time per turn of the loop for serving parked pulls."""
+
+
+class ParkedPull(ABC):
+    """One pull that waits."""
+
+    def __init__(self, peer: Peer, queue: tuple[str, int], deadline: float) -> None:
+        self.peer = peer
+        self.queue = queue
+        self.deadline_tick = int(deadline * TICKS_A_SECOND) + 1
+        self.answer = DeferredResponse()
+        self.waits = False
+        """Whether it is parked and not answered yet."""
+
+    @abstractmethod
+    def look(self) -> Response | None:
+        """Look for messages again; None where there are still none."""
+
+    @abstractmethod
+    def give_up(self) -> Response:
+        """Answer that nothing came in time."""
+
+
+class LongPolling:
+    """Long polls by queue, deadline and connection.
+
+    A message wakes the pulls of its queue at the end of the loop's turn, so several messages wake them once. Woken
+    and expired pulls are served for `TURN_S` per turn.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._by_queue: dict[tuple[str, int], set[ParkedPull]] = {}
+        self._by_tick: dict[int, set[ParkedPull]] = {}
+        self._by_connection: dict[int, set[ParkedPull]] = {}
+        self._woken: set[tuple[str, int]] = set()
+        self._looking: dict[tuple[str, int], bool] = {}
+        """Queues whose pulls are being checked, and whether to check them again afterwards."""
+        self._giving_up: set[int] = set()
+        """Ticks whose pulls are being answered because their time is over."""
+        self._work: deque[Iterator[None]] = deque()
+        """Work under way; each step serves one pull."""
+        self._goes_on = False
+        """`_go_on` is scheduled for the next turn of the loop."""
+        self._count = 0
+        self.only_when_told = False
+        """Messages are not shown before they are on the disk: pulls are woken by `wake`, and not by an arrival."""
+
+    def __repr__(self) -> str:
+        return f"<LongPolling {len(self)} on {len(self._by_queue)} queues>"
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= PARKED_MAX
+
+    def park(self, pull: ParkedPull) -> DeferredResponse:
+        """Let a pull wait."""
+        self._by_queue.setdefault(pull.queue, set()).add(pull)
+        self._by_tick.setdefault(pull.deadline_tick, set()).add(pull)
+        self._by_connection.setdefault(pull.peer.connection, set()).add(pull)
+        self._count += 1
+        pull.waits = True
+        return pull.answer
+
+    def arrived(self, topic: str, queue_id: int) -> None:
+        """Note that a queue has something new."""
+        queue = (topic, queue_id)
+        if queue in self._by_queue and queue not in self._woken:
+            if not self._woken and not self.only_when_told:
+                asyncio.get_running_loop().call_soon(self.wake)
+            self._woken.add(queue)
+
+    def wake(self) -> None:
+        """Have the pulls look again whose queues have something new."""
+        woken, self._woken = self._woken, set()
+        self._begin(work for queue in woken if (work := self._look(queue)) is not None)
+
+    def wake_queue(self, topic: str, queue_id: int) -> None:
+        """Check the pulls of one queue again."""
+        work = self._look((topic, queue_id))
+        if work is not None:
+            self._begin([work])
+
+    def _look(self, queue: tuple[str, int]) -> Iterator[None] | None:
+        """Return the work of checking a queue's pulls again; None if it is under way, which then repeats."""
+        is_under_way = queue in self._looking
+        self._looking[queue] = True
+        return None if is_under_way else self._look_again(queue)
+
+    def _look_again(self, queue: tuple[str, int]) -> Iterator[None]:
+        try:
+            while self._looking[queue]:
+                self._looking[queue] = False
+                for pull in list(self._by_queue.get(queue, ())):
+                    if pull.waits and not pull.peer.gone:
+                        response = _or_why_not(pull.look)
+                        if response is not None:
+                            self._remove(pull)
+                            pull.answer.give(response)
+                    yield
+        finally:
+            del self._looking[queue]
+
+    def expire(self, now: float) -> None:
+        """Answer those whose time is over."""
+        tick = int(now * TICKS_A_SECOND)
+        past = [past for past in self._by_tick if past <= tick and past not in self._giving_up]
+        self._giving_up.update(past)
+        self._begin(map(self._give_up, past))
+
+    def _give_up(self, tick: int) -> Iterator[None]:
+        try:
+            for pull in list(self._by_tick.get(tick, ())):  # empty if all were answered since
+                if pull.waits:
+                    self._remove(pull)
+                    pull.answer.give(_or_why_not(pull.give_up))
+                yield
+        finally:
+            self._giving_up.remove(tick)
+
+    def drop(self, connection: int) -> None:
+        """Forget those of a connection that has ended."""
+        if connection in self._by_connection:
+            self._begin([self._forget(list(self._by_connection[connection]))])
+
+    def _forget(self, pulls: Iterable[ParkedPull]) -> Iterator[None]:
+        for pull in pulls:
+            if pull.waits:
+                self._remove(pull)
+            yield
+
+    def _remove(self, pull: ParkedPull) -> None:
+        self._count -= 1
+        pull.waits = False
+        _discard(self._by_queue, pull.queue, pull)
+        _discard(self._by_tick, pull.deadline_tick, pull)
+        _discard(self._by_connection, pull.peer.connection, pull)
+
+    def _begin(self, work: Iterable[Iterator[None]]) -> None:
+        self._work.extend(work)
+        if not self._goes_on:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Serve pulls for `TURN_S`; the next turn of the loop serves the rest."""
+        self._goes_on = False
+        deadline = self._monotonic() + TURN_S
+        while self._work:
+            work = self._work.popleft()
+            for _ in work:
+                if self._monotonic() >= deadline:
+                    self._work.append(work)
+                    self._goes_on = True
+                    asyncio.get_running_loop().call_soon(self._go_on)
+                    return
+
+    async def run(self) -> None:
+        """Look for those whose time is over, again and again."""
+        while True:
+            await asyncio.sleep(1 / TICKS_A_SECOND)
+            self.expire(self._monotonic())
+
+
+def _or_why_not(look: Callable[[], R]) -> R | Response:
+    """Answer one pull, whatever is wrong with it: those behind it wait for theirs."""
+    try:
+        return look()
+    except SkyrouteError as error:
+        return Response.error(str(error), error.code if isinstance(error, RefusedError) else ResponseCode.SYSTEM_ERROR)
+    except Exception as error:
+        log.exception("pull that waited failed")
+        return Response.error(f"{type(error).__name__}: {error}")
+
+
+def _discard(table: dict[K, set[ParkedPull]], key: K, pull: ParkedPull) -> None:
+    pulls = table[key]
+    pulls.remove(pull)
+    if not pulls:
+        del table[key]

@@ -1,0 +1,219 @@
+"""Messages that wait at one of a few delay levels, as consumers' retries do.
+
+Each level has a queue in the schedule topic. All of its messages wait equally long, so the first is always the next.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from skyroute.broker.scheduling.scheduled_delivery import (
+    BACKOFF_MAX_MS,
+    Alarm,
+    Deliveries,
+    Outlet,
+    as_draft,
+    bound_for,
+    level_of,
+    put_aside,
+)
+from skyroute.broker.store.derive import WITHOUT_PLACE
+from skyroute.broker.store.draft import Draft
+from skyroute.broker.store.errors import StoreError
+from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.tables.table_file import TableFile
+from skyroute.broker.tables.table_format import next_version, read_as, read_member, read_version, version_members
+from skyroute.message.errors import RecordError
+from skyroute.message.properties import delete_property
+from skyroute.message.property_names import DELAY_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS
+from skyroute.message.record import decode_record
+from skyroute.message.reserved_topics import SCHEDULE_TOPIC
+from skyroute.routing.registration import DataVersion
+from skyroute.wire.fastjson import Dialect, dumps
+
+log = logging.getLogger(__name__)
+
+SAVE_MS: Final = 10_000
+"""How often how far each level has come is written, where nobody says otherwise."""
+BATCH_MAX: Final = 16
+"""How many messages of a level are delivered before others get their turn."""
+
+
+def read_delay_offsets(raw: object) -> tuple[dict[int, int], DataVersion | None]:
+    """Parse the file of delay offsets: offsets by level, and the data version.
+
+    Raises:
+        StoreDamagedError: it is not a table of delay offsets.
+    """
+    table = read_as(raw, dict[str, Any], "the table of delay offsets")
+    offsets: dict[int, int] = read_member(table, "offsetTable", dict[int, int])
+    return {level: offset for level, offset in offsets.items() if level > 0}, read_version(table)
+
+
+class DelayLevels:
+    """Puts messages with a delay level aside, and delivers them when their time has come."""
+
+    def __init__(self, store: MessageStore, outlet: Outlet, file: JsonFile, *, save_ms: int = SAVE_MS) -> None:
+        self._store = store
+        self._outlet = outlet
+        self._note_ms = max(1, save_ms // 2)  # what was noted is written one time later, when it is safe
+        self._delays_ms = store.settings.delays_ms
+        self._levels = list(range(1, len(self._delays_ms) + 1))
+        self._offsets: dict[int, int] = {}
+        """By level, the first message of its queue that was not delivered."""
+        self._noted: tuple[int, dict[int, int]] = (0, {})
+        """The same a while ago, and where the log ended then."""
+        self._safe: dict[int, int] = {}
+        """The same at a time since when the log has reached the disk: that may be written."""
+        self._noted_at_ms = 0
+        self._version = DataVersion()
+        self._deliveries = Deliveries(outlet)
+        self._alarm = Alarm()
+        self.keeper = TableFile(file, lambda: [dumps(self.render(), Dialect.LEGACY)])
+
+    def __repr__(self) -> str:
+        return f"<DelayLevels levels={len(self._delays_ms)} delivered={self._deliveries.delivered}>"
+
+    def load(self) -> None:
+        """Read how far each level had come.
+
+        Raises:
+            StoreDamagedError: neither the file nor its backup can be used.
+        """
+        stored = self.keeper.load(read_delay_offsets)
+        if stored is not None:
+            self._offsets, version = stored
+            self._version = version or self._version
+        # Messages may wait at levels that the settings no longer have.
+        waiting = {queue_id + 1 for queue_id in self._store.queue_ids(SCHEDULE_TOPIC)}
+        self._levels = sorted({*self._levels, *waiting})
+        for level, offset in self._offsets.items():
+            low = self._store.min_offset(SCHEDULE_TOPIC, level - 1)
+            fitted = min(max(offset, low), self._store.max_offset(SCHEDULE_TOPIC, level - 1))
+            if fitted != offset:
+                log.warning("delay offset corrected level=%d from=%d to=%d", level, offset, fitted)
+                self._offsets[level] = fitted
+        self._safe = dict(self._offsets)
+        self._noted = (self._store.max_position, self._safe)
+
+    def offsets(self) -> Mapping[int, tuple[int, int]]:
+        """Return, by level, the next message to be delivered and the end of its queue."""
+        return {
+            level: (offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
+            for level, offset in sorted(self._offsets.items())
+        }
+
+    # -------------------------------------------------------------------------------------------------------- parking
+
+    def park(self, draft: Draft) -> Draft:
+        """Return what is to be stored of a message in the schedule topic; itself where it has no delay level.
+
+        Raises:
+            RefusedError: its level is no number, or its properties are too long.
+        """
+        level = min(level_of(draft.raw_properties), len(self._delays_ms))
+        if not level or draft.sys_flag & WITHOUT_PLACE:
+            return draft
+        parked = put_aside(draft, SCHEDULE_TOPIC, level - 1, {DELAY_LEVEL: str(level)})
+        raw_properties = parked.raw_properties
+        for name in (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS):
+            raw_properties = delete_property(raw_properties, name)
+        self._alarm.set(self._outlet.now_ms() + self._delays_ms[level - 1])
+        return msgspec.structs.replace(parked, raw_properties=raw_properties)
+
+    # ----------------------------------------------------------------------------------------------------- delivering
+
+    def deliver_due(self, now_ms: int) -> int | None:
+        """Deliver some of what is due. Returns when to come again, now if there is more; None if nothing waits."""
+        if self._deliveries.is_held(now_ms):
+            return self._deliveries.held_until_ms
+        times = [self._deliver_level(level, now_ms) for level in self._levels]
+        return min((time for time in times if time is not None), default=None)
+
+    def _deliver_level(self, level: int, now_ms: int) -> int | None:
+        store, queue_id = self._store, level - 1
+        start = max(self._offsets.get(level, 0), store.min_offset(SCHEDULE_TOPIC, queue_id))
+        for offset in range(start, start + BATCH_MAX):
+            unit = store.unit(SCHEDULE_TOPIC, queue_id, offset)
+            if unit is None:
+                return None
+            position, _, due_ms = unit
+            if now_ms < due_ms <= now_ms + self._delay_ms(level):
+                return due_ms
+            # One that is due later than its level allows was stored while the clock was ahead; it is due now.
+            if not self._deliver(position, now_ms):
+                return self._deliveries.held_until_ms
+            self._offsets[level] = offset + 1
+        return now_ms
+
+    def _delay_ms(self, level: int) -> int:
+        return self._delays_ms[level - 1] if level <= len(self._delays_ms) else 1 << 62
+
+    def _deliver(self, position: int, now_ms: int) -> bool:
+        """Deliver a message; also true where there is nothing to deliver."""
+        record = self._store.record_at(position)
+        if record is None:
+            return True  # it has expired
+        try:
+            message = decode_record(record)
+        except RecordError as error:
+            log.warning("record that waited cannot be read position=%d reason=%s", position, error)
+            return True
+        target = bound_for(message)
+        if target is None:
+            return True
+        return self._deliveries.put(as_draft(message, *target, message.raw_properties), now_ms)
+
+    # --------------------------------------------------------------------------------------------------------- saving
+
+    def note(self, now_ms: int) -> None:
+        """Take note of how far all levels have come, so that it can be saved once the log is on the disk up to here.
+
+        Whoever saved more would lose messages when the machine loses power: delivered, but not on the disk.
+        """
+        self._noted_at_ms = now_ms
+        log_end, offsets = self._noted
+        if log_end <= self._store.flushed_position and offsets != self._safe:
+            self._accept(offsets, now_ms)
+        self._noted = (self._store.max_position, dict(self._offsets))
+
+    def _accept(self, offsets: dict[int, int], now_ms: int) -> None:
+        self._safe = offsets
+        self._version = next_version(self._version, now_ms)
+        self.keeper.touch()
+
+    def render(self) -> object:
+        return {"dataVersion": version_members(self._version), "offsetTable": dict(sorted(self._safe.items()))}
+
+    async def run(self) -> None:
+        """Deliver, and save how far it has come, until cancelled."""
+        while True:
+            now_ms = self._outlet.now_ms()
+            try:
+                due_ms = self.deliver_due(now_ms)
+            except Exception:
+                # Whatever is wrong with one message, the others that wait are worth another attempt.
+                log.exception("delivery failed")
+                due_ms = now_ms + BACKOFF_MAX_MS
+            note_at_ms = self._noted_at_ms + self._note_ms
+            if not now_ms < note_at_ms <= now_ms + self._note_ms:
+                self.note(now_ms)
+                note_at_ms = now_ms + self._note_ms
+                try:
+                    await self.keeper.save()
+                except StoreError as error:
+                    log.warning("delay offsets not saved reason=%s", error)
+            await self._alarm.sleep(now_ms, note_at_ms if due_ms is None else min(due_ms, note_at_ms))
+
+    def close(self) -> None:
+        """Save how far all levels have come. To be called when nothing is delivered any more and the store is flushed.
+
+        Raises:
+            StoreWriteError, StoreFullError: the disk refuses; after the next start some are delivered again.
+        """
+        if self._offsets != self._safe:
+            self._accept(dict(self._offsets), self._outlet.now_ms())
+        self.keeper.save_now()

@@ -1,0 +1,156 @@
+"""The file that says how far timers have come, which Apache's brokers read and write as well.
+
+It holds seven numbers: up to which time all that was due has been delivered; the end of the timer log; from which
+offset of the timer topic on a broker without a timer log has to read; up to which offset the topic was read; and three
+of an edition. In Apache's files the two offsets are the same, because there the timer log and the timer wheel hold what
+was read and is not due. We have neither, so the first of the two is that of the oldest message that still waits.
+
+Behind these, where Apache's brokers leave the page as it is, we keep what they have no place for: up to which message
+of the time at hand all is delivered. It counts as long as the numbers in front are still ours.
+
+The second half of the page holds a copy with a checksum. It is used if the numbers in front are damaged: if they
+differ from the copy, and their data version is not newer.
+"""
+
+import logging
+import os
+from pathlib import Path
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from skyroute.broker.store.errors import StoreDamagedError
+from skyroute.broker.store.files.disk import Disk
+
+log = logging.getLogger(__name__)
+
+PAGE_BYTES: Final = 4096
+"""Apache's brokers map so much of it."""
+
+_SHARED: Final = Struct(">7q")
+_OWN: Final = Struct(">8s4q")
+_OWN_MARK: Final = b"skyroute"
+_COPY_BYTES: Final = _SHARED.size + _OWN.size
+_COPY_AT: Final = 2048
+_SEAL: Final = Struct(">I")
+_COUNTER: Final = 6
+
+
+class TimerProgress(msgspec.Struct, frozen=True, gc=False):
+    """How far timers have come: of the messages before `read_end`, those of slots before `slot_ms` are delivered.
+
+    Of the slot at `slot_ms`, those before the offset `slot_offset` are delivered too.
+    """
+
+    slot_ms: int = 0
+    slot_offset: int = 0
+    read_end: int = 0
+    oldest: int = 0
+    """The offset of the oldest message that still waits; `read_end` where none does."""
+    is_ours: bool = True
+    """We wrote it, and Apache's broker did not run since."""
+
+
+class TimerCheck:
+    """The file. Reading and writing wait for the disk."""
+
+    def __init__(self, path: Path, precision_ms: int, disk: Disk | None = None) -> None:
+        self.path = path
+        self._precision_ms = precision_ms
+        self._disk = disk or Disk()
+        self._timer_log_end = 0
+        self._state_version = 0
+        self._counter = 0
+
+    def __repr__(self) -> str:
+        return f"<TimerCheck {self.path}>"
+
+    def load(self) -> TimerProgress:
+        """Return the progress in the file; the initial progress if the file is missing or was never written.
+
+        Raises:
+            StoreDamagedError: the numbers are invalid, and so is their copy.
+        """
+        try:
+            page = self.path.read_bytes()
+        except FileNotFoundError:
+            return TimerProgress()
+        numbers, progress, copy = read_page(page)
+        damage = _find_damage(numbers, progress, copy)
+        if damage and copy is None:
+            raise StoreDamagedError(
+                f"{self.path} is damaged: {damage}. Restore a copy of it, or remove it to deliver again every message "
+                "of the timer topic that the log still holds"
+            )
+        if damage and copy is not None:
+            log.warning("timer progress damaged, its copy is used file=%s reason=%s", self.path, damage)
+            numbers, progress = copy
+        _, self._timer_log_end, _, _, self._state_version, _, self._counter = numbers
+        return progress
+
+    def save(self, progress: TimerProgress, now_ms: int) -> None:
+        """Write it, on the disk before this returns.
+
+        Raises:
+            StoreWriteError, StoreFullError: the disk refuses.
+        """
+        self._counter += 1
+        # Apache's wheel knows times that are multiples of its precision, and would find nothing at any other.
+        slot_ms = progress.slot_ms // self._precision_ms * self._precision_ms
+        end = progress.read_end
+        shared = _SHARED.pack(
+            slot_ms, self._timer_log_end, progress.oldest, end, self._state_version, now_ms, self._counter
+        )
+        own = _OWN.pack(_OWN_MARK, slot_ms, end, progress.slot_ms, progress.slot_offset)
+        copy = shared + own
+        descriptor = self._disk.open(self.path, PAGE_BYTES)
+        try:
+            self._disk.write(descriptor, copy, 0)  # less than a sector: all of it, or nothing
+            self._disk.write(descriptor, copy + _SEAL.pack(_seal(copy)), _COPY_AT)
+            self._disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+Page = tuple[tuple[int, ...], TimerProgress]
+"""The seven numbers, and the progress that they and our own numbers describe."""
+
+
+def read_page(page: bytes) -> tuple[tuple[int, ...], TimerProgress, Page | None]:
+    """Return the numbers, their progress, and the copy of both if it is intact."""
+    page = page.ljust(PAGE_BYTES, b"\0")
+    raw_copy = page[_COPY_AT : _COPY_AT + _COPY_BYTES]
+    (seal,) = _SEAL.unpack_from(page, _COPY_AT + _COPY_BYTES)
+    copy = _read(raw_copy) if any(raw_copy) and seal == _seal(raw_copy) else None
+    return *_read(page), copy
+
+
+def damage_of(page: bytes) -> str:
+    """Return why the file is damaged; an empty text if it is intact or was never written."""
+    return _find_damage(*read_page(page))
+
+
+def _read(raw: bytes) -> Page:
+    numbers: tuple[int, ...] = _SHARED.unpack_from(raw)
+    slot_ms, _, oldest, read_end, *_ = numbers
+    mark, same_slot_ms, same_end, own_slot_ms, slot_offset = _OWN.unpack_from(raw, _SHARED.size)
+    if (mark, same_slot_ms, same_end) == (_OWN_MARK, slot_ms, read_end):
+        return numbers, TimerProgress(own_slot_ms, slot_offset, read_end, oldest)
+    return numbers, TimerProgress(slot_ms, 0, read_end, read_end, is_ours=False)
+
+
+def _find_damage(numbers: tuple[int, ...], progress: TimerProgress, copy: Page | None) -> str:
+    """Return why the numbers are damaged; an empty text if they are intact."""
+    if min(numbers) < 0:
+        return f"a number is negative: {min(numbers)}"
+    if not 0 <= progress.oldest <= progress.read_end or min(progress.slot_ms, progress.slot_offset) < 0:
+        return f"offsets do not fit: oldest {progress.oldest}, read up to {progress.read_end}"
+    if copy is not None and numbers[_COUNTER] <= copy[0][_COUNTER] and (numbers, progress) != copy:
+        return f"data version {numbers[_COUNTER]} differs from its copy"
+    return ""
+
+
+def _seal(raw: bytes) -> int:
+    return crc32(raw, crc32(_OWN_MARK))

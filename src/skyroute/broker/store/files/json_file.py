@@ -1,0 +1,129 @@
+"""The small JSON files beside the messages, as Apache's broker writes and reads them."""
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from skyroute.broker.store.errors import StoreDamagedError, StoreError
+from skyroute.broker.store.files.disk import Disk
+from skyroute.settings.files import damaged_path
+from skyroute.wire.fastjson import Dialect, JsonError, dumps, loads
+
+log = logging.getLogger(__name__)
+
+_Table = TypeVar("_Table")
+
+
+class JsonFile:
+    """One file and its `.bak`. What it says is its owner's business; integer keys come back as text."""
+
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self.path = path
+        self._disk = disk or Disk()
+        self.used_backup = False
+        """`load` returned the backup, which may be one change older."""
+
+    def __repr__(self) -> str:
+        return f"<JsonFile {self.path}>"
+
+    @property
+    def backup(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.bak")
+
+    def load(self, read: Callable[[Any], _Table]) -> _Table | None:
+        """Return what `read` makes of the file's content; None where neither the file nor its backup exists.
+
+        The backup replaces a missing or damaged file: empty, not JSON, or refused by `read`. A damaged file is kept
+        as `NAME.damaged-TIME`, TIME being that of its last change.
+
+        Raises:
+            StoreDamagedError: one of the two is damaged, and the other is missing or damaged. Nothing is changed.
+            StoreError: a file cannot be read for another reason, such as its permissions.
+        """
+        damage: list[str] = []
+        for path in (self.path, self.backup):
+            try:
+                table = read_json(path, read)
+            except FileNotFoundError:
+                continue
+            except StoreDamagedError as error:
+                damage.append(str(error))
+                continue
+            if path != self.path:
+                self._give_way(damage)
+            return table
+        if damage:
+            raise StoreDamagedError(
+                f"{'; '.join(damage)}. No intact copy lies beside it: restore {self.path} from another one, or move "
+                "the damaged file away to start without what it held"
+            )
+        return None
+
+    def _give_way(self, damage: list[str]) -> None:
+        """Note that the backup is used, and rename a damaged file: the next `save` must not replace the backup."""
+        self.used_backup = True
+        if not damage:
+            log.warning("table missing, its backup is used file=%s backup=%s", self.path, self.backup)
+            return
+        kept = damaged_path(self.path)
+        self._disk.replace(self.path, kept)
+        log.warning(
+            "table damaged, its backup is used file=%s backup=%s kept_as=%s reason=%s",
+            *(self.path, self.backup, kept, damage[0]),
+        )
+
+    def save(self, value: object) -> None:
+        """Put a value in the file's place, on the disk before this returns. What was there becomes the backup.
+
+        Raises:
+            StoreWriteError, StoreFullError: the file is as it was, or, at worst, is its backup by now.
+        """
+        self.write([dumps(value, Dialect.LEGACY)])
+
+    def write(self, pieces: Collection[bytes]) -> None:
+        """As `save`, with the text in pieces.
+
+        Raises:
+            StoreWriteError, StoreFullError: as `save`.
+        """
+        staged = self.path.with_name(f"{self.path.name}.tmp")
+        self._disk.remove(staged)
+        descriptor = self._disk.open(staged, sum(map(len, pieces)))
+        try:
+            at = 0
+            for piece in pieces:
+                self._disk.write(descriptor, piece, at)
+                at += len(piece)
+            self._disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
+        if self.path.exists():
+            self._disk.replace(self.path, self.backup)
+        self._disk.replace(staged, self.path)
+        self._disk.sync_folder(self.path.parent)
+
+
+def read_json(path: Path, read: Callable[[Any], _Table]) -> _Table:
+    """Return what `read` makes of a file's content.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        StoreDamagedError: it is empty, not JSON, cannot be read from the disk, or `read` refuses what it holds.
+        StoreError: the system refuses to open it.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        kind = StoreDamagedError if error.errno == errno.EIO else StoreError
+        raise kind(f"cannot read {path}: {error.strerror}") from error
+    if not content.strip(b"\0"):
+        raise StoreDamagedError(f"{path} is damaged: {f'{len(content)} bytes, all zero' if content else 'it is empty'}")
+    try:
+        return read(loads(content))
+    except (JsonError, StoreDamagedError) as error:
+        raise StoreDamagedError(f"{path} is damaged: {error}") from error

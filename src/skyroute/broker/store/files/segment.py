@@ -1,0 +1,131 @@
+"""One file of fixed size, and how many of them may be open at once."""
+
+import mmap
+import os
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+from skyroute.broker.store.errors import StoreReadError
+from skyroute.broker.store.files.disk import Disk
+from skyroute.settings.open_files import open_files_shared
+
+OPEN_MAX: Final = 400
+"""Maximum number of open segments, if the limit of open files allows it."""
+
+OPEN_MIN: Final = 4
+
+DESCRIPTORS: Final = 2
+"""File descriptors of a mapped segment."""
+
+
+def open_segments_allowed() -> int:
+    """Return the maximum number of open segments: half of the open files that `open_files_shared` leaves."""
+    return max(OPEN_MIN, min(OPEN_MAX, open_files_shared() // 2 // DESCRIPTORS))
+
+
+class OpenSegments:
+    """Closes what was opened longest ago when too many are open; a closed segment opens again when it is used."""
+
+    def __init__(self, open_max: int = OPEN_MAX) -> None:
+        self._open_max = open_max
+        self._opened: deque[Segment] = deque()
+
+    def admit(self, segment: "Segment") -> None:
+        self._opened.append(segment)
+        if len(self._opened) > self._open_max:
+            self._opened.popleft().close()
+
+    def close(self) -> None:
+        """Close all of them."""
+        while self._opened:
+            self._opened.popleft().close()
+
+
+class Segment:
+    """A file of fixed size that starts at some position of a log. Opened when it is first used."""
+
+    __slots__ = ("_descriptor", "_map", "_opened", "_view", "disk", "is_new", "path", "size", "start", "stop")
+
+    def __init__(self, path: Path, start: int, size: int, disk: Disk, opened: OpenSegments) -> None:
+        self.path = path
+        self.start = start
+        self.stop = start + size
+        self.size = size
+        self.disk = disk
+        self.is_new = False
+        """Its name may not be on the disk."""
+        self._opened = opened
+        self._descriptor = -1
+        self._map: mmap.mmap | None = None
+        self._view: memoryview | None = None
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.path} {self.start}..{self.stop}>"
+
+    @property
+    def descriptor(self) -> int:
+        if self._descriptor < 0:
+            self._descriptor = self.disk.open(self.path, self.size)
+            self._opened.admit(self)
+        return self._descriptor
+
+    @property
+    def content(self) -> mmap.mmap:
+        """The file as memory, for reading. What is written through `write` is seen at once. A slice of it is a copy."""
+        if self._map is None:
+            descriptor = self.descriptor
+            try:
+                self._map = mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ)
+            except OSError as error:
+                raise StoreReadError(f"cannot map {self.path}: {error.strerror}") from error
+        return self._map
+
+    @property
+    def view(self) -> memoryview:
+        """The same, and a slice of it is no copy.
+
+        It stays good when the segment is closed or removed: the mapping goes with its last reader.
+        """
+        if self._view is None:
+            self._view = memoryview(self.content)
+        return self._view
+
+    def read(self, at: int, size: int) -> bytes:
+        """Return bytes of the file, fewer at its end.
+
+        Raises:
+            StoreReadError: the disk refuses.
+        """
+        descriptor = self.descriptor
+        try:
+            return os.pread(descriptor, size, at)
+        except OSError as error:
+            raise StoreReadError(f"cannot read {self.path}: {error.strerror}") from error
+
+    def write(self, at: int, data: bytes) -> None:
+        """Write at so many bytes from the segment's start.
+
+        Raises:
+            StoreWriteError, StoreFullError: some of it may be written.
+        """
+        self.disk.write(self.descriptor, data, at)
+
+    def cut(self, at: int) -> None:
+        """Make everything from here on zero."""
+        self.disk.cut(self.descriptor, at, self.size)
+
+    def release_memory(self) -> None:
+        """Take the pages that were read out of this process's account; the system's cache keeps them."""
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        self._map = self._view = None
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def remove(self) -> None:
+        self.close()
+        self.disk.remove(self.path)

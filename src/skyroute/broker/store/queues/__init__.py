@@ -1,0 +1,1 @@
+"""Consume queues: which records of the log belong to which queue."""

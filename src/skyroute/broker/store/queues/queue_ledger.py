@@ -1,0 +1,250 @@
+"""A file with the name and end of every queue.
+
+Without it, a removed queue folder, or a truncated or zeroed queue file, looks like a shorter queue. It also lists
+deleted topics, so that recovery does not restore them from their records in the log.
+
+Apache's broker does not read this file. Once it has used the folder, the ledger is out of date and ignored.
+"""
+
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from skyroute.broker.store.errors import StoreError
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.queues.topic_queue import TopicQueue
+
+GROWTH_BYTES: Final = 1 << 14
+"""Minimum growth of the file."""
+
+LEDGER_NAME: Final = "queues"
+
+_MARK: Final = b"skyroute queues1"
+_ENTRY: Final = Struct(">IBHi")
+"""Checksum of the rest and the topic, kind, length of the topic, queue id. The topic follows."""
+_ENDS: Final = Struct(">qqqI")
+"""The queue's end, its end at the last flush, its first offset, and their checksum."""
+_QUEUE, _BATCH_QUEUE, _DELETED_TOPIC = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class KnownQueue:
+    """The ledger's entry of a queue."""
+
+    is_for_batches: bool
+    end: int
+    """The offset behind its newest message in files."""
+    flushed_end: int
+    """That offset at the last flush."""
+    first: int
+    """The offset of its oldest message in files."""
+
+
+@dataclass(slots=True)
+class KnownQueues:
+    """The content of a ledger."""
+
+    queues: dict[tuple[str, int], KnownQueue] = field(default_factory=dict)
+    deleted: dict[str, int] = field(default_factory=dict)
+    """For each deleted topic, the end of the log at that time: records before it are no longer in any queue."""
+
+
+class QueueLedger:
+    """The ledger of a running store, in a memory-mapped file, which survives a crash of the process."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self._path = path
+        self._disk = disk
+        self._descriptor = -1
+        self._map: mmap.mmap | None = None
+        self._end = 0
+        self._ends_at: dict[TopicQueue, int] = {}
+        self._unflushed: dict[TopicQueue, None] = {}
+        self._flushed: dict[TopicQueue, int] = {}
+        self._deleted: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<QueueLedger {self._path} queues={len(self._ends_at)}>"
+
+    def read(self) -> KnownQueues | None:
+        """Parse the file; None if it is missing or damaged."""
+        try:
+            content = self._path.read_bytes()
+        except OSError:
+            return None
+        if not content.startswith(_MARK):
+            return None
+        known, at = KnownQueues(), len(_MARK)
+        while at + _ENTRY.size <= len(content) and content[at : at + _ENTRY.size].strip(b"\0"):
+            found = _read_entry(content, at)
+            if found is None:
+                return None
+            kind, topic, queue_id, end, flushed_end, first, at = found
+            if kind == _DELETED_TOPIC:
+                known.deleted[topic] = end
+                for key in [key for key in known.queues if key[0] == topic]:
+                    del known.queues[key]
+            else:
+                known.queues[topic, queue_id] = KnownQueue(kind == _BATCH_QUEUE, end, flushed_end, first)
+        return known
+
+    def begin(self, queues: Iterable[TopicQueue], deleted: dict[str, int]) -> None:
+        """Write the file anew, and keep it up to date from now on.
+
+        Raises:
+            StoreWriteError, StoreFullError: the file is as it was.
+        """
+        self._deleted = deleted
+        entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in deleted.items()]
+        entries_at = len(_MARK) + sum(map(len, entries))
+        ends_at: dict[TopicQueue, int] = {}
+        for queue in queues:
+            entry = _entry(_kind(queue), queue.topic, queue.queue_id)
+            ends_at[queue] = entries_at + len(entry)
+            end = queue.written_end
+            entries.append(entry + _ends(end, self._flushed.setdefault(queue, end), queue.first_kept))
+            entries_at += len(entries[-1])
+        content = _MARK + b"".join(entries)
+        size = len(content) + max(GROWTH_BYTES, len(content) // 2)
+        self._disk.remove(self._staged)
+        descriptor = self._disk.open(self._staged, 0)
+        try:
+            # Written whole, so that there is room on the disk for what goes through the mapping.
+            self._disk.write(descriptor, content.ljust(size, b"\0"), 0)
+            mapped = mmap.mmap(descriptor, size)
+            self._disk.replace(self._staged, self._path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.close()
+        self._descriptor, self._map, self._end, self._ends_at = descriptor, mapped, len(content), ends_at
+
+    def note(self, queue: TopicQueue) -> None:
+        """Write the end of a queue whose units are all in files."""
+        mapped = self._map
+        if mapped is None:
+            return
+        at = self._ends_at.get(queue)
+        if at is None:
+            at = self._add(_entry(_kind(queue), queue.topic, queue.queue_id))
+            if at is None:
+                return
+            self._ends_at[queue] = at
+            mapped = self._map or mapped
+        self._unflushed[queue] = None
+        raw = _ends(queue.written_end, self._flushed.get(queue, 0), queue.first_kept)
+        mapped[at : at + len(raw)] = raw
+
+    def note_deleted(self, topic: str, position: int) -> None:
+        """Write, to disk, that a topic was deleted when the log ended at this position.
+
+        Raises:
+            StoreWriteError: the entry may not be on disk.
+        """
+        self._deleted[topic] = position
+        for queue in [queue for queue in self._ends_at if queue.topic == topic]:
+            self.forget(queue)
+        at = self._add(_entry(_DELETED_TOPIC, topic, 0))
+        if at is not None and self._map is not None:
+            raw = _ends(position)
+            self._map[at : at + len(raw)] = raw
+            self._disk.sync(self._descriptor)
+
+    def forget(self, queue: TopicQueue) -> None:
+        """Drop the entry of a deleted queue, so that the next start does not create it again."""
+        at = self._ends_at.pop(queue, None)
+        self._unflushed.pop(queue, None)
+        self._flushed.pop(queue, None)
+        if at is not None and self._map is not None:
+            raw = _ends(0)
+            self._map[at : at + len(raw)] = raw
+
+    def begin_flush(self) -> int | None:
+        """Write the noted ends as flushed; return the descriptor to sync together with the queues."""
+        if self._map is None:
+            return None
+        for queue in self._unflushed:
+            at = self._ends_at.get(queue)
+            if at is not None:
+                end = self._flushed[queue] = queue.written_end
+                raw = _ends(end, end, queue.first_kept)
+                self._map[at : at + len(raw)] = raw
+        self._unflushed.clear()
+        return self._descriptor
+
+    def give_up(self) -> None:
+        """Run without a ledger, on a full disk: the next start reads the log instead, which takes longer."""
+        self.close()
+        for path in (self._path, self._staged):
+            path.unlink(missing_ok=True)
+
+    @property
+    def _staged(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.tmp")
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+            os.close(self._descriptor)
+
+    def _add(self, entry: bytes) -> int | None:
+        """Write the start of an entry; return the offset of its ends. None if the disk is full."""
+        mapped = self._map
+        if mapped is None:
+            return None
+        size = len(entry) + _ENDS.size
+        if self._end + size > len(mapped):
+            try:
+                self.begin(list(self._ends_at), self._deleted)
+            except StoreError:
+                self.give_up()
+                return None
+            mapped = self._map or mapped
+        at = self._end
+        mapped[at : at + size] = entry + _ends(0)
+        self._end += size
+        return at + len(entry)
+
+
+def encode_ledger(known: KnownQueues) -> bytes:
+    """Return a ledger as its file holds it."""
+    entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in known.deleted.items()]
+    for (topic, queue_id), queue in known.queues.items():
+        kind = _BATCH_QUEUE if queue.is_for_batches else _QUEUE
+        entries.append(_entry(kind, topic, queue_id) + _ends(queue.end, queue.flushed_end, queue.first))
+    return _MARK + b"".join(entries)
+
+
+def _kind(queue: TopicQueue) -> int:
+    return _BATCH_QUEUE if queue.is_for_batches else _QUEUE
+
+
+def _entry(kind: int, topic: str, queue_id: int) -> bytes:
+    raw_topic = topic.encode()
+    rest = _ENTRY.pack(0, kind, len(raw_topic), queue_id)[4:] + raw_topic
+    return crc32(rest).to_bytes(4, "big") + rest
+
+
+def _ends(end: int, flushed_end: int = 0, first: int = 0) -> bytes:
+    raw = _ENDS.pack(end, flushed_end, first, 0)[:-4]
+    return raw + crc32(raw, 1).to_bytes(4, "big")
+
+
+def _read_entry(content: bytes, at: int) -> tuple[int, str, int, int, int, int, int] | None:
+    """Return kind, topic, queue id, both ends, first offset, and start of the next entry; None if damaged."""
+    entry_sum, kind, topic_bytes, queue_id = _ENTRY.unpack_from(content, at)
+    topic_at = at + _ENTRY.size
+    ends_at = topic_at + topic_bytes
+    if ends_at + _ENDS.size > len(content) or crc32(content[at + 4 : ends_at]) != entry_sum:
+        return None
+    end, flushed_end, first, ends_sum = _ENDS.unpack_from(content, ends_at)
+    if crc32(content[ends_at : ends_at + _ENDS.size - 4], 1) != ends_sum:
+        return None
+    topic = content[topic_at:ends_at].decode("utf-8", "replace")
+    return kind, topic, queue_id, end, flushed_end, first, ends_at + _ENDS.size

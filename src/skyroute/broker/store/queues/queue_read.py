@@ -1,0 +1,164 @@
+"""Gathering the records that a reader of a queue wants."""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from functools import lru_cache
+from operator import add
+from struct import Struct
+from typing import NamedTuple
+
+from skyroute.broker.store.commit_log import MAPPED_AROUND, CommitLog
+from skyroute.broker.store.queues.topic_queue import UNIT, Unit
+
+
+class ReadStatus(Enum):
+    """What came of reading a queue."""
+
+    FOUND = auto()
+    NO_MATCH = auto()
+    """Nothing that the reader wants, as far as it was looked for."""
+    REMOVED = auto()
+    """The log no longer has them."""
+    QUEUE_EMPTY = auto()
+    TOO_SMALL = auto()
+    """Older than anything that is kept."""
+    AT_END = auto()
+    """The very next message is not there yet."""
+    BEYOND_END = auto()
+    SEGMENT_MISSING = auto()
+    """The queue's own file is gone."""
+
+
+class QueueRead(NamedTuple):
+    """Records of one queue, and where to read on."""
+
+    status: ReadStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    chunks: Sequence[memoryview] = ()
+    """The records' bytes; each chunk holds one or more whole records. They are the log itself, and not copied."""
+    message_count: int = 0
+    record_bytes: int = 0
+    last_position: int = -1
+    """Where in the log the last message lies that was looked at."""
+
+
+@lru_cache(maxsize=64)
+def _sizes_in(count: int) -> Struct:
+    """Return what reads nothing but the sizes of so many units."""
+    return Struct(">" + "8xi8x" * count)
+
+
+def collect_all(log: CommitLog, offset: int, raw_units: bytes, low: int, high: int, bytes_max: int) -> QueueRead | None:
+    """Return all records that these units, each of one message, point to; None where `collect` has to choose.
+
+    Records that follow each other in the log too, as those of a batch do, are one chunk.
+    """
+    count = len(raw_units) // UNIT.size
+    sizes: tuple[int, ...] = _sizes_in(count).unpack(raw_units)
+    total = sum(sizes)
+    if total > bytes_max:
+        return None
+    first: int = UNIT.unpack_from(raw_units)[0]
+    last: int = UNIT.unpack_from(raw_units, len(raw_units) - UNIT.size)[0]
+    if last + sizes[-1] - first == total:
+        segment = log.find(first)
+        if segment is None or not 0 < total <= min(segment.stop, log.end) - first:
+            return None
+        log.account_for(total + MAPPED_AROUND)
+        chunk = segment.view[first - segment.start : first - segment.start + total]
+        return QueueRead(ReadStatus.FOUND, offset + count, low, high, [chunk], count, total, last)
+    return _collect_runs(log, offset, list(UNIT.iter_unpack(raw_units)), low, high, total)
+
+
+def _collect_runs(
+    log: CommitLog, offset: int, units: Sequence[Unit], low: int, high: int, total: int
+) -> QueueRead | None:
+    """Return all records, of which some are one behind the other and some are not."""
+    positions, sizes, _ = zip(*units, strict=True)
+    stops = list(map(add, positions, sizes))
+    ends = [at for at, stop in enumerate(stops[:-1]) if stop != positions[at + 1]] + [len(units) - 1]
+    chunks: list[memoryview] = []
+    view = memoryview(b"")
+    start = limit = begin = 0  # of the segment at hand, and of the run
+    for end in ends:
+        first, stop = positions[begin], stops[end]
+        begin = end + 1
+        if not start <= first < limit:
+            segment = log.find(first)
+            if segment is None:
+                return None
+            start, limit, view = segment.start, min(segment.stop, log.end), segment.view
+        if not first < stop <= limit:
+            return None
+        chunks.append(view[first - start : stop - start])
+    last = positions[-1]
+    log.account_for(min(max(last - positions[0], total), total + len(chunks) * MAPPED_AROUND))
+    return QueueRead(ReadStatus.FOUND, offset + len(units), low, high, chunks, len(units), total, last)
+
+
+def collect(
+    log: CommitLog,
+    offset: int,
+    units: Iterable[Unit],
+    stops: Iterable[int],
+    low: int,
+    high: int,
+    count_max: int,
+    bytes_max: int,
+    accept: Callable[[int], bool] | None,
+    accept_record: Callable[[bytes], bool] | None,
+    may_go_on: Callable[[], bool] | None = None,
+) -> QueueRead:
+    """Return the records that these units point to, as far as they are wanted and still there.
+
+    `offset` is that of the first message, `stops` are those behind the messages of each unit; `low` and `high` are the
+    queue's bounds. `may_go_on` is asked after the first record that was looked at, and after each unit that follows.
+    """
+    log_end, damaged = log.end, log.damaged
+    chunks: list[memoryview] = []
+    status = ReadStatus.NO_MATCH
+    count = total = 0
+    first_position = last_position = -1
+    start = stop = 0  # of the segment at hand
+    view: memoryview | None = None
+    run_at = run_stop = -1  # of records that lie side by side, which are read in one go
+    for (position, size, code), next_offset in zip(units, stops, strict=False):
+        messages = next_offset - offset
+        is_enough = count and (count + messages > count_max or total + size > bytes_max)
+        if is_enough or (may_go_on is not None and first_position >= 0 and not may_go_on()):
+            break
+        last_position = position
+        offset = next_offset
+        if accept is not None and not accept(code):
+            status = ReadStatus.NO_MATCH
+            continue
+        if not start <= position < stop:
+            if run_at >= 0 and view is not None:
+                chunks.append(view[run_at:run_stop])
+                run_at = run_stop = -1
+            first_position = first_position if first_position >= 0 else position
+            segment = log.find(position)
+            if segment is None:
+                start = stop = 0
+            else:
+                start, stop, view = segment.start, min(segment.stop, log_end), segment.view
+        if position + size > stop or size <= 0 or view is None or (damaged and position in damaged):
+            status = ReadStatus.REMOVED
+            continue
+        at = position - start
+        if accept_record is not None and not accept_record(bytes(view[at : at + size])):
+            status = ReadStatus.NO_MATCH
+            continue
+        if at != run_stop:
+            if run_at >= 0:
+                chunks.append(view[run_at:run_stop])
+            run_at = at
+        run_stop = at + size
+        count += messages
+        total += size
+    if run_at >= 0 and view is not None:
+        chunks.append(view[run_at:run_stop])
+    log.account_for(min(max(last_position - first_position, total), total + len(chunks) * MAPPED_AROUND))
+    return QueueRead(ReadStatus.FOUND if count else status, offset, low, high, chunks, count, total, last_position)

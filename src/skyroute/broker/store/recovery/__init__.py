@@ -1,0 +1,1 @@
+"""Recovery of a store at its start, after a crash or damage."""

@@ -1,0 +1,1 @@
+"""`skyroute store verify` and `skyroute store repair`."""

@@ -1,0 +1,1 @@
+"""Tables that a broker keeps in JSON files: topics, consumer groups, offsets, request modes."""

@@ -1,0 +1,279 @@
+"""How far each group has come with each queue: what it says itself, and where an administrator has sent it."""
+
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from skyroute.broker.store.errors import StoreDamagedError
+from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.broker.tables.table_file import TableFile
+from skyroute.broker.tables.table_format import (
+    next_version,
+    object_pieces,
+    read_as,
+    read_member,
+    read_version,
+    unknown_members,
+    version_members,
+)
+from skyroute.remoting.errors import RefusedError
+from skyroute.routing.registration import DataVersion
+from skyroute.wire.codes import ResponseCode
+
+OFFSETS_MAX: Final = 1_000_000
+"""How many offsets a broker keeps, one for each queue of each topic of each group."""
+
+COMMITS_PER_VERSION: Final = 500
+"""Offsets change all the time; only so often is the table called a new edition."""
+
+OFFSETS_A_STEP: Final = 5_000
+"""Offsets written or deleted in one step, which takes about a millisecond."""
+
+_TABLE_MEMBERS: Final = frozenset({"offsetTable", "groupTopicMap", "dataVersion"})
+_Table = dict[tuple[str, str], dict[int, int]]
+
+
+class StoredOffsets(NamedTuple):
+    """What the file of offsets holds."""
+
+    offsets: _Table
+    unknown: dict[str, Any]
+    """JSON members that this broker does not know."""
+    version: DataVersion | None
+
+
+def read_offsets(raw: object) -> StoredOffsets:
+    """Parse the file of offsets.
+
+    Raises:
+        StoreDamagedError: it is not a table of offsets.
+    """
+    stored = read_as(raw, dict[str, Any], "the table of offsets")
+    offsets: _Table = {}
+    for key, by_queue in read_member(stored, "offsetTable", dict[str, dict[int, int]]).items():
+        topic, at, group = key.rpartition("@")
+        if at:
+            offsets[group, topic] = by_queue
+    return StoredOffsets(offsets, unknown_members(stored, _TABLE_MEMBERS), read_version(stored))
+
+
+class ConsumerOffsets:
+    """ConsumerOffsets by group, topic and queue. Each is that of the next message to consume."""
+
+    def __init__(self, file: JsonFile, now_ms: Callable[[], int], *, offsets_max: int = OFFSETS_MAX) -> None:
+        self._now_ms = now_ms
+        self._offsets_max = offsets_max
+        self._table: _Table = {}
+        self._count = 0
+        self._resets: _Table = {}
+        """Where the next one to pull is sent; not on the disk, as the offset itself is."""
+        self._pulled: _Table = {}
+        self._pulled_count = 0
+        self._topics: dict[str, dict[str, None]] = {}
+        """By group, the topics that any of these tables has for it."""
+        self._groups: dict[str, dict[str, None]] = {}
+        """By topic, the groups that any of these tables has for it."""
+        self._commits = 0
+        self._unknown: dict[str, Any] = {}
+        self.version = DataVersion(timestamp_ms=now_ms())
+        self.keeper = TableFile(file, self.pieces)
+
+    def __repr__(self) -> str:
+        return f"<ConsumerOffsets {self._count} resets={sum(map(len, self._resets.values()))}>"
+
+    def load(self) -> None:
+        """Read the file.
+
+        Raises:
+            StoreDamagedError: neither the file nor its backup can be used.
+        """
+        stored = self.keeper.load(read_offsets)
+        if stored is None:
+            return
+        self._table = stored.offsets
+        self._count = sum(map(len, self._table.values()))
+        if self._count > self._offsets_max:
+            raise StoreDamagedError(f"the table of offsets has more than {self._offsets_max}")
+        for group, topic in self._table:
+            self._note_pair(group, topic)
+        self._unknown = stored.unknown
+        self.version = stored.version or self.version
+
+    # ------------------------------------------------------------------------------------------------------ one queue
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return where a group goes on in a queue; where it has been sent counts before where it says it is."""
+        if self._resets and (sent := self._resets.get((group, topic))) and queue_id in sent:
+            return sent[queue_id]
+        known = self._table.get((group, topic))
+        return None if known is None else known.get(queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Note where a group says it goes on, also if that is further back.
+
+        False while it has been sent elsewhere and has not heard of it: then nothing is noted.
+
+        Raises:
+            RefusedError: there is no room for one more.
+        """
+        if self._resets and queue_id in self._resets.get((group, topic), ()):
+            return False
+        self._set(group, topic, queue_id, offset)
+        self._commits += 1
+        if self._commits % COMMITS_PER_VERSION == 0:
+            self.version = next_version(self.version, self._now_ms())
+        return True
+
+    def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        known = self._table.get((group, topic))
+        if known is None or queue_id not in known:
+            self.check_room(1)
+            if known is None:
+                known = self._table[group, topic] = {}
+                self._note_pair(group, topic)
+            self._count += 1
+        known[queue_id] = offset
+        self.keeper.touch()
+
+    def _note_pair(self, group: str, topic: str) -> None:
+        self._topics.setdefault(group, {})[topic] = None
+        self._groups.setdefault(topic, {})[group] = None
+
+    def check_room(self, more: int) -> None:
+        """Check that the table has room for `more` offsets.
+
+        Raises:
+            RefusedError: the table is full.
+        """
+        if self._count + more > self._offsets_max:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR, f"this broker has {self._count} offsets of consumers, and takes no more"
+            )
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Send a group elsewhere: the next one to pull from the queue is told.
+
+        Raises:
+            RefusedError: there is no room for one more.
+        """
+        self._set(group, topic, queue_id, offset)
+        self._resets.setdefault((group, topic), {})[queue_id] = offset
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return where a group has been sent in a queue, once; None if it has not been."""
+        if not self._resets or (sent := self._resets.get((group, topic))) is None:
+            return None
+        offset = sent.pop(queue_id, None)
+        if not sent:
+            del self._resets[group, topic]
+        return offset
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Note up to where a group has been given messages. It is for people to see, and forgotten at the end."""
+        pulled = self._pulled.get((group, topic))
+        if pulled is None or queue_id not in pulled:
+            if self._pulled_count >= self._offsets_max:
+                return
+            if pulled is None:
+                pulled = self._pulled[group, topic] = {}
+                self._note_pair(group, topic)
+            self._pulled_count += 1
+        pulled[queue_id] = offset
+
+    def pulled(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Return up to where a group has been given messages; where that is unknown, where it goes on."""
+        pulled = self._pulled.get((group, topic), {}).get(queue_id)
+        return self.get(group, topic, queue_id) if pulled is None else pulled
+
+    # ------------------------------------------------------------------------------------------------------ all queues
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Return the groups that have come anywhere with a topic."""
+        return [group for group in self._groups.get(topic, ()) if (group, topic) in self._table]
+
+    def topics_of(self, group: str) -> list[str]:
+        """Return the topics that a group has come anywhere with."""
+        return [topic for topic in self._topics.get(group, ()) if (group, topic) in self._table]
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return every group and topic of which an offset is known."""
+        return list(self._table)
+
+    def of(self, group: str, topic: str) -> Mapping[int, int]:
+        """Return where a group says it goes on in each queue of a topic."""
+        return dict(self._table.get((group, topic), {}))
+
+    def clone(self, source: str, destination: str, topic: str) -> bool:
+        """Have a group go on where another does in all queues of a topic; False if that one is nowhere.
+
+        Raises:
+            RefusedError: there is no room for more.
+        """
+        offsets = self._table.get((source, topic))
+        if not offsets:
+            return False
+        more = len(offsets) - len(self._table.get((destination, topic), ()))
+        self.check_room(more)
+        self._table[destination, topic] = dict(offsets)
+        self._note_pair(destination, topic)
+        self._count += more
+        self.keeper.touch()
+        return True
+
+    def delete_group(self, group: str) -> Generator[None, None, None]:
+        """Delete the offsets of a group, in steps."""
+        return self._forget([(group, topic) for topic in self._topics.get(group, ())])
+
+    def delete_topic(self, topic: str) -> Generator[None, None, None]:
+        """Delete the offsets of a topic, in steps."""
+        return self._forget([(group, topic) for group in self._groups.get(topic, ())])
+
+    def _forget(self, pairs: Collection[tuple[str, str]]) -> Generator[None, None, None]:
+        for done, (group, topic) in enumerate(pairs, 1):
+            self._count -= len(self._table.pop((group, topic), ()))
+            self._pulled_count -= len(self._pulled.pop((group, topic), ()))
+            self._resets.pop((group, topic), None)
+            _discard(self._topics, group, topic)
+            _discard(self._groups, topic, group)
+            self.keeper.touch()
+            if not done % OFFSETS_A_STEP:
+                yield
+
+    def pieces(self) -> Iterator[bytes]:
+        """Return the table as its file holds it, in pieces. Each offset is as of the time its piece is written."""
+        return object_pieces(
+            {**self._unknown, "dataVersion": version_members(self.version)},
+            {"groupTopicMap": self._topic_pieces(), "offsetTable": self._offset_pieces()},
+        )
+
+    def _topic_pieces(self) -> Iterator[bytes]:
+        groups = list(self._topics)
+        return _table_pieces((group, topics) for group in groups if (topics := self.topics_of(group)))
+
+    def _offset_pieces(self) -> Iterator[bytes]:
+        # Queue ids are quoted keys: Apache's brokers read them too, and unquoted ones are slow to parse.
+        pairs = list(self._table)
+        return _table_pieces((f"{pair[1]}@{pair[0]}", self._table.get(pair, {})) for pair in pairs)
+
+
+def _table_pieces(entries: Iterable[tuple[str, Sized]]) -> Iterator[bytes]:
+    """Write table entries as JSON, about `OFFSETS_A_STEP` members per piece."""
+    part: dict[str, Sized] = {}
+    separator, written = b"", 0
+    for name, members in entries:
+        part[name] = members
+        written += 1 + len(members)
+        if written >= OFFSETS_A_STEP:
+            yield separator + msgspec.json.encode(part)[1:-1]
+            separator, part, written = b",", {}, 0
+    if part:
+        yield separator + msgspec.json.encode(part)[1:-1]
+
+
+def _discard(index: dict[str, dict[str, None]], key: str, member: str) -> None:
+    members = index.get(key)
+    if members is not None:
+        members.pop(member, None)
+        if not members:
+            del index[key]

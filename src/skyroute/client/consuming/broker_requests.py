@@ -1,0 +1,114 @@
+"""What brokers ask of any consumer: to look for its queues, to go elsewhere, and to tell of itself."""
+
+import sys
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from skyroute.client.session.session import RequestHandler, Session
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.calls import consumers
+from skyroute.wire.calls.clients import ConsumeType, decode_consumer_group
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request, Response
+
+VERSION_NAME: Final = "V5_3_3"
+"""The name of the release whose number we send, as Apache's tools show it."""
+
+
+class GroupAnswers(ABC):
+    """Answers brokers for one consumer. Requests about other groups are left to others."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self._group = group
+        self._started_at_ms = int(session.clock.wall() * 1000)
+        self._handlers: dict[int, RequestHandler] = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._tell_offsets,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell_all,
+        }
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._started_at_ms = int(self._session.clock.wall() * 1000)
+        for code, handler in self._handlers.items():
+            self._session.on_request(code, handler)
+
+    def stop(self) -> None:
+        """Answer nothing more."""
+        for code, handler in self._handlers.items():
+            self._session.off_request(code, handler)
+
+    # ----------------------------------------------------------------------------------------- what a consumer knows
+
+    @abstractmethod
+    def look_for_queues(self) -> None:
+        """Find out again, soon, which queues are ours: members have come or gone."""
+
+    @abstractmethod
+    def move(self, queue: QueueRef, offset: int) -> None:
+        """Go on elsewhere in a queue, if it is ours."""
+
+    @abstractmethod
+    def offsets(self, topic: str) -> Mapping[QueueRef, int]:
+        """Return how far we have come with our queues of a topic."""
+
+    @abstractmethod
+    def describe(self, now: float) -> consumers.RunningConsumer:
+        """Return what there is to tell of us, but for our threads."""
+
+    def common_properties(self, kind: ConsumeType, *, ordered: bool, threads: int) -> dict[str, str]:
+        """Return the properties that tools show, and fail without."""
+        return {
+            consumers.PROPERTY_NAME_SERVERS: ";".join(self._session.name_servers.addresses),
+            consumers.PROPERTY_CONSUME_TYPE: kind.value,
+            consumers.PROPERTY_ORDERED: "true" if ordered else "false",
+            consumers.PROPERTY_THREADS: str(threads),
+            consumers.PROPERTY_STARTED_MS: str(self._started_at_ms),
+            consumers.PROPERTY_CLIENT_VERSION: VERSION_NAME,
+            "language": "PYTHON",
+        }
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    async def _members_changed(self, request: Request, _address: str) -> Response | None:
+        if decode_consumer_group(request) != self._group:
+            return None
+        self.look_for_queues()
+        return Response()
+
+    async def _reset_offsets(self, request: Request, _address: str) -> Response | None:
+        reset = consumers.decode_offset_reset(request)
+        if reset.group != self._group:
+            return None
+        for queue, offset in reset.offsets.items():
+            self.move(queue, offset)
+        return Response()
+
+    async def _tell_offsets(self, request: Request, _address: str) -> Response | None:
+        query = consumers.decode_offsets_query(request)
+        if query.group != self._group:
+            return None
+        return Response(body=consumers.encode_consumer_offsets(self.offsets(query.topic)))
+
+    async def _tell_all(self, request: Request, _address: str) -> Response | None:
+        query = consumers.decode_running_query(request)
+        if query.group != self._group:
+            return None
+        stacks = _stacks() if query.with_stacks else None
+        running = self.describe(self._session.clock.monotonic())
+        return Response(body=consumers.encode_running_consumer(msgspec.structs.replace(running, stacks=stacks)))
+
+
+def _stacks() -> str:
+    threads = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()  # noqa: SLF001 - Python's own way to see what other threads do
+    return "\n".join(
+        f"{threads.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames.items()
+    )

@@ -1,0 +1,1 @@
+"""Sending messages: the producer and its parts."""

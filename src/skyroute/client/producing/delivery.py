@@ -1,0 +1,302 @@
+"""From a message that is ready to the broker that has it: which queue, which broker, and how often to try."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+from skyroute.client.errors import BrokerRefusedError, NoBrokerError, NoRouteError, refusal
+from skyroute.client.producing.in_flight import InFlight
+from skyroute.client.producing.prepared_message import Outbound
+from skyroute.client.producing.queue_selection import FAILURE_LATENCY_S, SLOW_S, BrokerHealth, Rotation, publish_queues
+from skyroute.client.results import SendResult, SendStatus
+from skyroute.client.session.session import Session
+from skyroute.clock import Clock
+from skyroute.errors import SkyrouteError
+from skyroute.message.queue_ref import QueueRef
+from skyroute.message.reserved_topics import DEFAULT_TOPIC, without_namespace
+from skyroute.remoting.errors import CallTimeoutError, ConnectError, RemotingError
+from skyroute.remoting.log_backoff import LogBackoff
+from skyroute.routing.topology import BrokerQueues, TopicRoute
+from skyroute.wire.calls.send import SENT_CODES, decode_send_receipt, encode_send, write_send
+from skyroute.wire.codes import ResponseCode
+from skyroute.wire.command import Request, Response, WrittenRequest
+
+log = logging.getLogger(__name__)
+
+RETRIED_CODES: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""Refusals after which another broker may still take the message."""
+
+RETRY_PAUSE_S: Final = 0.1
+"""The rest before the same broker is tried again, because there is no other; twice as long each time."""
+
+ASK_AGAIN_S: Final = 1.0
+"""How long the route of a topic that is yet to be created is not asked for again."""
+
+_STATUSES: Final = {status.value: status for status in SendStatus}
+
+_R = TypeVar("_R")
+
+Choose = Callable[[Sequence[QueueRef]], QueueRef]
+"""Chooses one of a topic's queues, always the same one for the same message."""
+
+
+class Delivery:
+    """Brings messages of one group of producers to brokers."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        in_flight: InFlight,
+        *,
+        attempts: int,
+        retry_unsafe: bool,
+        avoid_slow: bool,
+        new_topic_queues: int,
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._in_flight = in_flight
+        self._encode: Callable[..., Request | WrittenRequest] = encode_send if session.signs else write_send
+        self._clock: Clock = session.clock
+        self._attempts = attempts
+        self._retry_unsafe = retry_unsafe
+        self._health = BrokerHealth() if avoid_slow else None
+        self._new_topic_queues = new_topic_queues
+        self._rotations: dict[str, tuple[TopicRoute, Rotation]] = {}
+        self._provisional: dict[str, tuple[float, Rotation]] = {}
+        """Queues of topics that do not exist yet, and until when nobody asks again whether they do."""
+        self._stale = LogBackoff()
+        """Topics whose routes are not refreshed."""
+
+    @property
+    def topics(self) -> Iterable[str]:
+        """The topics that anything was sent to."""
+        return (*self._rotations, *self._provisional)
+
+    async def deliver_oneway(self, outbound: Outbound, choose: Choose | None) -> None:
+        """Send to one broker, and do not wait for its answer.
+
+        Raises:
+            NoRouteError, RemotingError, NoBrokerError: there is nobody to send it to.
+        """
+        rotation = await self.rotation(outbound.topic)
+        queue = choose(rotation.queues) if choose is not None else rotation.next(self.avoided())
+        await self._session.tell(await self.address(outbound.topic, queue), self._request(outbound, queue, encode_send))
+
+    async def deliver(self, outbound: Outbound, choose: Choose | None, timeout_s: float) -> SendResult:
+        """Wait for a turn, and then try one broker after another until one has the message.
+
+        Ends before that when the attempts are used up, or the time, which begins with the turn.
+
+        Raises:
+            NoRouteError, BrokerRefusedError, RemotingError, NoBrokerError: the last failure, with notes on the others.
+        """
+        size = len(outbound.body)
+        if not self._in_flight.try_enter(size):
+            await self._in_flight.enter(size)
+        now = self._clock.monotonic
+        outbound.began_at = now()
+        deadline = outbound.began_at + timeout_s
+        topic = outbound.topic
+        failures: list[str] = []
+        failed_brokers: set[str] = set()
+        unsafe: SendResult | None = None
+        try:
+            for attempt in range(self._attempts):
+                queue: QueueRef | None = None
+                try:
+                    rotation = self._known_rotation(topic) or await self.rotation(topic, deadline - now())
+                    queue = choose(rotation.queues) if choose else rotation.next(failed_brokers or self.avoided())
+                    if queue.broker_name in failed_brokers:
+                        await asyncio.sleep(max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())))
+                    address = self._known_address(queue) or await self.address(topic, queue, deadline - now())
+                    asked_at = now()
+                    if asked_at >= deadline:
+                        raise CallTimeoutError("the time to send was over before a broker was chosen")
+                    request = self._request(outbound, queue, self._encode)
+                    response = await self._session.call(address, request, deadline - asked_at)
+                    if response.code not in SENT_CODES:
+                        raise refusal(response, address)
+                    self._report(queue, now() - asked_at)
+                    result = self._result(outbound, queue, response)
+                    if result.ok or not self._retry_unsafe or choose is not None:
+                        return result
+                    unsafe = result
+                    failed_brokers.add(queue.broker_name)
+                except (RemotingError, BrokerRefusedError, NoRouteError, NoBrokerError) as error:
+                    if queue is not None:
+                        failed_brokers.add(queue.broker_name)
+                        self._report(queue, FAILURE_LATENCY_S)
+                    last = queue is None or attempt + 1 == self._attempts or now() >= deadline
+                    if last or not _may_try_again(error, fixed=choose is not None):
+                        if unsafe is not None:
+                            return unsafe
+                        _add_notes(error, failures)
+                        raise
+                    failures.append(str(error))
+                    if error.stale_route or isinstance(error, ConnectError):
+                        self._session.spawn(self._look_again(topic), name="route after a failure")
+        finally:
+            self._in_flight.leave(size)
+        assert unsafe is not None  # every other way out of the loop returns or raises
+        return unsafe
+
+    def _report(self, queue: QueueRef, latency_s: float) -> None:
+        if latency_s >= SLOW_S and self._health is not None:
+            self._health.report(queue.broker_name, latency_s, self._clock.monotonic())
+
+    def _result(self, outbound: Outbound, queue: QueueRef, response: Response) -> SendResult:
+        """Read the answer of a broker that has the message."""
+        receipt = decode_send_receipt(response)
+        namespace = self._session.namespace
+        if receipt.queue_id != queue.queue_id or namespace is not None:
+            queue = QueueRef(without_namespace(namespace, queue.topic), queue.broker_name, receipt.queue_id)
+        return SendResult(
+            _STATUSES[response.code],
+            outbound.message_id,
+            receipt.offset_id,
+            queue,
+            receipt.queue_offset,
+            receipt.transaction_id,
+            receipt.recall_handle,
+            receipt.region,
+            receipt.trace_on,
+        )
+
+    def _request(self, outbound: Outbound, queue: QueueRef, encode: "Callable[..., _R]") -> "_R":
+        return encode(
+            self._group,
+            queue,
+            outbound.body,
+            properties=outbound.properties,
+            born_at_ms=int(self._clock.wall() * 1000),
+            sys_flag=outbound.sys_flag,
+            flag=outbound.flag,
+            batch=outbound.batch,
+            reply=outbound.reply,
+            default_topic_queues=self._new_topic_queues,
+        )
+
+    def avoided(self) -> frozenset[str]:
+        """Return the brokers that failed or were slow of late."""
+        return self._health.out(self._clock.monotonic()) if self._health is not None else frozenset()
+
+    def _known_rotation(self, topic: str) -> Rotation | None:
+        """Return the queues of a topic in turn, if its route has not changed since they were last asked for."""
+        known = self._rotations.get(topic)
+        return known[1] if known is not None and known[0] is self._session.routes.cached(topic) else None
+
+    async def rotation(self, topic: str, timeout_s: float | None = None) -> Rotation:
+        """Return the queues of a topic in turn.
+
+        Raises:
+            NoRouteError: no broker serves the topic, and none would create it; or none of its queues can be written.
+        """
+        if (rotation := self._known_rotation(topic)) is not None:
+            return rotation
+        route = self._session.routes.cached(topic)
+        if route is None:
+            provisional = self._provisional.get(topic)
+            if provisional is not None and self._clock.monotonic() < provisional[0]:
+                return provisional[1]
+            try:
+                async with asyncio.timeout(timeout_s):
+                    found = await self._find_route(topic)
+            except TimeoutError:
+                raise CallTimeoutError(f"no name server said in time where the topic {topic} is") from None
+            if isinstance(found, Rotation):
+                return found
+            if (rotation := self._known_rotation(topic)) is not None:
+                return rotation  # others waited for the same answer
+            route = found
+        queues = publish_queues(topic, route)
+        if not queues:
+            self._session.spawn(self._look_again(topic), name="route without queues")
+            raise NoRouteError(
+                f"no queue of topic {topic} can be written: its brokers are without a master, or its permission says so"
+            )
+        rotation = Rotation(queues)
+        self._rotations[topic] = (route, rotation)
+        self._provisional.pop(topic, None)
+        return rotation
+
+    async def _find_route(self, topic: str) -> TopicRoute | Rotation:
+        try:
+            return await self._session.routes.find(topic)
+        except NoRouteError as error:
+            return await self._provisional_rotation(topic, error)
+
+    async def _provisional_rotation(self, topic: str, unknown: NoRouteError) -> Rotation:
+        """Return the queues that a broker will create for a topic as soon as we send to one of them."""
+        try:
+            # Nobody keeps this route fresh, and it may be long since a topic was created.
+            route = await self._session.routes.refresh(DEFAULT_TOPIC)
+        except NoRouteError:
+            raise unknown from None
+        capped = tuple(
+            BrokerQueues(
+                queues.broker_name,
+                queues.settings._replace(write_queues=min(self._new_topic_queues, queues.settings.read_queues)),
+            )
+            for queues in route.queues
+        )
+        queues = publish_queues(topic, TopicRoute(route.groups, capped))
+        if not queues:
+            raise unknown
+        known = self._provisional.get(topic)
+        rotation = known[1] if known is not None and known[1].queues == queues else Rotation(queues)
+        self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
+        return rotation
+
+    def _known_address(self, queue: QueueRef) -> str | None:
+        address = self._session.routes.address(queue.broker_name)
+        return None if address is None else self._session.sending_address(address)
+
+    async def address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
+        """Return where to send what is meant for a queue; where that is not known, the route is asked for again.
+
+        Raises:
+            NoBrokerError: no route knows its broker.
+        """
+        if (address := self._known_address(queue)) is not None:
+            return address
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._look_again(topic)
+        address = self._known_address(queue)
+        if address is None:
+            raise NoBrokerError(f"the master of broker {queue.broker_name} is in no route of topic {topic}")
+        return address
+
+    async def _look_again(self, topic: str) -> None:
+        try:
+            await self._session.routes.refresh(topic)
+        except SkyrouteError as error:
+            unsaid = self._stale.unsaid(topic, self._clock.monotonic())
+            if unsaid is not None:
+                log.info("route not refreshed topic=%s reason=%s unsaid=%d", topic, error, unsaid)
+
+
+def _add_notes(error: SkyrouteError, failures: Iterable[str]) -> None:
+    for failure in failures:
+        error.add_note(f"before that: {failure}")
+
+
+def _may_try_again(error: SkyrouteError, *, fixed: bool) -> bool:
+    if fixed:
+        return isinstance(error, ConnectError)
+    return not isinstance(error, BrokerRefusedError) or error.code in RETRIED_CODES

@@ -1,0 +1,137 @@
+"""Requests that wait for a reply, and the replies that brokers pass on."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from skyroute.client.errors import ClientError, NotRunningError, RequestTimeoutError
+from skyroute.client.session.session import Session
+from skyroute.message import property_names as names
+from skyroute.message.errors import InvalidMessageError
+from skyroute.message.host import encode_host
+from skyroute.message.message import StoredMessage
+from skyroute.message.positions import LogPosition, QueueOffset
+from skyroute.message.properties import PAIR_END, find_property, join_properties
+from skyroute.message.record import body_crc
+from skyroute.wire.calls.send import PushedReply, decode_pushed_reply
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+REQUESTS_MAX: Final = 10_000
+"""Requests of one producer that wait for their replies."""
+
+
+class Replies:
+    """Who waits for which reply."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._awaited: dict[str, asyncio.Future[StoredMessage]] = {}
+        self.ready: set[str] = set()
+        """Topics for replies whose brokers know us."""
+
+    def start(self) -> None:
+        """Begin to take replies."""
+        self._session.on_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
+
+    def stop(self) -> None:
+        """Take no more replies; who waits for one waits in vain, and is told so."""
+        self._session.off_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
+        self.ready.clear()
+        for future in self._awaited.values():
+            if not future.done():
+                future.set_exception(NotRunningError("the producer was stopped before the reply came"))
+
+    @contextmanager
+    def expect(self) -> "Iterator[tuple[str, Callable[[float], Awaitable[StoredMessage]]]]":
+        """Give the number of a new request, and what to await for its reply.
+
+        Raises:
+            ClientError: too many wait already.
+        """
+        if len(self._awaited) >= REQUESTS_MAX:
+            raise ClientError(f"{REQUESTS_MAX} requests wait for their replies: wait for some of them first")
+        correlation_id = str(uuid.uuid4())
+        future: asyncio.Future[StoredMessage] = asyncio.get_running_loop().create_future()
+        self._awaited[correlation_id] = future
+
+        async def arrival(timeout_s: float) -> StoredMessage:
+            try:
+                async with asyncio.timeout(max(0.0, timeout_s)):
+                    return await future
+            except TimeoutError:
+                raise RequestTimeoutError(
+                    "the request was sent, and no reply came in time: is anybody consuming the topic and replying?"
+                ) from None
+
+        try:
+            yield correlation_id, arrival
+        finally:
+            del self._awaited[correlation_id]
+            if future.done() and not future.cancelled():
+                future.exception()  # if the send itself failed, nobody else will look at it
+
+    async def _on_reply(self, request: Request, address: str) -> Response | None:
+        reply = decode_pushed_reply(request)
+        correlation_id = find_property(reply.properties.encode(), names.CORRELATION_ID)
+        if correlation_id is None:
+            raise InvalidMessageError("the reply does not say which request it answers")
+        future = self._awaited.get(correlation_id)
+        if future is None:
+            return None
+        if not future.done():
+            future.set_result(_stored(reply, arrived_at_ms=int(self._session.clock.wall() * 1000)))
+        return Response()
+
+
+def _stored(reply: PushedReply, *, arrived_at_ms: int) -> StoredMessage:
+    arrival = join_properties({names.REPLY_ARRIVE_TIME: str(arrived_at_ms)})
+    return StoredMessage(
+        topic=reply.topic,
+        queue_id=reply.queue_id,
+        queue_offset=QueueOffset(0),
+        log_position=LogPosition(0),
+        stored_body=reply.body,
+        raw_properties=f"{reply.properties}{PAIR_END}{arrival}".encode(),
+        sys_flag=reply.sys_flag,
+        flag=reply.flag,
+        born_at_ms=reply.born_at_ms,
+        raw_born_host=_host(reply.born_host),
+        stored_at_ms=reply.stored_at_ms,
+        raw_store_host=_host(reply.store_host),
+        reconsume_times=0,
+        prepared_position=LogPosition(0),
+        body_crc=body_crc(reply.body),
+        record_bytes=0,
+    )
+
+
+def _host(text: str) -> bytes:
+    ip, _, port = text.lstrip("/").rpartition(":")
+    return encode_host(ip.strip("[]"), int(port) if port.isdecimal() else 0)
+
+
+def reply_properties(request: StoredMessage) -> tuple[str, dict[str, str]]:
+    """Return the cluster that a request came through, and the properties that lead a reply to whoever asked.
+
+    Raises:
+        InvalidMessageError: the message is no request.
+    """
+    cluster = request.find_property(names.CLUSTER)
+    correlation_id = request.find_property(names.CORRELATION_ID)
+    client_id = request.find_property(names.REPLY_TO_CLIENT)
+    if not cluster or not correlation_id or not client_id:
+        raise InvalidMessageError("the message wants no reply: it was not sent by `request`")
+    properties = {
+        names.MESSAGE_TYPE: "reply",
+        names.CORRELATION_ID: correlation_id,
+        names.REPLY_TO_CLIENT: client_id,
+    }
+    if (ttl := request.find_property(names.TTL)) is not None:
+        properties[names.TTL] = ttl
+    return cluster, properties

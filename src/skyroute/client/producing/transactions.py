@@ -1,0 +1,150 @@
+"""How transactions end: what we tell the broker, and what it asks when it was not told."""
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from skyroute.client.consuming.push.threads import Threads
+from skyroute.client.errors import ArgumentError
+from skyroute.client.results import SendResult
+from skyroute.client.session.session import Session
+from skyroute.client.trace import DEFAULT_REGION, Tracer, TransactionEnded
+from skyroute.errors import SkyrouteError
+from skyroute.message.message import Message, StoredMessage
+from skyroute.message.message_id import decode_offset_id
+from skyroute.message.property_names import PRODUCER_GROUP, REGION, TRACE_ON, TRANSACTION_ID
+from skyroute.message.record import decode_record
+from skyroute.message.reserved_topics import with_namespace, without_namespace
+from skyroute.wire.calls.transaction import (
+    TransactionEnd,
+    TransactionOutcome,
+    decode_transaction_check,
+    encode_end_transaction,
+)
+from skyroute.wire.codes import RequestCode
+from skyroute.wire.command import Request, Response
+
+log = logging.getLogger(__name__)
+
+THREADS_MAX: Final = 32
+"""Plain functions of the application that run at once."""
+
+Check = Callable[[StoredMessage], TransactionOutcome | Awaitable[TransactionOutcome]]
+"""Says what became of the transaction whose message this is. A plain function runs in a thread."""
+
+
+def as_outcome(name: str, said: object) -> TransactionOutcome:
+    """Return what a function of the application has said of a transaction.
+
+    Raises:
+        ArgumentError: it has said something else.
+    """
+    if not isinstance(said, TransactionOutcome):
+        raise ArgumentError(f"{name} is a function that returns a skyroute.TransactionOutcome: it returned {said!r}")
+    return said
+
+
+class Transactions:
+    """The transactions of one group of producers."""
+
+    def __init__(self, session: Session, group: str, check: Check | None, tracer: Tracer | None) -> None:
+        self._session = session
+        self._group = group
+        self.check = check
+        self._tracer = tracer
+        self._threads: Threads | None = None
+
+    def start(self) -> None:
+        """Begin to answer the broker's questions."""
+        self._threads = Threads(THREADS_MAX, "skyroute-transaction")
+        if self.check is not None:
+            self._session.on_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+
+    def stop(self) -> None:
+        """Leave the broker's questions to other producers of the group."""
+        if self.check is not None:
+            self._session.off_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+        if self._threads is not None:
+            self._threads.stop()
+
+    async def end(self, message: Message, sent: SendResult, outcome: TransactionOutcome, remark: str | None) -> None:
+        """Tell the broker that has the message what to do with it. If it does not hear us, it will ask."""
+        try:
+            end = TransactionEnd(
+                producer_group=self._group,
+                half_offset=sent.queue_offset,
+                log_position=decode_offset_id(sent.offset_id).log_position,
+                outcome=outcome,
+                message_id=sent.message_id,
+                transaction_id=sent.transaction_id,
+                topic=with_namespace(self._session.namespace, message.topic),
+                broker_name=sent.queue.broker_name,
+                remark=remark,
+            )
+            address = self._session.routes.address(sent.queue.broker_name)
+            if sent.trace_on:
+                self._trace(message, end, sent.region, address)
+            if address is None:
+                log.warning("transaction outcome not told broker=%s: it is in no route", sent.queue.broker_name)
+            else:
+                await self._session.tell(address, encode_end_transaction(end))
+        except SkyrouteError as error:
+            log.warning("transaction outcome not told, the broker will ask: %s", error)
+
+    async def _on_check(self, request: Request, address: str) -> Response | None:
+        check = decode_transaction_check(request)
+        message = decode_record(check.record)
+        if message.find_property(PRODUCER_GROUP) != self._group or self.check is None:
+            return None
+        message = message.replace(topic=without_namespace(self._session.namespace, message.topic))
+        remark: str | None = None
+        try:
+            outcome = as_outcome("check", await self.call(self.check, message))
+        except Exception as error:
+            log.exception("check of a transaction failed message=%s", message.message_id)
+            outcome, remark = TransactionOutcome.UNKNOWN, f"{type(error).__name__}: {error}"
+        end = TransactionEnd(
+            producer_group=self._group,
+            half_offset=check.half_offset,
+            log_position=check.log_position,
+            outcome=outcome,
+            message_id=message.unique_id or check.message_id or "",
+            transaction_id=check.transaction_id or message.find_property(TRANSACTION_ID),
+            topic=check.topic,
+            from_check=True,
+            broker_name=check.broker_name,
+            remark=remark,
+        )
+        if message.find_property(TRACE_ON) != "false":
+            self._trace(message, end, message.find_property(REGION), address)
+        await self._session.tell(address, encode_end_transaction(end))
+        return Response()
+
+    def _trace(
+        self, message: Message | StoredMessage, end: TransactionEnd, region: str | None, store_host: str | None
+    ) -> None:
+        if self._tracer is not None:
+            self._tracer.add(
+                TransactionEnded(
+                    at_ms=int(self._session.clock.wall() * 1000),
+                    region=region or DEFAULT_REGION,
+                    group=without_namespace(self._session.namespace, self._group),
+                    topic=message.topic,
+                    message_id=end.message_id,
+                    tag=message.tag,
+                    keys=message.keys,
+                    store_host=store_host or "",
+                    transaction_id=end.transaction_id,
+                    outcome=end.outcome,
+                    from_check=end.from_check,
+                )
+            )
+
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call what the application gave us: on the loop if it is asynchronous, else in a thread."""
+        if inspect.iscoroutinefunction(function):
+            return await function(*arguments)
+        assert self._threads is not None  # it is called between start and stop only
+        result = await self._threads.run(function, *arguments)
+        return await result if inspect.isawaitable(result) else result

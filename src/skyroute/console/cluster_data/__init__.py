@@ -1,0 +1,1 @@
+"""Data about the cluster that pages show."""

@@ -1,0 +1,1 @@
+"""Who may use the console: connections, sessions, users, audit."""

@@ -1,0 +1,85 @@
+"""Long work in steps, so that other requests are answered in between.
+
+A handler writes long work as a generator that yields between its steps and returns its `Response`, and answers with
+`InTurn(pace.run(steps))`. Rules for such a generator:
+
+- A step takes at most a few milliseconds; what is shared may have changed when it goes on after a `yield`.
+- If the peer hangs up, the work on a request in `wire.codes.ABANDONABLE` is closed at its next `yield`. Work on any
+  other request changes something, and is finished.
+- Later requests of the same connection wait for it: each connection has at most one such work.
+
+`run_through` does the same work at once, where it is known to be short.
+"""
+
+import asyncio
+from collections.abc import Generator
+from typing import Final, TypeVar
+
+from skyroute.clock import Clock
+from skyroute.remoting.busy_polling import BusyPolling
+from skyroute.remoting.dispatch import Answer, InTurn
+from skyroute.wire.command import Response
+
+T = TypeVar("T")
+
+ROUND_S: Final = 0.1
+"""Time after which work lets other waiting work go first. A registration rarely takes as long."""
+Steps = Generator[None, None, Response]
+"""An answer that is made in steps, each of which takes a few milliseconds at most."""
+
+
+def run_through(steps: Generator[None, None, T]) -> T:
+    """Do all steps at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+class StepRunner:
+    """Runs long works one at a time, with a rest after each step.
+
+    The rest lasts as long as the step took if other peers are heard from meanwhile, and is one turn of the loop if
+    not. Works that take longer than `ROUND_S` take turns, in the order in which they came.
+    """
+
+    def __init__(self, traffic: BusyPolling, clock: Clock) -> None:
+        self._traffic = traffic
+        self._clock = clock
+        self._lane = asyncio.Lock()
+
+    def answer(self, steps: Steps) -> Answer:
+        """Return the answer if one step is enough for it; else one that is given when all steps are done."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: Response = end.value
+            return response
+        return InTurn(self.run(steps))
+
+    async def run(self, steps: Generator[None, None, T]) -> T:
+        """Do all steps and return the result. If this is cancelled, the generator is closed."""
+        try:
+            while True:
+                async with self._lane:  # waiters get the lock in order of arrival
+                    worked_s = 0.0
+                    while worked_s < ROUND_S:
+                        began_at = self._clock.monotonic()
+                        try:
+                            next(steps)
+                        except StopIteration as end:
+                            result: T = end.value
+                            return result
+                        step_s = self._clock.monotonic() - began_at
+                        worked_s += step_s
+                        await self._rest(step_s)
+        finally:
+            steps.close()
+
+    async def _rest(self, step_s: float) -> None:
+        reads_before = self._traffic.reads
+        await asyncio.sleep(0)  # the loop looks at every socket once
+        if self._traffic.reads != reads_before:
+            await asyncio.sleep(step_s)

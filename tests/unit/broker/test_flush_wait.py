@@ -1,0 +1,228 @@
+"""When what was stored reaches the disk: who shares a flush, who is told what, and how it ends."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from skyroute.broker.delivery.flush_wait import Flushed, Flushing
+from skyroute.broker.store.errors import StoreClosedError
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.message_store import MessageStore
+from tests.support.disks import NOW_MS, ForgetfulDisk, StuckDisk, draft, small_store
+from tests.support.lines import eventually
+
+
+class CountingDisk(Disk):
+    def __init__(self) -> None:
+        self.syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        self.syncs += 1
+
+
+class Room:
+    """A store, what flushes it, and what those who wait were told."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self.store = store
+        self.timeout_s = 10.0
+        self.flushes = 0
+        self.told: list[tuple[str, Flushed]] = []
+        self.flushing = Flushing(store, interval_s=0.01, timeout_s=lambda: self.timeout_s, on_flushed=self._on_flushed)
+
+    def _on_flushed(self) -> None:
+        self.flushes += 1
+
+    def append(self) -> int:
+        return self.store.append(draft(), NOW_MS).log_end
+
+    def wait(self, name: str) -> None:
+        self.flushing.wait_for(self.append(), lambda outcome: self.told.append((name, outcome)))
+
+    def is_told(self, *names: str) -> bool:
+        return [name for name, _ in self.told] == list(names)
+
+    @property
+    def outcomes(self) -> list[Flushed]:
+        return [outcome for _, outcome in self.told]
+
+
+Make = Callable[[Disk], Room]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    stores: list[MessageStore] = []
+
+    def made(disk: Disk) -> Room:
+        stores.append(small_store(tmp_path / str(len(stores)), disk, sync_flush=True))
+        return Room(stores[-1])
+
+    yield made
+    for store in stores:
+        store.kill()
+
+
+async def test_those_of_one_turn_share_a_flush(make: Make) -> None:
+    disk = CountingDisk()
+    room = make(disk)
+    disk.syncs = 0
+    for name in "abc":
+        room.wait(name)
+    assert room.told == []
+    await eventually(lambda: room.is_told("a", "b", "c"))
+    assert disk.syncs == 1
+    assert set(room.outcomes) == {Flushed.DONE}
+    assert room.store.flushed_position == room.store.max_position
+    await room.flushing.stop()
+
+
+async def test_those_who_come_during_a_flush_share_the_next(make: Make) -> None:
+    disk = StuckDisk()
+    room = make(disk)
+    disk.stick()
+    room.wait("a")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    room.wait("b")
+    room.wait("c")
+    assert repr(room.flushing) == "<Flushing waiting=3 busy>"
+    disk.move()
+    await eventually(lambda: room.is_told("a", "b", "c"))
+    assert room.flushes == 2
+    await room.flushing.stop()
+
+
+async def test_each_is_told_in_its_own_time_that_the_disk_hangs(make: Make) -> None:
+    disk = StuckDisk()
+    room = make(disk)
+    disk.stick()
+    room.timeout_s = 0.01
+    room.wait("a")
+    await eventually(lambda: room.is_told("a"))
+    room.wait("b")
+    await eventually(lambda: room.is_told("a", "b"))
+    room.timeout_s = 60
+    room.wait("c")
+    disk.move()
+    await eventually(lambda: room.is_told("a", "b", "c"))
+    assert room.outcomes == [Flushed.LATE, Flushed.LATE, Flushed.DONE]
+    await room.flushing.stop()
+
+
+async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = ForgetfulDisk()
+    room = make(disk)
+    disk.forgets = True
+    room.wait("a")
+    room.wait("b")
+    await eventually(lambda: room.is_told("a", "b"))
+    assert set(room.outcomes) == {Flushed.FAILED}
+    assert "flush failed cause=this sync fails" in caplog.text
+    with pytest.raises(StoreClosedError, match="could not be flushed"):
+        room.append()
+    disk.forgets = False
+    room.flushing.hurry()
+    async with asyncio.timeout(5):
+        await room.flushing.run()  # it has nothing to do any more
+    assert (room.flushes, room.store.flushed_position) == (1, 0)
+    await room.flushing.stop()
+
+
+async def test_what_nobody_waits_for_is_flushed_soon_if_somebody_hurries(make: Make) -> None:
+    room = make(CountingDisk())
+    room.append()
+    room.flushing.hurry()
+    room.flushing.hurry()
+    await eventually(lambda: room.flushes == 1)
+    assert room.store.flushed_position == room.store.max_position
+    await room.flushing.stop()
+    assert room.flushes == 1
+
+
+async def test_what_is_wanted_while_a_flush_is_under_way_is_not_forgotten(make: Make) -> None:
+    disk = StuckDisk()
+    room = make(disk)
+    disk.stick()
+    room.append()
+    room.flushing.hurry()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    room.append()
+    room.flushing.hurry()
+    disk.move()
+    await eventually(lambda: room.store.flushed_position == room.store.max_position)
+    assert room.flushes == 2
+    await room.flushing.stop()
+
+
+async def test_now_and_then_whatever_there_is_is_flushed(make: Make) -> None:
+    room = make(CountingDisk())
+    running = asyncio.ensure_future(room.flushing.run())
+    room.append()
+    await eventually(lambda: room.store.flushed_position == room.store.max_position)
+    # Others may open the files of a broker that runs: a queue's unit is there too.
+    segment = room.store.folder / "consumequeue" / "T" / "0" / f"{0:020d}"
+    await eventually(lambda: segment.exists() and any(segment.read_bytes()[:20]))
+    running.cancel()
+    await room.flushing.stop()
+
+
+async def test_those_who_wait_now_can_be_waited_for(make: Make) -> None:
+    disk = StuckDisk()
+    room = make(disk)
+    await room.flushing.settled()
+    disk.stick()
+    room.wait("a")
+    settled = asyncio.ensure_future(room.flushing.settled())
+    await asyncio.sleep(0)
+    assert not settled.done()
+    disk.move()
+    await settled
+    assert room.told == [("a", Flushed.DONE)]
+    await room.flushing.stop()
+
+
+async def test_the_end_waits_for_the_flush_under_way_and_fails_the_rest(make: Make) -> None:
+    disk = StuckDisk()
+    room = make(disk)
+    disk.stick()
+    room.wait("a")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    room.wait("b")
+    stopping = asyncio.ensure_future(room.flushing.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    disk.move()
+    await stopping
+    assert room.told == [("a", Flushed.DONE), ("b", Flushed.FAILED)]
+    room.wait("c")
+    room.flushing.hurry()
+    assert room.told[-1] == ("c", Flushed.FAILED)
+
+
+async def test_who_waits_and_was_not_begun_for_is_failed_at_the_end(make: Make) -> None:
+    room = make(CountingDisk())
+    room.wait("a")
+    await room.flushing.stop()
+    assert room.told == [("a", Flushed.FAILED)]
+
+
+async def test_a_store_that_cannot_begin_a_flush_tells_those_who_wait(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = make(CountingDisk())
+
+    def refuse(_descriptor: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("os.dup", refuse)
+    room.wait("a")
+    await eventually(lambda: room.is_told("a"))
+    assert room.outcomes == [Flushed.FAILED]
+    await room.flushing.stop()

@@ -1,0 +1,257 @@
+"""Pulls that wait: who is woken by what, who is given up when, and who is forgotten."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from skyroute.broker.delivery import long_polling
+from skyroute.broker.delivery.long_polling import LongPolling, ParkedPull
+from skyroute.remoting.dispatch import Peer
+from skyroute.remoting.errors import RefusedError
+from skyroute.wire.command import Response
+from tests.support.clock import ManualClock
+
+
+class Reader(ParkedPull):
+    """A pull that finds what the test puts there."""
+
+    def __init__(self, queue: tuple[str, int] = ("T", 0), *, connection: int = 1, deadline: float = 15.0) -> None:
+        super().__init__(Peer(connection, "10.0.0.9:1"), queue, deadline)
+        self.finds: Callable[[], Response | None] = lambda: None
+        self.looks = 0
+        self.answers: list[Response] = []
+        self.answer.then(self.answers.append)
+
+    def look(self) -> Response | None:
+        self.looks += 1
+        return self.finds()
+
+    def give_up(self) -> Response:
+        return self.finds() or Response(19)
+
+
+def parked(*readers: Reader, clock: ManualClock | None = None) -> LongPolling:
+    pulls = LongPolling((clock or ManualClock()).monotonic)
+    for reader in readers:
+        assert pulls.park(reader) is reader.answer
+    return pulls
+
+
+async def turn() -> None:
+    """Let everything run that is due in this turn of the loop."""
+    await asyncio.sleep(0)
+
+
+async def test_many_messages_of_one_turn_wake_once() -> None:
+    reader, other = Reader(), Reader(("T", 1))
+    pulls = parked(reader, other)
+    for _ in range(3):
+        pulls.arrived("T", 0)
+    pulls.arrived("Nobody", 0)
+    assert reader.looks == 0
+    await turn()
+    assert (reader.looks, other.looks) == (1, 0)
+    assert len(pulls) == 2
+    reader.finds = Response
+    pulls.arrived("T", 0)
+    await turn()
+    assert reader.answers == [Response()]
+    assert len(pulls) == 1
+
+
+async def test_each_who_waits_at_a_queue_looks_for_itself() -> None:
+    readers = [Reader() for _ in range(3)]
+    readers[1].finds = Response
+    pulls = parked(*readers)
+    pulls.arrived("T", 0)
+    await turn()
+    assert [reader.looks for reader in readers] == [1, 1, 1]
+    assert [len(reader.answers) for reader in readers] == [0, 1, 0]
+
+
+async def test_messages_that_are_not_shown_yet_wake_nobody() -> None:
+    reader = Reader()
+    pulls = parked(reader)
+    pulls.only_when_told = True
+    pulls.arrived("T", 0)
+    await turn()
+    assert reader.looks == 0
+    pulls.wake()
+    assert reader.looks == 1
+    pulls.wake()
+    assert reader.looks == 1
+
+
+def test_a_queue_is_looked_at_for_other_reasons_at_once() -> None:
+    reader = Reader()
+    reader.finds = lambda: Response(21)
+    pulls = parked(reader)
+    pulls.wake_queue("T", 1)
+    pulls.wake_queue("T", 0)
+    assert reader.answers == [Response(21)]
+
+
+def test_nobody_is_given_up_early_nor_much_too_late() -> None:
+    readers = [Reader(deadline=deadline) for deadline in (10.0, 10.1, 10.24, 10.25, 30.0)]
+    pulls = parked(*readers)
+    given_up_at: dict[float, float] = {}
+    for tick in range(8 * 4, 12 * 8):
+        now = tick / 8
+        pulls.expire(now)
+        for reader, deadline in zip(readers, (10.0, 10.1, 10.24, 10.25, 30.0), strict=True):
+            if reader.answers:
+                given_up_at.setdefault(deadline, now)
+    assert all(deadline <= now <= deadline + 0.25 for deadline, now in given_up_at.items())
+    assert len(given_up_at) == 4
+    assert len(pulls) == 1
+
+
+def test_who_is_given_up_is_given_what_there_is() -> None:
+    reader = Reader(deadline=1.0)
+    reader.finds = lambda: Response(body=b"late")
+    parked(reader).expire(2.0)
+    assert [answer.body for answer in reader.answers] == [b"late"]
+
+
+def test_those_of_an_ended_connection_are_forgotten() -> None:
+    mine = [Reader(connection=1), Reader(("T", 1), connection=1)]
+    other = Reader(connection=2)
+    pulls = parked(*mine, other)
+    pulls.drop(1)
+    pulls.drop(1)
+    pulls.drop(7)
+    assert len(pulls) == 1
+    pulls.expire(100)
+    assert [len(reader.answers) for reader in (*mine, other)] == [0, 0, 1]
+
+
+def test_there_is_an_end_to_how_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_polling, "PARKED_MAX", 2)
+    pulls = parked(Reader())
+    before = pulls.is_full
+    pulls.park(Reader())
+    assert (before, pulls.is_full) == (False, True)
+    assert repr(pulls) == "<LongPolling 2 on 1 queues>"
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_one_that_fails_is_told_why_and_hinders_nobody(expires: bool) -> None:
+    def refuse() -> Response:
+        raise RefusedError(24, "not subscribed")
+
+    def fail() -> Response:
+        raise ZeroDivisionError("a mistake of ours")
+
+    refused, failed, served = Reader(deadline=1), Reader(deadline=1), Reader(deadline=1)
+    refused.finds, failed.finds, served.finds = refuse, fail, Response
+    pulls = parked(refused, failed, served)
+    if expires:
+        pulls.expire(5)
+    else:
+        pulls.wake_queue("T", 0)
+    assert refused.answers == [Response(24, "not subscribed")]
+    assert failed.answers == [Response(1, "ZeroDivisionError: a mistake of ours")]
+    assert served.answers == [Response()]
+    assert len(pulls) == 0
+
+
+async def test_time_is_watched_all_the_time() -> None:
+    reader = Reader(deadline=5.0)
+    pulls = parked(reader)
+    running = asyncio.ensure_future(pulls.run())
+    given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    reader.answer.then(lambda _: given.set_result(None))
+    async with asyncio.timeout(5):
+        await given
+    running.cancel()
+
+
+class Slow(Reader):
+    """A pull that takes two milliseconds to look."""
+
+    def __init__(self, clock: ManualClock, connection: int = 1, queue_id: int = 0) -> None:
+        super().__init__(("T", queue_id), connection=connection, deadline=clock.monotonic() + 1)
+        self._clock = clock
+
+    def look(self) -> Response | None:
+        self._clock.advance(0.002)
+        return super().look()
+
+    def give_up(self) -> Response:
+        self._clock.advance(0.002)
+        return super().give_up()
+
+
+async def test_many_who_wait_look_a_few_at_a_time_and_once_for_each_arrival() -> None:
+    clock = ManualClock()
+    readers = [Slow(clock) for _ in range(50)]
+    pulls = parked(*readers, clock=clock)
+    pulls.arrived("T", 0)
+    await turn()
+    assert sum(reader.looks for reader in readers) == 3
+    pulls.arrived("T", 0)
+    for _ in range(40):
+        before = sum(reader.looks for reader in readers)
+        await turn()
+        assert sum(reader.looks for reader in readers) - before <= 3
+    assert [reader.looks for reader in readers] == [2] * 50
+
+
+async def test_many_queues_are_looked_at_a_few_at_a_time() -> None:
+    clock = ManualClock()
+    readers = [Slow(clock, queue_id=number) for number in range(30)]
+    pulls = parked(*readers, clock=clock)
+    for number in range(30):
+        pulls.arrived("T", number)
+    for _ in range(20):
+        before = sum(reader.looks for reader in readers)
+        await turn()
+        assert sum(reader.looks for reader in readers) - before <= 3
+    assert [reader.looks for reader in readers] == [1] * 30
+
+
+async def test_many_are_given_up_a_few_at_a_time() -> None:
+    clock = ManualClock()
+    readers = [Slow(clock) for _ in range(50)]
+    pulls = parked(*readers, clock=clock)
+    clock.advance(2)
+    for _ in range(20):
+        before = len(pulls)
+        pulls.expire(clock.monotonic())
+        await turn()
+        assert before - len(pulls) <= 6
+    assert [len(reader.answers) for reader in readers] == [1] * 50
+    assert len(pulls) == 0
+
+
+async def test_one_that_was_dropped_meanwhile_is_not_served() -> None:
+    clock = ManualClock()
+    readers = [Slow(clock, connection) for connection in range(20)]
+    pulls = parked(*readers, clock=clock)
+    pulls.arrived("T", 0)
+    await turn()
+    for reader in readers:
+        reader.peer.gone = True
+        pulls.drop(reader.peer.connection)
+    for _ in range(10):
+        await turn()
+    assert sum(reader.looks for reader in readers) == 3
+    assert len(pulls) == 0
+    assert repr(pulls) == "<LongPolling 0 on 0 queues>"
+
+
+async def test_a_tick_whose_pulls_were_all_answered_meanwhile_is_passed_over() -> None:
+    clock = ManualClock()
+    slow = [Slow(clock) for _ in range(5)]
+    later, last = Reader(("T", 1), deadline=clock.monotonic() + 1.5), Reader(("T", 2), deadline=clock.monotonic() + 2)
+    pulls = parked(*slow, later, last, clock=clock)
+    clock.advance(3)
+    pulls.expire(clock.monotonic())  # some of the first tick are answered, the others wait for the next turn
+    assert len(pulls) > 2
+    later.finds = Response
+    pulls._remove(later)  # as an arrival does
+    for _ in range(5):
+        await turn()
+    assert [len(reader.answers) for reader in (*slow, last)] == [1] * 6
+    assert len(pulls) == 0

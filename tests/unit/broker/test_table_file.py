@@ -1,0 +1,134 @@
+"""Keeping a table on the disk: what is written, who shares a write, and what happens when it fails."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from skyroute.broker.store.errors import StoreWriteError
+from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.broker.tables.table_file import TableFile
+from tests.support.disks import ForgetfulDisk, StuckDisk
+from tests.support.lines import eventually
+
+
+class Table:
+    """A number that is kept."""
+
+    def __init__(self, folder: Path, disk: Disk | None = None) -> None:
+        self.path = folder / "table.json"
+        self.value = 0
+        self.renders: list[int] = []
+        self.keeper = TableFile(JsonFile(self.path, disk), self._render)
+
+    def _render(self) -> list[bytes]:
+        self.renders.append(self.value)
+        return [b'{"value":', b"%d}" % self.value]
+
+    def change(self) -> None:
+        self.value += 1
+        self.keeper.touch()
+
+    @property
+    def kept(self) -> object:
+        return Table(self.path.parent).keeper.load(dict)
+
+
+async def test_what_was_touched_is_written_and_nothing_else(tmp_path: Path) -> None:
+    table = Table(tmp_path)
+    await table.keeper.save()
+    table.keeper.save_now()
+    assert (table.kept, table.renders) == (None, [])
+    table.change()
+    await table.keeper.save()
+    await table.keeper.save()
+    assert (table.kept, table.renders) == ({"value": 1}, [1])
+    assert repr(table.keeper) == f"<TableFile {table.path} unsaved=0>"
+
+
+async def test_many_who_ask_during_a_write_share_the_next(tmp_path: Path) -> None:
+    disk = StuckDisk()
+    table = Table(tmp_path, disk)
+    disk.stick()
+    saves = []
+    for _ in range(4):
+        table.change()
+        saves.append(asyncio.ensure_future(table.keeper.save()))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    disk.move()
+    await asyncio.gather(*saves)
+    assert (table.kept, table.renders) == ({"value": 4}, [1, 4])
+
+
+async def test_who_no_longer_waits_does_not_end_the_others_write(tmp_path: Path) -> None:
+    disk = StuckDisk()
+    table = Table(tmp_path, disk)
+    disk.stick()
+    table.change()
+    first, second = (asyncio.ensure_future(table.keeper.save()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    disk.move()
+    await second
+    assert first.cancelled()
+    assert table.kept == {"value": 1}
+
+
+async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
+    disk = StuckDisk()
+    table = Table(tmp_path, disk)
+    await table.keeper.settled()
+    disk.stick()
+    table.change()
+    asker = asyncio.ensure_future(table.keeper.save())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    asker.cancel()
+    table.change()
+    settled = asyncio.ensure_future(table.keeper.settled())
+    await asyncio.sleep(0)
+    assert not settled.done()
+    disk.move()
+    await settled
+    assert table.kept == {"value": 1}
+    table.keeper.save_now()
+    assert table.kept == {"value": 2}
+
+
+async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path) -> None:
+    disk = ForgetfulDisk()
+    table = Table(tmp_path, disk)
+    table.change()
+    await table.keeper.save()
+    disk.forgets = True
+    table.change()
+    for _ in range(2):
+        with pytest.raises(StoreWriteError):
+            await table.keeper.save()
+    with pytest.raises(StoreWriteError):
+        table.keeper.save_now()
+    assert table.kept == {"value": 1}
+    disk.forgets = False
+    await table.keeper.save()
+    assert table.kept == {"value": 2}
+
+
+async def test_a_failed_write_that_nobody_waits_for_is_no_loose_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = ForgetfulDisk()
+    table = Table(tmp_path, disk)
+    disk.forgets = True
+    table.change()
+    asker = asyncio.ensure_future(table.keeper.save())
+    await asyncio.sleep(0)
+    asker.cancel()
+    await eventually(asker.done)
+    await table.keeper.settled()
+    disk.forgets = False
+    table.keeper.save_now()
+    assert table.kept == {"value": 1}
+    assert "never retrieved" not in caplog.text

@@ -1,0 +1,125 @@
+"""A loop whose peers speak close together looks for more before it sleeps, and answers them together."""
+
+import asyncio
+import selectors
+from functools import partial
+
+import pytest
+
+from skyroute.remoting.busy_polling import LOOKS, NEAR_S, TOGETHER_MAX, BusyPolling, WriteBatch
+
+LONG_S = 0.05
+"""Any loop has looked so often within this time, and has gone to sleep."""
+
+
+class CountingSelector(selectors.DefaultSelector):
+    """Counts how often its loop looked for something without waiting for it."""
+
+    looks = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.looks += timeout == 0
+        return super().select(timeout)
+
+
+def looks_of_loop(*words: list[float]) -> int:
+    """Return how often a loop only looked that heard something at these moments, with a long rest after each list."""
+
+    async def hear() -> None:
+        traffic = BusyPolling()
+        for moments in words:
+            for now in moments:
+                traffic.heard(now)
+            await asyncio.sleep(LONG_S)
+        assert traffic.reads == sum(map(len, words))
+
+    selector = CountingSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    try:
+        loop.run_until_complete(hear())
+    finally:
+        loop.close()
+    return selector.looks - looks_without_traffic(len(words))
+
+
+def looks_without_traffic(rests: int) -> int:
+    selector = CountingSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+
+    async def rest() -> None:
+        for _ in range(rests):
+            await asyncio.sleep(LONG_S)
+
+    try:
+        loop.run_until_complete(rest())
+    finally:
+        loop.close()
+    return selector.looks
+
+
+def test_seldom_words_cost_nothing() -> None:
+    assert looks_of_loop([5.0]) == 0
+    assert looks_of_loop([5.0, 5.0 + 2 * NEAR_S, 6.0, 7.0]) == 0
+
+
+@pytest.mark.parametrize("words", [2, 3, 50])
+def test_near_words_keep_the_loop_awake_for_a_while(words: int) -> None:
+    assert looks_of_loop([5.0 + NEAR_S / 2 * word for word in range(words)]) == LOOKS
+
+
+def test_it_stays_awake_again_after_it_has_slept() -> None:
+    assert looks_of_loop([5.0, 5.0], [9.0], [9.0]) == 2 * LOOKS
+
+
+async def test_what_is_to_be_written_waits_for_the_end_of_the_turn() -> None:
+    written: list[int] = []
+    end = WriteBatch()
+    for number in range(TOGETHER_MAX - 1):
+        end.add(partial(written.append, number))
+    assert written == []
+    await asyncio.sleep(0)
+    assert written == list(range(TOGETHER_MAX - 1))
+    await asyncio.sleep(0)
+    assert len(written) == TOGETHER_MAX - 1
+
+
+async def test_many_do_not_wait_for_more() -> None:
+    written: list[int] = []
+    end = WriteBatch()
+    for number in range(TOGETHER_MAX + 3):
+        end.add(partial(written.append, number))
+    assert written == list(range(TOGETHER_MAX))
+    await asyncio.sleep(0)
+    assert written == list(range(TOGETHER_MAX + 3))
+
+
+async def test_one_that_fails_fails_alone() -> None:
+    written: list[int] = []
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    failure = ValueError("no")
+
+    def fail() -> None:
+        raise failure
+
+    end = WriteBatch()
+    for write in (partial(written.append, 1), fail, partial(written.append, 2), partial(written.append, 3)):
+        end.add(write)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (written, failures) == ([1, 2, 3], [failure])
+
+
+async def test_who_writes_may_have_more_to_write() -> None:
+    written: list[str] = []
+    end = WriteBatch()
+
+    def write() -> None:
+        written.append("first")
+        end.add(lambda: written.append("second"))
+
+    end.add(write)
+    await asyncio.sleep(0)
+    assert written == ["first"]
+    await asyncio.sleep(0)
+    assert written == ["first", "second"]

@@ -1,0 +1,44 @@
+from skyroute.remoting import log_backoff
+from skyroute.remoting.log_backoff import LogBackoff
+
+
+def test_the_first_line_comes_at_once_and_the_others_ever_later() -> None:
+    lines = LogBackoff()
+    written = [(second, unsaid) for second in range(200) if (unsaid := lines.unsaid("a:1", float(second))) is not None]
+    assert written == [(0, 0), (10, 9), (30, 19), (70, 39), (150, 79)]
+
+
+def test_a_gap_does_not_grow_for_ever() -> None:
+    lines = LogBackoff()
+    written = [second for second in range(0, 86_400, 60) if lines.unsaid("a:1", float(second)) is not None]
+    assert {after - before for before, after in zip(written[-5:], written[-4:], strict=False)} == {3_600}
+
+
+def test_each_thing_has_its_own_line() -> None:
+    lines = LogBackoff()
+    assert [lines.unsaid(thing, 0.0) for thing in ("a:1", "b:1", "a:1")] == [0, 0, None]
+
+
+def test_what_works_again_is_written_about_at_once_when_it_fails() -> None:
+    lines = LogBackoff()
+    assert lines.unsaid("a:1", 0.0) == 0
+    lines.works_again("a:1")
+    lines.works_again("never heard of")
+    assert lines.unsaid("a:1", 1.0) == 0
+
+
+def test_what_failed_long_ago_is_new() -> None:
+    lines = LogBackoff()
+    for second in range(100):
+        lines.unsaid("a:1", float(second))
+    assert lines.unsaid("a:1", 10_000.0) == 0
+    assert lines.unsaid("a:1", 10_005.0) is None
+    assert lines.unsaid("a:1", 10_010.0) == 1
+
+
+def test_it_does_not_remember_for_ever() -> None:
+    lines = LogBackoff()
+    for number in range(log_backoff.THINGS_MAX + 1):
+        assert lines.unsaid(f"a:{number}", 0.0) == 0
+    assert lines.unsaid("a:0", 0.0) == 0  # forgotten with the others
+    assert lines.unsaid(f"a:{log_backoff.THINGS_MAX}", 0.0) is None

@@ -1,0 +1,249 @@
+"""Long work in steps: in one go, and sharing the loop with others."""
+
+import asyncio
+from collections.abc import Generator
+from itertools import pairwise
+
+import pytest
+
+from skyroute.remoting.busy_polling import BusyPolling
+from skyroute.remoting.stepwise import ROUND_S, StepRunner, run_through
+from tests.support.clock import ManualClock
+
+AN_HOUR = 3600.0
+A_MOMENT = 0.05
+
+
+class Bench:
+    """A pace, and what its work writes down."""
+
+    def __init__(self) -> None:
+        self.traffic = BusyPolling()
+        self.clock = ManualClock()
+        self.pace = StepRunner(self.traffic, self.clock)
+        self.done: list[str] = []
+
+    def work(self, name: str, steps: int, step_s: float = AN_HOUR) -> Generator[None, None, str]:
+        """Steps that take as long as they say, by the clock that only they move."""
+        for number in range(steps):
+            self.clock.advance(step_s)
+            self.done.append(f"{name}{number}")
+            yield
+        self.done.append(f"{name} ends")
+        return f"result of {name}"
+
+    def broken(self, steps: int) -> Generator[None, None, str]:
+        yield from self.work("broken", steps, 0.0)
+        raise RuntimeError("broken")
+
+    def speak_once(self) -> None:
+        """Something is read the next time the loop looks at its sockets."""
+        asyncio.get_running_loop().call_soon(self._read)
+
+    def _read(self) -> None:
+        self.traffic.reads += 1
+        self.done.append("read")
+
+
+# ------------------------------------------------------------------------------------------------- in one go
+
+
+@pytest.mark.parametrize("steps", [0, 1, 1000])
+def test_work_in_one_go_does_all_steps_in_order_and_gives_the_result(steps: int) -> None:
+    bench = Bench()
+    assert run_through(bench.work("a", steps)) == "result of a"
+    assert bench.done == [*(f"a{number}" for number in range(steps)), "a ends"]
+
+
+def test_work_in_one_go_goes_on_where_it_was_left() -> None:
+    bench = Bench()
+    steps = bench.work("a", 3)
+    next(steps)
+    assert run_through(steps) == "result of a"
+    assert bench.done == ["a0", "a1", "a2", "a ends"]
+
+
+def test_what_work_in_one_go_raises_is_raised() -> None:
+    bench = Bench()
+    with pytest.raises(RuntimeError, match="broken"):
+        run_through(bench.broken(2))
+    assert bench.done == ["broken0", "broken1", "broken ends"]
+
+
+# ------------------------------------------------------------------------------------------- one after the other
+
+
+@pytest.mark.parametrize("steps", [0, 1, 100])
+async def test_paced_work_does_all_steps_in_order_and_gives_the_result(steps: int) -> None:
+    bench = Bench()
+    async with asyncio.timeout(30):
+        assert await bench.pace.run(bench.work("a", steps)) == "result of a"
+    assert bench.done == [*(f"a{number}" for number in range(steps)), "a ends"]
+
+
+async def test_one_long_work_is_done_at_a_time_in_the_order_they_came() -> None:
+    bench = Bench()
+    async with asyncio.timeout(30):
+        results = await asyncio.gather(*(bench.pace.run(bench.work(name, 3, ROUND_S / 5)) for name in "abc"))
+    assert results == ["result of a", "result of b", "result of c"]
+    assert bench.done == [line for name in "abc" for line in (*(f"{name}{n}" for n in range(3)), f"{name} ends")]
+
+
+async def test_works_that_take_longer_than_a_round_take_turns() -> None:
+    bench = Bench()
+    async with asyncio.timeout(30):
+        works = [
+            bench.work("long", 6, 0.6 * ROUND_S),
+            bench.work("other", 4, 0.6 * ROUND_S),
+            bench.work("short", 1, 0.0),
+        ]
+        await asyncio.gather(*map(bench.pace.run, works))
+    rounds = "long0 long1 other0 other1 short0 short ends long2 long3 other2 other3 long4 long5 other ends long ends"
+    assert " ".join(bench.done) == rounds
+
+
+async def test_work_is_closed_when_nobody_waits_for_it_any_more() -> None:
+    bench = Bench()
+    closed: list[str] = []
+
+    def work(name: str) -> Generator[None, None, None]:
+        try:
+            while True:
+                yield
+        finally:
+            closed.append(name)
+
+    running, waiting = work("running"), work("waiting")
+    next(waiting)
+    tasks = [asyncio.ensure_future(bench.pace.run(steps)) for steps in (running, waiting)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert closed == ["running", "waiting"]
+
+
+async def test_work_on_another_pace_is_not_waited_for() -> None:
+    first, second = Bench(), Bench()
+    second.done = first.done
+    async with asyncio.timeout(30):
+        await asyncio.gather(first.pace.run(first.work("a", 2)), second.pace.run(second.work("b", 2)))
+    assert first.done.index("b0") < first.done.index("a ends")
+
+
+async def test_what_paced_work_raises_is_raised_and_the_next_has_its_turn() -> None:
+    bench = Bench()
+    async with asyncio.timeout(30):
+        broken, good = await asyncio.gather(
+            bench.pace.run(bench.broken(1)), bench.pace.run(bench.work("a", 1)), return_exceptions=True
+        )
+    assert isinstance(broken, RuntimeError)
+    assert good == "result of a"
+    assert bench.done == ["broken0", "broken ends", "a0", "a ends"]
+
+
+async def test_work_that_is_cancelled_stops_and_the_next_has_its_turn() -> None:
+    bench = Bench()
+    async with asyncio.timeout(30):
+        endless = asyncio.ensure_future(bench.pace.run(bench.work("endless", 1_000_000_000)))
+        after = asyncio.ensure_future(bench.pace.run(bench.work("a", 1)))
+        asyncio.get_running_loop().call_soon(endless.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await endless
+        assert await after == "result of a"
+    assert bench.done[-2:] == ["a0", "a ends"]
+    assert "endless ends" not in bench.done
+
+
+async def test_work_that_is_cancelled_while_it_rests_stops_and_the_next_has_its_turn() -> None:
+    bench = Bench()
+    async with asyncio.timeout(30):
+        resting = asyncio.ensure_future(bench.pace.run(bench.work("resting", 2)))
+        after = asyncio.ensure_future(bench.pace.run(bench.work("a", 1)))
+        bench.speak_once()
+        loop = asyncio.get_running_loop()
+        loop.call_later(A_MOMENT, resting.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await resting
+        assert await after == "result of a"
+    assert bench.done == ["resting0", "read", "a0", "a ends"]
+
+
+# ------------------------------------------------------------------------------------------------- turns and rests
+
+
+async def test_others_have_their_turn_between_any_two_steps() -> None:
+    bench = Bench()
+    loop = asyncio.get_running_loop()
+
+    def turn() -> None:
+        bench.done.append("turn")
+        loop.call_soon(turn)
+
+    async with asyncio.timeout(30):
+        running = asyncio.ensure_future(bench.pace.run(bench.work("a", 3)))
+        turn()
+        await running
+    steps_at = [at for at, line in enumerate(bench.done) if line.startswith("a")]
+    assert all("turn" in bench.done[before:after] for before, after in pairwise(steps_at))
+
+
+async def test_work_does_not_rest_while_nobody_has_anything_to_say() -> None:
+    bench = Bench()
+    # By their own clock these steps take forty hours, so a single rest would outlast the test.
+    async with asyncio.timeout(30):
+        await bench.pace.run(bench.work("a", 40))
+    assert bench.clock.monotonic() - ManualClock().monotonic() == 40 * AN_HOUR
+
+
+async def test_what_was_read_before_or_during_a_step_is_no_reason_to_rest() -> None:
+    bench = Bench()
+
+    def busy() -> Generator[None, None, str]:
+        for _ in range(3):
+            bench.clock.advance(AN_HOUR)
+            bench.traffic.reads += 1
+            yield
+        return "done"
+
+    bench.traffic.reads = 1000
+    async with asyncio.timeout(30):
+        assert await bench.pace.run(busy()) == "done"
+
+
+async def test_work_rests_as_long_as_its_step_took_once_something_was_read() -> None:
+    bench = Bench()
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(30):
+        running = asyncio.ensure_future(bench.pace.run(bench.work("a", 2, A_MOMENT)))
+        bench.speak_once()
+        began_at = loop.time()
+        await running
+        rested_s = loop.time() - began_at
+    assert bench.done == ["a0", "read", "a1", "a ends"]
+    # One rest, after the first step: nothing was read after the second. A timer may be a trifle early.
+    assert rested_s >= 0.9 * A_MOMENT
+
+
+async def test_work_rests_for_an_hour_if_its_step_took_one() -> None:
+    bench = Bench()
+    running = asyncio.ensure_future(bench.pace.run(bench.work("a", 2)))
+    bench.speak_once()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(A_MOMENT):
+            await running
+    assert bench.done == ["a0", "read"]
+
+
+async def test_a_step_that_took_no_time_needs_no_rest() -> None:
+    bench = Bench()
+    loop = asyncio.get_running_loop()
+
+    def chatter() -> None:
+        bench.traffic.reads += 1
+        loop.call_soon(chatter)
+
+    async with asyncio.timeout(30):
+        running = asyncio.ensure_future(bench.pace.run(bench.work("a", 50, 0.0)))
+        chatter()
+        assert await running == "result of a"
