@@ -76,7 +76,7 @@ def broker(
     print_config: bool,
     print_important: bool,
 ) -> None:
-    """Run a broker, which keeps messages, for clients of RocketMQ.
+    """Run a broker that stores and delivers messages.
 
     It takes the flags and the properties file of mqbroker, and stops on SIGTERM and SIGINT.
     """
