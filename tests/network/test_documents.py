@@ -71,7 +71,7 @@ def test_the_reference_has_every_public_name() -> None:
 async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tmp_path: Path) -> None:
     listed: set[int] = set()
     for codes, _, answer in rows(section(text_of("docs/compatibility.md"), "## The broker")):
-        if answer.startswith(("supported", "kept")):
+        if answer.startswith("supported"):
             listed |= {int(code) for code in codes.split(", ")}
     config = BrokerConfig(bind_address="127.0.0.1", listen_port=0, store_path_root_dir=str(tmp_path))
     broker = Broker(config)
