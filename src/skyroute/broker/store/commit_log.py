@@ -126,7 +126,7 @@ class CommitLog:
         self.limit = self._log.add(self.end).stop - SEGMENT_END_BYTES
         return self.end
 
-    def append(self, position: int, records: bytes) -> None:
+    def append(self, position: int, records: bytes | bytearray) -> None:
         """Write records where `place` said.
 
         Raises:

@@ -1,7 +1,9 @@
 """The ordinary kind of queue: the n-th unit is the n-th message."""
 
+from array import array
 from collections.abc import Iterable
 from itertools import count
+from sys import byteorder
 
 from skyroute.broker.store.topic_queue import GAP_MAX, NO_MESSAGE_BYTES, UNIT, TopicQueue, Unit
 from skyroute.message.layout import RECORD_BYTES_MIN
@@ -22,6 +24,20 @@ class ConsumeQueue(TopicQueue):
             self._fill_up_to(offset, position)
         self._tail += UNIT.pack(position, size, code)
         self.end = self._count = offset + 1
+
+    def add_all(self, offset: int, positions: list[int], sizes: list[int], codes: list[int], stored_at_ms: int) -> None:
+        if offset != self._count:
+            self._fill_up_to(offset, positions[0])
+        units = bytearray(len(positions) * UNIT.size)
+        # Byte by byte of a field, each for all units: packing one unit after the other takes three times as long.
+        for field_at, numbers in (0, array("q", positions)), (8, array("i", sizes)), (12, array("q", codes)):
+            if byteorder == "little":
+                numbers.byteswap()
+            raw, width = numbers.tobytes(), numbers.itemsize
+            for at in range(width):
+                units[field_at + at :: UNIT.size] = raw[at::width]
+        self._tail += units
+        self.end = self._count = offset + len(positions)
 
     def _fill_up_to(self, offset: int, position: int) -> None:
         # In between, positions have to rise, since they are searched.

@@ -292,17 +292,18 @@ class KeyIndex:
         """When that message was stored."""
         return self.files[-1].end_ms if self.files else 0
 
-    def add(self, keys: list[Key]) -> None:
-        """Add keys; those that are added leave the list.
+    def add(self, keys: list[Key], count_max: int | None = None) -> None:
+        """Add keys, the first `count_max` of them; those that are added leave the list.
 
         Raises:
             StoreWriteError, StoreFullError: those that are left are not added.
         """
-        while keys:
+        stay = 0 if count_max is None else max(len(keys) - count_max, 0)
+        while len(keys) > stay:
             if not self.files or self.files[-1].room <= 0:
                 self.begin_file(keys[0][2])
             file = self.files[-1]
-            fitting = keys[: file.room]
+            fitting = keys[: min(file.room, len(keys) - stay)]
             file.add(fitting)
             del keys[: len(fitting)]
 

@@ -19,13 +19,14 @@ from skyroute.broker.store.checkpoint import Checkpoint, OnDisk
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.consume_queue import ConsumeQueue
 from skyroute.broker.store.damage import DamageFile, DamageReport
-from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
+from skyroute.broker.store.derive import BACKLOG_MAX, KEYS_A_STEP, WITHOUT_PLACE, Derived, PlacedBatch
 from skyroute.broker.store.disk import Disk
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
 from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index_process import processors
 from skyroute.broker.store.key_index import KeyIndex, KeyMatches
+from skyroute.broker.store.prepared_batch import PreparedBatch, any_ends_with_zero
 from skyroute.broker.store.queue_check import QueueState
 from skyroute.broker.store.queue_ledger import LEDGER_NAME, QueueLedger
 from skyroute.broker.store.queue_read import QueueRead, ReadStatus, collect, collect_all
@@ -39,6 +40,7 @@ from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH
 from skyroute.message.names import check_file_name
 from skyroute.message.property_names import INNER_BASE, INNER_COUNT
+from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 
 SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
@@ -242,7 +244,7 @@ class MessageStore:
         try:
             if not isinstance(self._refusal, StoreClosedError):
                 self.flush(thorough=False)
-                self.derive()
+                self._derive_all()
                 self._derived.end_index_process()
                 self.flush()
                 self._checkpoint.note_closed(self._log.end)
@@ -330,7 +332,7 @@ class MessageStore:
             raise RecordError("no batch takes part in a transaction")
         queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
         properties = [item[1] for item in items]
-        if b"\0" in b"".join(properties) and any(raw.endswith(b"\0") for raw in properties):  # see `append`
+        if any_ends_with_zero(properties):
             properties = [raw + b"\x02" for raw in properties]
             items = [(body, raw, flag) for (body, _, flag), raw in zip(items, properties, strict=True)]
         log, offset = self._log, queue.next_offset
@@ -349,6 +351,40 @@ class MessageStore:
             self._derive_backlog()
         return AppendedBatch(positions, offset, log.end)
 
+    def prepare_batch(self, draft: Draft) -> PreparedBatch:
+        """Return an empty long batch. It is encoded in steps, while other messages are stored.
+
+        Raises:
+            As `append`; also RecordError: a batch cannot be part of a transaction or wait for its time.
+        """
+        if draft.sys_flag & WITHOUT_PLACE or draft.topic == SCHEDULE_TOPIC:
+            raise RecordError("a batch cannot be part of a transaction or wait for its time")
+        return PreparedBatch(draft, self._find_or_create(draft.topic, draft.queue_id))
+
+    def append_prepared(self, batch: PreparedBatch, now_ms: int) -> AppendedBatch:
+        """Store a long batch as `append_batch` does. `derive_step` then writes what follows from it.
+
+        Raises:
+            As `append`.
+        """
+        if self._refusal is not None or self._disk_is_full:
+            self._refuse()
+        draft = batch.draft
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
+        log, offset = self._log, queue.next_offset
+        start = log.place(len(batch.records))
+        positions = batch.place(offset, start, now_ms)
+        log.append(start, batch.records)
+        queue.next_offset = offset + len(positions)
+        self._last_stored_ms = now_ms
+        self._derived.note_batch(PlacedBatch(queue, offset, positions, batch.sizes, batch.codes, batch.keys, now_ms))
+        return AppendedBatch(positions, offset, log.end)
+
+    def derive_step(self) -> bool:
+        """Write some of what follows from records to files, for a few milliseconds; return whether there is more."""
+        self._derive_quietly()
+        return self._derived.has_keys and self._refusal is None
+
     def _refuse(self) -> None:
         """Raise why nothing can be stored, unless that has passed."""
         if isinstance(self._refusal, StoreClosedError):
@@ -361,12 +397,14 @@ class MessageStore:
     def derive(self) -> None:
         """Write what follows from records to files. Nobody has to ask for it: a flush does it, and a long backlog.
 
+        Of many keys, only some go to the index at a time: `derive_step` returns whether there are more.
+
         Raises:
             StoreWriteError, StoreFullError: it waits; nothing is stored until it could be written.
         """
         self._backlogs = 0
         try:
-            self._derived.write(self._visible_end)
+            self._derived.write(self._visible_end, KEYS_A_STEP)
         except StoreError as error:
             if self._refusal is None:
                 self._refusal = error
@@ -378,7 +416,8 @@ class MessageStore:
         backlogs = self._backlogs + 1
         self._derive_quietly()
         self._backlogs = backlogs
-        if backlogs >= self.settings.index_process_after and self._may_have_process and self._refusal is None:
+        is_busy = backlogs >= self.settings.index_process_after and not self._derived.has_keys
+        if is_busy and self._may_have_process and self._refusal is None:
             self._may_have_process = False
             process = self._derived.begin_index_process()
             if process is not None:
@@ -387,6 +426,11 @@ class MessageStore:
     def _derive_quietly(self) -> None:
         # What could not be written is kept in mind, and the next one who wants to store something is told.
         with suppress(StoreError):
+            self.derive()
+
+    def _derive_all(self) -> None:
+        self.derive()
+        while self._derived.has_keys:
             self.derive()
 
     def _settle(self) -> None:
@@ -483,7 +527,7 @@ class MessageStore:
         if process is not None:
             *on_disk, flush.index_ms = process.progress
             flush.on_disk = OnDisk(*on_disk)
-        elif self._checkpoint.last_derived is not None:
+        elif self._checkpoint.last_derived is not None and not self._derived.has_keys:
             flush.index_ms = 0 if self._index is None else self._index.end_ms
             flush.on_disk = OnDisk(
                 *self._checkpoint.last_derived, *((0, 0) if self._index is None else self._index.extent)
@@ -626,10 +670,11 @@ class MessageStore:
 
         The index knows hashes only; whoever asked compares keys. Times in it are whole seconds.
         """
-        self._derive_quietly()
+        with suppress(StoreError):  # it is kept in mind, and the next one who wants to store something is told
+            self._derive_all()
         if self._index is None:
             return KeyMatches([], 0, 0)
-        with suppress(StoreError):  # as above: it is kept in mind
+        with suppress(StoreError):  # as above
             self._derived.catch_index_up()
         return self._still_there(self._index.find(topic, key, count_max, begin_ms, end_ms))
 
@@ -637,7 +682,8 @@ class MessageStore:
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, may_wait: Callable[[], bool]
     ) -> Generator[None, None, KeyMatches]:
         """As `find_by_key`, in steps. Waits for the index process while `may_wait` is true."""
-        self._derive_quietly()
+        while self.derive_step():
+            yield
         if self._index is None:
             return KeyMatches([], 0, 0)
         with suppress(StoreError):  # as above
