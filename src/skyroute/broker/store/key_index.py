@@ -176,8 +176,6 @@ class IndexFile:
             self.end_ms = self.begin_ms
         if not slots_are_sound:
             self._rebuild_slots()
-        slots = array("i", self._map[_HEADER.size : self._entries_at])
-        self._used = len(slots) - slots.count(0)
         self.write_header()
         self.is_dirty = True
 
@@ -198,6 +196,7 @@ class IndexFile:
         # Newest first, each slot steps back to the entry before. A slot that a dying process never came to stays.
         for number in range(self.count - 1, kept - 1, -1):
             hash_, _, _, previous = self._entry(number)
+            self._used -= not previous  # counted when this entry was added; counting all slots takes 70 ms
             slot_at = _HEADER.size + hash_ % self._slots * 4
             if _SLOT.unpack_from(self._map, slot_at)[0] == number:
                 _SLOT.pack_into(self._map, slot_at, previous)
@@ -211,6 +210,7 @@ class IndexFile:
             words.byteswap()
             for number, hash_ in enumerate(words[:: _ENTRY.size // _SLOT.size], first):
                 slots[hash_ % self._slots] = number
+        self._used = len(slots) - slots.count(0)
         slots.byteswap()
         self._map[_HEADER.size : self._entries_at] = slots.tobytes()
 
