@@ -142,6 +142,15 @@ class CommitLog:
             raise
         self.end = position + len(records)
 
+    def touch_ahead(self, distance: int, size: int) -> None:
+        """Read bytes at a distance behind the end of the log, so that the system has found their pages before a write.
+
+        A write to pages that nobody has touched may take seven times as long.
+        """
+        for last in self._log.segments[-1:]:
+            at = self.end + distance - last.start
+            last.read(at, max(min(size, last.size - at), 0))
+
     def truncate(self, position: int) -> None:
         """Forget everything from this position on."""
         self._log.truncate(position)

@@ -25,17 +25,15 @@ class ConsumeQueue(TopicQueue):
         self._tail += UNIT.pack(position, size, code)
         self.end = self._count = offset + 1
 
-    def add_all(self, offset: int, positions: list[int], sizes: list[int], codes: list[int], stored_at_ms: int) -> None:
+    def add_all(self, offset: int, positions: list[int], units: bytearray, stored_at_ms: int) -> None:
         if offset != self._count:
             self._fill_up_to(offset, positions[0])
-        units = bytearray(len(positions) * UNIT.size)
-        # Byte by byte of a field, each for all units: packing one unit after the other takes three times as long.
-        for field_at, numbers in (0, array("q", positions)), (8, array("i", sizes)), (12, array("q", codes)):
-            if byteorder == "little":
-                numbers.byteswap()
-            raw, width = numbers.tobytes(), numbers.itemsize
-            for at in range(width):
-                units[field_at + at :: UNIT.size] = raw[at::width]
+        raw_positions = array("q", positions)
+        if byteorder == "little":
+            raw_positions.byteswap()
+        raw, width = raw_positions.tobytes(), raw_positions.itemsize
+        for at in range(width):  # one byte of all positions after the other: six times as fast as unit by unit
+            units[at :: UNIT.size] = raw[at::width]
         self._tail += units
         self.end = self._count = offset + len(positions)
 

@@ -46,10 +46,11 @@ class PlacedBatch(NamedTuple):
     queue: TopicQueue
     queue_offset: int
     positions: list[int]
-    sizes: list[int]
-    codes: list[int]
+    units: bytearray
+    """Complete but for the positions."""
     keys: list[Key]
     """With positions that count from the start of the batch."""
+    log_end: int
     stored_at_ms: int
 
 
@@ -120,9 +121,10 @@ class Derived:
 
     def note_batch(self, batch: PlacedBatch) -> None:
         """Note the records of a long batch."""
-        position, size = batch.positions[-1], batch.sizes[-1]
+        queue, offset, position = batch.queue, batch.queue_offset, batch.positions[-1]
         self._batches[position] = batch
-        self.noted.append((batch.queue, batch.queue_offset, position, size, b"", _NOTED_BATCH, batch.stored_at_ms))
+        size = batch.log_end - position
+        self.noted.append((queue, offset, position, size, b"", _NOTED_BATCH, batch.stored_at_ms))
 
     def settle(self, up_to: int | None = None) -> None:
         """Show readers the records noted so far, or those before a position of the log."""
@@ -153,7 +155,7 @@ class Derived:
         self._newest = position, size, stored_at_ms
 
     def _settle_batch(self, batch: PlacedBatch, keys: list[Key] | None) -> None:
-        batch.queue.add_all(batch.queue_offset, batch.positions, batch.sizes, batch.codes, batch.stored_at_ms)
+        batch.queue.add_all(batch.queue_offset, batch.positions, batch.units, batch.stored_at_ms)
         self._queues[batch.queue] = None
         if keys is not None:
             start, at_ms = batch.positions[0], batch.stored_at_ms

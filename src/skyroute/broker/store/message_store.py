@@ -359,7 +359,7 @@ class MessageStore:
         """
         if draft.sys_flag & WITHOUT_PLACE or draft.topic == SCHEDULE_TOPIC:
             raise RecordError("a batch cannot be part of a transaction or wait for its time")
-        return PreparedBatch(draft, self._find_or_create(draft.topic, draft.queue_id))
+        return PreparedBatch(draft, self._find_or_create(draft.topic, draft.queue_id), self._log)
 
     def append_prepared(self, batch: PreparedBatch, now_ms: int) -> AppendedBatch:
         """Store a long batch as `append_batch` does. `derive_step` then writes what follows from it.
@@ -377,7 +377,7 @@ class MessageStore:
         log.append(start, batch.records)
         queue.next_offset = offset + len(positions)
         self._last_stored_ms = now_ms
-        self._derived.note_batch(PlacedBatch(queue, offset, positions, batch.sizes, batch.codes, batch.keys, now_ms))
+        self._derived.note_batch(PlacedBatch(queue, offset, positions, batch.units, batch.keys, log.end, now_ms))
         return AppendedBatch(positions, offset, log.end)
 
     def derive_step(self) -> bool:

@@ -7,10 +7,11 @@ from operator import sub
 from struct import Struct
 from typing import Final
 
+from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.derive import tag_code_in
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.keys import Key, keep_keys
-from skyroute.broker.store.topic_queue import TopicQueue
+from skyroute.broker.store.topic_queue import UNIT, TopicQueue
 from skyroute.message.batch import RawItem
 
 _QUEUE_OFFSET_AT: Final = 20
@@ -18,18 +19,18 @@ _POSITION_STOP: Final = 36
 
 
 class PreparedBatch:
-    """The records of a batch, their tag codes and keys, with positions that count from the start of the batch.
+    """The records of a batch, their units and keys, with positions that count from the start of the batch.
 
     `MessageStore.prepare_batch` makes one, `add` encodes a part of it, `MessageStore.append_prepared` stores it.
     """
 
-    def __init__(self, draft: Draft, queue: TopicQueue) -> None:
+    def __init__(self, draft: Draft, queue: TopicQueue, log: CommitLog) -> None:
         self.draft = draft
         self.records = bytearray()
-        self.sizes: list[int] = []
-        self.codes: list[int] = []
+        self.units = bytearray()
         self.keys: list[Key] = []
         self._queue = queue
+        self._log = log
         self._placed_at: list[int] = []
         between = 12 + len(draft.raw_born_host)  # flag, time and address of the sender
         self._placed = Struct(f">qq{between}sq")
@@ -46,11 +47,14 @@ class PreparedBatch:
         if any_ends_with_zero([item[1] for item in items]):
             items = [(body, raw + b"\x02", flag) for body, raw, flag in items]
         pieces, positions = self._queue.encode_all(draft, items, 0, len(self.records), 0)
-        self.records += b"".join(pieces)
-        self.sizes += map(sub, [*positions[1:], len(self.records)], positions)
+        records = b"".join(pieces)
+        self._log.touch_ahead(len(self.records), len(records))
+        self.records += records
+        sizes = map(sub, [*positions[1:], len(self.records)], positions)
+        codes = [tag_code_in(item[1]) for item in items]
+        self.units += b"".join(map(UNIT.pack, positions, sizes, codes))
         self._placed_at += [position + _QUEUE_OFFSET_AT for position in positions]
         for position, (_, raw_properties, _) in zip(positions, items, strict=True):
-            self.codes.append(tag_code_in(raw_properties))
             keep_keys(self.keys, draft.topic, raw_properties, draft.sys_flag, position, 0)
 
     def place(self, queue_offset: int, position: int, stored_at_ms: int) -> list[int]:
