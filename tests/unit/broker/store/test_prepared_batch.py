@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,7 +154,12 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
     tmp_path: Path, disk: type[Disk], steps: int
 ) -> None:
     messages = KEYS_A_STEP + 10  # with two keys each
-    settings = {"log_segment_bytes": 1 << 21, "queue_segment_units": 1000, "index_slots": 5000, "index_entries": 9000}
+    settings: dict[str, Any] = {
+        "log_segment_bytes": 1 << 21,
+        "queue_segment_units": 1000,
+        "index_slots": 5000,
+        "index_entries": 9000,
+    }
     store = small_store(tmp_path, HastyDisk(), index_process=False, **settings)
     store.append(draft(), NOW_MS)
     store.flush()
