@@ -146,6 +146,7 @@ class MessageStore:
             now_ms=now_ms,
             begin_rebuild=lambda position: self._begin_rebuild(position, boot_id),
         )
+        self._checkpoint.end_batch()
         span = range(self._log.start, self._log.end)
         self._know_damage(known_damage.merge(self.recovered.damaged, self.recovered.cuts, span))
         if self.damage != known_damage:
@@ -341,7 +342,7 @@ class MessageStore:
         if log.end + len(records) > log.limit:
             pieces, positions = queue.encode_all(draft, items, offset, log.place(len(records)), now_ms)
             records = b"".join(pieces)
-        log.append(positions[0], records)
+        self._append_whole(positions[0], records)
         queue.next_offset = offset + len(items)
         self._last_stored_ms = now_ms
         sizes = map(sub, [*positions[1:], log.end], positions)
@@ -374,11 +375,21 @@ class MessageStore:
         log, offset = self._log, queue.next_offset
         start = log.place(len(batch.records))
         positions = batch.place(offset, start, now_ms)
-        log.append(start, batch.records)
+        self._append_whole(start, batch.records)
         queue.next_offset = offset + len(positions)
         self._last_stored_ms = now_ms
         self._derived.note_batch(PlacedBatch(queue, offset, positions, batch.units, batch.keys, log.end, now_ms))
         return AppendedBatch(positions, offset, log.end)
+
+    def _append_whole(self, position: int, records: bytes | bytearray) -> None:
+        """Write a batch so that a process that dies during the write leaves none of it: recovery drops it."""
+        self._checkpoint.begin_batch(position)
+        try:
+            self._log.append(position, records)
+        except StoreError:
+            self._checkpoint.end_batch()
+            raise
+        self._checkpoint.end_batch()
 
     def derive_step(self) -> bool:
         """Write some of what follows from records to files, for a few milliseconds; return whether there is more."""

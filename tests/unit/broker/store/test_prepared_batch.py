@@ -176,18 +176,24 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
     store.close()
 
 
-@pytest.mark.parametrize("restarted", [HastyDisk, RestartedMachine])
-def test_a_process_that_is_killed_leaves_all_of_a_batch_or_nothing(tmp_path: Path, restarted: type[Disk]) -> None:
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize(("restarted", "half"), [(HastyDisk, False), (HastyDisk, True), (RestartedMachine, False)])
+def test_a_process_that_is_killed_leaves_all_of_a_batch_or_nothing(
+    tmp_path: Path, restarted: type[Disk], half: bool, is_long: bool
+) -> None:
     seen: set[int] = set()
     for fail_at in count(1):
         folder = tmp_path / f"{fail_at}"
-        disk = KillingDisk(1 << 30)
+        disk = KillingDisk(1 << 30, half=half)
         with opened(folder, disk) as store:
             store.append(draft(body=b"first"), NOW_MS)
             store.flush()
             disk.calls, disk.fail_at = 0, fail_at
             try:
-                append_long(store, items_of(60))
+                if is_long:
+                    append_long(store, items_of(60))
+                else:
+                    store.append_batch(draft(), items_of(60), NOW_MS)
                 while store.derive_step():
                     pass
                 store.flush()
