@@ -54,7 +54,7 @@ class FailingDisk(Disk):
         self._count("open")
         return super().open(path, size)
 
-    def write(self, descriptor: int, data: bytes, at: int) -> None:
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
         if self._half and self.calls + 1 == self.fail_at:
             super().write(descriptor, data[: len(data) // 2], at)
         self._count("write")
@@ -113,7 +113,7 @@ class FullDisk(Disk):
 
     is_full = False
 
-    def write(self, descriptor: int, data: bytes, at: int) -> None:
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
         if self.is_full:
             raise StoreFullError("no room, as it was told to")
         super().write(descriptor, data, at)

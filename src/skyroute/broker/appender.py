@@ -10,6 +10,7 @@ from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
 from skyroute.broker.store.errors import StoreWriteError
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.prepared_batch import PreparedBatch
 from skyroute.message.batch import RawItem
 
 if TYPE_CHECKING:  # they deliver through us
@@ -93,6 +94,31 @@ class Appender:
         self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
         self._parked.arrived(draft.topic, draft.queue_id)
         return appended
+
+    def prepare_batch(self, draft: Draft) -> PreparedBatch:
+        """Return an empty long batch, which is encoded in steps; all but the content of its messages is the draft's.
+
+        Raises:
+            StoreError, RecordError: such messages cannot be stored.
+        """
+        return self._store.prepare_batch(draft)
+
+    def put_prepared(self, batch: PreparedBatch) -> AppendedBatch:
+        """Store a long batch with one write. `derive_step` then completes what follows from it.
+
+        Raises:
+            StoreError: nothing was stored.
+        """
+        appended = self._store.append_prepared(batch, self.now_ms())
+        if self._sync:
+            self._flushing.hurry()
+        self._stats.stored(batch.draft.topic, len(appended.log_positions), len(batch.records))
+        self._parked.arrived(batch.draft.topic, batch.draft.queue_id)
+        return appended
+
+    def derive_step(self) -> bool:
+        """Write some of what follows from stored messages to files; return whether there is more."""
+        return self._store.derive_step()
 
     def put_inner_batch(self, draft: Draft, messages: int) -> Appended:
         """Store a batch of so many messages as one record.

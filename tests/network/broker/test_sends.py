@@ -92,24 +92,44 @@ async def test_a_batch_is_stored_as_its_messages(cluster: Cluster, line: AsyncLi
 LONG_BATCH = 4 * BATCH_MESSAGES_A_STEP + 1
 
 
-async def test_a_long_batch_is_stored_in_steps_with_consecutive_offsets(cluster: Cluster, line: AsyncLine) -> None:
-    other, store = await cluster.line(), cluster.broker.parts.store
+class Rests:
+    """Takes the place of the rests between the steps of long work: stops at one of them until the test goes on."""
+
+    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
+        self._store = cluster.broker.parts.store
+        self._stop_at = stop_at
+        self.stopped, self.go_on = asyncio.Event(), asyncio.Event()
+        self.ends: list[int] = []
+        """The end of the queue at each rest."""
+        monkeypatch.setattr(cluster.broker.parts.prompt, "_rest", self._rest)
+
+    async def _rest(self, step_s: float) -> None:
+        self.ends.append(self._store.max_offset("T", 0))
+        if len(self.ends) == self._stop_at:
+            self.stopped.set()
+            await self.go_on.wait()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("stop_at", [1, 5])
+async def test_a_long_batch_is_stored_at_once_and_others_are_served_before(
+    cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    other, store, rests = await cluster.line(), cluster.broker.parts.store, Rests(cluster, monkeypatch, stop_at)
     batch = await line.send(send(body=batch_body((b"%d" % number, "") for number in range(LONG_BATCH)), code=320))
-    answers: list[int] = []
-    while not store.max_offset("T", 0):  # others are served before it is stored
-        answers.append((await other.call(send(body=b"other", queue_id=1))).code)
-    same_queue = await other.send(send(body=b"later"))
-    while (end := store.max_offset("T", 0)) < LONG_BATCH:
-        assert end % BATCH_MESSAGES_A_STEP == 0
-        answers.append((await other.call(send(body=b"other", queue_id=1))).code)
+    await rests.stopped.wait()
+    answers = [(await other.call(send(body=b"before"))).fields["queueOffset"] for _ in range(3)]
+    assert answers == ["0", "1", "2"]
+    rests.go_on.set()
     receipt = await line.answer(batch)
-    assert (receipt.code, receipt.fields["queueOffset"]) == (0, "0")
-    assert (await other.answer(same_queue)).fields["queueOffset"] == str(LONG_BATCH)
-    assert set(answers) == {0}
+    assert (receipt.code, receipt.fields["queueOffset"]) == (0, "3")
+    assert (await other.call(send(body=b"later"))).fields["queueOffset"] == str(LONG_BATCH + 3)
+    assert set(rests.ends) == {0, 3, LONG_BATCH + 3} - ({3} if stop_at == 5 else set())
     stored = read_all(store, "T", 0)
-    assert [message.body for message in stored] == [*(b"%d" % number for number in range(LONG_BATCH)), b"later"]
+    wanted = [*[b"before"] * 3, *(b"%d" % number for number in range(LONG_BATCH)), b"later"]
+    assert [message.body for message in stored] == wanted
     positions = [decode_offset_id(text).log_position for text in receipt.fields["msgId"].split(",")]
-    assert positions == [message.log_position for message in stored[:-1]]
+    assert positions == [message.log_position for message in stored[3:-1]]
 
 
 async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: Cluster, line: AsyncLine) -> None:
@@ -120,18 +140,31 @@ async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: 
     assert (await line.call(send(body=body, code=320))).fields["queueOffset"] == "0"
 
 
-async def test_a_long_batch_ends_when_its_topic_is_deleted(cluster: Cluster, line: AsyncLine) -> None:
-    other, admin, store = await cluster.line(), await cluster.line(), cluster.broker.parts.store
-    batch = await line.send(send(body=batch_body([(b"x", "")] * (10 * LONG_BATCH)), code=320))
-    while not store.max_offset("T", 0):
-        assert (await other.call(send(body=b"other", queue_id=1))).code == 0
-    same_queue = await other.send(send(body=b"later"))
-    assert (await other.call(send(body=b"other", queue_id=1))).code == 0  # so the message before it waits
+@pytest.mark.parametrize("stop_at", [1, 5])
+async def test_nothing_of_a_long_batch_is_stored_if_its_topic_is_deleted_before(
+    cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    admin, store, rests = await cluster.line(), cluster.broker.parts.store, Rests(cluster, monkeypatch, stop_at)
+    batch = await line.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
+    await rests.stopped.wait()
     assert (await admin.call(215, {"topic": "T"})).code == 0
+    rests.go_on.set()
     refused = await line.answer(batch)
     assert (refused.code, refused.fields["MSG_REGION"]) == (17, "DefaultRegion")
-    assert (await other.answer(same_queue)).code == 17
-    assert "T" not in store.topics()
+    assert refused.remark == "topic[T] was deleted before the message was stored"
+    assert (store.topics(), store.max_position) == (set(), 0)
+    assert not (store.folder / "consumequeue" / "T").exists()
+
+
+async def test_a_long_batch_is_stored_though_its_sender_hangs_up(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, store, rests = await cluster.line(), cluster.broker.parts.store, Rests(cluster, monkeypatch, 1)
+    await sender.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
+    await rests.stopped.wait()
+    await sender.close()
+    rests.go_on.set()
+    await eventually(lambda: store.max_offset("T", 0) == LONG_BATCH)
 
 
 async def test_a_long_batch_may_be_the_first_message_of_its_topic(cluster: Cluster, line: AsyncLine) -> None:

@@ -58,7 +58,9 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import FORM_JSON, Request, Response
 
 BATCH_MESSAGES_A_STEP: Final = 1_000
-"""Messages of a batch decoded or stored in one step."""
+"""Messages of a batch decoded and encoded in one step."""
+BATCH_IDS_A_STEP: Final = 10_000
+"""Message ids of a batch encoded in one step."""
 
 _STAMPED: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)
 """Properties that are the broker's to give; a message that is sent on from elsewhere may have them."""
@@ -104,8 +106,8 @@ class SendHandlers:
         self._clock = clock
         self._ids = MessageIds(str(decode_host(identity.raw_store_host).ip), clock.wall)
         self._pace = pace
-        self._storing: dict[tuple[str, int], asyncio.Event] = {}
-        """Queues to which a long batch is being written, and the event set when it is complete."""
+        self._long_batches = asyncio.Lock()
+        """Held while a long batch is encoded, which takes several times its memory."""
         self._unknown: set[str] = set()
         """Topics that were just made, and that not every name server knows yet."""
         self._region = config.region_id
@@ -190,22 +192,6 @@ class SendHandlers:
         check_queue(queue_id, topic, peer)
         if queue_id < 0:
             queue_id = random.randrange(max(1, topic.write_queues))
-        if self._storing and (sending.topic, queue_id) in self._storing:
-            return self._say_more(self._take_later(sending, topic, queue_id, request, peer))
-        return self._take_at(sending, topic, queue_id, request, peer)
-
-    async def _take_later(
-        self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
-    ) -> Response:
-        """Store a message after the long batch that is being written to its queue."""
-        while (storing := self._storing.get((sending.topic, queue_id))) is not None:
-            await storing.wait()
-        self._check_exists(sending.topic)
-        return await _answer_of(self._take_at(sending, topic, queue_id, request, peer))
-
-    def _take_at(
-        self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
-    ) -> Response | DeferredResponse | InTurn | Awaitable[Response]:
         if sending.is_batch:
             return self._take_batch(sending, request.body, topic, queue_id, peer)
         return self._take_one(sending, topic, queue_id, request, peer)
@@ -386,55 +372,50 @@ class SendHandlers:
     async def _take_long_batch(
         self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, unique_id: bytes, *, is_whole: bool
     ) -> Response:
-        """Store a batch of many messages in steps. Sends to its queue wait, so that its offsets are consecutive.
-
-        A batch that cannot be decoded stores nothing. If the disk fails or the topic is deleted, some are stored.
-        """
-        parts = await self._pace.run(self._decode_rest(body, items, decoded_to))
-        queue = (draft.topic, draft.queue_id)
-        while (storing := self._storing.get(queue)) is not None:
-            await storing.wait()
-        done = self._storing[queue] = asyncio.Event()
+        """Store a batch of many messages. It is decoded and encoded in steps, and stored with one write."""
         try:
-            ids, queue_offset, log_end = await self._pace.run(self._put_parts(draft, parts, is_whole=is_whole))
+            async with self._long_batches:
+                appended = await self._pace.run(self._put_long(draft, body, items, decoded_to, is_whole=is_whole))
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
-        finally:
-            del self._storing[queue]
-            done.set()
-        return await settle(
-            self._batch_receipt(ids, draft.queue_id, queue_offset, log_end, unique_id, is_whole=is_whole)
+        ids = await self._pace.run(self._ids_of(appended))
+        answer = self._batch_receipt(
+            ids, draft.queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole
         )
+        response = await settle(answer)
+        await self._pace.run(self._derive())
+        return response
 
-    def _decode_rest(
-        self, body: bytes, items: list[RawItem], decoded_to: int
-    ) -> Generator[None, None, list[list[RawItem]]]:
-        parts = [items]
-        while decoded_to < len(body):
+    def _put_long(
+        self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, *, is_whole: bool
+    ) -> Generator[None, None, AppendedBatch]:
+        batch = None if is_whole else self._intake.prepare_batch(draft)
+        messages = 0
+        while True:
+            messages += len(items)
+            if batch is not None:
+                batch.add(items)
             yield
+            if decoded_to >= len(body):
+                break
             items, decoded_to = self._decode(body, decoded_to)
-            parts.append(items)
-        return parts
+        self._check_exists(draft.topic)
+        if batch is not None:
+            return self._intake.put_prepared(batch)
+        whole = self._intake.put_inner_batch(draft, messages)
+        return AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
 
-    def _put_parts(
-        self, draft: Draft, parts: list[list[RawItem]], *, is_whole: bool
-    ) -> Generator[None, None, tuple[str, int, int]]:
-        """Store a batch; return the ids of its records, the first offset, and the end position of its last record."""
-        host = self._identity.raw_store_host
-        if is_whole:
-            self._check_exists(draft.topic)
-            whole = self._intake.put_inner_batch(draft, sum(map(len, parts)))
-            return encode_offset_ids(host, [whole.log_position]), whole.queue_offset, whole.log_end
-        ids: list[str] = []
-        queue_offset = log_end = 0
-        for part in parts:
-            self._check_exists(draft.topic)
-            appended = self._intake.put_batch(draft, part)
-            queue_offset = queue_offset if ids else appended.queue_offset
-            log_end = appended.log_end
-            ids.append(encode_offset_ids(host, appended.log_positions))
+    def _ids_of(self, appended: AppendedBatch) -> Generator[None, None, str]:
+        parts: list[str] = []
+        for start in range(0, len(appended.log_positions), BATCH_IDS_A_STEP):
             yield
-        return ",".join(ids), queue_offset, log_end
+            positions = appended.log_positions[start : start + BATCH_IDS_A_STEP]
+            parts.append(encode_offset_ids(self._identity.raw_store_host, positions))
+        return ",".join(parts)
+
+    def _derive(self) -> Generator[None, None, None]:
+        while self._intake.derive_step():
+            yield
 
     def _check_exists(self, topic: str) -> None:
         """Refuse a message whose topic was deleted while the message waited."""

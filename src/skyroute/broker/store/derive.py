@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Generator
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.files.checkpoint import Checkpoint
@@ -26,13 +26,32 @@ log = logging.getLogger(__name__)
 _TAGS: Final = f"{TAGS}\x01".encode()
 WITHOUT_PLACE: Final = int(TransactionState.PREPARED & TransactionState.ROLLED_BACK)
 """The bit of half messages and withdrawn ones: they take no place in their queue."""
+_NOTED_BATCH: Final = int(TransactionState.ROLLED_BACK)
+"""The flag of the record that stands for a long batch: one that adds no unit and no keys of its own."""
 
 BACKLOG_MAX: Final = 256
 """After so many records, what follows from them is written to files without anybody asking."""
 
 
+KEYS_A_STEP: Final = 4_000
+"""Keys written to the index in one step. A batch may have as many keys as fit its body."""
+
 Noted = tuple[TopicQueue, int, int, int, bytes, int, int]
 """A record as it is noted: its queue, its offset there, position, size, properties, flag, when it was stored."""
+
+
+class PlacedBatch(NamedTuple):
+    """What follows from the records of a long batch in the log."""
+
+    queue: TopicQueue
+    queue_offset: int
+    positions: list[int]
+    units: bytearray
+    """Complete but for the positions."""
+    keys: list[Key]
+    """With positions that count from the start of the batch."""
+    log_end: int
+    stored_at_ms: int
 
 
 def due_ms(raw_properties: bytes, stored_at_ms: int, delays_ms: tuple[int, ...]) -> int | None:
@@ -75,6 +94,8 @@ class Derived:
         """How far that was when we last looked at what it wrote."""
         self.noted: list[Noted] = []
         """Records that readers do not see yet."""
+        self._batches: dict[int, PlacedBatch] = {}
+        """Long batches among them, each noted as one record: its last, whose position is the key."""
         self._unwritten = 0
         """How many are settled and not in files."""
         self._queues: dict[TopicQueue, None] = {}
@@ -92,6 +113,18 @@ class Derived:
     def __len__(self) -> int:
         """Return how many records are noted, or settled and not yet written."""
         return len(self.noted) + self._unwritten
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether keys of settled records are not in the index yet."""
+        return bool(self._keys)
+
+    def note_batch(self, batch: PlacedBatch) -> None:
+        """Note the records of a long batch."""
+        queue, offset, position = batch.queue, batch.queue_offset, batch.positions[-1]
+        self._batches[position] = batch
+        size = batch.log_end - position
+        self.noted.append((queue, offset, position, size, b"", _NOTED_BATCH, batch.stored_at_ms))
 
     def settle(self, up_to: int | None = None) -> None:
         """Show readers the records noted so far, or those before a position of the log."""
@@ -113,14 +146,25 @@ class Derived:
                 messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
                 queue.add(queue_offset, position, size, code, stored_at_ms, messages)
                 queues[queue] = None
+            elif position in self._batches:
+                self._settle_batch(self._batches.pop(position), keys)
             if keys is not None:
                 keep_keys(keys, topic, raw_properties, sys_flag, position, stored_at_ms)
         self._unwritten += len(ready)
         *_, (_, _, position, size, _, _, stored_at_ms) = ready
         self._newest = position, size, stored_at_ms
 
-    def write(self, up_to: int | None = None) -> None:
+    def _settle_batch(self, batch: PlacedBatch, keys: list[Key] | None) -> None:
+        batch.queue.add_all(batch.queue_offset, batch.positions, batch.units, batch.stored_at_ms)
+        self._queues[batch.queue] = None
+        if keys is not None:
+            start, at_ms = batch.positions[0], batch.stored_at_ms
+            keys += [(hash_, start + position, at_ms) for hash_, position, _ in batch.keys]
+
+    def write(self, up_to: int | None = None, keys_max: int | None = None) -> None:
         """Settle, and write what is settled to files.
+
+        With `keys_max`, at most so many keys go to the index, and those behind them with the next calls.
 
         Raises:
             StoreWriteError, StoreFullError: some of it is left for the next time.
@@ -137,7 +181,10 @@ class Derived:
             if self.index_process is not None:
                 position, size, *_ = self.index_process.progress
             elif self._index is not None:
-                self._index.add(self._keys)
+                self._unwritten = 0
+                self._index.add(self._keys, keys_max)
+                if self._keys:
+                    return
             self.written_ms = stored_at_ms
             self._newest = None
             self._unwritten = 0
@@ -152,8 +199,8 @@ class Derived:
         code = 0
         if queue.topic == SCHEDULE_TOPIC:
             code = due_ms(raw_properties, stored_at_ms, self._settings.delays_ms) or 0
-        if not code and (tag := find_value(raw_properties, _TAGS)):
-            code = code_of(tag)
+        if not code:
+            code = tag_code_in(raw_properties)
         messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
         queue.add(offset, position, size, code, stored_at_ms, messages)
         self._queues[queue] = None
@@ -250,9 +297,16 @@ class Derived:
     def forget(self, queue: TopicQueue) -> None:
         """Drop what waits for a queue that is being removed."""
         self.noted = [record for record in self.noted if record[0] is not queue]
+        self._batches = {at: batch for at, batch in self._batches.items() if batch.queue is not queue}
         self._queues.pop(queue, None)
         for segment in queue.segments:
             self.dirty.pop(segment, None)
+
+
+def tag_code_in(raw_properties: bytes) -> int:
+    """Return the number that stands in a unit for the tag in a message's properties; 0 if there is none."""
+    tag = find_value(raw_properties, _TAGS)
+    return code_of(tag) if tag else 0
 
 
 @lru_cache(maxsize=4096)

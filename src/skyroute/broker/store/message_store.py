@@ -15,7 +15,7 @@ from typing import Final, Self
 import msgspec
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
+from skyroute.broker.store.derive import BACKLOG_MAX, KEYS_A_STEP, WITHOUT_PLACE, Derived, PlacedBatch
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
 from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
 from skyroute.broker.store.files.checkpoint import Checkpoint, OnDisk
@@ -24,6 +24,7 @@ from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index.index_process import processors
 from skyroute.broker.store.index.key_index import KeyIndex, KeyMatches
+from skyroute.broker.store.prepared_batch import PreparedBatch, any_ends_with_zero
 from skyroute.broker.store.queues.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
 from skyroute.broker.store.queues.consume_queue import ConsumeQueue
 from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, QueueLedger
@@ -39,6 +40,7 @@ from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH
 from skyroute.message.names import check_file_name
 from skyroute.message.property_names import INNER_BASE, INNER_COUNT
+from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 
 SCANNED_UNITS_MIN: Final = 800
 """So many messages are looked at for those a reader wants, before an empty answer says how far the search came."""
@@ -144,6 +146,7 @@ class MessageStore:
             now_ms=now_ms,
             begin_rebuild=lambda position: self._begin_rebuild(position, boot_id),
         )
+        self._checkpoint.end_batch()
         span = range(self._log.start, self._log.end)
         self._know_damage(known_damage.merge(self.recovered.damaged, self.recovered.cuts, span))
         if self.damage != known_damage:
@@ -242,7 +245,7 @@ class MessageStore:
         try:
             if not isinstance(self._refusal, StoreClosedError):
                 self.flush(thorough=False)
-                self.derive()
+                self._derive_all()
                 self._derived.end_index_process()
                 self.flush()
                 self._checkpoint.note_closed(self._log.end)
@@ -330,7 +333,7 @@ class MessageStore:
             raise RecordError("no batch takes part in a transaction")
         queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
         properties = [item[1] for item in items]
-        if b"\0" in b"".join(properties) and any(raw.endswith(b"\0") for raw in properties):  # see `append`
+        if any_ends_with_zero(properties):
             properties = [raw + b"\x02" for raw in properties]
             items = [(body, raw, flag) for (body, _, flag), raw in zip(items, properties, strict=True)]
         log, offset = self._log, queue.next_offset
@@ -339,7 +342,7 @@ class MessageStore:
         if log.end + len(records) > log.limit:
             pieces, positions = queue.encode_all(draft, items, offset, log.place(len(records)), now_ms)
             records = b"".join(pieces)
-        log.append(positions[0], records)
+        self._append_whole(positions[0], records)
         queue.next_offset = offset + len(items)
         self._last_stored_ms = now_ms
         sizes = map(sub, [*positions[1:], log.end], positions)
@@ -348,6 +351,50 @@ class MessageStore:
         if len(self._derived) > BACKLOG_MAX:
             self._derive_backlog()
         return AppendedBatch(positions, offset, log.end)
+
+    def prepare_batch(self, draft: Draft) -> PreparedBatch:
+        """Return an empty long batch. It is encoded in steps, while other messages are stored.
+
+        Raises:
+            As `append`; also RecordError: a batch cannot be part of a transaction or wait for its time.
+        """
+        if draft.sys_flag & WITHOUT_PLACE or draft.topic == SCHEDULE_TOPIC:
+            raise RecordError("a batch cannot be part of a transaction or wait for its time")
+        return PreparedBatch(draft, self._find_or_create(draft.topic, draft.queue_id), self._log)
+
+    def append_prepared(self, batch: PreparedBatch, now_ms: int) -> AppendedBatch:
+        """Store a long batch as `append_batch` does. `derive_step` then writes what follows from it.
+
+        Raises:
+            As `append`.
+        """
+        if self._refusal is not None or self._disk_is_full:
+            self._refuse()
+        draft = batch.draft
+        queue = self._queues.get((draft.topic, draft.queue_id)) or self._begin_queue(draft.topic, draft.queue_id)
+        log, offset = self._log, queue.next_offset
+        start = log.place(len(batch.records))
+        positions = batch.place(offset, start, now_ms)
+        self._append_whole(start, batch.records)
+        queue.next_offset = offset + len(positions)
+        self._last_stored_ms = now_ms
+        self._derived.note_batch(PlacedBatch(queue, offset, positions, batch.units, batch.keys, log.end, now_ms))
+        return AppendedBatch(positions, offset, log.end)
+
+    def _append_whole(self, position: int, records: bytes | bytearray) -> None:
+        """Write a batch so that a process that dies during the write leaves none of it: recovery drops it."""
+        self._checkpoint.begin_batch(position)
+        try:
+            self._log.append(position, records)
+        except StoreError:
+            self._checkpoint.end_batch()
+            raise
+        self._checkpoint.end_batch()
+
+    def derive_step(self) -> bool:
+        """Write some of what follows from records to files, for a few milliseconds; return whether there is more."""
+        self._derive_quietly()
+        return self._derived.has_keys and self._refusal is None
 
     def _refuse(self) -> None:
         """Raise why nothing can be stored, unless that has passed."""
@@ -361,12 +408,14 @@ class MessageStore:
     def derive(self) -> None:
         """Write what follows from records to files. Nobody has to ask for it: a flush does it, and a long backlog.
 
+        Of many keys, only some go to the index at a time: `derive_step` returns whether there are more.
+
         Raises:
             StoreWriteError, StoreFullError: it waits; nothing is stored until it could be written.
         """
         self._backlogs = 0
         try:
-            self._derived.write(self._visible_end)
+            self._derived.write(self._visible_end, KEYS_A_STEP)
         except StoreError as error:
             if self._refusal is None:
                 self._refusal = error
@@ -378,7 +427,8 @@ class MessageStore:
         backlogs = self._backlogs + 1
         self._derive_quietly()
         self._backlogs = backlogs
-        if backlogs >= self.settings.index_process_after and self._may_have_process and self._refusal is None:
+        is_busy = backlogs >= self.settings.index_process_after and not self._derived.has_keys
+        if is_busy and self._may_have_process and self._refusal is None:
             self._may_have_process = False
             process = self._derived.begin_index_process()
             if process is not None:
@@ -387,6 +437,11 @@ class MessageStore:
     def _derive_quietly(self) -> None:
         # What could not be written is kept in mind, and the next one who wants to store something is told.
         with suppress(StoreError):
+            self.derive()
+
+    def _derive_all(self) -> None:
+        self.derive()
+        while self._derived.has_keys:
             self.derive()
 
     def _settle(self) -> None:
@@ -483,7 +538,7 @@ class MessageStore:
         if process is not None:
             *on_disk, flush.index_ms = process.progress
             flush.on_disk = OnDisk(*on_disk)
-        elif self._checkpoint.last_derived is not None:
+        elif self._checkpoint.last_derived is not None and not self._derived.has_keys:
             flush.index_ms = 0 if self._index is None else self._index.end_ms
             flush.on_disk = OnDisk(
                 *self._checkpoint.last_derived, *((0, 0) if self._index is None else self._index.extent)
@@ -626,10 +681,11 @@ class MessageStore:
 
         The index knows hashes only; whoever asked compares keys. Times in it are whole seconds.
         """
-        self._derive_quietly()
+        with suppress(StoreError):  # it is kept in mind, and the next one who wants to store something is told
+            self._derive_all()
         if self._index is None:
             return KeyMatches([], 0, 0)
-        with suppress(StoreError):  # as above: it is kept in mind
+        with suppress(StoreError):  # as above
             self._derived.catch_index_up()
         return self._still_there(self._index.find(topic, key, count_max, begin_ms, end_ms))
 
@@ -637,7 +693,8 @@ class MessageStore:
         self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int, may_wait: Callable[[], bool]
     ) -> Generator[None, None, KeyMatches]:
         """As `find_by_key`, in steps. Waits for the index process while `may_wait` is true."""
-        self._derive_quietly()
+        while self.derive_step():
+            yield
         if self._index is None:
             return KeyMatches([], 0, 0)
         with suppress(StoreError):  # as above

@@ -119,6 +119,10 @@ def test_keys_behind_a_position_are_forgotten(index: KeyIndex, cut: int, slots_a
     for position in range(0, 60_000, 1000):
         add(index, ("every", position), (f"k{position}", position))
     index.truncate_to(cut, slots_are_sound=slots_are_sound)
+    for file in index.files:
+        content = file.path.read_bytes()
+        used, slots = struct.unpack_from(">32xi", content)[0], struct.unpack_from(">7i", content, 40)
+        assert used == len(slots) - slots.count(0)
     left = [position for position in range(0, 60_000, 1000) if position < cut]
     assert find(index, "every") == left
     for position in left:

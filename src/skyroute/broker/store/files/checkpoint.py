@@ -1,4 +1,4 @@
-"""How far the files can be trusted: Apache's five numbers, and three notes of our own where Apache does not look."""
+"""How far the files can be trusted: Apache's five numbers, and four notes of our own where Apache does not look."""
 
 import mmap
 import os
@@ -17,6 +17,9 @@ _ON_DISK: Final = Struct(">qqqq")
 _ON_DISK_AT: Final = 2304
 _CLOSED: Final = Struct(">qqqq")
 _CLOSED_AT: Final = 2560
+_BATCH: Final = Struct(">q")
+_BATCH_AT: Final = 2816
+_NO_BATCH: Final = bytes(_BATCH.size)
 _MARK_SUM: Final = crc32(b"skyroute")
 """What the sums of our notes begin with, so that zeros are not one."""
 _SEAL: Final = Struct(">I")
@@ -101,6 +104,20 @@ class Checkpoint:
         """Note that the store is open."""
         self._map[_CLOSED_AT : _CLOSED_AT + _CLOSED.size] = bytes(_CLOSED.size)
 
+    @property
+    def unfinished_batch(self) -> int | None:
+        """The position of a batch whose write to the log did not end before the process died; None if there is none."""
+        numbers = self._read_sealed(_BATCH, _BATCH_AT)
+        return None if numbers is None else numbers[0]
+
+    def begin_batch(self, position: int) -> None:
+        """Note that a batch is being written to the log. Not for the disk: for the next process."""
+        self._write_sealed(_BATCH.pack(position), _BATCH_AT)
+
+    def end_batch(self) -> None:
+        """Note that all of it is written, or nothing."""
+        self._map[_BATCH_AT : _BATCH_AT + _BATCH.size] = _NO_BATCH
+
     def note_rebuild(self, position: int) -> None:
         """Note, on disk, that queues and index lack records from this position on.
 
@@ -151,7 +168,7 @@ def read_notes(page: bytes) -> Notes:
     page = page.ljust(_BYTES, b"\0")
     found: dict[int, tuple[int, ...]] = {}
     damaged = []
-    for layout, at in ((_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT), (_CLOSED, _CLOSED_AT)):
+    for layout, at in (_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT), (_CLOSED, _CLOSED_AT), (_BATCH, _BATCH_AT):
         note = page[at : at + layout.size]
         (seal,) = _SEAL.unpack_from(page, at + layout.size)
         if any(note) and seal != crc32(note, _MARK_SUM):

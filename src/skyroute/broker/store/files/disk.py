@@ -60,7 +60,7 @@ class Disk:
             raise failure(error, path) from error
         return descriptor
 
-    def write(self, descriptor: int, data: bytes, at: int) -> None:
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
         """Write all of it.
 
         Raises:

@@ -27,7 +27,7 @@ class ReadOnlyDisk(Disk):
         except OSError as error:
             raise StoreReadError(f"cannot read {path}: {error.strerror}") from error
 
-    def write(self, descriptor: int, data: bytes, at: int) -> NoReturn:
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> NoReturn:
         raise StoreWriteError("the store is open for reading only")
 
     def reserve(self, descriptor: int, size: int) -> NoReturn:

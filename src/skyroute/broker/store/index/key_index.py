@@ -176,8 +176,6 @@ class IndexFile:
             self.end_ms = self.begin_ms
         if not slots_are_sound:
             self._rebuild_slots()
-        slots = array("i", self._map[_HEADER.size : self._entries_at])
-        self._used = len(slots) - slots.count(0)
         self.write_header()
         self.is_dirty = True
 
@@ -198,6 +196,7 @@ class IndexFile:
         # Newest first, each slot steps back to the entry before. A slot that a dying process never came to stays.
         for number in range(self.count - 1, kept - 1, -1):
             hash_, _, _, previous = self._entry(number)
+            self._used -= not previous  # counted when this entry was added; counting all slots takes 70 ms
             slot_at = _HEADER.size + hash_ % self._slots * 4
             if _SLOT.unpack_from(self._map, slot_at)[0] == number:
                 _SLOT.pack_into(self._map, slot_at, previous)
@@ -211,6 +210,7 @@ class IndexFile:
             words.byteswap()
             for number, hash_ in enumerate(words[:: _ENTRY.size // _SLOT.size], first):
                 slots[hash_ % self._slots] = number
+        self._used = len(slots) - slots.count(0)
         slots.byteswap()
         self._map[_HEADER.size : self._entries_at] = slots.tobytes()
 
@@ -292,17 +292,18 @@ class KeyIndex:
         """When that message was stored."""
         return self.files[-1].end_ms if self.files else 0
 
-    def add(self, keys: list[Key]) -> None:
-        """Add keys; those that are added leave the list.
+    def add(self, keys: list[Key], count_max: int | None = None) -> None:
+        """Add keys, the first `count_max` of them; those that are added leave the list.
 
         Raises:
             StoreWriteError, StoreFullError: those that are left are not added.
         """
-        while keys:
+        stay = 0 if count_max is None else max(len(keys) - count_max, 0)
+        while len(keys) > stay:
             if not self.files or self.files[-1].room <= 0:
                 self.begin_file(keys[0][2])
             file = self.files[-1]
-            fitting = keys[: file.room]
+            fitting = keys[: min(file.room, len(keys) - stay)]
             file.add(fitting)
             del keys[: len(fitting)]
 

@@ -1,7 +1,9 @@
 """The ordinary kind of queue: the n-th unit is the n-th message."""
 
+from array import array
 from collections.abc import Iterable
 from itertools import count
+from sys import byteorder
 
 from skyroute.broker.store.queues.topic_queue import GAP_MAX, NO_MESSAGE_BYTES, UNIT, TopicQueue, Unit
 from skyroute.message.layout import RECORD_BYTES_MIN
@@ -22,6 +24,18 @@ class ConsumeQueue(TopicQueue):
             self._fill_up_to(offset, position)
         self._tail += UNIT.pack(position, size, code)
         self.end = self._count = offset + 1
+
+    def add_all(self, offset: int, positions: list[int], units: bytearray, stored_at_ms: int) -> None:
+        if offset != self._count:
+            self._fill_up_to(offset, positions[0])
+        raw_positions = array("q", positions)
+        if byteorder == "little":
+            raw_positions.byteswap()
+        raw, width = raw_positions.tobytes(), raw_positions.itemsize
+        for at in range(width):  # one byte of all positions after the other: six times as fast as unit by unit
+            units[at :: UNIT.size] = raw[at::width]
+        self._tail += units
+        self.end = self._count = offset + len(positions)
 
     def _fill_up_to(self, offset: int, position: int) -> None:
         # In between, positions have to rise, since they are searched.

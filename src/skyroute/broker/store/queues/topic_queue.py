@@ -179,6 +179,11 @@ class TopicQueue(ABC):
     def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
         """Add the unit of a record. It stays in memory until `write`."""
 
+    def add_all(self, offset: int, positions: list[int], units: bytearray, stored_at_ms: int) -> None:
+        """Add the units of records of one message each, with consecutive offsets, at other positions than they say."""
+        for number, (position, (_, size, code)) in enumerate(zip(positions, UNIT.iter_unpack(units), strict=True)):
+            self.add(offset + number, position, size, code, stored_at_ms, 1)
+
     @abstractmethod
     def make_place(self, offset: int, position: int) -> bool:
         """Return whether a record can have a place that is not the next, and make it. Called when all is written.

@@ -15,7 +15,8 @@ are written again from it where they are missing or damaged.
 2. What is missing before that record is found by `queue_check` and by the index itself.
 3. One walk over the log, from the first record of which something is missing, writes both. It passes over damaged
    records, and ends behind the last sound one.
-4. What lies behind is torn if a crash can have torn it. It is copied to a file of its own, and then cut off.
+4. What lies behind is torn if a crash can have torn it. It is copied to a file of its own, and then cut off. So is a
+   batch that a process was writing when it died, before the walk.
 """
 
 import logging
@@ -112,6 +113,11 @@ def recover(
         start = _find_start(log, checkpoint.trusted_ms)
     if not log.segments:
         log.end = start
+    cuts: list[CutTail] = []
+    batch = checkpoint.unfinished_batch if left is LeftBehind.PROCESS_DIED else None
+    if batch is not None and batch >= start:
+        cuts = _set_aside(log, batch, now_ms, disk)
+        log.truncate(batch)
     if not is_torn:
         state.check_newest(log, max(start, floor))
     for queue in state.queues:
@@ -139,7 +145,7 @@ def recover(
     derived.write()
     if index is not None and not index.files:
         index.begin_file(now_ms)  # so that it is not taken for missing the next time
-    cuts = _set_aside(log, end, now_ms, disk)
+    cuts += _set_aside(log, end, now_ms, disk)
     log.finish_at(end)
     log.flushed = log.end if left is LeftBehind.CLOSED else log.start
     if walk_start < start or derived.lacks_units:
