@@ -44,18 +44,18 @@ def broker_at(folder: Path) -> Broker:
 
 async def fill(broker: Broker, first: int) -> None:
     """Messages of every kind, and something new in every table."""
-    parts = broker.parts
-    parts.topics.put(TopicConfig(f"T{first}", 2, 2))
-    parts.groups.put(GroupConfig(f"g{first}"))
-    await parts.topics.keeper.save()
-    await parts.groups.keeper.save()
+    components = broker.components
+    components.topics.put(TopicConfig(f"T{first}", 2, 2))
+    components.groups.put(GroupConfig(f"g{first}"))
+    await components.topics.keeper.save()
+    await components.groups.keeper.save()
     async with line_to(broker.address) as line:
         for number in range(MESSAGES):
             delayed = {0: {"DELAY": "3"}, 1: {"TIMER_DELAY_SEC": "600"}}.get(number % 5, {})
             request = send(f"T{first}", b"%d" % number, queue_id=number % 2, properties=delayed)
             assert (await line.call(request)).code == ResponseCode.SUCCESS
-    parts.offsets.commit(f"g{first}", f"T{first}", 0, 3)
-    await parts.offsets.keeper.save()
+    components.offsets.commit(f"g{first}", f"T{first}", 0, 3)
+    await components.offsets.keeper.save()
 
 
 async def files_of(folder: Path, *, is_killed: bool) -> Files:
@@ -75,7 +75,7 @@ async def test_no_damage_to_a_table_costs_a_message(tmp_path: Path, chance: rand
     assert {"config/topics.json", "config/topics.json.bak", "config/consumerOffset.json"} <= set(tables)
     broker = broker_at(tmp_path / "truth")
     await broker.start()
-    truth = {(each.topic, each.queue_id, each.offset) for each in read_store(broker.parts.store)}
+    truth = {(each.topic, each.queue_id, each.offset) for each in read_store(broker.components.store)}
     await broker.kill()
     assert len(truth) >= 2 * MESSAGES
     folder = tmp_path / "damaged"
@@ -102,9 +102,9 @@ async def check(folder: Path, damage: Damage, files: Files, truth: set[tuple[str
         assert Path(damage.file).name in refusal, f"{damage}: {refusal}"
         return
     try:
-        found = {(each.topic, each.queue_id, each.offset) for each in read_store(broker.parts.store)}
+        found = {(each.topic, each.queue_id, each.offset) for each in read_store(broker.components.store)}
         assert truth <= found, f"{damage} lost {sorted(truth - found)[:3]}"
         for topic, queue_id, _ in truth:
-            assert broker.parts.topics.get(topic) is not None or damage.kind == "bit", (damage, topic, queue_id)
+            assert broker.components.topics.get(topic) is not None or damage.kind == "bit", (damage, topic, queue_id)
     finally:
         await broker.kill()

@@ -77,7 +77,7 @@ async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tm
     broker = Broker(config)
     await broker.start()
     try:
-        assert listed == set(broker.parts.handlers())
+        assert listed == set(broker.components.handlers())
     finally:
         await broker.stop()
 

@@ -1,4 +1,4 @@
-"""A broker: its parts, its start and its stop."""
+"""A broker: its components, its start and its stop."""
 
 import logging
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Broker:
         self._servers: list[Server] = []
         self._background = Background()
         self._traffic = BusyPolling()
-        self._parts: Components | None = None
+        self._components: Components | None = None
         self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         self._pages: Pages | None = None
         self._is_serving = False
@@ -49,13 +49,13 @@ class Broker:
         """Where clients reach us, as `host:port`, once started."""
 
     def __repr__(self) -> str:
-        return f"<Broker {self.config.broker_name} {self.address if self._parts else 'not running'}>"
+        return f"<Broker {self.config.broker_name} {self.address if self._components else 'not running'}>"
 
     @property
     def parts(self) -> Components:
         """What a broker that was started consists of."""
-        assert self._parts is not None, "the broker was not started"
-        return self._parts
+        assert self._components is not None, "the broker was not started"
+        return self._components
 
     # Start
 
@@ -85,11 +85,11 @@ class Broker:
             )
             self.address = identity.address
             await self._open_pages()
-            self._parts = parts = Components(
+            self._components = components = Components(
                 config, identity, self.clock, self._close_connection, self._disk, self._traffic
             )
-            parts.load()
-            handlers = parts.handlers()
+            components.load()
+            handlers = components.handlers()
             dispatcher.answer_with(handlers)
             await server.serve()
             if config.listen_port:
@@ -98,11 +98,11 @@ class Broker:
         except BaseException:
             await self.kill()  # what was kept stays as it was
             raise
-        for work in (*parts.background(), tls.watch()):
+        for work in (*components.background(), tls.watch()):
             self._background.spawn(work)
         self._is_serving = True
-        await parts.registrar.start()
-        self._background.spawn(parts.registrar.run())
+        await components.registrar.start()
+        self._background.spawn(components.registrar.run())
 
     def _server(self, tls: ServerTls, dispatcher: Dispatcher) -> Server:
         return Server(
@@ -130,15 +130,15 @@ class Broker:
     async def stop(self) -> None:
         """Say goodbye, serve what is under way, put everything on the disk, and end as soon as the disk lets us."""
         self._is_serving = False
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            await parts.registrar.stop()
-            await parts.flushing.settled()
+        components, self._components = self._components, None
+        if components is not None:
+            await components.registrar.stop()
+            await components.flushing.settled()
         for server in self._servers:
             await server.stop()
         await self._background.end()
-        if parts is not None:
-            await parts.close()
+        if components is not None:
+            await components.close()
         await self._close_pages()
 
     async def kill(self) -> None:
@@ -146,9 +146,9 @@ class Broker:
         for server in self._servers:
             server.abort()
         await self._background.end()
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            await parts.kill()
+        components, self._components = self._components, None
+        if components is not None:
+            await components.kill()
         await self._close_pages()
 
     # For those who watch
@@ -161,7 +161,7 @@ class Broker:
         from skyroute.broker.metrics import BrokerMetrics  # noqa: PLC0415 - it needs that extra
         from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - so does this
 
-        metrics = BrokerMetrics(self.config, lambda: self._parts, self._servers, self._times)
+        metrics = BrokerMetrics(self.config, lambda: self._components, self._servers, self._times)
         self._pages = Pages(Exposition("broker", metrics.collect).render, self._why_not_ready)
         await self._pages.start(*address)
 
@@ -170,14 +170,14 @@ class Broker:
             await self._pages.stop()
 
     def _why_not_ready(self) -> str | None:
-        parts = self._parts
-        if parts is None or not self._is_serving:
+        components = self._components
+        if components is None or not self._is_serving:
             return "the broker is starting or stopping"
-        if parts.flushing.is_over:
+        if components.flushing.is_over:
             return "the disk refused what was stored: mend it, and restart the broker"
         if not self.config.name_servers:
             return "no name server is known, so clients cannot find this broker: set namesrvAddr or give -n"
-        if not parts.registrar.has_registered:
+        if not components.registrar.has_registered:
             return f"no name server has taken our registration yet: {';'.join(self.config.name_servers)}"
         return None
 
@@ -188,5 +188,5 @@ class Broker:
             server.close_connection(number)
 
     def _on_disconnect(self, connection: int) -> None:
-        if self._parts is not None:
-            self._parts.on_disconnect(connection)
+        if self._components is not None:
+            self._components.on_disconnect(connection)

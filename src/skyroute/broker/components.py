@@ -107,23 +107,25 @@ class Components:
             on_flushed=self.parked.wake,
         )
         self.parked.only_when_told = config.sync_flush
-        self.intake = Appender(self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=now_ms)
+        self.appender = Appender(
+            self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=now_ms
+        )
         delay_file, save_ms = JsonFile(folder / "delayOffset.json", disk), config.flush_delay_offset_interval
-        self.delays = DelayLevels(self.store, self.intake, delay_file, save_ms=save_ms)
+        self.delays = DelayLevels(self.store, self.appender, delay_file, save_ms=save_ms)
         self.timers = Timers(
             self.store,
-            self.intake,
+            self.appender,
             TimerCheck(folder / "timercheck", config.timer_precision_ms, disk),
             enabled=config.timer_wheel_enable,
             delay_max_s=lambda: config.timer_max_delay_sec,
             precision_ms=config.timer_precision_ms,
         )
-        self.intake.use(self.delays, self.timers)
+        self.appender.use(self.delays, self.timers)
         self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls)
         self.spreading = TopicPropagation(config.name_servers, identity, tls)
         self.transactions = Transactions(
             self.store,
-            self.intake,
+            self.appender,
             offsets=self.offsets,
             topics=self.topics,
             members=self.members,
@@ -212,7 +214,7 @@ class Components:
     def _for_producers(self) -> dict[int, Handler]:
         announce = self.registrar.announce
         send = SendHandlers(
-            self.intake,
+            self.appender,
             topics=self.topics,
             groups=self.groups,
             locks=self.locks,
@@ -225,8 +227,8 @@ class Components:
             pace=self.prompt,
         )
         replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
-        transactions = TransactionHandlers(self.transactions, self.intake, self.identity)
-        recall = RecallHandlers(self.intake, self.topics, self.config, self.identity)
+        transactions = TransactionHandlers(self.transactions, self.appender, self.identity)
+        recall = RecallHandlers(self.appender, self.topics, self.config, self.identity)
         return {
             RequestCode.SEND_MESSAGE: send.send,
             RequestCode.SEND_MESSAGE_V2: send.send,
@@ -264,7 +266,7 @@ class Components:
             pace=self.pace,
         )
         send_back = SendBackHandlers(
-            self.store, self.intake, self.topics, self.groups, self.stats, announce, self.config, self.identity
+            self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity
         )
         return {
             RequestCode.PULL_MESSAGE: pull.pull,

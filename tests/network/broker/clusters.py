@@ -92,16 +92,16 @@ class Cluster:
     async def add_topic(self, name: str = "T", queues: int = 1, **more: Any) -> None:
         """Create a topic at the newest broker, and make it known."""
         topic = TopicConfig(name, queues, queues, **more)
-        self.broker.parts.topics.put(topic)
-        await self.broker.parts.topics.keeper.save()
-        await self.broker.parts.registrar.announce([topic])
+        self.broker.components.topics.put(topic)
+        await self.broker.components.topics.keeper.save()
+        await self.broker.components.registrar.announce([topic])
 
     def has_route(self, topic: str) -> bool:
         return topic in self.name_server.server.table.topics
 
     def stored(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
         """The bodies of a queue."""
-        return bodies(self.broker.parts.store, topic, queue_id)
+        return bodies(self.broker.components.store, topic, queue_id)
 
     # ------------------------------------------------------------------------------------------------------- clients
 

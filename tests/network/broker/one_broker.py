@@ -48,9 +48,9 @@ class OneBroker:
     async def start(self) -> None:
         await self.broker.start()
         topic = TopicConfig("Orders", 1, 1)
-        self.broker.parts.topics.put(topic)
-        await self.broker.parts.topics.keeper.save()
-        await self.broker.parts.registrar.announce([topic])
+        self.broker.components.topics.put(topic)
+        await self.broker.components.topics.keeper.save()
+        await self.broker.components.registrar.announce([topic])
 
     async def restart(self, *, by_force: bool = False) -> None:
         """Stop the broker, or kill it, and start another one on what it left, at the same port."""
@@ -68,7 +68,7 @@ class OneBroker:
         return Consumer(group, self.name_server.address, start=StartPosition.FIRST, pace=HURRIED, **settings)
 
     def stored(self, topic: str = "Orders") -> list[StoredMessage]:
-        return read_all(self.broker.parts.store, topic)
+        return read_all(self.broker.components.store, topic)
 
 
 @asynccontextmanager

@@ -43,15 +43,15 @@ async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0)
 
 async def park(cluster: Cluster, line: AsyncLine, request: Request) -> int:
     """Have a pull wait; gives its number."""
-    waiting = len(cluster.broker.parts.parked)
+    waiting = len(cluster.broker.components.parked)
     opaque = await line.send(request)
-    await eventually(lambda: len(cluster.broker.parts.parked) == waiting + 1)
+    await eventually(lambda: len(cluster.broker.components.parked) == waiting + 1)
     return opaque
 
 
 def expire(cluster: Cluster, seconds: float) -> None:
     cluster.clock.advance(seconds)
-    cluster.broker.parts.parked.expire(cluster.clock.monotonic())
+    cluster.broker.components.parked.expire(cluster.clock.monotonic())
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -108,10 +108,10 @@ async def test_what_has_expired_is_skipped(empty_cluster: Cluster) -> None:
 
 async def test_a_group_that_was_sent_elsewhere_is_told_once(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a", "b", "c")
-    cluster.broker.parts.offsets.reset("g", "T", 0, 1)
+    cluster.broker.components.offsets.reset("g", "T", 0, 1)
     answer = await line.call(pull(offset=3, flag=SUBSCRIPTION | COMMIT, commit=3))
     assert (answer.code, answer.remark, place(answer)) == (21, "OFFSET_RESET", [1, 0, 3, 0])
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 1
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 1
     assert (await line.call(pull(offset=3))).code == 19
 
 
@@ -119,11 +119,11 @@ async def test_a_group_that_was_sent_elsewhere_is_told_once(cluster: Cluster, li
 
 
 def _forbid_group(cluster: Cluster) -> None:
-    cluster.broker.parts.groups.put(GroupConfig("g", enabled=False))
+    cluster.broker.components.groups.put(GroupConfig("g", enabled=False))
 
 
 def _forbid_topic(cluster: Cluster) -> None:
-    cluster.broker.parts.topics.put(TopicConfig("T", 2, 2, 2))
+    cluster.broker.components.topics.put(TopicConfig("T", 2, 2, 2))
 
 
 def _forbid_broker(cluster: Cluster) -> None:
@@ -189,7 +189,7 @@ async def test_a_group_must_have_said_what_it_wants(cluster: Cluster, line: Asyn
 
 
 async def test_a_group_may_not_broadcast_where_that_is_forbidden(cluster: Cluster, line: AsyncLine) -> None:
-    cluster.broker.parts.groups.put(GroupConfig("g", broadcast=False))
+    cluster.broker.components.groups.put(GroupConfig("g", broadcast=False))
     await line.call(heartbeat(messageModel="BROADCASTING"))
     answer = await line.call(pull(flag=0))
     text = "the consumer group[g] can not consume by broadcast way"
@@ -292,7 +292,7 @@ async def test_no_more_bytes_are_given_than_allowed_but_one_message_at_least(clu
 
 async def test_an_answer_tells_the_flags_of_topic_and_group(cluster: Cluster, line: AsyncLine) -> None:
     await cluster.add_topic("Unit", sys_flag=1)
-    cluster.broker.parts.groups.put(GroupConfig("flagged", sys_flag=4))
+    cluster.broker.components.groups.put(GroupConfig("flagged", sys_flag=4))
     for topic, group, flags in (("T", "g", ("0", "0")), ("Unit", "flagged", ("1", "4"))):
         fields = (await line.call(pull(topic, group=group))).fields
         assert (fields["topicSysFlag"], fields["groupSysFlag"]) == flags
@@ -301,22 +301,22 @@ async def test_an_answer_tells_the_flags_of_topic_and_group(cluster: Cluster, li
 async def test_a_pull_commits_where_its_group_is_if_it_says_so(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a", "b")
     await line.call(pull(offset=1, commit=1))
-    assert cluster.broker.parts.offsets.get("g", "T", 0) is None
+    assert cluster.broker.components.offsets.get("g", "T", 0) is None
     await line.call(pull(offset=1, commit=1, flag=SUBSCRIPTION | COMMIT))
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 1
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 1
     await park(cluster, line, pull(offset=2, commit=2, flag=WAITING | COMMIT))
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 2
-    cluster.broker.parts.offsets.commit("g", "T", 0, 7)
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 2
+    cluster.broker.components.offsets.commit("g", "T", 0, 7)
     await fill(await cluster.line(), "c")
     await line.receive()
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 7
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 7
 
 
 async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncLine) -> None:
     await line.call(pull(commit=5, flag=COMMIT))
     await line.call(pull(queue_id=9, commit=5, flag=SUBSCRIPTION | COMMIT))
-    assert cluster.broker.parts.offsets.get("g", "T", 0) is None
-    assert cluster.broker.parts.offsets.get("g", "T", 9) is None
+    assert cluster.broker.components.offsets.get("g", "T", 0) is None
+    assert cluster.broker.components.offsets.get("g", "T", 9) is None
 
 
 # ------------------------------------------------------------------------------------------------------------- waiting
@@ -329,10 +329,10 @@ async def test_a_message_wakes_those_who_wait_at_its_queue(cluster: Cluster, lin
     for opaque in waiting:
         answer = await line.answer(opaque)
         assert (answer.code, found_bodies(answer), place(answer)) == (0, [b"a"], [1, 0, 1, 0])
-    assert len(cluster.broker.parts.parked) == 1
+    assert len(cluster.broker.components.parked) == 1
     await fill(await cluster.line(), "b", queue_id=1)
     assert found_bodies(await line.answer(elsewhere)) == [b"b"]
-    assert len(cluster.broker.parts.parked) == 0
+    assert len(cluster.broker.components.parked) == 0
 
 
 async def test_messages_of_one_batch_wake_once_and_come_together(cluster: Cluster, line: AsyncLine) -> None:
@@ -353,7 +353,7 @@ async def test_what_does_not_match_wakes_nobody_and_is_not_looked_at_again(
     sender = await cluster.line()
     await fill(sender, "other", "another")
     assert (await sender.call(pull(offset=2))).code == 19  # whoever was woken has been answered by now
-    assert len(cluster.broker.parts.parked) == 1
+    assert len(cluster.broker.components.parked) == 1
     expire(cluster, 16)
     answer = await line.answer(waiting)
     assert (answer.code, place(answer)) == (19, [2, 0, 2, 0])
@@ -367,11 +367,11 @@ async def test_nothing_is_what_those_get_who_waited_in_vain(cluster: Cluster, li
     await fill(line, "a")
     waiting = await park(cluster, line, pull(offset=1, flag=WAITING, suspend_ms=3_000))
     expire(cluster, 2.5)
-    assert len(cluster.broker.parts.parked) == 1
+    assert len(cluster.broker.components.parked) == 1
     expire(cluster, 1)
     answer = await line.answer(waiting)
     assert (answer.code, answer.remark, place(answer)) == (19, "OFFSET_OVERFLOW_ONE", [1, 0, 1, 0])
-    assert len(cluster.broker.parts.parked) == 0
+    assert len(cluster.broker.components.parked) == 0
 
 
 @pytest.mark.parametrize("suspend_ms", [SUSPEND_MS_MAX + 1, (1 << 63) - 1])
@@ -402,7 +402,7 @@ async def test_who_waits_is_told_at_once_that_the_group_was_sent_elsewhere(clust
     assert (await (await cluster.line()).call(222, order)).code == 0
     answer = await line.answer(waiting)
     assert (answer.code, answer.remark, place(answer)) == (21, "OFFSET_RESET", [0, 0, 2, 0])
-    assert len(cluster.broker.parts.parked) == 1
+    assert len(cluster.broker.components.parked) == 1
     expire(cluster, 16)
     assert (await line.answer(other)).code == 19
 
@@ -413,7 +413,7 @@ async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -
     for queue_id in (0, 1):
         await park(cluster, gone, pull(queue_id=queue_id, flag=WAITING))
     gone.abort()
-    await eventually(lambda: len(cluster.broker.parts.parked) == 1)
+    await eventually(lambda: len(cluster.broker.components.parked) == 1)
     await fill(await cluster.line(), "a")
     assert found_bodies(await line.receive()) == [b"a"]
 
@@ -425,7 +425,7 @@ async def test_where_too_many_wait_the_next_one_is_answered_at_once(
     for _ in range(2):
         await park(cluster, line, pull(flag=WAITING))
     assert (await line.call(pull(flag=WAITING))).code == 19
-    assert len(cluster.broker.parts.parked) == 2
+    assert len(cluster.broker.components.parked) == 2
 
 
 async def woken(cluster: Cluster, line: AsyncLine, opaque: int) -> Command:

@@ -33,7 +33,7 @@ async def cluster(cluster: Cluster) -> Cluster:
 
 
 def properties_of(cluster: Cluster, topic: str = "T", queue_id: int = 0) -> list[dict[str, str]]:
-    return [dict(message.properties) for message in read_all(cluster.broker.parts.store, topic, queue_id)]
+    return [dict(message.properties) for message in read_all(cluster.broker.components.store, topic, queue_id)]
 
 
 # ------------------------------------------------------------------------------------------------------------ receipts
@@ -52,7 +52,7 @@ async def test_a_message_is_stored_as_it_was_sent(cluster: Cluster, code: int, f
         **{"queueId": "1", "queueOffset": "0", "transactionId": "0A"},
         **{"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"},
     }
-    (stored,) = read_all(cluster.broker.parts.store, "T", 1)
+    (stored,) = read_all(cluster.broker.components.store, "T", 1)
     assert (stored.body, stored.flag, stored.reconsume_times, stored.born_at_ms) == (b"coffee", 7, 2, 1758275000000)
     assert stored.stored_at_ms == int(cluster.clock.wall() * 1000)
     assert stored.log_position == decode_offset_id(offset_id).log_position
@@ -82,7 +82,7 @@ async def test_a_batch_is_stored_as_its_messages(cluster: Cluster, line: AsyncLi
     answer = await line.call(send(body=body, code=320))
     assert answer.code == 0
     assert answer.fields["queueOffset"] == "1"
-    stored = read_all(cluster.broker.parts.store)
+    stored = read_all(cluster.broker.components.store)
     assert [message.body for message in stored] == [b"0", b"1", b"2", b"3"]
     assert stored[2].properties["TAGS"] == "red"
     positions = [decode_offset_id(one).log_position for one in answer.fields["msgId"].split(",")]
@@ -93,7 +93,7 @@ LONG_BATCH = 4 * BATCH_MESSAGES_A_STEP + 1
 
 
 async def test_a_long_batch_is_stored_in_steps_with_consecutive_offsets(cluster: Cluster, line: AsyncLine) -> None:
-    other, store = await cluster.line(), cluster.broker.parts.store
+    other, store = await cluster.line(), cluster.broker.components.store
     batch = await line.send(send(body=batch_body((b"%d" % number, "") for number in range(LONG_BATCH)), code=320))
     answers: list[int] = []
     while not store.max_offset("T", 0):  # others are served before it is stored
@@ -116,12 +116,12 @@ async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: 
     body = batch_body([(b"x", "")] * LONG_BATCH)
     answer = await line.call(send(body=body[:-1], code=320))
     assert (answer.code, "ends inside" in (answer.remark or "") or "announces" in (answer.remark or "")) == (13, True)
-    assert cluster.broker.parts.store.max_offset("T", 0) == 0
+    assert cluster.broker.components.store.max_offset("T", 0) == 0
     assert (await line.call(send(body=body, code=320))).fields["queueOffset"] == "0"
 
 
 async def test_a_long_batch_ends_when_its_topic_is_deleted(cluster: Cluster, line: AsyncLine) -> None:
-    other, admin, store = await cluster.line(), await cluster.line(), cluster.broker.parts.store
+    other, admin, store = await cluster.line(), await cluster.line(), cluster.broker.components.store
     batch = await line.send(send(body=batch_body([(b"x", "")] * (10 * LONG_BATCH)), code=320))
     while not store.max_offset("T", 0):
         assert (await other.call(send(body=b"other", queue_id=1))).code == 0
@@ -137,7 +137,7 @@ async def test_a_long_batch_ends_when_its_topic_is_deleted(cluster: Cluster, lin
 async def test_a_long_batch_may_be_the_first_message_of_its_topic(cluster: Cluster, line: AsyncLine) -> None:
     answer = await line.call(send("Fresh", batch_body([(b"x", "")] * LONG_BATCH), code=320))
     assert answer.code == 0
-    assert cluster.broker.parts.store.max_offset("Fresh", 0) == LONG_BATCH
+    assert cluster.broker.components.store.max_offset("Fresh", 0) == LONG_BATCH
 
 
 async def test_the_field_and_not_the_code_says_that_it_is_a_batch(cluster: Cluster, line: AsyncLine) -> None:
@@ -178,7 +178,7 @@ async def test_topics_that_may_not_be_sent_to(
 ) -> None:
     answer = await line.call(send(topic))
     assert (answer.code, answer.remark) == (code, text)
-    assert cluster.broker.parts.topics.get(topic) is None or code == 16
+    assert cluster.broker.components.topics.get(topic) is None or code == 16
 
 
 async def test_a_topic_is_made_and_known_before_its_first_message_is_answered(
@@ -186,19 +186,19 @@ async def test_a_topic_is_made_and_known_before_its_first_message_is_answered(
 ) -> None:
     assert (await line.call(send("Made", d=3, queue_id=2))).code == 0
     assert cluster.has_route("Made")
-    made = cluster.broker.parts.topics.get("Made")
+    made = cluster.broker.components.topics.get("Made")
     assert made is not None
     assert (made.read_queues, made.write_queues, int(made.permission)) == (3, 3, 6)
     await cluster.kill()
     again = await cluster.start()
-    assert again.parts.topics.get("Made") == made
+    assert again.components.topics.get("Made") == made
     assert cluster.stored("Made", 2) == [b"body"]
 
 
 async def test_a_send_that_comes_to_its_turn_when_its_topic_is_known_does_not_announce_it_again(
     cluster: Cluster,
 ) -> None:
-    take = cluster.broker.parts.handlers()[310]
+    take = cluster.broker.components.handlers()[310]
     first, second = (take(decode_command(encode(send("Made"), number)), Peer(1, "10.0.0.1:5")) for number in (1, 2))
     assert isinstance(first, Coroutine)
     assert isinstance(second, Coroutine)
@@ -284,7 +284,7 @@ async def test_a_retry_of_nobodys_is_refused(empty_cluster: Cluster) -> None:
 async def test_what_was_tried_too_often_is_a_dead_letter_with_a_route(
     cluster: Cluster, line: AsyncLine, version: int, tries: int
 ) -> None:
-    cluster.broker.parts.groups.put(GroupConfig("g", retry_times_max=5))
+    cluster.broker.components.groups.put(GroupConfig("g", retry_times_max=5))
     assert (await line.call(send("%RETRY%g", b"again", j=tries, l=2, version=version))).code == 0
     assert not cluster.has_route("%DLQ%g")
     answer = await line.call(send("%RETRY%g", b"never", j=tries + 1, l=2, version=version, properties={"DELAY": "3"}))
@@ -294,7 +294,7 @@ async def test_what_was_tried_too_often_is_a_dead_letter_with_a_route(
     assert cluster.stored("%DLQ%g") == [b"never"]
     assert properties_of(cluster, "%DLQ%g")[0]["DELAY"] == "-1"
     await cluster.kill()
-    assert (await cluster.start()).parts.topics.get("%DLQ%g") is not None
+    assert (await cluster.start()).components.topics.get("%DLQ%g") is not None
 
 
 async def test_what_a_group_gives_up_that_holds_a_lock_is_a_dead_letter(cluster: Cluster, line: AsyncLine) -> None:
@@ -373,7 +373,7 @@ async def test_sizes_up_to_the_bound_are_taken_and_beyond_it_refused(cluster: Cl
         assert (answer.code, answer.remark) == (13, ILLEGAL)
     delayed = await line.call(send(properties=padded(room - 20) | {"DELAY": "3"}))
     assert (delayed.code, "at most 32767 are allowed" in (delayed.remark or "")) == (13, True)
-    assert cluster.broker.parts.store.max_position == 0
+    assert cluster.broker.components.store.max_position == 0
     assert (await line.call(send(body=bytes(TOO_LARGE - 1)))).code == 0
     assert (await line.call(send(properties=padded(room)))).code == 0
     # In a batch, unlike alone, there is a difference between an empty body and none.
@@ -435,15 +435,15 @@ async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_clust
     await cluster.add_topic("T")
     line, reader = await cluster.line(), await cluster.line()
     parked = await reader.send(pull(flag=6))
-    await eventually(lambda: len(cluster.broker.parts.parked) == 1)
+    await eventually(lambda: len(cluster.broker.components.parked) == 1)
     disk.stick()
     try:
         sent = await line.send(send(body=b"1"))
-        await eventually(lambda: cluster.broker.parts.store.max_position > 0)
+        await eventually(lambda: cluster.broker.components.store.max_position > 0)
         more = [await line.send(send(body=batch_body([(b"2", ""), (b"3", "")]), code=320)), await line.send(send())]
         unhurried = await line.call(send(body=b"5", properties={"WAIT": "false"}))
         assert unhurried.code == 0  # it does not want to wait, and the others still do
-        assert cluster.broker.parts.store.max_offset("T", 0) == 0
+        assert cluster.broker.components.store.max_offset("T", 0) == 0
         assert line.strays == reader.strays == []
     finally:
         disk.move()

@@ -41,7 +41,7 @@ class Room:
         self.state = state
         self.store = state.store
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
-        self.intake = Appender(
+        self.appender = Appender(
             self.store,
             parked=LongPolling(state.clock.monotonic),
             flushing=flushing,
@@ -49,21 +49,21 @@ class Room:
             now_ms=state.now_ms,
         )
         folder = state.folder / "config"
-        self.delays = DelayLevels(self.store, self.intake, JsonFile(folder / "delayOffset.json"))
-        self.timers = Timers(self.store, self.intake, TimerCheck(folder / "timercheck", 1_000))
-        self.intake.use(self.delays, self.timers)
+        self.delays = DelayLevels(self.store, self.appender, JsonFile(folder / "delayOffset.json"))
+        self.timers = Timers(self.store, self.appender, TimerCheck(folder / "timercheck", 1_000))
+        self.appender.use(self.delays, self.timers)
         handlers = SendBackHandlers(
-            *(self.store, self.intake, state.topics, state.groups, state.stats),
+            *(self.store, self.appender, state.topics, state.groups, state.stats),
             *(state.announce, state.config, state.identity),
         )
-        recalls = RecallHandlers(self.intake, state.topics, state.config, state.identity)
+        recalls = RecallHandlers(self.appender, state.topics, state.config, state.identity)
         self.send_back_handler = handlers.send_back
         self.recall_handler = recalls.recall
 
     def store_message(self, properties: dict[str, str], topic: str = "Orders", reconsume_times: int = 0) -> Appended:
         raw = encode_properties({"UNIQ_KEY": "U1", **properties})
         draft = Draft(topic, 1, b"coffee", raw, 17, PRODUCER, HOST, flag=3, reconsume_times=reconsume_times)
-        return self.intake.put(draft)
+        return self.appender.put(draft)
 
     async def send_back(
         self, position: int, *, level: int = 0, times_max: int = 16, version: int = OUR_VERSION
@@ -261,10 +261,10 @@ async def test_a_recalled_message_never_comes(room: Room) -> None:
     state.config.recall_message_enable = True
     state.topics.create(TopicConfig("Orders", 2, 2))
     raw = encode_properties({"UNIQ_KEY": "U1", "TIMER_DELAY_SEC": "5"})
-    parked = room.intake.park(Draft("Orders", 1, b"x", raw, 0, PRODUCER, HOST))
+    parked = room.appender.park(Draft("Orders", 1, b"x", raw, 0, PRODUCER, HOST))
     handle = recall_handle(parked, BROKER)
     assert handle is not None
-    room.intake.put_plain(parked)
+    room.appender.put_plain(parked)
     answer = await state.ask(room.recall_handler, encode_recall("PG", "Orders", handle))
     assert (answer.code, (answer.fields or {})["msgId"]) == (ResponseCode.SUCCESS, "U1")
     assert room.store.max_offset(TIMER_TOPIC, 0) == 2

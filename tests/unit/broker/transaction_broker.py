@@ -57,7 +57,7 @@ class Room:
         self.members = ConnectedClients()
         self.stats = Stats(self.clock)
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
-        self.intake = Appender(
+        self.appender = Appender(
             self.store,
             parked=LongPolling(self.clock.monotonic),
             flushing=flushing,
@@ -66,7 +66,7 @@ class Room:
         )
         self.transactions = Transactions(
             self.store,
-            self.intake,
+            self.appender,
             offsets=self.offsets,
             topics=self.topics,
             members=self.members,
@@ -100,7 +100,7 @@ class Room:
         sent = msgspec.structs.replace(
             draft("Orders", 3, body, known, sys_flag=0x4, flag=7), born_at_ms=self.now_ms() - born_before_s * 1000
         )
-        return self.intake.put_plain(self.transactions.prepare(sent))
+        return self.appender.put_plain(self.transactions.prepare(sent))
 
     def end(
         self,

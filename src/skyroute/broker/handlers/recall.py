@@ -38,7 +38,7 @@ _BODY: Final = b"0"
 class RecallHandlers:
     """Withdraws messages: a mark is stored in the timer topic for the same time, and is found before the message is."""
 
-    intake: Appender
+    appender: Appender
     topics: Topics
     config: BrokerConfig
     identity: Identity
@@ -46,14 +46,14 @@ class RecallHandlers:
     def recall(self, request: Request, _peer: Peer) -> Answer:
         """Withdraw a message."""
         recall = decode_recall(request)
-        now_ms = self.intake.now_ms()
+        now_ms = self.appender.now_ms()
         handle = self._checked(recall, now_ms)
         try:
-            appended = self.intake.put(self._mark(recall, handle, now_ms))
+            appended = self.appender.put(self._mark(recall, handle, now_ms))
         except (RefusedError, StoreError, RecordError, PropertyError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"recall failed, execute error: {error}") from error
         answer = Response(fields={"msgId": handle.unique_id, REGION: self.config.region_id})
-        wait = self.intake.safe(appended)
+        wait = self.appender.safe(appended)
         return answer if wait is None else _answer_after(wait, answer)
 
     def _checked(self, recall: Recall, now_ms: int) -> RecallHandle:

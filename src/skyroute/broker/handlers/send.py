@@ -79,7 +79,7 @@ class SendHandlers:
 
     def __init__(
         self,
-        intake: Appender,
+        appender: Appender,
         *,
         topics: Topics,
         groups: Groups,
@@ -92,7 +92,7 @@ class SendHandlers:
         clock: Clock,
         pace: StepRunner,
     ) -> None:
-        self._intake = intake
+        self._appender = appender
         self._topics = topics
         self._groups = groups
         self._locks = locks
@@ -246,20 +246,20 @@ class SendHandlers:
             )
             if self._topics.version != edition:
                 made = self._topics.get(draft.topic)
-        intake = self._intake
+        appender = self._appender
         handle: str | None = None
         try:
             if _TRANSACTION_MARK in sending.properties and _is_prepared(draft):
                 self._check_transactions_allowed()
                 parked = self._transactions.prepare(draft)
             else:
-                parked = intake.park(draft)
+                parked = appender.park(draft)
                 if parked.topic == TIMER_TOPIC:
                     handle = recall_handle(parked, self._identity.name)
-            appended = intake.put_plain(parked)
+            appended = appender.put_plain(parked)
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
-        if intake.waits_for_disk and _NO_WAIT_MARK not in raw:
+        if appender.waits_for_disk and _NO_WAIT_MARK not in raw:
             say = partial(self._receipt, request, appended, queue_id, unique_id, handle)
             answer: Response | DeferredResponse = self._answer_when_safe(appended.log_end, say)
         else:
@@ -350,10 +350,10 @@ class SendHandlers:
             return InTurn(self._say_more(storing))
         try:
             if is_whole:
-                whole = self._intake.put_inner_batch(draft, len(items))
+                whole = self._appender.put_inner_batch(draft, len(items))
                 appended = AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
             else:
-                appended = self._intake.put_batch(draft, items)
+                appended = self._appender.put_batch(draft, items)
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
         ids = encode_offset_ids(self._identity.raw_store_host, appended.log_positions)
@@ -379,7 +379,7 @@ class SendHandlers:
             self._trace_on,
             batch_unique_id=sender_id if is_whole else None,
         )
-        if self._intake.waits_for_disk:
+        if self._appender.waits_for_disk:
             return self._answer_when_safe(log_end, partial(encode_send_receipt, receipt))
         return encode_send_receipt(receipt)
 
@@ -423,13 +423,13 @@ class SendHandlers:
         host = self._identity.raw_store_host
         if is_whole:
             self._check_exists(draft.topic)
-            whole = self._intake.put_inner_batch(draft, sum(map(len, parts)))
+            whole = self._appender.put_inner_batch(draft, sum(map(len, parts)))
             return encode_offset_ids(host, [whole.log_position]), whole.queue_offset, whole.log_end
         ids: list[str] = []
         queue_offset = log_end = 0
         for part in parts:
             self._check_exists(draft.topic)
-            appended = self._intake.put_batch(draft, part)
+            appended = self._appender.put_batch(draft, part)
             queue_offset = queue_offset if ids else appended.queue_offset
             log_end = appended.log_end
             ids.append(encode_offset_ids(host, appended.log_positions))
@@ -453,7 +453,7 @@ class SendHandlers:
             else:
                 answer.give(say(ResponseCode.FLUSH_DISK_TIMEOUT if outcome is Flushed.LATE else 0))
 
-        self._intake.when_safe(log_end, settle)
+        self._appender.when_safe(log_end, settle)
         return answer
 
     def _illegal(self) -> RefusedError:
@@ -464,13 +464,13 @@ class SendHandlers:
         )
 
     def _not_available(self) -> Response:
-        reason = _NOT_AVAILABLE % self._intake.disk_used()
+        reason = _NOT_AVAILABLE % self._appender.disk_used()
         return Response(ResponseCode.SERVICE_NOT_AVAILABLE, reason, dict(self._refusal_fields))
 
     def _refusal(self, error: Exception) -> RefusedError:
         """Say in the protocol's words why nothing was stored."""
         if isinstance(error, StoreFullError | StoreClosedError):
-            return RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE % self._intake.disk_used())
+            return RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE % self._appender.disk_used())
         if isinstance(error, RecordTooLargeError | RecordError):
             return self._illegal()
         return RefusedError(ResponseCode.SYSTEM_ERROR, f"create mapped file failed, server is busy or broken. {error}")

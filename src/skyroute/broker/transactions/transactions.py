@@ -56,7 +56,7 @@ class Transactions:
     def __init__(
         self,
         store: MessageStore,
-        intake: Appender,
+        appender: Appender,
         *,
         offsets: ConsumerOffsets,
         topics: Topics,
@@ -66,7 +66,7 @@ class Transactions:
         announce: Announce,
     ) -> None:
         self._store = store
-        self._intake = intake
+        self._appender = appender
         self._offsets = offsets
         self._topics = topics
         self._members = members
@@ -133,7 +133,7 @@ class Transactions:
             draft = drafts.committed(half)
             if draft is None:
                 raise RefusedError(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
-            self._intake.put(draft)
+            self._appender.put(draft)
             self.committed += 1
         else:
             self.rolled_back += 1
@@ -162,9 +162,9 @@ class Transactions:
         while self._done:
             digits = len(str(max(self._done)))
             offsets = self._done[: max(self._config.transaction_op_msg_max_size // (digits + 1), 1)]
-            draft = drafts.done(offsets, self._identity.raw_store_host, self._intake.now_ms())
+            draft = drafts.done(offsets, self._identity.raw_store_host, self._appender.now_ms())
             try:
-                appended = self._intake.put_plain(draft)
+                appended = self._appender.put_plain(draft)
             except StoreError as error:
                 log.warning("ended transactions are not written down yet count=%d reason=%s", len(self._done), error)
                 return None
@@ -226,7 +226,7 @@ class Transactions:
 
     def _give_up(self, offset: int, half: StoredMessage, times: int) -> None:
         self._topics.create(TopicConfig(HALF_GIVEN_UP_TOPIC, 1, 1))
-        appended = self._intake.put_plain(drafts.given_up(half))
+        appended = self._appender.put_plain(drafts.given_up(half))
         self._done += self._book.close(offset)
         log.warning(
             "transaction given up topic=%s id=%s asked=%d offset=%d",
@@ -245,13 +245,13 @@ class Transactions:
             draft = drafts.carried_on(half)
         except RefusedError:  # its properties have no room for where it was
             return
-        appended = self._intake.put_plain(draft)
+        appended = self._appender.put_plain(draft)
         # No record says that it is done: Apache's brokers take that for the end of its copies, too.
         self._book.expect_one()
         self._book.move(offset, appended.queue_offset)
 
     def _move(self, offset: int, draft: Draft) -> Appended:
-        appended = self._intake.put_plain(draft)
+        appended = self._appender.put_plain(draft)
         self._book.expect_one()
         self._book.move(offset, appended.queue_offset)
         self._done.append(offset)
@@ -284,13 +284,13 @@ class Transactions:
         if offset is not None:
             return self._move(offset, draft)
         self._book.expect_one()
-        return self._intake.put_plain(draft)
+        return self._appender.put_plain(draft)
 
     async def ask_producers(self) -> None:
         """Ask once for all that is due."""
         knew_topic = self._topics.get(HALF_GIVEN_UP_TOPIC) is not None
         asked = silent = 0
-        for turn, question in enumerate(self.check(self._intake.now_ms()), 1):
+        for turn, question in enumerate(self.check(self._appender.now_ms()), 1):
             if turn % HALVES_A_TURN == 0:
                 self.write_done()
                 await asyncio.sleep(0)
