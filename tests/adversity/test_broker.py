@@ -195,7 +195,7 @@ async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -
         for line in lines:
             line.abort()
         await eventually(lambda: len(components.parked) == 0)
-    await eventually(lambda: all(components.members.consumers(f"g{number}") is None for number in range(5)))
+    await eventually(lambda: all(components.clients.consumers(f"g{number}") is None for number in range(5)))
     assert (components.parked._by_queue, components.parked._by_tick, components.parked._by_connection) == ({}, {}, {})
     line = await cluster.line()
     assert (await line.call(send())).code == 0

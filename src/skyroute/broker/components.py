@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from skyroute.broker.appender import Appender
-from skyroute.broker.clients.change_notifications import MemberNotices
+from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
@@ -84,10 +84,12 @@ class Components:
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
         self.request_modes = RequestModes(JsonFile(folder / "messageRequestMode.json", disk))
-        self.members = ConnectedClients()
+        self.clients = ConnectedClients()
         self.locks = QueueLocks()
-        self.notices = MemberNotices(self.members, self.groups, config)
-        self.silence = ClientExpiryScan(self.members, self.locks, self.notices, close_connection, config, clock)
+        self.notifications = ChangeNotifications(self.clients, self.groups, config)
+        self.client_expiry = ClientExpiryScan(
+            self.clients, self.locks, self.notifications, close_connection, config, clock
+        )
         self.stats = Stats(clock)
         self.parked = LongPolling(clock.monotonic)
         self.topics.load()  # before the store, which may have to make queues of the right kind again
@@ -128,7 +130,7 @@ class Components:
             self.appender,
             offsets=self.offsets,
             topics=self.topics,
-            members=self.members,
+            clients=self.clients,
             config=config,
             identity=identity,
             announce=self.registrar.announce,
@@ -161,7 +163,7 @@ class Components:
         yield self.timers.run()
         yield self.transactions.run()
         yield self.stats.run()
-        yield every(SCAN_S, self.silence.scan)
+        yield every(SCAN_S, self.client_expiry.scan)
         yield every(config.clean_resource_interval / 1000, self.retention.clean)
         yield every(config.flush_consumer_offset_interval / 1000, self.offsets.keeper.save)
         yield every(TABLES_S, self._save_tables)
@@ -172,7 +174,7 @@ class Components:
     def on_disconnect(self, connection: int) -> None:
         """Take note that a connection has ended."""
         self.parked.drop(connection)
-        self.notices.put(self.members.drop(connection))
+        self.notifications.put(self.clients.drop(connection))
 
     async def close(self) -> None:
         """Put everything on the disk."""
@@ -226,7 +228,7 @@ class Components:
             clock=self.clock,
             pace=self.prompt,
         )
-        replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
+        replies = ReplyHandlers(self.clients, self.topics, send.send, self.identity, self.config, self.clock)
         transactions = TransactionHandlers(self.transactions, self.appender, self.identity)
         recall = RecallHandlers(self.appender, self.topics, self.config, self.identity)
         return {
@@ -248,19 +250,28 @@ class Components:
             topics=self.topics,
             groups=self.groups,
             offsets=self.offsets,
-            members=self.members,
+            clients=self.clients,
             stats=self.stats,
             config=self.config,
             identity=self.identity,
             monotonic=self.clock.monotonic,
         )
         members = MemberHandlers(
-            *(self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock),
+            *(
+                self.clients,
+                self.locks,
+                self.topics,
+                self.groups,
+                self.notifications,
+                announce,
+                self.config,
+                self.clock,
+            ),
             pace=self.pace,
             prompt=self.prompt,
         )
         offsets = OffsetHandlers(
-            *(self.offsets, self.topics, self.groups, self.members, self.store),
+            *(self.offsets, self.topics, self.groups, self.clients, self.store),
             delay_offsets=self.delays.render,
             young_bytes=bytes_in_memory(),
             pace=self.pace,
@@ -298,20 +309,20 @@ class Components:
         announce = self.registrar.announce
         now_ms = self._now_ms
         topics = TopicHandlers(
-            *(self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms),
+            *(self.topics, self.offsets, self.clients, self.store, self.stats, self.config, announce, now_ms),
             pace=self.pace,
         )
         groups = GroupHandlers(
             self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.pace
         )
         progress = ProgressHandlers(
-            *(self.offsets, self.topics, self.groups, self.members, self.store),
+            *(self.offsets, self.topics, self.groups, self.clients, self.store),
             *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
             pace=self.pace,
         )
-        queries = QueryHandlers(self.store, self.topics, self.members, self.config, self.pace, self.clock.monotonic)
+        queries = QueryHandlers(self.store, self.topics, self.clients, self.config, self.pace, self.clock.monotonic)
         operations = OperationHandlers(self)
-        forwarding = ForwardingHandlers(self.members, self.store, self.topics, self.groups, self.identity)
+        forwarding = ForwardingHandlers(self.clients, self.store, self.topics, self.groups, self.identity)
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_many,

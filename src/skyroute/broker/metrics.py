@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from skyroute.broker.clients.client_groups import Member
+from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.message.reserved_topics import (
@@ -158,8 +158,8 @@ class BrokerMetrics:
         )
 
     def _clients(self, components: Components) -> Iterator[Metric]:
-        members = components.members
-        producers = Counter(_client(member) for group in members.producer_groups.values() for member in group.members)
+        clients = components.clients
+        producers = Counter(_client(member) for group in clients.producer_groups.values() for member in group.members)
         yield self._gauge(
             "rocketmq_producer_connections",
             "Producers that are there",
@@ -169,7 +169,7 @@ class BrokerMetrics:
         )
         consumers = Counter(
             (name, *_client(member), _CONSUME_MODES[group.type])
-            for name, group in members.consumer_groups.items()
+            for name, group in clients.consumer_groups.items()
             for member in group.members
         )
         yield self._gauge(
@@ -337,7 +337,7 @@ def _rpc_labels(answered: Answered) -> tuple[str, str, str, str, str]:
     )
 
 
-def _client(member: Member) -> tuple[str, str]:
+def _client(member: GroupMember) -> tuple[str, str]:
     """Return language and version; a peer may say anything, so what is not known is not repeated."""
     return (member.language if member.language in LANGUAGES else "OTHER").lower(), release_name(member.version).lower()
 

@@ -276,7 +276,7 @@ async def test_a_second_port_takes_sends_and_lets_nobody_wait(empty_cluster: Clu
         assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
     assert (await line.call(heartbeat())).code == 0
     line.abort()
-    await eventually(lambda: empty_cluster.broker.components.members.consumers("g") is None)
+    await eventually(lambda: empty_cluster.broker.components.clients.consumers("g") is None)
     await empty_cluster.stop()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port - 2)

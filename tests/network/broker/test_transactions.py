@@ -90,7 +90,7 @@ async def test_open_transactions_outlive_the_broker(place: OneBroker, by_force: 
         await place.restart(by_force=by_force)
         assert place.broker.components.transactions.open_count == 1
         await producer.session.send_heartbeats()
-        await eventually(lambda: len(place.broker.components.members.producers("p")) == 1)
+        await eventually(lambda: len(place.broker.components.clients.producers("p")) == 1)
         await ask_producers(place)
         await eventually(lambda: bodies(place.stored()) == [b"ended", b"open"])
         await eventually(lambda: len(place.stored(HALF_DONE_TOPIC)) == 3)

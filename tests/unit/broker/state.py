@@ -94,7 +94,7 @@ class State:
         for table in (self.topics, self.groups, self.offsets, self.modes):
             table.load()
         self.store = MessageStore.open(self.folder, SMALL, now_ms=self.now_ms())
-        self.members = ConnectedClients()
+        self.clients = ConnectedClients()
         self.parked = LongPolling(self.clock.monotonic)
         self.stats = Stats(self.clock)
         self.pace = CountingPace(BusyPolling(), self.clock)
@@ -120,7 +120,7 @@ class State:
         return TopicHandlers(
             self.topics,
             self.offsets,
-            self.members,
+            self.clients,
             self.store,
             self.stats,
             self.config,
@@ -139,7 +139,7 @@ class State:
             self.offsets,
             self.topics,
             self.groups,
-            self.members,
+            self.clients,
             self.store,
             delay_offsets=lambda: {"offsetTable": {1: 5}},
             young_bytes=1 << 30,
@@ -152,7 +152,7 @@ class State:
             self.offsets,
             self.topics,
             self.groups,
-            self.members,
+            self.clients,
             self.store,
             self.stats,
             self.config,

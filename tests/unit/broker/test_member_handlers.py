@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from skyroute.broker.clients.change_notifications import MemberNotices
+from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.handlers.long_answers import STEP_PARTS
 from skyroute.broker.handlers.members import HEARTBEAT_BYTES_MAX, MemberHandlers
@@ -57,13 +57,15 @@ class Room:
         state = self.state
         self.locks = QueueLocks()
         self.waiting: list[Callable[[], None]] = []
-        notices = MemberNotices(state.members, state.groups, state.config, lambda _, then: self.waiting.append(then))
+        notifications = ChangeNotifications(
+            state.clients, state.groups, state.config, lambda _, then: self.waiting.append(then)
+        )
         self.on = MemberHandlers(
-            state.members,
+            state.clients,
             self.locks,
             state.topics,
             state.groups,
-            notices,
+            notifications,
             state.announce,
             state.config,
             state.clock,
@@ -140,17 +142,17 @@ async def test_a_group_that_may_not_be_made_is_passed_over_silently(room: Room) 
     room.state.groups.put(GroupConfig("known"))
     response = await room.beat(a_consumer("g", "T"), a_consumer("known", "T"), producers=("p",))
     assert response.code == 0
-    assert room.state.members.consumers("g") is None
-    assert room.state.members.consumers("known") is not None
-    assert room.state.members.producers("p")
+    assert room.state.clients.consumers("g") is None
+    assert room.state.clients.consumers("known") is not None
+    assert room.state.clients.producers("p")
 
 
 async def test_pull_consumers_may_be_turned_away(room: Room) -> None:
     room.state.config.reject_pull_consumer_enable = True
     puller = msgspec.structs.replace(a_consumer("g", "T"), consume_type=ConsumeType.PULL)
     await room.beat(puller, a_consumer("h", "T"))
-    assert room.state.members.consumers("g") is None
-    assert room.state.members.consumers("h") is not None
+    assert room.state.clients.consumers("g") is None
+    assert room.state.clients.consumers("h") is not None
 
 
 async def test_members_are_told_of_each_other(room: Room) -> None:
@@ -177,7 +179,7 @@ async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
     told = len(line.told)
     assert room.ask(room.on.leave, encode_unregistration("c", producer_group="p")).code == 0
     assert room.ask(room.on.leave, encode_unregistration("c", consumer_group="g")).code == 0
-    assert room.state.members.producers("p") == ()
+    assert room.state.clients.producers("p") == ()
     assert len(line.told) == told + 1
 
 
@@ -301,9 +303,9 @@ async def test_a_heartbeat_of_many_groups_is_taken_in_steps(room: Room) -> None:
     names = [f"group-{number}" for number in range(20 * PART_GROUPS)]
     request = encode_heartbeat("c", [f"p-{name}" for name in names], [a_consumer(name) for name in names])
     counts: list[int] = []
-    room.state.pace.on_step = lambda: counts.append(len(room.state.members.consumer_groups))
+    room.state.pace.on_step = lambda: counts.append(len(room.state.clients.consumer_groups))
     assert (await finish(room, room.on.heartbeat, request)).code == 0
-    assert len(room.state.members.consumer_groups) == len(room.state.members.producer_groups) == len(names)
+    assert len(room.state.clients.consumer_groups) == len(room.state.clients.producer_groups) == len(names)
     assert max(after - before for before, after in pairwise(counts)) <= PART_GROUPS
     assert room.state.topics.get("%RETRY%group-7") in room.state.announced
 
@@ -313,7 +315,7 @@ async def test_a_heartbeat_of_many_topics_is_taken_in_steps(room: Room) -> None:
     consumers = [a_consumer(f"g{number}", *topics) for number in range(6)]
     assert (await finish(room, room.on.heartbeat, encode_heartbeat("c", [], consumers))).code == 0
     assert room.state.pace.steps >= 5
-    assert all(len(group.subscriptions) == 1000 for group in room.state.members.consumer_groups.values())
+    assert all(len(group.subscriptions) == 1000 for group in room.state.clients.consumer_groups.values())
 
 
 async def test_many_queues_are_locked_and_given_back_in_steps(room: Room) -> None:

@@ -150,7 +150,7 @@ async def test_topics_that_members_do_not_want_are_not_copied_while_they_are_the
     state.topics.put(TopicConfig("Old"))
     for topic in ("Orders", "Old"):
         state.offsets.commit("g", topic, 0, 5)
-    state.members.beat(state.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
+    state.clients.beat(state.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
     await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", None, offline=False)))
     assert set(state.offsets.topics_of("h")) == {"Orders"}
     await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", "Old", offline=True)))

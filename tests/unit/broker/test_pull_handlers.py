@@ -37,7 +37,7 @@ def handlers(state: State) -> PullHandlers:
         topics=state.topics,
         groups=state.groups,
         offsets=state.offsets,
-        members=state.members,
+        clients=state.clients,
         stats=state.stats,
         config=state.config,
         identity=state.identity,

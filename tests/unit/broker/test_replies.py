@@ -42,9 +42,9 @@ class Room:
         self.replier, _ = a_peer(2)
         self.stored: list[Request] = []
         self.store_answer: Answer = STORED
-        self.state.members.beat(self.asker, a_beat("asker", producers=["p"]), "JAVA", 479, 0.0)
+        self.state.clients.beat(self.asker, a_beat("asker", producers=["p"]), "JAVA", 479, 0.0)
         self._on = ReplyHandlers(
-            self.state.members,
+            self.state.clients,
             self.state.topics,
             self._store,
             self.state.identity,

@@ -513,7 +513,7 @@ async def test_producers_are_asked_in_turn(room: Room) -> None:
     lines = []
     for connection in (1, 2):
         peer, line = a_peer(connection)
-        room.members.beat(peer, a_beat(f"client-{connection}", producers=[GROUP]), "JAVA", 479, 0.0)
+        room.clients.beat(peer, a_beat(f"client-{connection}", producers=[GROUP]), "JAVA", 479, 0.0)
         lines.append(line)
     for n in range(4):
         room.begin(f"ID{n}")

@@ -54,7 +54,7 @@ class Room:
         self.offsets = ConsumerOffsets(JsonFile(self.folder / "consumerOffset.json", self.disk), self.now_ms)
         self.offsets.load()
         self.topics = Topics(JsonFile(self.folder / "topics.json", self.disk), self.config, self.now_ms)
-        self.members = ConnectedClients()
+        self.clients = ConnectedClients()
         self.stats = Stats(self.clock)
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
         self.appender = Appender(
@@ -69,7 +69,7 @@ class Room:
             self.appender,
             offsets=self.offsets,
             topics=self.topics,
-            members=self.members,
+            clients=self.clients,
             config=self.config,
             identity=self.identity,
             announce=self._announce,

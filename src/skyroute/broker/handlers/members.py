@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from skyroute.broker.clients.change_notifications import MemberNotices
-from skyroute.broker.clients.client_groups import Member
+from skyroute.broker.clients.change_notifications import ChangeNotifications
+from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.config import BrokerConfig
@@ -62,11 +62,11 @@ SHORT_HEARTBEAT_BYTES: Final = 32 * 1024
 class MemberHandlers:
     """Heartbeats, goodbyes, locks, and who is in which group."""
 
-    members: ConnectedClients
+    clients: ConnectedClients
     locks: QueueLocks
     topics: Topics
     groups: Groups
-    notices: MemberNotices
+    notifications: ChangeNotifications
     announce: Announce
     config: BrokerConfig
     clock: Clock
@@ -90,8 +90,8 @@ class MemberHandlers:
     def _take(self, said: Heartbeat, request: Request, peer: Peer) -> tuple[bool, list[TopicConfig]]:
         """Process a heartbeat; return whether the next one must be complete, and the retry topics created."""
         beat = self._welcome(said)
-        outcome = self.members.beat(peer, beat, request.language, request.version, self.clock.monotonic())
-        self.notices.put(outcome.changed)
+        outcome = self.clients.beat(peer, beat, request.language, request.version, self.clock.monotonic())
+        self.notifications.put(outcome.changed)
         return outcome.wants_whole, self._create_retry_topics(beat.consumers)
 
     async def _take_long(self, request: Request, peer: Peer) -> Response:
@@ -145,10 +145,10 @@ class MemberHandlers:
     def leave(self, request: Request, peer: Peer) -> Response:
         """Have a client leave a group."""
         leaving = decode_unregistration(request)
-        changed = self.members.leave(
+        changed = self.clients.leave(
             peer.connection, producer_group=leaving.producer_group, consumer_group=leaving.consumer_group
         )
-        self.notices.put(changed)
+        self.notifications.put(changed)
         return Response()
 
     def check_client(self, request: Request, _peer: Peer) -> Response:
@@ -188,7 +188,7 @@ class MemberHandlers:
     def client_ids(self, request: Request, _peer: Peer) -> Response:
         """Tell a group's members, to those who share its queues out."""
         name = decode_consumer_group(request)
-        group = self.members.consumers(name)
+        group = self.clients.consumers(name)
         if group is None:
             return Response.error(f"no consumer for this group, {name}")
         return Response(body=encode_members(member.client_id for member in group.members))
@@ -196,7 +196,7 @@ class MemberHandlers:
     def consumer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who consumes in a group, and what."""
         name = decode_consumer_group(request)
-        group = self.members.consumers(name)
+        group = self.clients.consumers(name)
         if group is None:
             return Response.error(f"the consumer group[{name}] not online", ResponseCode.CONSUMER_NOT_ONLINE)
         members, subscriptions = list(group.members), list(group.subscriptions.values())
@@ -208,7 +208,7 @@ class MemberHandlers:
     def producer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who produces in a group."""
         name = decode_producer_group(request)
-        members = self.members.producers(name)
+        members = self.clients.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
         return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
@@ -216,11 +216,11 @@ class MemberHandlers:
     def all_producers(self, _request: Request, _peer: Peer) -> Answer:
         """Tell who produces, by group."""
         groups = (
-            (group.name, map(self._heard, list(group.members))) for group in list(self.members.producer_groups.values())
+            (group.name, map(self._heard, list(group.members))) for group in list(self.clients.producer_groups.values())
         )
         return self.pace.answer(answer_with(in_pieces(producers_parts(groups))))
 
-    def _heard(self, member: Member) -> HeardProducer:
+    def _heard(self, member: GroupMember) -> HeardProducer:
         silence_s = self.clock.monotonic() - member.heard_at
         return HeardProducer(
             member.client_id,
@@ -234,7 +234,7 @@ class MemberHandlers:
     def subscription(self, request: Request, _peer: Peer) -> Response:
         """Tell what a group wants of a topic."""
         query = decode_subscription_query(request)
-        wanted = None if query.topic is None else self.members.subscription(query.group, query.topic)
+        wanted = None if query.topic is None else self.clients.subscription(query.group, query.topic)
         return encode_subscription(query, wanted)
 
 
@@ -248,5 +248,5 @@ def _queues(locking: QueueLocking) -> Generator[None, None, list[list[QueueRef]]
     return parts
 
 
-def _connection(member: Member) -> Connection:
+def _connection(member: GroupMember) -> Connection:
     return Connection(member.client_id, member.peer.address, member.language, member.version)

@@ -54,7 +54,7 @@ class OffsetHandlers:
     offsets: ConsumerOffsets
     topics: Topics
     groups: Groups
-    members: ConnectedClients
+    clients: ConnectedClients
     store: MessageStore
     delay_offsets: Callable[[], object]
     """Gives what the file of the delay levels' offsets says."""
@@ -163,7 +163,7 @@ class OffsetHandlers:
 
     def _clone_topics(self, order: CloneOrder, topics: Sequence[str]) -> Generator[None, None, int]:
         """Copy the offsets of topics that members of the source subscribe to; return the number of topics copied."""
-        source = self.members.consumers(order.source)
+        source = self.clients.consumers(order.source)
         wanted = None if source is None or order.offline else source.subscriptions
         cloned = work = 0
         for topic in topics:

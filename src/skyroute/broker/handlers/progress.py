@@ -53,7 +53,7 @@ class ProgressHandlers:
     offsets: ConsumerOffsets
     topics: Topics
     groups: Groups
-    members: ConnectedClients
+    clients: ConnectedClients
     store: MessageStore
     stats: Stats
     config: BrokerConfig
@@ -89,7 +89,7 @@ class ProgressHandlers:
 
     def _wanted(self, group: str, topics: Iterable[str]) -> Collection[str]:
         """Return those of the topics that members of a group want; all, where it has no members."""
-        online = self.members.consumers(group)
+        online = self.clients.consumers(group)
         if online is None or not online.subscriptions:
             return list(topics)
         return [topic for topic in topics if topic in online.subscriptions]
@@ -207,7 +207,7 @@ class ProgressHandlers:
                 yield
         parts = reset_offsets_parts(order.topic, self.identity.name, offsets.items())
         body = b"".join((yield from gather(in_pieces(parts))))
-        online = self.members.consumers(order.group)
+        online = self.clients.consumers(order.group)
         if online is None or not online.members:
             raise RefusedError(
                 ResponseCode.CONSUMER_NOT_ONLINE,

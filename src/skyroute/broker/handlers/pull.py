@@ -109,7 +109,7 @@ class PullHandlers:
         topics: Topics,
         groups: Groups,
         offsets: ConsumerOffsets,
-        members: ConnectedClients,
+        clients: ConnectedClients,
         stats: Stats,
         config: BrokerConfig,
         identity: Identity,
@@ -120,7 +120,7 @@ class PullHandlers:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
-        self._members = members
+        self._clients = clients
         self._stats = stats
         self._config = config
         self._identity = identity
@@ -174,7 +174,7 @@ class PullHandlers:
             )
         wanted = self._wanted(question, group)
         if config.filter_support_retry and question.topic == retry_topic(group.name) and isinstance(wanted, Filter):
-            consumers = self._members.consumers(group.name)
+            consumers = self._clients.consumers(group.name)
             return wanted if consumers is None else retry_filter(wanted, consumers.subscriptions.values())
         return wanted
 
@@ -187,7 +187,7 @@ class PullHandlers:
         by_properties = self._config.enable_property_filter
         if question.expression is not None:
             return make_filter(_subscription_of(question), by_properties=by_properties)
-        consumers = self._members.consumers(question.group)
+        consumers = self._clients.consumers(question.group)
         if consumers is None:
             raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
         if consumers.model is MessageModel.BROADCASTING and not group.broadcast:

@@ -43,7 +43,7 @@ class QueryHandlers:
 
     store: MessageStore
     topics: Topics
-    members: ConnectedClients
+    clients: ConnectedClients
     config: BrokerConfig
     pace: StepRunner
     monotonic: Callable[[], float]
@@ -104,7 +104,7 @@ class QueryHandlers:
             min_offset=min_offset,
             max_offset=max_offset,
             group_of=query if query.group else None,
-            subscription=self.members.subscription(query.group, topic) if query.group else None,
+            subscription=self.clients.subscription(query.group, topic) if query.group else None,
         )
 
 

@@ -57,7 +57,7 @@ class TopicHandlers:
 
     topics: Topics
     offsets: ConsumerOffsets
-    members: ConnectedClients
+    clients: ConnectedClients
     store: MessageStore
     stats: Stats
     config: BrokerConfig
@@ -221,7 +221,7 @@ class TopicHandlers:
         """Yield each group that reads a topic or has read it, and None for every other group."""
         read = dict.fromkeys(self.offsets.groups_of(topic))
         yield from read
-        for name, group in list(self.members.consumer_groups.items()):
+        for name, group in list(self.clients.consumer_groups.items()):
             yield name if topic in group.subscriptions and name not in read else None
 
     def system_topics(self, _request: Request, _peer: Peer) -> Response:

@@ -60,7 +60,7 @@ class Transactions:
         *,
         offsets: ConsumerOffsets,
         topics: Topics,
-        members: ConnectedClients,
+        clients: ConnectedClients,
         config: BrokerConfig,
         identity: Identity,
         announce: Announce,
@@ -69,7 +69,7 @@ class Transactions:
         self._appender = appender
         self._offsets = offsets
         self._topics = topics
-        self._members = members
+        self._clients = clients
         self._config = config
         self._identity = identity
         self._announce = announce
@@ -296,7 +296,7 @@ class Transactions:
                 await asyncio.sleep(0)
             if question is None:
                 continue
-            producer = self._members.next_producer(question.group)
+            producer = self._clients.next_producer(question.group)
             if producer is None:
                 silent += 1
             else:
