@@ -113,7 +113,7 @@ async def answers_to(cluster: Cluster, line: AsyncLine, requests: list[Request])
     sent = [await line.send(request) for request in requests]
     answers = asyncio.ensure_future(_answers(line, sent))
     while not answers.done():
-        cluster.broker.components.parked.expire(cluster.clock.monotonic() + SUSPEND_MS_MAX)
+        cluster.broker.components.long_polling.expire(cluster.clock.monotonic() + SUSPEND_MS_MAX)
         await asyncio.wait({answers}, timeout=0.002)
     return await answers
 
@@ -191,12 +191,16 @@ async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -
             await line.send(heartbeat(f"g{number % 5}"))
             for _ in range(5):
                 await line.send(pull(flag=SUSPEND | SUBSCRIPTION, group=f"g{number % 5}"))
-        await eventually(lambda: len(components.parked) == 200)
+        await eventually(lambda: len(components.long_polling) == 200)
         for line in lines:
             line.abort()
-        await eventually(lambda: len(components.parked) == 0)
+        await eventually(lambda: len(components.long_polling) == 0)
     await eventually(lambda: all(components.clients.consumers(f"g{number}") is None for number in range(5)))
-    assert (components.parked._by_queue, components.parked._by_tick, components.parked._by_connection) == ({}, {}, {})
+    assert (
+        components.long_polling._by_queue,
+        components.long_polling._by_tick,
+        components.long_polling._by_connection,
+    ) == ({}, {}, {})
     line = await cluster.line()
     assert (await line.call(send())).code == 0
 
@@ -207,13 +211,13 @@ async def test_those_who_vanish_just_as_a_message_comes_hinder_nobody(cluster: C
     lines = [await cluster.line() for _ in range(10)]
     for line in lines:
         await line.send(pull(flag=SUSPEND | SUBSCRIPTION))
-    await eventually(lambda: len(cluster.broker.components.parked) == 11)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 11)
     sender = await cluster.line()
     await sender.send(send(body=b"news"))
     for line in lines:
         line.abort()
     assert found_bodies(await stays.answer(waiting)) == [b"news"]
-    await eventually(lambda: len(cluster.broker.components.parked) == 0)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 0)
 
 
 # --------------------------------------------------------------------------------------------------------------- clock
@@ -246,10 +250,10 @@ async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(
 async def test_those_who_wait_go_by_a_clock_that_nobody_sets(cluster: Cluster) -> None:
     line = await cluster.line()
     waiting = await line.send(pull(flag=SUSPEND | SUBSCRIPTION, suspend_ms=2_000))
-    await eventually(lambda: len(cluster.broker.components.parked) == 1)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
     cluster.clock.set_back(100_000)
     cluster.clock.advance(3)
-    cluster.broker.components.parked.expire(cluster.clock.monotonic())
+    cluster.broker.components.long_polling.expire(cluster.clock.monotonic())
     assert (await line.answer(waiting)).code == 19
 
 

@@ -28,14 +28,14 @@ class Appender:
         self,
         store: MessageStore,
         *,
-        parked: LongPolling,
+        long_polling: LongPolling,
         flushing: Flushing,
         stats: Stats,
         now_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._flushing = flushing
-        self._parked = parked
+        self._long_polling = long_polling
         self._stats = stats
         self._delays: DelayLevels | None = None
         self._timers: Timers | None = None
@@ -53,20 +53,20 @@ class Appender:
             RefusedError: it may not wait as it wants to.
             StoreError: nothing was stored.
         """
-        return self.put_plain(self.park(draft))
+        return self.put_plain(self.schedule(draft))
 
-    def park(self, draft: Draft) -> Draft:
+    def schedule(self, draft: Draft) -> Draft:
         """Return what is to be stored of a message: itself, or what waits in its place until its time has come.
 
         Raises:
             RefusedError: it may not wait as it wants to.
         """
-        parked = draft
+        scheduled = draft
         if self._delays is not None and draft.raw_properties.find(_LEVEL_MARK) >= 0:
-            parked = self._delays.park(draft)
-        if parked is draft and self._timers is not None and draft.raw_properties.find(_TIMER_MARK) >= 0:
-            parked = self._timers.park(draft, self.now_ms())
-        return parked
+            scheduled = self._delays.schedule(draft)
+        if scheduled is draft and self._timers is not None and draft.raw_properties.find(_TIMER_MARK) >= 0:
+            scheduled = self._timers.schedule(draft, self.now_ms())
+        return scheduled
 
     def put_plain(self, draft: Draft) -> Appended:
         """Store a message as it is.
@@ -78,7 +78,7 @@ class Appender:
         if self._sync:
             self._flushing.hurry()
         self._stats.stored(draft.topic, 1, appended.record_bytes)
-        self._parked.arrived(draft.topic, draft.queue_id)
+        self._long_polling.arrived(draft.topic, draft.queue_id)
         return appended
 
     def put_batch(self, draft: Draft, items: Sequence[RawItem]) -> AppendedBatch:
@@ -91,7 +91,7 @@ class Appender:
         if self._sync:
             self._flushing.hurry()
         self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
-        self._parked.arrived(draft.topic, draft.queue_id)
+        self._long_polling.arrived(draft.topic, draft.queue_id)
         return appended
 
     def put_inner_batch(self, draft: Draft, messages: int) -> Appended:
@@ -102,7 +102,7 @@ class Appender:
         """
         appended = self._store.append_inner_batch(draft, messages, self.now_ms())
         self._stats.stored(draft.topic, messages, appended.record_bytes)
-        self._parked.arrived(draft.topic, draft.queue_id)
+        self._long_polling.arrived(draft.topic, draft.queue_id)
         return appended
 
     def disk_used(self) -> float:

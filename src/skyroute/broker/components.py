@@ -91,7 +91,7 @@ class Components:
             self.clients, self.locks, self.notifications, close_connection, config, clock
         )
         self.stats = Stats(clock)
-        self.parked = LongPolling(clock.monotonic)
+        self.long_polling = LongPolling(clock.monotonic)
         self.topics.load()  # before the store, which may have to make queues of the right kind again
         self._had_queues = topics_with_queues(config.store_folder)
         """Topics that had queues before recovery, which may find messages of deleted topics again."""
@@ -106,11 +106,11 @@ class Components:
             self.store,
             interval_s=config.flush_interval_commit_log / 1000,
             timeout_s=lambda: config.sync_flush_timeout / 1000,
-            on_flushed=self.parked.wake,
+            on_flushed=self.long_polling.wake,
         )
-        self.parked.only_when_told = config.sync_flush
+        self.long_polling.only_when_told = config.sync_flush
         self.appender = Appender(
-            self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=now_ms
+            self.store, long_polling=self.long_polling, flushing=self.flushing, stats=self.stats, now_ms=now_ms
         )
         delay_file, save_ms = JsonFile(folder / "delayOffset.json", disk), config.flush_delay_offset_interval
         self.delays = DelayLevels(self.store, self.appender, delay_file, save_ms=save_ms)
@@ -157,7 +157,7 @@ class Components:
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give what goes on all the time."""
         config = self.config
-        yield self.parked.run()
+        yield self.long_polling.run()
         yield self.flushing.run()
         yield self.delays.run()
         yield self.timers.run()
@@ -173,7 +173,7 @@ class Components:
 
     def on_disconnect(self, connection: int) -> None:
         """Take note that a connection has ended."""
-        self.parked.drop(connection)
+        self.long_polling.drop(connection)
         self.notifications.put(self.clients.drop(connection))
 
     async def close(self) -> None:
@@ -246,7 +246,7 @@ class Components:
         announce = self.registrar.announce
         pull = PullHandlers(
             self.store,
-            parked=self.parked,
+            long_polling=self.long_polling,
             topics=self.topics,
             groups=self.groups,
             offsets=self.offsets,
@@ -317,7 +317,7 @@ class Components:
         )
         progress = ProgressHandlers(
             *(self.offsets, self.topics, self.groups, self.clients, self.store),
-            *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
+            *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
             pace=self.pace,
         )
         queries = QueryHandlers(self.store, self.topics, self.clients, self.config, self.pace, self.clock.monotonic)

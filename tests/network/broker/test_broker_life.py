@@ -302,7 +302,7 @@ async def test_a_stop_does_not_wait_for_those_who_wait(cluster: Cluster) -> None
     lines = [await cluster.line() for _ in range(3)]
     for line in lines:
         await line.send(pull(flag=SUSPEND | SUBSCRIPTION))
-    await eventually(lambda: len(cluster.broker.components.parked) == 3)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 3)
     async with asyncio.timeout(STOP_S):
         await cluster.stop()
     for line in lines:

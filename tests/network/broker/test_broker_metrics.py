@@ -128,8 +128,8 @@ async def test_every_request_is_counted_by_what_became_of_it(empty_cluster: Clus
     store = empty_cluster.broker.components.store
     await eventually(lambda: store.max_offset("T", 0) == 4)  # under SYNC_FLUSH they show when the disk has them
     asked = await line.send(pull(offset=4, flag=SUBSCRIPTION | SUSPEND))
-    parked = empty_cluster.broker.components.parked
-    await eventually(lambda: len(parked) == 1)
+    long_polling = empty_cluster.broker.components.long_polling
+    await eventually(lambda: len(long_polling) == 1)
     seen = await scrape(pages_of(empty_cluster))
     assert seen("skyroute_broker_parked_pulls") == 1
     assert not seen.has("rocketmq_rpc_latency_milliseconds_count", request_code="pull_message")

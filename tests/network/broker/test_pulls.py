@@ -41,17 +41,17 @@ async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0)
         assert (await line.call(send(topic, tag.encode(), queue_id=queue_id, properties=properties))).code == 0
 
 
-async def park(cluster: Cluster, line: AsyncLine, request: Request) -> int:
+async def suspended_pull(cluster: Cluster, line: AsyncLine, request: Request) -> int:
     """Have a pull wait; gives its number."""
-    waiting = len(cluster.broker.components.parked)
+    waiting = len(cluster.broker.components.long_polling)
     opaque = await line.send(request)
-    await eventually(lambda: len(cluster.broker.components.parked) == waiting + 1)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == waiting + 1)
     return opaque
 
 
 def expire(cluster: Cluster, seconds: float) -> None:
     cluster.clock.advance(seconds)
-    cluster.broker.components.parked.expire(cluster.clock.monotonic())
+    cluster.broker.components.long_polling.expire(cluster.clock.monotonic())
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -304,7 +304,7 @@ async def test_a_pull_commits_where_its_group_is_if_it_says_so(cluster: Cluster,
     assert cluster.broker.components.offsets.get("g", "T", 0) is None
     await line.call(pull(offset=1, commit=1, flag=SUBSCRIPTION | COMMIT))
     assert cluster.broker.components.offsets.get("g", "T", 0) == 1
-    await park(cluster, line, pull(offset=2, commit=2, flag=WAITING | COMMIT))
+    await suspended_pull(cluster, line, pull(offset=2, commit=2, flag=WAITING | COMMIT))
     assert cluster.broker.components.offsets.get("g", "T", 0) == 2
     cluster.broker.components.offsets.commit("g", "T", 0, 7)
     await fill(await cluster.line(), "c")
@@ -323,20 +323,20 @@ async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncLine)
 
 
 async def test_a_message_wakes_those_who_wait_at_its_queue(cluster: Cluster, line: AsyncLine) -> None:
-    waiting = [await park(cluster, line, pull(group=group, flag=WAITING)) for group in ("g", "h")]
-    elsewhere = await park(cluster, line, pull(queue_id=1, flag=WAITING))
+    waiting = [await suspended_pull(cluster, line, pull(group=group, flag=WAITING)) for group in ("g", "h")]
+    elsewhere = await suspended_pull(cluster, line, pull(queue_id=1, flag=WAITING))
     await fill(await cluster.line(), "a")
     for opaque in waiting:
         answer = await line.answer(opaque)
         assert (answer.code, found_bodies(answer), place(answer)) == (0, [b"a"], [1, 0, 1, 0])
-    assert len(cluster.broker.components.parked) == 1
+    assert len(cluster.broker.components.long_polling) == 1
     await fill(await cluster.line(), "b", queue_id=1)
     assert found_bodies(await line.answer(elsewhere)) == [b"b"]
-    assert len(cluster.broker.components.parked) == 0
+    assert len(cluster.broker.components.long_polling) == 0
 
 
 async def test_messages_of_one_batch_wake_once_and_come_together(cluster: Cluster, line: AsyncLine) -> None:
-    waiting = await park(cluster, line, pull(flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     sender = await cluster.line()
     sent = [await sender.send(send(body=b"%d" % number)) for number in range(3)]
     answer = await line.answer(waiting)
@@ -349,15 +349,15 @@ async def test_what_does_not_match_wakes_nobody_and_is_not_looked_at_again(
     cluster: Cluster, line: AsyncLine, kind: str
 ) -> None:
     expression = "wanted" if kind == "TAG" else "TAGS = 'wanted'"
-    waiting = await park(cluster, line, pull(flag=WAITING, expression=expression, kind=kind))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING, expression=expression, kind=kind))
     sender = await cluster.line()
     await fill(sender, "other", "another")
     assert (await sender.call(pull(offset=2))).code == 19  # whoever was woken has been answered by now
-    assert len(cluster.broker.components.parked) == 1
+    assert len(cluster.broker.components.long_polling) == 1
     expire(cluster, 16)
     answer = await line.answer(waiting)
     assert (answer.code, place(answer)) == (19, [2, 0, 2, 0])
-    waiting = await park(cluster, line, pull(offset=2, flag=WAITING, expression=expression, kind=kind))
+    waiting = await suspended_pull(cluster, line, pull(offset=2, flag=WAITING, expression=expression, kind=kind))
     await fill(sender, "other", "wanted")
     answer = await line.answer(waiting)
     assert (found_bodies(answer), place(answer)) == ([b"wanted"], [4, 0, 4, 0])
@@ -365,18 +365,18 @@ async def test_what_does_not_match_wakes_nobody_and_is_not_looked_at_again(
 
 async def test_nothing_is_what_those_get_who_waited_in_vain(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a")
-    waiting = await park(cluster, line, pull(offset=1, flag=WAITING, suspend_ms=3_000))
+    waiting = await suspended_pull(cluster, line, pull(offset=1, flag=WAITING, suspend_ms=3_000))
     expire(cluster, 2.5)
-    assert len(cluster.broker.components.parked) == 1
+    assert len(cluster.broker.components.long_polling) == 1
     expire(cluster, 1)
     answer = await line.answer(waiting)
     assert (answer.code, answer.remark, place(answer)) == (19, "OFFSET_OVERFLOW_ONE", [1, 0, 1, 0])
-    assert len(cluster.broker.components.parked) == 0
+    assert len(cluster.broker.components.long_polling) == 0
 
 
 @pytest.mark.parametrize("suspend_ms", [SUSPEND_MS_MAX + 1, (1 << 63) - 1])
 async def test_nobody_waits_for_ever(cluster: Cluster, line: AsyncLine, suspend_ms: int) -> None:
-    waiting = await park(cluster, line, pull(flag=WAITING, suspend_ms=suspend_ms))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING, suspend_ms=suspend_ms))
     expire(cluster, SUSPEND_MS_MAX / 1000 + 0.5)
     assert (await line.answer(waiting)).code == 19
 
@@ -389,31 +389,31 @@ async def test_who_does_not_want_to_wait_is_answered_at_once(line: AsyncLine, su
 
 async def test_long_waits_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
     cluster.broker.config.long_polling_enable = False
-    waiting = await park(cluster, line, pull(flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     expire(cluster, 1.5)
     assert (await line.answer(waiting)).code == 19
 
 
 async def test_who_waits_is_told_at_once_that_the_group_was_sent_elsewhere(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a", "b")
-    waiting = await park(cluster, line, pull(offset=2, flag=WAITING))
-    other = await park(cluster, line, pull(offset=2, group="h", flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(offset=2, flag=WAITING))
+    other = await suspended_pull(cluster, line, pull(offset=2, group="h", flag=WAITING))
     order = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
     assert (await (await cluster.line()).call(222, order)).code == 0
     answer = await line.answer(waiting)
     assert (answer.code, answer.remark, place(answer)) == (21, "OFFSET_RESET", [0, 0, 2, 0])
-    assert len(cluster.broker.components.parked) == 1
+    assert len(cluster.broker.components.long_polling) == 1
     expire(cluster, 16)
     assert (await line.answer(other)).code == 19
 
 
 async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -> None:
     gone = await cluster.line()
-    await park(cluster, line, pull(flag=WAITING))
+    await suspended_pull(cluster, line, pull(flag=WAITING))
     for queue_id in (0, 1):
-        await park(cluster, gone, pull(queue_id=queue_id, flag=WAITING))
+        await suspended_pull(cluster, gone, pull(queue_id=queue_id, flag=WAITING))
     gone.abort()
-    await eventually(lambda: len(cluster.broker.components.parked) == 1)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
     await fill(await cluster.line(), "a")
     assert found_bodies(await line.receive()) == [b"a"]
 
@@ -421,11 +421,11 @@ async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -
 async def test_where_too_many_wait_the_next_one_is_answered_at_once(
     cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_polling, "PARKED_MAX", 2)
+    monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 2)
     for _ in range(2):
-        await park(cluster, line, pull(flag=WAITING))
+        await suspended_pull(cluster, line, pull(flag=WAITING))
     assert (await line.call(pull(flag=WAITING))).code == 19
-    assert len(cluster.broker.components.parked) == 2
+    assert len(cluster.broker.components.long_polling) == 2
 
 
 async def woken(cluster: Cluster, line: AsyncLine, opaque: int) -> Command:
@@ -437,14 +437,14 @@ async def test_a_group_that_wants_more_by_now_gets_it_though_it_waited_for_less(
     cluster: Cluster, line: AsyncLine
 ) -> None:
     await line.call(heartbeat(expression="old", version=1))
-    waiting = await park(cluster, line, pull(flag=SUSPEND, version=1))
+    waiting = await suspended_pull(cluster, line, pull(flag=SUSPEND, version=1))
     await line.call(heartbeat(expression="old || new", version=2))
     answer = await woken(cluster, line, waiting)
     assert (answer.code, found_bodies(answer)) == (0, [b"new"])
 
 
 async def test_who_waits_is_given_nothing_that_was_forbidden_meanwhile(cluster: Cluster, line: AsyncLine) -> None:
-    waiting = await park(cluster, line, pull(flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     _forbid_group(cluster)
     answer = await woken(cluster, line, waiting)
     assert (answer.code, answer.fields["forbiddenType"], answer.body) == (16, "2", b"")
@@ -452,7 +452,7 @@ async def test_who_waits_is_given_nothing_that_was_forbidden_meanwhile(cluster: 
 
 async def test_who_waits_at_a_topic_that_goes_is_told_so(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a")
-    waiting = await park(cluster, line, pull(offset=1, flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(offset=1, flag=WAITING))
     assert (await (await cluster.line()).call(215, {"topic": "T"})).code == 0
     expire(cluster, 16)
     assert (await line.answer(waiting)).code == 17
@@ -460,8 +460,8 @@ async def test_who_waits_at_a_topic_that_goes_is_told_so(cluster: Cluster, line:
 
 async def test_two_who_wait_one_of_whom_is_refused_do_not_hinder_each_other(cluster: Cluster, line: AsyncLine) -> None:
     await line.call(heartbeat("h"))
-    refused = await park(cluster, line, pull(group="h", flag=SUSPEND))
-    served = await park(cluster, line, pull(flag=WAITING))
+    refused = await suspended_pull(cluster, line, pull(group="h", flag=SUSPEND))
+    served = await suspended_pull(cluster, line, pull(flag=WAITING))
     await line.call(35, {"clientID": "10.0.0.1@1#2", "consumerGroup": "h"})
     await fill(await cluster.line(), "a")
     assert (await line.answer(refused)).code == 24

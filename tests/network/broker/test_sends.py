@@ -434,8 +434,8 @@ async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_clust
     await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
     await cluster.add_topic("T")
     line, reader = await cluster.line(), await cluster.line()
-    parked = await reader.send(pull(flag=6))
-    await eventually(lambda: len(cluster.broker.components.parked) == 1)
+    suspended = await reader.send(pull(flag=6))
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
     disk.stick()
     try:
         sent = await line.send(send(body=b"1"))
@@ -449,7 +449,7 @@ async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_clust
         disk.move()
     answers = [await line.answer(opaque) for opaque in (sent, *more)]
     assert [answer.code for answer in answers] == [0, 0, 0]
-    assert found_bodies(await reader.answer(parked))[0] == b"1"
+    assert found_bodies(await reader.answer(suspended))[0] == b"1"
     assert cluster.stored() == [b"1", b"2", b"3", b"body", b"5"]
 
 

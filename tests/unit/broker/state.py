@@ -95,7 +95,7 @@ class State:
             table.load()
         self.store = MessageStore.open(self.folder, SMALL, now_ms=self.now_ms())
         self.clients = ConnectedClients()
-        self.parked = LongPolling(self.clock.monotonic)
+        self.long_polling = LongPolling(self.clock.monotonic)
         self.stats = Stats(self.clock)
         self.pace = CountingPace(BusyPolling(), self.clock)
         self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)
@@ -158,7 +158,7 @@ class State:
             self.config,
             self.identity,
             self.now_ms,
-            self.parked.wake_queue,
+            self.long_polling.wake_queue,
             self.pace,
         )
 

@@ -37,13 +37,13 @@ class Room:
             folder, disk, now_ms=self.now_ms(), sync_flush=sync, delays_ms=(1_000,), log_segment_bytes=1 << 16
         )
         self.stats = Stats(self.clock)
-        self.parked = LongPolling(self.clock.monotonic)
-        self.parked.only_when_told = sync
+        self.long_polling = LongPolling(self.clock.monotonic)
+        self.long_polling.only_when_told = sync
         self.flushing = Flushing(
-            self.store, interval_s=1, timeout_s=lambda: self.timeout_s, on_flushed=self.parked.wake
+            self.store, interval_s=1, timeout_s=lambda: self.timeout_s, on_flushed=self.long_polling.wake
         )
         self.appender = Appender(
-            self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=self.now_ms
+            self.store, long_polling=self.long_polling, flushing=self.flushing, stats=self.stats, now_ms=self.now_ms
         )
         config = folder / "config"
         self.delay_max_s = 100
@@ -74,7 +74,7 @@ async def room(tmp_path: Path) -> AsyncIterator[Room]:
 
 async def test_a_message_is_stored_counted_and_told_of(room: Room) -> None:
     reader = Reader()
-    room.parked.park(reader)
+    room.long_polling.suspend(reader)
     appended = room.appender.put(draft())
     assert bodies(room.store) == [b"body"]
     assert appended.stored_at_ms == room.now_ms()
@@ -85,7 +85,7 @@ async def test_a_message_is_stored_counted_and_told_of(room: Room) -> None:
 
 async def test_a_batch_is_stored_counted_and_told_of_once(room: Room) -> None:
     reader = Reader()
-    room.parked.park(reader)
+    room.long_polling.suspend(reader)
     appended = room.appender.put_batch(draft(), [BatchItem(b"1"), BatchItem(b"2")])
     assert bodies(room.store) == [b"1", b"2"]
     assert room.stats.totals().stored_bytes == appended.log_end
@@ -107,7 +107,7 @@ async def test_a_batch_is_stored_counted_and_told_of_once(room: Room) -> None:
     ],
 )
 async def test_what_waits_is_put_aside(room: Room, properties: dict[str, str], topic: str) -> None:
-    assert room.appender.park(draft(properties=properties)).topic == topic
+    assert room.appender.schedule(draft(properties=properties)).topic == topic
     room.appender.put_plain(draft(properties=properties))
     assert bodies(room.store) == [b"body"]  # whatever it says
     room.appender.put(draft(properties=properties))
@@ -127,7 +127,7 @@ async def test_what_is_not_stored_is_neither_counted_nor_told_of(tmp_path: Path)
     with room_in(tmp_path, disk) as room:
         room.appender.put(draft())
         reader = Reader()
-        room.parked.park(reader)
+        room.long_polling.suspend(reader)
         disk.is_full = True
         with pytest.raises(StoreFullError):
             list(map(room.appender.put, [draft(body=bytes(9_000))] * 20))
@@ -148,7 +148,7 @@ async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_pa
     disk = StuckDisk()
     with room_in(tmp_path, disk, sync=True) as room:
         reader = Reader()
-        room.parked.park(reader)
+        room.long_polling.suspend(reader)
         disk.stick()
         safe = room.appender.safe(room.appender.put(draft()))
         assert safe is not None
@@ -164,7 +164,7 @@ async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_pa
 async def test_what_nobody_waits_for_is_shown_soon_too(tmp_path: Path) -> None:
     with room_in(tmp_path, ForgetfulDisk(), sync=True) as room:
         reader = Reader()
-        room.parked.park(reader)
+        room.long_polling.suspend(reader)
         reader.finds = Response
         room.appender.put_plain(draft())
         async with asyncio.timeout(5):  # nobody flushes now and then in this room

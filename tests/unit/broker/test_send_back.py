@@ -43,7 +43,7 @@ class Room:
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
         self.appender = Appender(
             self.store,
-            parked=LongPolling(state.clock.monotonic),
+            long_polling=LongPolling(state.clock.monotonic),
             flushing=flushing,
             stats=state.stats,
             now_ms=state.now_ms,
@@ -107,8 +107,8 @@ async def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic(room: 
     stored = room.store_message({"TAGS": "paid"})
     assert (await room.send_back(stored.log_position)).code == ResponseCode.SUCCESS
     assert room.state.announced == [TopicConfig("%RETRY%CG", 1, 1)]
-    parked = room.only(SCHEDULE_TOPIC, 2)
-    assert parked.properties == {
+    scheduled = room.only(SCHEDULE_TOPIC, 2)
+    assert scheduled.properties == {
         "UNIQ_KEY": "U1",
         "TAGS": "paid",
         "WAIT": "false",
@@ -127,9 +127,9 @@ async def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic(room: 
 async def test_the_next_time_it_waits_longer_and_keeps_where_it_came_from(room: Room) -> None:
     stored = room.store_message({"RETRY_TOPIC": "Orders", "ORIGIN_MESSAGE_ID": "FIRST"}, "%RETRY%CG", 4)
     await room.send_back(stored.log_position)
-    parked = room.only(SCHEDULE_TOPIC, 6)
-    assert (parked.properties["RETRY_TOPIC"], parked.properties["ORIGIN_MESSAGE_ID"]) == ("Orders", "FIRST")
-    assert parked.reconsume_times == 5
+    scheduled = room.only(SCHEDULE_TOPIC, 6)
+    assert (scheduled.properties["RETRY_TOPIC"], scheduled.properties["ORIGIN_MESSAGE_ID"]) == ("Orders", "FIRST")
+    assert scheduled.reconsume_times == 5
 
 
 async def test_a_consumer_may_choose_the_level(room: Room) -> None:
@@ -261,10 +261,10 @@ async def test_a_recalled_message_never_comes(room: Room) -> None:
     state.config.recall_message_enable = True
     state.topics.create(TopicConfig("Orders", 2, 2))
     raw = encode_properties({"UNIQ_KEY": "U1", "TIMER_DELAY_SEC": "5"})
-    parked = room.appender.park(Draft("Orders", 1, b"x", raw, 0, PRODUCER, HOST))
-    handle = recall_handle(parked, BROKER)
+    scheduled = room.appender.schedule(Draft("Orders", 1, b"x", raw, 0, PRODUCER, HOST))
+    handle = recall_handle(scheduled, BROKER)
     assert handle is not None
-    room.appender.put_plain(parked)
+    room.appender.put_plain(scheduled)
     answer = await state.ask(room.recall_handler, encode_recall("PG", "Orders", handle))
     assert (answer.code, (answer.fields or {})["msgId"]) == (ResponseCode.SUCCESS, "U1")
     assert room.store.max_offset(TIMER_TOPIC, 0) == 2

@@ -59,7 +59,7 @@ class Room:
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
         self.appender = Appender(
             self.store,
-            parked=LongPolling(self.clock.monotonic),
+            long_polling=LongPolling(self.clock.monotonic),
             flushing=flushing,
             stats=self.stats,
             now_ms=self.now_ms,

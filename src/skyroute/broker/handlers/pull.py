@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import TAG, TAGS_CHARS_MAX, Filter, make_filter, retry_filter
-from skyroute.broker.delivery.long_polling import LongPolling, ParkedPull
+from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
@@ -66,7 +66,7 @@ class _Read(NamedTuple):
     found: QueueRead
 
 
-class _WaitingPull(ParkedPull):
+class _WaitingPull(SuspendedPull):
     """A pull that found nothing. It is admitted anew each time: what its group may have, or wants, may have changed."""
 
     def __init__(
@@ -105,7 +105,7 @@ class PullHandlers:
         self,
         store: MessageStore,
         *,
-        parked: LongPolling,
+        long_polling: LongPolling,
         topics: Topics,
         groups: Groups,
         offsets: ConsumerOffsets,
@@ -116,7 +116,7 @@ class PullHandlers:
         monotonic: Callable[[], float],
     ) -> None:
         self._store = store
-        self._parked = parked
+        self._long_polling = long_polling
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -135,11 +135,11 @@ class PullHandlers:
         if question.commit_offset is not None:
             self._offsets.commit(question.group, question.topic, question.queue_id, question.commit_offset)
         read = self.read(question, question.offset, wanted)
-        if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._parked.is_full:
+        if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._long_polling.is_full:
             config = self._config
             wait_ms = question.suspend_ms if config.long_polling_enable else config.short_polling_time_mills
             deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000
-            return self._parked.park(_WaitingPull(peer, question, request.code, deadline, self))
+            return self._long_polling.suspend(_WaitingPull(peer, question, request.code, deadline, self))
         return self.respond(question, read)
 
     def admit(self, question: PullQuestion, code: int, peer: Peer) -> Filter | Response:

@@ -251,12 +251,12 @@ class SendHandlers:
         try:
             if _TRANSACTION_MARK in sending.properties and _is_prepared(draft):
                 self._check_transactions_allowed()
-                parked = self._transactions.prepare(draft)
+                scheduled = self._transactions.prepare(draft)
             else:
-                parked = appender.park(draft)
-                if parked.topic == TIMER_TOPIC:
-                    handle = recall_handle(parked, self._identity.name)
-            appended = appender.put_plain(parked)
+                scheduled = appender.schedule(draft)
+                if scheduled.topic == TIMER_TOPIC:
+                    handle = recall_handle(scheduled, self._identity.name)
+            appended = appender.put_plain(scheduled)
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
         if appender.waits_for_disk and _NO_WAIT_MARK not in raw:

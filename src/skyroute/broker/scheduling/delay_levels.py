@@ -15,9 +15,9 @@ from skyroute.broker.scheduling.scheduled_delivery import (
     Deliveries,
     Outlet,
     as_draft,
-    bound_for,
     level_of,
-    put_aside,
+    real_queue,
+    redirect,
 )
 from skyroute.broker.store.derive import WITHOUT_PLACE
 from skyroute.broker.store.draft import Draft
@@ -108,7 +108,7 @@ class DelayLevels:
 
     # -------------------------------------------------------------------------------------------------------- parking
 
-    def park(self, draft: Draft) -> Draft:
+    def schedule(self, draft: Draft) -> Draft:
         """Return what is to be stored of a message in the schedule topic; itself where it has no delay level.
 
         Raises:
@@ -117,12 +117,12 @@ class DelayLevels:
         level = min(level_of(draft.raw_properties), len(self._delays_ms))
         if not level or draft.sys_flag & WITHOUT_PLACE:
             return draft
-        parked = put_aside(draft, SCHEDULE_TOPIC, level - 1, {DELAY_LEVEL: str(level)})
-        raw_properties = parked.raw_properties
+        scheduled = redirect(draft, SCHEDULE_TOPIC, level - 1, {DELAY_LEVEL: str(level)})
+        raw_properties = scheduled.raw_properties
         for name in (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS):
             raw_properties = delete_property(raw_properties, name)
         self._alarm.set(self._outlet.now_ms() + self._delays_ms[level - 1])
-        return msgspec.structs.replace(parked, raw_properties=raw_properties)
+        return msgspec.structs.replace(scheduled, raw_properties=raw_properties)
 
     # ----------------------------------------------------------------------------------------------------- delivering
 
@@ -162,7 +162,7 @@ class DelayLevels:
         except RecordError as error:
             log.warning("record that waited cannot be read position=%d reason=%s", position, error)
             return True
-        target = bound_for(message)
+        target = real_queue(message)
         if target is None:
             return True
         return self._deliveries.put(as_draft(message, *target, message.raw_properties), now_ms)
