@@ -292,7 +292,7 @@ async def live_through(folder: Path, disk: FailingDisk, **settings: Any) -> tupl
             answers.append(await line.call(pull("Made")))
             answers.append(await line.call(15, {**SANE, "topic": "Made", "commitOffset": "1"}))
             answers.append(await line.call(12, {**SANE, "topic": "Made", "endTimestamp": str(1 << 62)}))
-            await broker.components.offsets.keeper.save()
+            await broker.components.offsets.table_file.save()
     except StoreError:
         pass
     finally:

@@ -47,15 +47,15 @@ async def fill(broker: Broker, first: int) -> None:
     components = broker.components
     components.topics.put(TopicConfig(f"T{first}", 2, 2))
     components.groups.put(GroupConfig(f"g{first}"))
-    await components.topics.keeper.save()
-    await components.groups.keeper.save()
+    await components.topics.table_file.save()
+    await components.groups.table_file.save()
     async with line_to(broker.address) as line:
         for number in range(MESSAGES):
             delayed = {0: {"DELAY": "3"}, 1: {"TIMER_DELAY_SEC": "600"}}.get(number % 5, {})
             request = send(f"T{first}", b"%d" % number, queue_id=number % 2, properties=delayed)
             assert (await line.call(request)).code == ResponseCode.SUCCESS
     components.offsets.commit(f"g{first}", f"T{first}", 0, 3)
-    await components.offsets.keeper.save()
+    await components.offsets.table_file.save()
 
 
 async def files_of(folder: Path, *, is_killed: bool) -> Files:

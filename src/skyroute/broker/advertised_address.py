@@ -26,7 +26,7 @@ class Advertised:
     ha_host: str
 
 
-def settle(config: BrokerConfig) -> Advertised:
+def find_advertised_address(config: BrokerConfig) -> Advertised:
     """Find out under which address clients reach this broker.
 
     It is `brokerIP1`, if set; loopback, if we listen there; the address we listen on; or that of the interface by

@@ -76,7 +76,7 @@ class Appender:
         """
         appended = self._store.append(draft, self.now_ms())
         if self._sync:
-            self._flushing.hurry()
+            self._flushing.flush_soon()
         self._stats.stored(draft.topic, 1, appended.record_bytes)
         self._long_polling.arrived(draft.topic, draft.queue_id)
         return appended
@@ -89,7 +89,7 @@ class Appender:
         """
         appended = self._store.append_batch(draft, items, self.now_ms())
         if self._sync:
-            self._flushing.hurry()
+            self._flushing.flush_soon()
         self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
         self._long_polling.arrived(draft.topic, draft.queue_id)
         return appended
@@ -111,14 +111,14 @@ class Appender:
 
     @property
     def waits_for_disk(self) -> bool:
-        """An answer may be given only once the disk has the message: see `when_safe`."""
+        """An answer may be given only once the disk has the message: see `when_flushed`."""
         return self._sync
 
-    def when_safe(self, log_end: int, then: Callable[[Flushed], None]) -> None:
+    def when_flushed(self, log_end: int, then: Callable[[Flushed], None]) -> None:
         """Have `then` called once all that was appended before this position is on the disk, or cannot be."""
         self._flushing.wait_for(log_end, then)
 
-    def safe(self, appended: Appended) -> Awaitable[None] | None:
+    def until_flushed(self, appended: Appended) -> Awaitable[None] | None:
         """Return what to await until a message is as safe as the settings demand; None where it is already."""
         return self._until_safe(appended) if self._sync else None
 
@@ -129,7 +129,7 @@ class Appender:
             if not settled.done():
                 settled.set_result(outcome)
 
-        self.when_safe(appended.log_end, settle)
+        self.when_flushed(appended.log_end, settle)
         outcome = await settled
         if outcome is not Flushed.DONE:
             raise StoreWriteError(

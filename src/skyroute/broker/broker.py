@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from skyroute.broker.advertised_address import settle
+from skyroute.broker.advertised_address import find_advertised_address
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
@@ -66,7 +66,7 @@ class Broker:
             SkyrouteError: a file, a certificate or a port cannot be used; its text says which and why.
         """
         config = self.config
-        advertised = settle(config)
+        advertised = find_advertised_address(config)
         tls = ServerTls(config.tls)
         dispatcher = make_dispatcher({}, self._times)
         server = self._server(tls, dispatcher)
@@ -115,8 +115,8 @@ class Broker:
         )
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:
-        prompt = {code: handler for code, handler in handlers.items() if code not in _WAITING_CODES}
-        server = self._server(tls, make_dispatcher(prompt, self._times))
+        handlers_without_pulls = {code: handler for code, handler in handlers.items() if code not in _WAITING_CODES}
+        server = self._server(tls, make_dispatcher(handlers_without_pulls, self._times))
         port = self.config.listen_port - FAST_PORT_DISTANCE
         try:
             await server.start(self.config.bind_address, port)
@@ -133,7 +133,7 @@ class Broker:
         components, self._components = self._components, None
         if components is not None:
             await components.registrar.stop()
-            await components.flushing.settled()
+            await components.flushing.drain()
         for server in self._servers:
             await server.stop()
         await self._background.end()
@@ -173,7 +173,7 @@ class Broker:
         components = self._components
         if components is None or not self._is_serving:
             return "the broker is starting or stopping"
-        if components.flushing.is_over:
+        if components.flushing.has_stopped:
             return "the disk refused what was stored: mend it, and restart the broker"
         if not self.config.name_servers:
             return "no name server is known, so clients cannot find this broker: set namesrvAddr or give -n"

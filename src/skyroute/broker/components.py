@@ -41,7 +41,7 @@ from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
-from skyroute.broker.tables.lost_topics import settle_lost_topics, topics_with_queues
+from skyroute.broker.tables.lost_topics import reconcile_topics, topics_with_queues
 from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.broker.tables.topics import Topics
@@ -76,9 +76,9 @@ class Components:
         self.clock = clock
         now_ms = self._now_ms
         traffic = traffic or BusyPolling()
-        self.pace = StepRunner(traffic, clock)
+        self.runner = StepRunner(traffic, clock)
         """Lane for responses that may take seconds."""
-        self.prompt = StepRunner(traffic, clock)
+        self.prompt_runner = StepRunner(traffic, clock)
         """Lane for requests with short client timeouts: long batches, heartbeats and locks."""
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
@@ -124,7 +124,7 @@ class Components:
         )
         self.appender.use(self.delays, self.timers)
         self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls)
-        self.spreading = TopicPropagation(config.name_servers, identity, tls)
+        self.topic_propagation = TopicPropagation(config.name_servers, identity, tls)
         self.transactions = Transactions(
             self.store,
             self.appender,
@@ -151,7 +151,7 @@ class Components:
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
-        settle_lost_topics(self.topics, self.store, self._had_queues)
+        reconcile_topics(self.topics, self.store, self._had_queues)
         self.transactions.load()
 
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
@@ -165,11 +165,11 @@ class Components:
         yield self.stats.run()
         yield every(SCAN_S, self.client_expiry.scan)
         yield every(config.clean_resource_interval / 1000, self.retention.clean)
-        yield every(config.flush_consumer_offset_interval / 1000, self.offsets.keeper.save)
+        yield every(config.flush_consumer_offset_interval / 1000, self.offsets.table_file.save)
         yield every(TABLES_S, self._save_tables)
 
     async def _save_tables(self) -> None:
-        await save_all([self.topics.keeper, self.groups.keeper, self.request_modes.keeper])
+        await save_all([self.topics.table_file, self.groups.table_file, self.request_modes.table_file])
 
     def on_disconnect(self, connection: int) -> None:
         """Take note that a connection has ended."""
@@ -178,34 +178,34 @@ class Components:
 
     async def close(self) -> None:
         """Put everything on the disk."""
-        await self.spreading.stop()
+        await self.topic_propagation.stop()
         await self.flushing.stop()
         with suppress(StoreError):  # the store says why when it is closed
             self.transactions.write_done()
             self.store.flush()
-        await self._settle_keepers()
+        await self._finish_writes()
         with ExitStack() as ends:  # one that fails keeps no other from being saved; they go from last to first
             ends.callback(self.store.close)
             ends.callback(self.timers.close)
             ends.callback(self.delays.close)
-            for keeper in self._keepers:
-                ends.callback(keeper.save_now)
+            for table_file in self._table_files:
+                ends.callback(table_file.save_now)
 
     async def kill(self) -> None:
         """Let go of everything as a process does that dies."""
         await self.registrar.kill()
-        await self.spreading.stop()
+        await self.topic_propagation.stop()
         await self.flushing.stop()
-        await self._settle_keepers()
+        await self._finish_writes()
         self.store.kill()
 
     @property
-    def _keepers(self) -> tuple[TableFile, ...]:
-        return self.topics.keeper, self.groups.keeper, self.offsets.keeper, self.request_modes.keeper
+    def _table_files(self) -> tuple[TableFile, ...]:
+        return self.topics.table_file, self.groups.table_file, self.offsets.table_file, self.request_modes.table_file
 
-    async def _settle_keepers(self) -> None:
-        for keeper in (*self._keepers, self.delays.keeper):
-            await keeper.settled()
+    async def _finish_writes(self) -> None:
+        for table_file in (*self._table_files, self.delays.table_file):
+            await table_file.finish_writes()
 
     # Requests
 
@@ -221,12 +221,12 @@ class Components:
             groups=self.groups,
             locks=self.locks,
             announce=announce,
-            spreading=self.spreading,
+            propagation=self.topic_propagation,
             transactions=self.transactions,
             config=self.config,
             identity=self.identity,
             clock=self.clock,
-            pace=self.prompt,
+            runner=self.prompt_runner,
         )
         replies = ReplyHandlers(self.clients, self.topics, send.send, self.identity, self.config, self.clock)
         transactions = TransactionHandlers(self.transactions, self.appender, self.identity)
@@ -267,14 +267,14 @@ class Components:
                 self.config,
                 self.clock,
             ),
-            pace=self.pace,
-            prompt=self.prompt,
+            runner=self.runner,
+            prompt_runner=self.prompt_runner,
         )
         offsets = OffsetHandlers(
             *(self.offsets, self.topics, self.groups, self.clients, self.store),
             delay_offsets=self.delays.render,
             young_bytes=bytes_in_memory(),
-            pace=self.pace,
+            runner=self.runner,
         )
         send_back = SendBackHandlers(
             self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity
@@ -310,17 +310,17 @@ class Components:
         now_ms = self._now_ms
         topics = TopicHandlers(
             *(self.topics, self.offsets, self.clients, self.store, self.stats, self.config, announce, now_ms),
-            pace=self.pace,
+            runner=self.runner,
         )
         groups = GroupHandlers(
-            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.pace
+            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.runner
         )
         progress = ProgressHandlers(
             *(self.offsets, self.topics, self.groups, self.clients, self.store),
             *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
-            pace=self.pace,
+            runner=self.runner,
         )
-        queries = QueryHandlers(self.store, self.topics, self.clients, self.config, self.pace, self.clock.monotonic)
+        queries = QueryHandlers(self.store, self.topics, self.clients, self.config, self.runner, self.clock.monotonic)
         operations = OperationHandlers(self)
         forwarding = ForwardingHandlers(self.clients, self.store, self.topics, self.groups, self.identity)
         return {

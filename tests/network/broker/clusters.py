@@ -93,7 +93,7 @@ class Cluster:
         """Create a topic at the newest broker, and make it known."""
         topic = TopicConfig(name, queues, queues, **more)
         self.broker.components.topics.put(topic)
-        await self.broker.components.topics.keeper.save()
+        await self.broker.components.topics.table_file.save()
         await self.broker.components.registrar.announce([topic])
 
     def has_route(self, topic: str) -> bool:

@@ -49,7 +49,7 @@ class OneBroker:
         await self.broker.start()
         topic = TopicConfig("Orders", 1, 1)
         self.broker.components.topics.put(topic)
-        await self.broker.components.topics.keeper.save()
+        await self.broker.components.topics.table_file.save()
         await self.broker.components.registrar.announce([topic])
 
     async def restart(self, *, by_force: bool = False) -> None:

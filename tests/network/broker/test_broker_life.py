@@ -399,7 +399,7 @@ async def test_a_table_being_written_at_the_end_does_not_overwrite_a_newer_one(
     offsets = broker.components.offsets
     disk.stuck.stick()
     offsets.commit("g", "T", 0, 1)
-    saving = asyncio.ensure_future(offsets.keeper.save())
+    saving = asyncio.ensure_future(offsets.table_file.save())
     await eventually((cluster.folder / "broker-a" / "config" / "consumerOffset.json.tmp").exists)
     offsets.commit("g", "T", 0, 2)
     ending = asyncio.ensure_future(cluster.kill() if by_force else cluster.stop())
@@ -422,7 +422,7 @@ async def test_one_table_that_cannot_be_saved_keeps_no_other_from_it(cluster: Cl
 
     await cluster.stop()
     broker = await cluster.start(disk=NoTopics())
-    broker.components.topics.keeper.touch()
+    broker.components.topics.table_file.touch()
     broker.components.offsets.commit("g", "T", 0, 2)
     cluster.brokers.remove(broker)
     with pytest.raises(StoreError, match="not this one"):

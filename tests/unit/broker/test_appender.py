@@ -141,7 +141,7 @@ async def test_what_is_not_stored_is_neither_counted_nor_told_of(tmp_path: Path)
 
 async def test_without_synchronous_flushing_a_message_is_safe_at_once(room: Room) -> None:
     assert not room.appender.waits_for_disk
-    assert room.appender.safe(room.appender.put(draft())) is None
+    assert room.appender.until_flushed(room.appender.put(draft())) is None
 
 
 async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_pa
         reader = Reader()
         room.long_polling.suspend(reader)
         disk.stick()
-        safe = room.appender.safe(room.appender.put(draft()))
+        safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
         waiting = asyncio.ensure_future(safe)
         await asyncio.sleep(0)
@@ -182,7 +182,7 @@ async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path
         stuck.stick()
         room.timeout_s = 0.01 if outcome is Flushed.LATE else 10.0
         forgetful.forgets = True
-        safe = room.appender.safe(room.appender.put(draft()))
+        safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
         with pytest.raises(StoreWriteError, match=f"the disk did not take the record at 0: {text}"):
             await safe

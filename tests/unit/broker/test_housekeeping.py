@@ -60,11 +60,11 @@ async def test_a_mistake_of_ours_is_not_hidden() -> None:
 
 
 async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
-    keepers = [TableFile(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
-    for keeper in keepers[:2]:
-        keeper.touch()
-    await save_all(keepers)
-    assert [keeper.load(dict) for keeper in keepers] == [{}, {}, None]
+    table_files = [TableFile(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
+    for table_file in table_files[:2]:
+        table_file.touch()
+    await save_all(table_files)
+    assert [table_file.load(dict) for table_file in table_files] == [{}, {}, None]
 
 
 class MeasuredDisk(Disk):

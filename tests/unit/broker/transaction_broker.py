@@ -81,7 +81,7 @@ class Room:
 
     def close(self) -> None:
         self.store.close()
-        self.offsets.keeper.save_now()
+        self.offsets.table_file.save_now()
 
     def reopen(self) -> None:
         self.close()

@@ -98,9 +98,9 @@ class ConsumerGroup(ClientGroup):
         """By topic."""
         self.fingerprint: int | None = None
         """Of the subscriptions, as the last heartbeat gave it; None before the first."""
-        self.settle(consumer)
+        self.update(consumer)
 
-    def settle(self, consumer: ConsumerData) -> None:
+    def update(self, consumer: ConsumerData) -> None:
         """Believe what a heartbeat says of how this group consumes."""
         self.type: ConsumeType = consumer.consume_type
         self.model: MessageModel = consumer.model

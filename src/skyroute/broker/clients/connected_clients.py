@@ -141,7 +141,7 @@ class ConnectedClients:
             known_as, group.fingerprint = group.fingerprint, beat.fingerprint
             if known_as != beat.fingerprint and (known_as is not None or beat.without_subscriptions):
                 wants_whole = True
-            group.settle(consumer)
+            group.update(consumer)
             has_news = self._join(group, GroupMember(peer, beat.client_id, language or "OTHER", version, now))
             if not beat.without_subscriptions:
                 has_news |= self._subscribe(group, newer[consumer.group], consumer)

@@ -70,8 +70,8 @@ class MemberHandlers:
     announce: Announce
     config: BrokerConfig
     clock: Clock
-    pace: StepRunner
-    prompt: StepRunner
+    runner: StepRunner
+    prompt_runner: StepRunner
     """Lane for heartbeats and locks, which do not wait for long responses."""
 
     def heartbeat(self, request: Request, peer: Peer) -> Answer:
@@ -96,7 +96,7 @@ class MemberHandlers:
 
     async def _take_long(self, request: Request, peer: Peer) -> Response:
         """Process a long heartbeat in parts. Components before a refused one stay in effect."""
-        wants_whole, created = await self.prompt.run(self._take_parts(request, peer))
+        wants_whole, created = await self.prompt_runner.run(self._take_parts(request, peer))
         answer = encode_heartbeat_answer(wants_whole=wants_whole)
         return await self._make_known(created, answer) if created else answer
 
@@ -139,7 +139,7 @@ class MemberHandlers:
         return created
 
     async def _make_known(self, created: Collection[TopicConfig], answer: Response) -> Response:
-        await asyncio.gather(self.announce(created), self.topics.keeper.save())
+        await asyncio.gather(self.announce(created), self.topics.table_file.save())
         return answer
 
     def leave(self, request: Request, peer: Peer) -> Response:
@@ -162,7 +162,7 @@ class MemberHandlers:
 
     def lock(self, request: Request, _peer: Peer) -> Answer:
         """Give queues to one member of a group alone."""
-        return self.prompt.answer(self._lock(decode_locking(request)))
+        return self.prompt_runner.answer(self._lock(decode_locking(request)))
 
     def _lock(self, wanted: QueueLocking) -> Steps:
         given: list[QueueRef] = []
@@ -174,7 +174,7 @@ class MemberHandlers:
 
     def unlock(self, request: Request, _peer: Peer) -> Answer:
         """Take queues back."""
-        return self.prompt.answer(self._unlock(decode_locking(request)))
+        return self.prompt_runner.answer(self._unlock(decode_locking(request)))
 
     def _unlock(self, given_back: QueueLocking) -> Steps:
         for queues in (yield from _queues(given_back)):
@@ -203,7 +203,7 @@ class MemberHandlers:
         parts = consumer_connections_parts(
             map(_connection, members), subscriptions, group.type, group.model, group.start_from
         )
-        return self.pace.answer(answer_with(in_pieces(parts)))
+        return self.runner.answer(answer_with(in_pieces(parts)))
 
     def producer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who produces in a group."""
@@ -211,14 +211,14 @@ class MemberHandlers:
         members = self.clients.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
-        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
+        return self.runner.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
 
     def all_producers(self, _request: Request, _peer: Peer) -> Answer:
         """Tell who produces, by group."""
         groups = (
             (group.name, map(self._heard, list(group.members))) for group in list(self.clients.producer_groups.values())
         )
-        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))))
+        return self.runner.answer(answer_with(in_pieces(producers_parts(groups))))
 
     def _heard(self, member: GroupMember) -> HeardProducer:
         silence_s = self.clock.monotonic() - member.heard_at

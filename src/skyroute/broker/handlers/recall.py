@@ -53,7 +53,7 @@ class RecallHandlers:
         except (RefusedError, StoreError, RecordError, PropertyError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"recall failed, execute error: {error}") from error
         answer = Response(fields={"msgId": handle.unique_id, REGION: self.config.region_id})
-        wait = self.appender.safe(appended)
+        wait = self.appender.until_flushed(appended)
         return answer if wait is None else _answer_after(wait, answer)
 
     def _checked(self, recall: Recall, now_ms: int) -> RecallHandle:

@@ -85,25 +85,25 @@ class SendHandlers:
         groups: Groups,
         locks: QueueLocks,
         announce: Announce,
-        spreading: TopicPropagation,
+        propagation: TopicPropagation,
         transactions: Transactions,
         config: BrokerConfig,
         identity: Identity,
         clock: Clock,
-        pace: StepRunner,
+        runner: StepRunner,
     ) -> None:
         self._appender = appender
         self._topics = topics
         self._groups = groups
         self._locks = locks
         self._announce = announce
-        self._spreading = spreading
+        self._propagation = propagation
         self._transactions = transactions
         self._config = config
         self._identity = identity
         self._clock = clock
         self._ids = MessageIds(str(decode_host(identity.raw_store_host).ip), clock.wall)
-        self._pace = pace
+        self._runner = runner
         self._storing: dict[tuple[str, int], asyncio.Event] = {}
         """Queues to which a long batch is being written, and the event set when it is complete."""
         self._unknown: set[str] = set()
@@ -170,12 +170,12 @@ class SendHandlers:
         finally:
             self._unknown.discard(sending.topic)
         if is_first:
-            self._spreading.begin(topic, sending.default_topic)
+            self._propagation.begin(topic, sending.default_topic)
         return topic
 
     async def _make_known(self, topic: TopicConfig) -> None:
         try:
-            await asyncio.gather(self._announce([topic]), self._topics.keeper.save())
+            await asyncio.gather(self._announce([topic]), self._topics.table_file.save())
         except StoreError as error:
             raise self._refusal(error) from error
 
@@ -390,13 +390,13 @@ class SendHandlers:
 
         A batch that cannot be decoded stores nothing. If the disk fails or the topic is deleted, some are stored.
         """
-        parts = await self._pace.run(self._decode_rest(body, items, decoded_to))
+        parts = await self._runner.run(self._decode_rest(body, items, decoded_to))
         queue = (draft.topic, draft.queue_id)
         while (storing := self._storing.get(queue)) is not None:
             await storing.wait()
         done = self._storing[queue] = asyncio.Event()
         try:
-            ids, queue_offset, log_end = await self._pace.run(self._put_parts(draft, parts, is_whole=is_whole))
+            ids, queue_offset, log_end = await self._runner.run(self._put_parts(draft, parts, is_whole=is_whole))
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
         finally:
@@ -453,7 +453,7 @@ class SendHandlers:
             else:
                 answer.give(say(ResponseCode.FLUSH_DISK_TIMEOUT if outcome is Flushed.LATE else 0))
 
-        self._appender.when_safe(log_end, settle)
+        self._appender.when_flushed(log_end, settle)
         return answer
 
     def _illegal(self) -> RefusedError:

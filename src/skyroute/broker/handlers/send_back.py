@@ -165,11 +165,13 @@ class SendBackHandlers:
                 "message given up group=%s topic=%s message_id=%s reconsume_times=%d",
                 *(group, topic.name, message.message_id, message.reconsume_times),
             )
-        waits = [wait for wait in (self.appender.safe(appended), *self._made_known(created)) if wait is not None]
+        waits = [
+            wait for wait in (self.appender.until_flushed(appended), *self._made_known(created)) if wait is not None
+        ]
         return _answer_after(waits) if waits else Response()
 
     def _made_known(self, created: list[TopicConfig]) -> list[Awaitable[None]]:
-        return [self.announce(created), self.topics.keeper.save()] if created else []
+        return [self.announce(created), self.topics.table_file.save()] if created else []
 
 
 async def _answer_after(waits: Iterable[Awaitable[None]]) -> Response:

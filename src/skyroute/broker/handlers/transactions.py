@@ -36,7 +36,7 @@ class TransactionHandlers:
                 asyncio.get_running_loop().call_soon(self._write_done)
             return Response()
         appended = self._transactions.write_done()
-        wait = None if appended is None else self._appender.safe(appended)
+        wait = None if appended is None else self._appender.until_flushed(appended)
         return Response() if wait is None else _answer_after(wait)
 
     def _write_done(self) -> None:

@@ -25,7 +25,7 @@ BACKOFF_MAX_MS: Final = 10_000
 """How long nothing is delivered after the store refused, first and at most."""
 
 
-class Outlet(Protocol):
+class PlainAppender(Protocol):
     """What delivered messages go through."""
 
     def now_ms(self) -> int: ...
@@ -115,8 +115,8 @@ def real_queue(message: StoredMessage) -> tuple[str, int] | None:
 class Deliveries:
     """Stores messages whose time has come; holds back for a while when the store refuses."""
 
-    def __init__(self, outlet: Outlet) -> None:
-        self._outlet = outlet
+    def __init__(self, appender: PlainAppender) -> None:
+        self._appender = appender
         self._backoff_ms = 0
         self.held_until_ms = 0
         self.delivered = 0
@@ -124,7 +124,7 @@ class Deliveries:
     def put(self, draft: Draft, now_ms: int) -> bool:
         """Store a message. False means that it has to be tried again, not before `held_until_ms`."""
         try:
-            self._outlet.put_plain(draft)
+            self._appender.put_plain(draft)
         except (RecordTooLargeError, RecordError, InvalidNameError) as error:
             # It will never fit, and those behind it must not wait for ever.
             log.error("message that waited discarded real_topic=%s reason=%s", draft.topic, error)  # noqa: TRY400 - its text says it all

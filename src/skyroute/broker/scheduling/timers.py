@@ -25,7 +25,7 @@ from skyroute.broker.scheduling.scheduled_delivery import (
     BACKOFF_MAX_MS,
     Alarm,
     Deliveries,
-    Outlet,
+    PlainAppender,
     as_draft,
     level_of,
     number_of,
@@ -96,7 +96,7 @@ class Timers:
     def __init__(
         self,
         store: MessageStore,
-        outlet: Outlet,
+        appender: PlainAppender,
         check: TimerCheck,
         *,
         enabled: bool = True,
@@ -105,7 +105,7 @@ class Timers:
         near_max: int = NEAR_MAX,
     ) -> None:
         self._store = store
-        self._outlet = outlet
+        self._appender = appender
         self._check = check
         self._enabled = enabled
         self._delay_max_s = delay_max_s
@@ -130,7 +130,7 @@ class Timers:
         self._handled = 0
         """How many messages were delivered, renewed or dropped."""
         self._scheduled_at_ms = 0
-        self._deliveries = Deliveries(outlet)
+        self._deliveries = Deliveries(appender)
         self._alarm = Alarm()
 
     def __repr__(self) -> str:
@@ -386,7 +386,7 @@ class Timers:
     async def run(self) -> None:
         """Deliver, and save how far it has come, until cancelled."""
         while self._enabled:
-            now_ms = self._outlet.now_ms()
+            now_ms = self._appender.now_ms()
             try:
                 due_ms = self.step(now_ms)
             except Exception:
@@ -428,5 +428,5 @@ class Timers:
             StoreWriteError, StoreFullError: the disk refuses; after the next start some are delivered again.
         """
         if self._enabled and (progress := self.progress()) != self._saved:
-            self._check.save(progress, self._outlet.now_ms())
+            self._check.save(progress, self._appender.now_ms())
             self._saved = progress

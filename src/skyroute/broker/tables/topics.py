@@ -78,7 +78,7 @@ def read_topics(raw: object) -> StoredTopics:
 
 
 class Topics:
-    """The topics by name. Whoever changes one also makes it known: to the disk by `keeper`, and to name servers."""
+    """The topics by name. Whoever changes one also makes it known: to the disk by `table_file`, and to name servers."""
 
     def __init__(self, file: JsonFile, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
         self._config = config
@@ -94,7 +94,7 @@ class Topics:
         self._file = file
         self.may_lack_topics = False
         """The file was missing or damaged when it was read: topics of this broker may be unknown."""
-        self.keeper = TableFile(file, self.pieces)
+        self.table_file = TableFile(file, self.pieces)
         self.get: Callable[[str], TopicConfig | None] = self._table.get
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class Topics:
         Raises:
             StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load(read_topics)
+        stored = self.table_file.load(read_topics)
         self.may_lack_topics = stored is None or self._file.used_backup
         if stored is not None:
             self._table.update(stored.topics)
@@ -234,7 +234,7 @@ class Topics:
 
     def _changed(self) -> None:
         self.version = next_version(self.version, self._now_ms())
-        self.keeper.touch()
+        self.table_file.touch()
 
     def pieces(self) -> Iterator[bytes]:
         """Return the table as its file holds it, in pieces, all of one data version."""

@@ -73,7 +73,7 @@ class Transactions:
         self._config = config
         self._identity = identity
         self._announce = announce
-        self._book = OpenTransactions(store)
+        self._open = OpenTransactions(store)
         self._done: list[int] = []
         """Halves that have ended, which no record says yet."""
         self._floors: tuple[int, int] | None = None
@@ -82,13 +82,13 @@ class Transactions:
         """How many ended in which way since the start."""
 
     def __repr__(self) -> str:
-        return f"<Transactions {self._book!r}>"
+        return f"<Transactions {self._open!r}>"
 
     def load(self) -> None:
         """Find out which transactions are open. Called once, before anybody begins or ends one."""
-        self._book.load(self._floor_of(HALF_TOPIC), self._floor_of(HALF_DONE_TOPIC))
-        if self._book.open:
-            log.info("open transactions found count=%d", len(self._book.open))
+        self._open.load(self._floor_of(HALF_TOPIC), self._floor_of(HALF_DONE_TOPIC))
+        if self._open.halves:
+            log.info("open transactions found count=%d", len(self._open.halves))
 
     def _floor_of(self, topic: str) -> int | None:
         return self._offsets.get(GROUP, topic, drafts.HALF_QUEUE_ID)
@@ -96,7 +96,7 @@ class Transactions:
     @property
     def open_count(self) -> int:
         """How many transactions were open when that was last looked at."""
-        return len(self._book.open)
+        return len(self._open.halves)
 
     def prepare(self, draft: Draft) -> Draft:
         """Return the half of a message, to be stored in its place.
@@ -104,10 +104,10 @@ class Transactions:
         Raises:
             RefusedError: there are too many open transactions, or its properties are too long.
         """
-        if self._book.is_full:
+        if self._open.is_full:
             raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{OPEN_MAX} transactions are open; end some of them first")
         half = drafts.half_of(draft)
-        self._book.expect_one()
+        self._open.expect_one()
         return half
 
     # --------------------------------------------------------------------------------------------------------- ending
@@ -121,11 +121,11 @@ class Transactions:
         """
         if end.outcome is TransactionOutcome.UNKNOWN:
             return
-        half = self._book.half_in_log(end.log_position)
+        half = self._open.half_in_log(end.log_position)
         if half is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
         self._check(end, half, now_ms)
-        offset = self._book.find_open(end.half_offset)
+        offset = self._open.find_open(end.half_offset)
         if offset is None:
             # Nothing is lost: whatever is still open is asked for again.
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
@@ -137,7 +137,7 @@ class Transactions:
             self.committed += 1
         else:
             self.rolled_back += 1
-        self._done += self._book.close(offset)
+        self._done += self._open.close(offset)
 
     def _check(self, end: TransactionEnd, half: StoredMessage, now_ms: int) -> None:
         immune_s = drafts.number_of(half, names.CHECK_IMMUNITY_SECONDS)
@@ -168,7 +168,7 @@ class Transactions:
             except StoreError as error:
                 log.warning("ended transactions are not written down yet count=%d reason=%s", len(self._done), error)
                 return None
-            self._book.note_done_record(appended.queue_offset, max(offsets))
+            self._open.note_done_record(appended.queue_offset, max(offsets))
             del self._done[: len(offsets)]
         return appended
 
@@ -182,11 +182,11 @@ class Transactions:
         Raises:
             StoreError: the disk refuses; the next round goes on from there.
         """
-        self._book.read_on()
-        limit = self._book.end
+        self._open.read_on()
+        limit = self._open.end
         try:
-            for offset, known in list(self._book.open.items()):
-                if offset not in self._book.open:
+            for offset, known in list(self._open.halves.items()):
+                if offset not in self._open.halves:
                     continue  # it has ended while others were asked
                 if self._is_due(known, now_ms - known.since_ms):
                     yield self._ask(offset, known, now_ms)
@@ -207,9 +207,9 @@ class Transactions:
         return self._config.file_reserved_time * 3_600_000
 
     def _ask(self, offset: int, known: OpenHalf, now_ms: int) -> Question | None:
-        half = self._book.half_in_log(known.position)
+        half = self._open.half_in_log(known.position)
         if half is None:
-            self._book.close(offset)
+            self._open.close(offset)
             return None
         times = drafts.number_of(half, names.TRANSACTION_CHECK_TIMES) or 0
         if times >= self._config.transaction_check_max or now_ms - half.born_at_ms > self._reserved_ms:
@@ -227,7 +227,7 @@ class Transactions:
     def _give_up(self, offset: int, half: StoredMessage, times: int) -> None:
         self._topics.create(TopicConfig(HALF_GIVEN_UP_TOPIC, 1, 1))
         appended = self._appender.put_plain(drafts.given_up(half))
-        self._done += self._book.close(offset)
+        self._done += self._open.close(offset)
         log.warning(
             "transaction given up topic=%s id=%s asked=%d offset=%d",
             find_property(half.raw_properties, names.REAL_TOPIC),
@@ -237,9 +237,9 @@ class Transactions:
         )
 
     def _carry_on(self, offset: int, known: OpenHalf) -> None:
-        half = self._book.half_in_log(known.position)
+        half = self._open.half_in_log(known.position)
         if half is None:
-            self._book.close(offset)
+            self._open.close(offset)
             return
         try:
             draft = drafts.carried_on(half)
@@ -247,13 +247,13 @@ class Transactions:
             return
         appended = self._appender.put_plain(draft)
         # No record says that it is done: Apache's brokers take that for the end of its copies, too.
-        self._book.expect_one()
-        self._book.move(offset, appended.queue_offset)
+        self._open.expect_one()
+        self._open.move(offset, appended.queue_offset)
 
     def _move(self, offset: int, draft: Draft) -> Appended:
         appended = self._appender.put_plain(draft)
-        self._book.expect_one()
-        self._book.move(offset, appended.queue_offset)
+        self._open.expect_one()
+        self._open.move(offset, appended.queue_offset)
         self._done.append(offset)
         return appended
 
@@ -263,7 +263,7 @@ class Transactions:
             half_floor, done_floor = self._floors
             self._offsets.commit(GROUP, HALF_TOPIC, drafts.HALF_QUEUE_ID, half_floor)
             self._offsets.commit(GROUP, HALF_DONE_TOPIC, drafts.HALF_QUEUE_ID, done_floor)
-        self._floors = self._book.floors()
+        self._floors = self._open.floors()
 
     def resume(self, log_position: int) -> Appended:
         """Ask again for a half that was given up, as if nobody had been asked before.
@@ -280,10 +280,10 @@ class Transactions:
                 "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.",
             )
         draft = drafts.asked_again(half, 0)
-        offset = self._book.find_open(half.queue_offset) if half.topic == HALF_TOPIC else None
+        offset = self._open.find_open(half.queue_offset) if half.topic == HALF_TOPIC else None
         if offset is not None:
             return self._move(offset, draft)
-        self._book.expect_one()
+        self._open.expect_one()
         return self._appender.put_plain(draft)
 
     async def ask_producers(self) -> None:
