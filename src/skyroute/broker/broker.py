@@ -52,7 +52,7 @@ class Broker:
         return f"<Broker {self.config.broker_name} {self.address if self._components else 'not running'}>"
 
     @property
-    def parts(self) -> Components:
+    def components(self) -> Components:
         """What a broker that was started consists of."""
         assert self._components is not None, "the broker was not started"
         return self._components
