@@ -86,7 +86,7 @@ def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with cluster_in(tmp_path) as cluster:
-        await cluster.start(namesrv_addr="", forward_timeout=20)
+        await cluster.start(name_server_list="")
         await cluster.add_topic("T")
         yield cluster
 
@@ -237,11 +237,11 @@ async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(
         found = await line.call(29, {"topic": "T", "queueId": "0", "timestamp": str(at_ms)})
         assert 0 <= int(found.fields["offset"]) <= 3
     await cluster.stop()
-    await cluster.start(namesrv_addr="")
+    await cluster.start(name_server_list="")
     assert cluster.stored() == [b"0", b"1", b"2"]
     clock.advance(3 * 3600 + 60)
     await cluster.stop()
-    await cluster.start(namesrv_addr="")
+    await cluster.start(name_server_list="")
     expected = {b"%c%d" % (kind, number) for kind, number in itertools.product(b"dt", range(3))}
     # Twice is allowed: how far timers have come is one place, and a clock that went back leaves several.
     await eventually(lambda: set(cluster.stored("Later")) == expected)
@@ -263,10 +263,10 @@ async def test_those_who_wait_go_by_a_clock_that_nobody_sets(cluster: Cluster) -
 def lonely(folder: Path, **settings: Any) -> BrokerConfig:
     """A broker without a name server, all of whose files are small."""
     values: dict[str, Any] = {
-        **{"broker_name": "broker-a", "broker_ip1": "127.0.0.1", "bind_address": "127.0.0.1", "listen_port": 0},
-        **{"store_path_root_dir": str(folder), "broker_config_path": str(folder / "broker.properties")},
-        **{"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 20 * 4},
-        **{"max_hash_slot_num": 16, "max_index_num": 32, "flush_interval_commit_log": 60_000},
+        **{"broker_name": "broker-a", "advertised_host": "127.0.0.1", "bind_address": "127.0.0.1", "listen_port": 0},
+        **{"store_path": str(folder), "settings_file": str(folder / "broker.properties")},
+        **{"commit_log_file_bytes": 4096, "consume_queue_file_bytes": 20 * 4},
+        **{"index_slots": 16, "index_entries": 32, "flush_interval_s": 60.0},
     }
     return BrokerConfig(**(values | settings))
 

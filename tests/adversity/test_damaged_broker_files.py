@@ -29,15 +29,15 @@ STORE_FILES = ("commitlog", "consumequeue", "batchconsumequeue", "index", "check
 
 def broker_at(folder: Path) -> Broker:
     config = BrokerConfig(
-        broker_ip1="127.0.0.1",
+        advertised_host="127.0.0.1",
         bind_address="127.0.0.1",
         listen_port=0,
-        store_path_root_dir=str(folder),
-        broker_config_path=str(folder / "config" / "broker.properties"),
-        mapped_file_size_commit_log=1 << 16,
-        mapped_file_size_consume_queue=20 * 100,
-        max_hash_slot_num=64,
-        max_index_num=256,
+        store_path=str(folder),
+        settings_file=str(folder / "config" / "broker.properties"),
+        commit_log_file_bytes=1 << 16,
+        consume_queue_file_bytes=20 * 100,
+        index_slots=64,
+        index_entries=256,
     )
     return Broker(config, clock=ManualClock(), disk=HastyDisk())
 

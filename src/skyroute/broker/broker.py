@@ -78,10 +78,10 @@ class Broker:
                 advertised.host,
                 advertised.ip,
                 port,
-                cluster=config.broker_cluster_name,
+                cluster=config.cluster_name,
                 name=config.broker_name,
                 broker_id=config.broker_id,
-                ha_address=join_address(advertised.ha_host, config.ha_listen_port or port + HA_PORT_DISTANCE),
+                ha_address=join_address(advertised.ha_host, config.ha_port or port + HA_PORT_DISTANCE),
             )
             self.address = identity.address
             await self._open_pages()

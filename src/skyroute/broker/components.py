@@ -104,22 +104,22 @@ class Components:
         )
         self.flushing = Flushing(
             self.store,
-            interval_s=config.flush_interval_commit_log / 1000,
-            timeout_s=lambda: config.sync_flush_timeout / 1000,
+            interval_s=config.flush_interval_s,
+            timeout_s=lambda: config.sync_flush_timeout_s,
             on_flushed=self.long_polling.wake,
         )
         self.long_polling.only_when_told = config.sync_flush
         self.appender = Appender(
             self.store, long_polling=self.long_polling, flushing=self.flushing, stats=self.stats, now_ms=now_ms
         )
-        delay_file, save_ms = JsonFile(folder / "delayOffset.json", disk), config.flush_delay_offset_interval
+        delay_file, save_ms = JsonFile(folder / "delayOffset.json", disk), config.delay_save_interval_ms
         self.delays = DelayLevels(self.store, self.appender, delay_file, save_ms=save_ms)
         self.timers = Timers(
             self.store,
             self.appender,
             TimerCheck(folder / "timercheck", config.timer_precision_ms, disk),
-            enabled=config.timer_wheel_enable,
-            delay_max_s=lambda: config.timer_max_delay_sec,
+            enabled=config.timers_enabled,
+            delay_max_s=lambda: config.timer_delay_max_s,
             precision_ms=config.timer_precision_ms,
         )
         self.appender.use(self.delays, self.timers)
@@ -164,8 +164,8 @@ class Components:
         yield self.transactions.run()
         yield self.stats.run()
         yield every(SCAN_S, self.client_expiry.scan)
-        yield every(config.clean_resource_interval / 1000, self.retention.clean)
-        yield every(config.flush_consumer_offset_interval / 1000, self.offsets.table_file.save)
+        yield every(config.retention_interval_s, self.retention.clean)
+        yield every(config.offset_save_interval_s, self.offsets.table_file.save)
         yield every(TABLES_S, self._save_tables)
 
     async def _save_tables(self) -> None:

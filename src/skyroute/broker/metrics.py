@@ -134,7 +134,7 @@ class BrokerMetrics:
 
     @property
     def _own(self) -> tuple[str, str, str]:
-        return self.config.broker_cluster_name, "broker", self.config.broker_name
+        return self.config.cluster_name, "broker", self.config.broker_name
 
     # Requests and connections
 

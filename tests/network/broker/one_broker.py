@@ -33,15 +33,15 @@ class OneBroker:
     def _broker(self) -> Broker:
         values: dict[str, Any] = {
             "broker_name": "broker-a",
-            "broker_ip1": "127.0.0.1",
+            "advertised_host": "127.0.0.1",
             "bind_address": "127.0.0.1",
             "listen_port": 0,
-            "namesrv_addr": self.name_server.address,
-            "store_path_root_dir": str(self.folder / "store"),
-            "broker_config_path": str(self.folder / "broker.properties"),
-            "mapped_file_size_commit_log": 1 << 22,
-            "max_hash_slot_num": 1000,
-            "max_index_num": 4000,
+            "name_server_list": self.name_server.address,
+            "store_path": str(self.folder / "store"),
+            "settings_file": str(self.folder / "broker.properties"),
+            "commit_log_file_bytes": 1 << 22,
+            "index_slots": 1000,
+            "index_entries": 4000,
         }
         return Broker(BrokerConfig(**(values | self.settings)), clock=self.clock)
 

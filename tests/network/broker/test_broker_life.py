@@ -230,7 +230,7 @@ async def test_settings_of_other_files_are_refused_and_the_store_let_go(cluster:
     await (await cluster.line()).call(send("Made"))
     await cluster.stop()
     with pytest.raises(StoreError):
-        await cluster.start(mapped_file_size_commit_log=4096)
+        await cluster.start(commit_log_file_bytes=4096)
     await cluster.start()
     assert cluster.stored("Made") == [b"body"]
 
@@ -462,7 +462,7 @@ async def test_a_full_disk_refuses_sends_and_serves_everything_else(
 
 async def test_a_message_that_has_no_room_is_refused_and_the_next_that_has_is_taken(empty_cluster: Cluster) -> None:
     cluster, disk = empty_cluster, FullDisk()
-    await cluster.start(disk=disk, mapped_file_size_commit_log=1 << 16)
+    await cluster.start(disk=disk, commit_log_file_bytes=1 << 16)
     await cluster.add_topic("T")
     line = await cluster.line()
     taken = 0

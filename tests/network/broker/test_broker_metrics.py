@@ -194,7 +194,7 @@ async def test_only_the_largest_of_many_are_told_apart(watched: Cluster, monkeyp
 
 async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path, empty_cluster: Cluster) -> None:
     address = f"127.0.0.1:{free_port()}"
-    await empty_cluster.start_live(metrics_port=free_port(), namesrv_addr=address)
+    await empty_cluster.start_live(metrics_port=free_port(), name_server_list=address)
     pages = pages_of(empty_cluster)
     assert await page(pages, "/readyz") == (503, f"no name server has taken our registration yet: {address}\n")
     assert (await page(pages, "/livez"))[0] == 200
@@ -215,7 +215,7 @@ async def registrar_heard(cluster: Cluster) -> None:
 
 
 async def test_a_broker_that_nobody_can_find_says_so(empty_cluster: Cluster) -> None:
-    await empty_cluster.start(metrics_port=free_port(), namesrv_addr="")
+    await empty_cluster.start(metrics_port=free_port(), name_server_list="")
     status, reason = await page(pages_of(empty_cluster), "/readyz")
     assert (status, "set namesrvAddr" in reason) == (503, True)
 
@@ -245,7 +245,7 @@ async def test_a_broker_whose_disk_failed_is_not_ready(empty_cluster: Cluster, e
 
 async def test_a_file_for_apaches_broker_is_understood(empty_cluster: Cluster) -> None:
     port = free_port()
-    await empty_cluster.start(metrics_exporter_type="PROM", metrics_prom_exporter_port=port)
+    await empty_cluster.start(metrics_exporter_type="PROM", prometheus_port=port)
     assert pages_of(empty_cluster) == f"127.0.0.1:{port}"
     assert (await scrape(pages_of(empty_cluster)))("rocketmq_broker_permission") == 6
 

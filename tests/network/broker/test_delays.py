@@ -30,7 +30,7 @@ async def start(cluster: Cluster, clock: Clock | None = None, **settings: Any) -
 
 
 async def test_messages_come_by_themselves_when_they_are_due(cluster: Cluster) -> None:
-    await start(cluster, SystemClock(), message_delay_level="1s")
+    await start(cluster, SystemClock(), delay_level_list="1s")
     inbox = Inbox()
     consumer = cluster.consumer()
     consumer.on("T")(inbox)
@@ -48,7 +48,7 @@ async def test_messages_come_by_themselves_when_they_are_due(cluster: Cluster) -
 
 
 async def test_what_fails_comes_again_and_then_is_a_dead_letter(cluster: Cluster) -> None:
-    broker = await start(cluster, SystemClock(), message_delay_level="0s 0s 0s 0s")
+    broker = await start(cluster, SystemClock(), delay_level_list="0s 0s 0s 0s")
     attempts: list[int] = []
 
     async def fail(message: StoredMessage) -> None:
@@ -66,7 +66,7 @@ async def test_what_fails_comes_again_and_then_is_a_dead_letter(cluster: Cluster
 
 async def test_a_recalled_message_never_comes(cluster: Cluster) -> None:
     clock = cluster.clock
-    broker = await start(cluster, recall_message_enable=True)
+    broker = await start(cluster, recall_enabled=True)
     due = datetime.fromtimestamp(clock.wall() + 60, UTC)
     inbox = Inbox()
     consumer = cluster.consumer()

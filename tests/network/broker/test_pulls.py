@@ -90,7 +90,7 @@ async def test_offsets_where_nothing_is(
 
 async def test_what_has_expired_is_skipped(empty_cluster: Cluster) -> None:
     cluster = empty_cluster
-    await cluster.start(mapped_file_size_commit_log=4096, file_reserved_time=1)
+    await cluster.start(commit_log_file_bytes=4096, retention_ms=3_600_000)
     await cluster.add_topic("T")
     line = await cluster.line()
     for _ in range(3):
@@ -131,15 +131,15 @@ def _forbid_broker(cluster: Cluster) -> None:
 
 
 def _forbid_lite(cluster: Cluster) -> None:
-    cluster.broker.config.lite_pull_message_enable = False
+    cluster.broker.config.lite_pull_enabled = False
 
 
 def _know_no_groups(cluster: Cluster) -> None:
-    cluster.broker.config.auto_create_subscription_group = False
+    cluster.broker.config.auto_create_groups = False
 
 
 def _forbid_conditions(cluster: Cluster) -> None:
-    cluster.broker.config.enable_property_filter = False
+    cluster.broker.config.property_filter_enabled = False
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ async def test_retries_can_be_held_to_the_condition_on_their_own_topic(cluster: 
         properties = {"length": str(len(body)), "RETRY_TOPIC": origin}
         assert (await line.call(send("%RETRY%g", body, properties=properties))).code == 0
     assert found_bodies(await line.call(pull("%RETRY%g", flag=0))) == [b"a", b"bb", b"c"]
-    cluster.broker.config.filter_support_retry = True
+    cluster.broker.config.filter_retry_topics = True
     assert found_bodies(await line.call(pull("%RETRY%g", flag=0))) == [b"bb", b"c"]
 
 
@@ -276,7 +276,7 @@ async def test_no_more_messages_are_given_than_asked_for(cluster: Cluster, line:
     assert (found_bodies(answer), place(answer)) == ([b"b", b"c"], [3, 0, 5, 0])
     for count in (0, -1):
         assert found_bodies(await line.call(pull(count=count))) == [b"a"]
-    cluster.broker.config.max_transfer_count_on_message_in_memory = 3
+    cluster.broker.config.pull_messages_max = 3
     assert found_bodies(await line.call(pull(count=1000))) == [b"a", b"b", b"c"]
 
 
@@ -284,9 +284,9 @@ async def test_no_more_bytes_are_given_than_allowed_but_one_message_at_least(clu
     for _ in range(3):
         await line.call(send(body=bytes(1000)))
     size = len((await line.call(pull(count=1))).body)
-    cluster.broker.config.max_transfer_bytes_on_message_in_memory = 2 * size
+    cluster.broker.config.pull_bytes_max = 2 * size
     assert len(found(await line.call(pull(maxMsgBytes="100000")))) == 2
-    cluster.broker.config.max_transfer_bytes_on_message_in_memory = 1
+    cluster.broker.config.pull_bytes_max = 1
     assert len(found(await line.call(pull()))) == 1
 
 
@@ -388,7 +388,7 @@ async def test_who_does_not_want_to_wait_is_answered_at_once(line: AsyncLine, su
 
 
 async def test_long_waits_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
-    cluster.broker.config.long_polling_enable = False
+    cluster.broker.config.long_polling_enabled = False
     waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     expire(cluster, 1.5)
     assert (await line.answer(waiting)).code == 19

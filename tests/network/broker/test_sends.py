@@ -210,7 +210,7 @@ async def test_a_send_that_comes_to_its_turn_when_its_topic_is_known_does_not_an
 
 
 async def test_a_topic_that_may_not_be_made_is_refused(empty_cluster: Cluster) -> None:
-    await empty_cluster.start(auto_create_topic_enable=False)
+    await empty_cluster.start(auto_create_topics=False)
     line = await empty_cluster.line()
     answer = await line.call(send("Made"))
     assert answer.code == 17
@@ -221,7 +221,7 @@ async def test_a_topic_that_may_not_be_made_is_refused(empty_cluster: Cluster) -
 
 async def test_before_its_time_a_broker_takes_no_messages_at_all(cluster: Cluster, line: AsyncLine) -> None:
     opens_at_ms = int(cluster.clock.wall() * 1000) + 5000
-    cluster.broker.config.start_accept_send_request_time_stamp = opens_at_ms
+    cluster.broker.config.accept_sends_from_ms = opens_at_ms
     for request in (send(), send("a b"), send("Made"), send(code=325)):
         answer = await line.call(request)
         assert answer.code == 1
@@ -234,7 +234,7 @@ async def test_before_its_time_a_broker_takes_no_messages_at_all(cluster: Cluste
 
 
 async def test_a_refusal_too_names_region_and_trace(cluster: Cluster, line: AsyncLine) -> None:
-    cluster.broker.config.auto_create_topic_enable = False
+    cluster.broker.config.auto_create_topics = False
     refused = [send("a b"), send(body=b""), send("Made"), send(queue_id=9), send("Made", code=325), send(code=325)]
     for request in refused:
         answer = await line.call(request)
@@ -274,7 +274,7 @@ async def test_a_topic_that_keeps_the_last_of_each_key_wants_keys(cluster: Clust
 
 
 async def test_a_retry_of_nobodys_is_refused(empty_cluster: Cluster) -> None:
-    await empty_cluster.start(auto_create_subscription_group=False)
+    await empty_cluster.start(auto_create_groups=False)
     line = await empty_cluster.line()
     answer = await line.call(send("%RETRY%g"))
     assert (answer.code, answer.remark) == (26, "subscription group not exist, g")
@@ -311,7 +311,7 @@ async def test_a_batch_for_a_retry_topic_is_refused(cluster: Cluster, line: Asyn
 
 
 async def test_transactions_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
-    cluster.broker.config.reject_transaction_message = True
+    cluster.broker.config.reject_transactions = True
     answer = await line.call(send(properties={"TRAN_MSG": "true", "PGROUP": "p"}, f=4))
     assert (answer.code, answer.remark) == (16, "the broker[127.0.0.1] sending transaction message is forbidden")
 
@@ -455,7 +455,7 @@ async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_clust
 
 async def test_a_disk_that_hangs_is_told_of_in_time_to_all_who_wait(empty_cluster: Cluster) -> None:
     cluster, disk = empty_cluster, StuckDisk()
-    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", sync_flush_timeout=50)
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", sync_flush_timeout_s=0.05)
     await cluster.add_topic("T")
     line = await cluster.line()
     disk.stick()
@@ -468,7 +468,7 @@ async def test_a_disk_that_hangs_is_told_of_in_time_to_all_who_wait(empty_cluste
     assert [first.code, second.code] == [10, 10]
     assert [answer.fields["queueOffset"] for answer in (first, second)] == ["0", "1"]
     assert first.fields["msgId"]
-    cluster.broker.config.sync_flush_timeout = 10_000
+    cluster.broker.config.sync_flush_timeout_s = 10.0
     assert (await line.call(send(body=b"3"))).code == 0
     assert cluster.stored() == [b"1", b"2", b"3"]
 
@@ -512,7 +512,7 @@ async def test_a_disk_without_room_refuses_new_messages_and_topics_alike(empty_c
 
 async def test_sends_of_one_turn_share_a_flush(empty_cluster: Cluster) -> None:
     cluster, disk = empty_cluster, CountingDisk()
-    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=100_000)
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", flush_interval_s=100.0)
     await cluster.add_topic("T")
     lines = [await cluster.line() for _ in range(4)]
     before = disk.syncs

@@ -112,7 +112,7 @@ async def test_another_producer_of_the_group_answers_for_one_that_is_gone(place:
 
 
 async def test_what_nobody_knows_is_given_up_where_people_find_it(tmp_path: Path) -> None:
-    async with one_broker(tmp_path, transaction_check_max=2) as place:
+    async with one_broker(tmp_path, transaction_checks_max=2) as place:
         ledger = Ledger(UNKNOWN)
         async with Producer("p", place.name_server.address, check=ledger.check) as producer:
             await producer.send_in_transaction(Message("Orders", b"lost"), lambda *_: UNKNOWN)

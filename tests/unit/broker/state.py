@@ -40,7 +40,7 @@ SMALL = StoreSettings(log_segment_bytes=1 << 20, queue_segment_units=1000, index
 
 
 def settings(**changes: Any) -> BrokerConfig:
-    return BrokerConfig(**{"broker_cluster_name": "DefaultCluster", "broker_name": BROKER, **changes})
+    return BrokerConfig(**{"cluster_name": "DefaultCluster", "broker_name": BROKER, **changes})
 
 
 T = TypeVar("T")

@@ -100,7 +100,7 @@ def test_a_group_may_want_to_be_told_nothing(room: Room) -> None:
 
 
 def test_a_broker_may_tell_nobody(room: Room) -> None:
-    room.config.notify_consumer_ids_changed_enable = False
+    room.config.notify_group_changes = False
     room.notifications.put(["g"])
     assert room.told() == [[], []]
 
@@ -136,7 +136,7 @@ async def test_a_silent_client_is_parted_with_and_the_others_are_told(room: Room
 
 
 async def test_how_long_a_client_may_be_silent_is_a_setting(room: Room) -> None:
-    room.config.channel_expired_timeout = 15_000
+    room.config.client_expiry_s = 15.0
     scanning = Scanning(room)
     await scanning.scan_after(SCAN_S)
     assert scanning.closed == []

@@ -48,10 +48,10 @@ def test_what_is_no_name_is_no_group(path: Path, name: str) -> None:
 
 
 def test_where_groups_are_not_made_by_coming_only_the_systems_own_are(path: Path) -> None:
-    groups = loaded(path, settings(auto_create_subscription_group=False))
+    groups = loaded(path, settings(auto_create_groups=False))
     assert groups.find("readers") is None
     assert groups.find("CID_RMQ_SYS_inner") is not None
-    strict = loaded(path, settings(auto_create_subscription_group=False, enable_create_sys_group=False))
+    strict = loaded(path, settings(auto_create_groups=False, auto_create_system_groups=False))
     assert strict.find("CID_RMQ_SYS_inner") is None
     assert strict.find("TOOLS_CONSUMER") is not None
 

@@ -102,7 +102,7 @@ def clock_at(hour: int) -> ManualClock:
 
 def test_old_messages_go_at_the_hour_that_is_set(store: MessageStore) -> None:
     clock = clock_at(3)
-    retention = Retention(store, BrokerConfig(delete_when="05;17"), clock)
+    retention = Retention(store, BrokerConfig(delete_hour_list="05;17"), clock)
     before = filled(store, clock)
     retention.clean()
     clock.advance(3600)
@@ -115,7 +115,7 @@ def test_old_messages_go_at_the_hour_that_is_set(store: MessageStore) -> None:
 
 def test_an_operator_need_not_wait_for_the_hour(store: MessageStore) -> None:
     clock = clock_at(3)
-    retention = Retention(store, BrokerConfig(delete_when="05"), clock)
+    retention = Retention(store, BrokerConfig(delete_hour_list="05"), clock)
     before = filled(store, clock)
     clock.advance(60)
     retention.clean_now()
@@ -128,7 +128,7 @@ def test_an_operator_need_not_wait_for_the_hour(store: MessageStore) -> None:
 def test_a_clock_that_was_set_back_removes_nothing(store: MessageStore) -> None:
     clock = clock_at(5)
     before = filled(store, clock)
-    Retention(store, BrokerConfig(delete_when="05"), clock_at(4)).clean_now()
+    Retention(store, BrokerConfig(delete_hour_list="05"), clock_at(4)).clean_now()
     assert len(store._log.segments) == before
 
 

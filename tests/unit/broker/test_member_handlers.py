@@ -138,7 +138,7 @@ async def test_a_group_without_retry_queues_gets_no_topic(room: Room) -> None:
 
 
 async def test_a_group_that_may_not_be_made_is_passed_over_silently(room: Room) -> None:
-    room.state.config.auto_create_subscription_group = False
+    room.state.config.auto_create_groups = False
     room.state.groups.put(GroupConfig("known"))
     response = await room.beat(a_consumer("g", "T"), a_consumer("known", "T"), producers=("p",))
     assert response.code == 0
@@ -148,7 +148,7 @@ async def test_a_group_that_may_not_be_made_is_passed_over_silently(room: Room) 
 
 
 async def test_pull_consumers_may_be_turned_away(room: Room) -> None:
-    room.state.config.reject_pull_consumer_enable = True
+    room.state.config.reject_pull_consumers = True
     puller = msgspec.structs.replace(a_consumer("g", "T"), consume_type=ConsumeType.PULL)
     await room.beat(puller, a_consumer("h", "T"))
     assert room.state.clients.consumers("g") is None
@@ -200,7 +200,7 @@ async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
 def test_a_client_can_ask_how_it_may_filter(
     room: Room, subscription: Subscription, allowed: bool, code: ResponseCode
 ) -> None:
-    room.state.config.enable_property_filter = allowed
+    room.state.config.property_filter_enabled = allowed
     assert room.ask(room.on.check_client, encode_client_check("c", "g", subscription)).code == code
 
 

@@ -36,12 +36,12 @@ class Room:
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
         self.config = BrokerConfig(
-            store_path_root_dir=str(folder),
-            broker_config_path=str(folder / "broker.properties"),
+            store_path=str(folder),
+            settings_file=str(folder / "broker.properties"),
             broker_name="broker-a",
-            mapped_file_size_commit_log=1 << 20,
-            max_hash_slot_num=16,
-            max_index_num=64,
+            commit_log_file_bytes=1 << 20,
+            index_slots=16,
+            index_entries=64,
         )
         identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
         self.components = Components(self.config, identity, self.clock, lambda _connection: None)
@@ -73,7 +73,7 @@ def test_settings_are_told_with_their_edition(room: Room) -> None:
 
 def test_settings_can_be_changed_and_kept(room: Room) -> None:
     whole(room.on.update_settings(encode_broker_settings_update({"transactionCheckMax": "3"}), PEER))
-    assert room.config.transaction_check_max == 3
+    assert room.config.transaction_checks_max == 3
     assert "transactionCheckMax=3" in room.config.settings_path.read_text()
     answer = room.on.settings(encode_broker_settings_query(), PEER)
     assert answer.fields is not None

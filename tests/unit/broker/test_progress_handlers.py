@@ -155,7 +155,7 @@ async def test_an_offset_is_taken_within_the_queue_and_just_behind_it(state: Sta
 
 @pytest.fixture
 def old(state: State) -> State:
-    state.config = settings(use_server_side_reset_offset=False)
+    state.config = settings(server_side_offset_reset=False)
     return state
 
 

@@ -192,7 +192,7 @@ async def test_what_cannot_be_taken_back(state: State) -> None:
     assert (await room.send_back(stored.log_position)).code == ResponseCode.NO_PERMISSION
     state.config.broker_permission = 4
     assert (await room.send_back(stored.log_position)).code == ResponseCode.NO_PERMISSION
-    state.config.auto_create_subscription_group = False
+    state.config.auto_create_groups = False
     state.groups.delete("CG")
     assert (await room.send_back(stored.log_position)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
@@ -239,7 +239,7 @@ def test_what_is_sent_to_a_retry_topic_may_be_a_dead_letter(
 
 
 def test_a_retry_topic_of_no_group_is_refused(state: State) -> None:
-    state.config.auto_create_subscription_group = False
+    state.config.auto_create_groups = False
     draft = Draft("%RETRY%CG", 0, b"x", b"", 0, PRODUCER, HOST)
     with pytest.raises(RefusedError) as refused:
         redirect_retry(
@@ -258,7 +258,7 @@ def test_a_retry_topic_of_no_group_is_refused(state: State) -> None:
 
 async def test_a_recalled_message_never_comes(room: Room) -> None:
     state = room.state
-    state.config.recall_message_enable = True
+    state.config.recall_enabled = True
     state.topics.create(TopicConfig("Orders", 2, 2))
     raw = encode_properties({"UNIQ_KEY": "U1", "TIMER_DELAY_SEC": "5"})
     scheduled = room.appender.schedule(Draft("Orders", 1, b"x", raw, 0, PRODUCER, HOST))
@@ -292,7 +292,7 @@ async def test_recalls_that_are_refused(room: Room, topic: str, handle: RecallHa
         handle = encode_recall_handle(RecallHandle(handle.topic, handle.broker_name, due_ms, handle.unique_id))
     request = encode_recall("PG", topic, handle)
     assert (await state.ask(room.recall_handler, request)).code == ResponseCode.NO_PERMISSION
-    state.config.recall_message_enable = True
+    state.config.recall_enabled = True
     assert (await state.ask(room.recall_handler, request)).code == code
 
 

@@ -186,7 +186,7 @@ async def test_who_deletes_what_is_not_there_is_told_that_all_is_well(state: Sta
 
 
 async def test_system_topics_may_be_changed_where_the_settings_say_so(state: State) -> None:
-    state.config = settings(validate_system_topic_when_update_topic=False)
+    state.config = settings(protect_system_topics=False)
     response = await state.ask(state.on_topics.update, encode_topic_update(TopicConfig("TBW102", 2, 2, 7)))
     assert response.code == 0
     assert state.topics.get("TBW102") == TopicConfig("TBW102", 2, 2, 7)

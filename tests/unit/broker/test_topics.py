@@ -62,11 +62,11 @@ def test_every_broker_has_these_topics_from_its_start(path: Path) -> None:
 
 def test_settings_say_which_of_them_there_are(path: Path) -> None:
     config = settings(
-        auto_create_topic_enable=False,
-        cluster_topic_enable=False,
-        broker_topic_enable=False,
-        trace_topic_enable=True,
-        timer_wheel_enable=False,
+        auto_create_topics=False,
+        cluster_topic_enabled=False,
+        broker_topic_enabled=False,
+        trace_topic_enabled=True,
+        timers_enabled=False,
     )
     topics = loaded(path, config)
     assert topics.get(DEFAULT_TOPIC) is None
@@ -112,7 +112,7 @@ def test_without_a_model_that_may_be_copied_there_is_no_topic(path: Path) -> Non
 
 
 def test_where_topics_are_not_made_by_sending_retry_topics_still_are(path: Path) -> None:
-    topics = loaded(path, settings(auto_create_topic_enable=False))
+    topics = loaded(path, settings(auto_create_topics=False))
     assert topics.create_for_send("Orders", DEFAULT_TOPIC, 4) is None
     assert topics.create_for_send(retry_topic("g"), DEFAULT_TOPIC, 4) == TopicConfig("%RETRY%g", 1, 1, 6)
 
@@ -122,7 +122,7 @@ def test_a_default_topic_from_another_time_is_dropped_where_it_may_not_be_used(p
     topics.table_file.touch()
     topics.table_file.save_now()
     assert loaded(path).get(DEFAULT_TOPIC) is not None
-    assert loaded(path, settings(auto_create_topic_enable=False)).get(DEFAULT_TOPIC) is None
+    assert loaded(path, settings(auto_create_topics=False)).get(DEFAULT_TOPIC) is None
 
 
 def test_what_is_there_already_is_not_made_again(path: Path) -> None:

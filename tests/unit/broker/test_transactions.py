@@ -122,7 +122,7 @@ def test_halves_that_end_together_share_a_record(room: Room) -> None:
 
 
 def test_a_record_of_ended_halves_is_as_long_as_the_settings_say(room: Room) -> None:
-    room.config.transaction_op_msg_max_size = 4
+    room.config.op_message_bytes_max = 4
     for half in [room.begin(f"ID{n}") for n in range(5)]:
         end = TransactionEnd(GROUP, half.queue_offset, half.log_position, ROLLBACK)
         room.transactions.end(end, room.now_ms())
@@ -305,7 +305,7 @@ def test_nobody_is_left_alone_for_longer_than_messages_are_kept(room: Room) -> N
 
 
 def test_what_was_asked_too_often_is_given_up(room: Room) -> None:
-    room.config.transaction_check_max = 3
+    room.config.transaction_checks_max = 3
     room.begin("ID1", b"coffee")
     assert [len(room.check()) for _ in range(5)] == [1, 1, 1, 0, 0]
     (given_up,) = read_all(room.store, HALF_GIVEN_UP_TOPIC)
@@ -321,7 +321,7 @@ def test_what_is_older_than_anything_that_is_kept_is_given_up(room: Room) -> Non
 
 
 def test_a_half_that_was_given_up_can_be_asked_for_again(room: Room) -> None:
-    room.config.transaction_check_max = 1
+    room.config.transaction_checks_max = 1
     room.begin("ID1", b"coffee")
     room.check()
     room.check()
@@ -525,7 +525,7 @@ async def test_producers_are_asked_in_turn(room: Room) -> None:
 
 
 async def test_others_have_their_turn_while_very_many_are_given_up(room: Room) -> None:
-    room.config.transaction_check_max = 0
+    room.config.transaction_checks_max = 0
     for n in range(500):
         room.begin(f"ID{n}")
     room.clock.advance(31)
@@ -539,7 +539,7 @@ async def test_others_have_their_turn_while_very_many_are_given_up(room: Room) -
 
 
 async def test_a_group_without_producers_loses_nothing(room: Room) -> None:
-    room.config.transaction_check_max = 2
+    room.config.transaction_checks_max = 2
     room.begin()
     for _ in range(3):
         room.clock.advance(31)

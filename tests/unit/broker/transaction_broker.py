@@ -39,7 +39,7 @@ class Room:
     def __init__(self, folder: Path, *, disk: Disk | None = None) -> None:
         self.folder = folder
         self.clock = ManualClock()
-        self.config = BrokerConfig(store_path_root_dir=str(folder))
+        self.config = BrokerConfig(store_path=str(folder))
         self.identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
         self.announced: list[str] = []
         self.disk = disk or HastyDisk()

@@ -43,7 +43,7 @@ class ChangeNotifications:
 
     def put(self, groups: Iterable[str]) -> None:
         """Note that the members of these groups have to be told."""
-        if not self._config.notify_consumer_ids_changed_enable:
+        if not self._config.notify_group_changes:
             return
         for group in groups:
             settings = self._groups.get(group)

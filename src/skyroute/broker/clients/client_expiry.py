@@ -46,7 +46,7 @@ class ClientExpiryScan:
             log.warning("client scan late, eviction postponed to the next scan late_s=%.1f", self._lateness.late_s)
             return
         self._locks.expire(now)
-        for silent in self._clients.expire(now, self._config.channel_expired_timeout / 1000):
+        for silent in self._clients.expire(now, self._config.client_expiry_s):
             for peer in silent.peers:
                 log.info("client silent peer=%s", peer.address)
                 self._close_connection(peer.connection)

@@ -114,7 +114,7 @@ class MemberHandlers:
         welcome = tuple(
             consumer
             for consumer in beat.consumers
-            if not (self.config.reject_pull_consumer_enable and consumer.consume_type is ConsumeType.PULL)
+            if not (self.config.reject_pull_consumers and consumer.consume_type is ConsumeType.PULL)
             and self.groups.find(consumer.group) is not None
         )
         return beat if len(welcome) == len(beat.consumers) else msgspec.structs.replace(beat, consumers=welcome)
@@ -155,7 +155,7 @@ class MemberHandlers:
         """Say whether we can filter as a client wants."""
         wanted = decode_client_check(request).subscription
         if wanted is not None:
-            make_filter(wanted, by_properties=self.config.enable_property_filter)
+            make_filter(wanted, by_properties=self.config.property_filter_enabled)
         return Response()
 
     # Locks

@@ -127,7 +127,7 @@ class OperationHandlers:
         yield "brokerVersion", str(OUR_VERSION)
         yield "bootTimestamp", str(self._started_at_ms)
         yield "runtime", _duration((now_ms - self._started_at_ms) // 1000)
-        opens_at_ms = self._components.config.start_accept_send_request_time_stamp
+        opens_at_ms = self._components.config.accept_sends_from_ms
         yield "startAcceptSendRequestTimeStamp", str(opens_at_ms)
 
     def _about_store(self) -> Iterator[tuple[str, str]]:

@@ -134,7 +134,7 @@ class ProgressHandlers:
     def reset(self, request: Request, peer: Peer) -> Answer:
         """Send a group elsewhere: the next pull of each queue is told, or, the old way, its members are at once."""
         order = decode_reset_order(request)
-        if not self.config.use_server_side_reset_offset:
+        if not self.config.server_side_offset_reset:
             return self.runner.answer(self._tell_members(order, peer))
         if (config := self.topics.get(order.topic)) is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {order.topic} does not exist")

@@ -137,7 +137,7 @@ class PullHandlers:
         read = self.read(question, question.offset, wanted)
         if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._long_polling.is_full:
             config = self._config
-            wait_ms = question.suspend_ms if config.long_polling_enable else config.short_polling_time_mills
+            wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
             deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000
             return self._long_polling.suspend(_WaitingPull(peer, question, request.code, deadline, self))
         return self.respond(question, read)
@@ -151,7 +151,7 @@ class PullHandlers:
         config = self._config
         if not config.broker_permission & _READ:
             return _forbid(_Forbidden.BROKER, f"the broker[{self._ip}] pulling message is forbidden")
-        if code == RequestCode.LITE_PULL_MESSAGE and not config.lite_pull_message_enable:
+        if code == RequestCode.LITE_PULL_MESSAGE and not config.lite_pull_enabled:
             return _forbid(_Forbidden.BROKER, f"the broker[{self._ip}] for lite pull consumer is forbidden")
         group = self._groups.find(question.group)
         if group is None:
@@ -173,7 +173,7 @@ class PullHandlers:
                 f"topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{peer.address}]",
             )
         wanted = self._wanted(question, group)
-        if config.filter_support_retry and question.topic == retry_topic(group.name) and isinstance(wanted, Filter):
+        if config.filter_retry_topics and question.topic == retry_topic(group.name) and isinstance(wanted, Filter):
             consumers = self._clients.consumers(group.name)
             return wanted if consumers is None else retry_filter(wanted, consumers.subscriptions.values())
         return wanted
@@ -184,7 +184,7 @@ class PullHandlers:
 
     def _wanted(self, question: PullQuestion, group: GroupConfig) -> Filter | Response:
         """Return which messages a consumer wants: by its own word, or by its group's heartbeat."""
-        by_properties = self._config.enable_property_filter
+        by_properties = self._config.property_filter_enabled
         if question.expression is not None:
             return make_filter(_subscription_of(question), by_properties=by_properties)
         consumers = self._clients.consumers(question.group)
@@ -222,8 +222,8 @@ class PullHandlers:
             topic,
             queue_id,
             offset,
-            min(max(1, question.count_max), config.max_transfer_count_on_message_in_memory),
-            min(max(1, question.bytes_max), config.max_transfer_bytes_on_message_in_memory),
+            min(max(1, question.count_max), config.pull_messages_max),
+            min(max(1, question.bytes_max), config.pull_bytes_max),
             wanted.accept_code,
             wanted.accept_record,
             None if wanted.accept_record is None else self._for_a_while(),

@@ -53,7 +53,7 @@ class QueryHandlers:
         return self.runner.answer(self._by_key(decode_key_query(request)))
 
     def _by_key(self, query: KeyQuery) -> Steps:
-        count_max = self.config.default_query_max_num if query.unique else query.count_max
+        count_max = self.config.query_messages_max if query.unique else query.count_max
         deadline = self.monotonic() + INDEX_WAIT_S
         found = yield from self.store.search_by_key(
             *(query.topic, query.key, count_max, query.begin_ms, query.end_ms, lambda: self.monotonic() < deadline)

@@ -57,10 +57,10 @@ class RecallHandlers:
         return answer if wait is None else _answer_after(wait, answer)
 
     def _checked(self, recall: Recall, now_ms: int) -> RecallHandle:
-        if not self.config.recall_message_enable:
+        if not self.config.recall_enabled:
             raise RefusedError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
         is_writable = self.config.broker_permission & Permission.WRITE
-        if not is_writable and not self.config.allow_recall_when_broker_not_writeable:
+        if not is_writable and not self.config.recall_when_read_only:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "recall failed, broker service not available")
         if self.topics.get(recall.topic) is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{recall.topic}] not exist")
@@ -72,7 +72,7 @@ class RecallHandlers:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
         if handle.broker_name != self.identity.name:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
-        if not 0 < handle.due_ms - now_ms < self.config.timer_max_delay_sec * 1000:
+        if not 0 < handle.due_ms - now_ms < self.config.timer_delay_max_s * 1000:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return handle
 

@@ -57,7 +57,7 @@ class ReplyHandlers:
             error.fields = more
             raise
         trouble = await self._push(sending, request.body, peer)
-        stored = await self._store(request, peer) if self.config.store_reply_message_enable else None
+        stored = await self._store(request, peer) if self.config.store_replies else None
         if trouble is not None:
             return Response(ResponseCode.SYSTEM_ERROR, trouble, more)
         if stored is not None:

@@ -125,7 +125,7 @@ class SendHandlers:
                 topic is None
                 or is_closed_to_senders(sending.topic)
                 or not config.broker_permission & _WRITE
-                or config.start_accept_send_request_time_stamp
+                or config.accept_sends_from_ms
             ):
                 check_send(sending, topic, config, self._identity, self._clock)
             if topic is None or sending.topic in self._unknown:
@@ -215,7 +215,7 @@ class SendHandlers:
     ) -> Response | DeferredResponse | Awaitable[Response]:
         body = request.body
         raw, unique_id = self._stamped(sending.properties)
-        if not body or len(body) > self._config.max_message_size or len(raw) > PROPERTIES_BYTES_MAX:
+        if not body or len(body) > self._config.message_bytes_max or len(raw) > PROPERTIES_BYTES_MAX:
             raise self._illegal()
         draft = Draft(
             sending.topic,
@@ -313,7 +313,7 @@ class SendHandlers:
             raise self._illegal()
 
     def _check_transactions_allowed(self) -> None:
-        if self._config.reject_transaction_message:
+        if self._config.reject_transactions:
             where = self._identity.address.rpartition(":")[0]
             raise RefusedError(
                 ResponseCode.NO_PERMISSION, f"the broker[{where}] sending transaction message is forbidden"
@@ -329,7 +329,7 @@ class SendHandlers:
         header, unique_id = self._stamped(sending.properties)
         if sending.sys_flag & TRANSACTION_MASK or (find_property(header, DELAY_LEVEL) or "0") != "0":
             raise self._illegal()
-        if not body or len(body) > self._config.max_message_size:
+        if not body or len(body) > self._config.message_bytes_max:
             raise self._illegal()
         items, decoded_to = self._decode(body, 0)
         is_whole = self._topics.keeps_batches(topic.name) and _has_unique_id(sending)
@@ -460,7 +460,7 @@ class SendHandlers:
         return RefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             "the message is illegal, maybe msg body or properties length not matched. "
-            f"msg body length limit {self._config.max_message_size}B, msg properties length limit 32KB.",
+            f"msg body length limit {self._config.message_bytes_max}B, msg properties length limit 32KB.",
         )
 
     def _not_available(self) -> Response:
@@ -490,7 +490,7 @@ def check_send(
     Raises:
         RefusedError: it may not.
     """
-    opens_at_ms = config.start_accept_send_request_time_stamp
+    opens_at_ms = config.accept_sends_from_ms
     if clock.wall() * 1000 < opens_at_ms:
         raise RefusedError(
             ResponseCode.SYSTEM_ERROR,

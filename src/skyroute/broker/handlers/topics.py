@@ -113,7 +113,7 @@ class TopicHandlers:
         config, changes = update.config, update.attribute_changes
         _check_name(config.name)
         self._check_not_system(config.name)
-        if changes.get(MESSAGE_TYPE) == MIXED and not self.config.enable_mixed_message_type:
+        if changes.get(MESSAGE_TYPE) == MIXED and not self.config.allow_mixed_message_type:
             raise _invalid("MIXED message type is not supported.")
         for queues in (config.read_queues, config.write_queues):
             if not 0 <= queues <= QUEUES_MAX:
@@ -125,7 +125,7 @@ class TopicHandlers:
         return msgspec.structs.replace(config, attributes=attributes)
 
     def _check_not_system(self, topic: str) -> None:
-        if self.config.validate_system_topic_when_update_topic and self.topics.is_system(topic):
+        if self.config.protect_system_topics and self.topics.is_system(topic):
             raise _invalid(f"The topic[{topic}] is conflict with system topic.")
 
     async def _make_known(self, configs: Collection[TopicConfig]) -> Response:
@@ -162,7 +162,7 @@ class TopicHandlers:
             yield from self.store.remove_topic(name)
 
     def _pop_retry_topics(self, topic: str) -> list[str]:
-        if not self.config.clear_retry_topic_when_delete_topic:
+        if not self.config.delete_retry_topics:
             return []
         names = [
             pop_retry_topic(group, topic, version=version)

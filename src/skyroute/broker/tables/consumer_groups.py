@@ -115,7 +115,7 @@ class Groups:
 
     def _may_be_made(self, name: str) -> bool:
         config = self._config
-        return config.auto_create_subscription_group or (config.enable_create_sys_group and is_system_group(name))
+        return config.auto_create_groups or (config.auto_create_system_groups and is_system_group(name))
 
     def put(self, config: GroupConfig) -> bool:
         """Create or replace a group; False if it was the same before.

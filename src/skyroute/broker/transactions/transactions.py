@@ -142,7 +142,7 @@ class Transactions:
     def _check(self, end: TransactionEnd, half: StoredMessage, now_ms: int) -> None:
         immune_s = drafts.number_of(half, names.CHECK_IMMUNITY_SECONDS)
         if immune_s is not None and not end.from_check:
-            allowed_ms = max(immune_s * 1000, self._config.transaction_time_out)
+            allowed_ms = max(immune_s * 1000, self._config.transaction_timeout_ms)
             if now_ms - half.born_at_ms > allowed_ms:
                 raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "too late, wait until you are asked")
         if find_property(half.raw_properties, names.PRODUCER_GROUP) != end.producer_group:
@@ -161,7 +161,7 @@ class Transactions:
         appended: Appended | None = None
         while self._done:
             digits = len(str(max(self._done)))
-            offsets = self._done[: max(self._config.transaction_op_msg_max_size // (digits + 1), 1)]
+            offsets = self._done[: max(self._config.op_message_bytes_max // (digits + 1), 1)]
             draft = drafts.done(offsets, self._identity.raw_store_host, self._appender.now_ms())
             try:
                 appended = self._appender.put_plain(draft)
@@ -198,13 +198,9 @@ class Transactions:
             self._keep_floors()
 
     def _is_due(self, known: OpenHalf, age_ms: int) -> bool:
-        patience_ms = self._config.transaction_time_out if known.immune_ms is None else known.immune_ms
+        patience_ms = self._config.transaction_timeout_ms if known.immune_ms is None else known.immune_ms
         # A copy was stored later than the half, so one that is born in time to come is taken for old enough.
-        return age_ms < 0 or age_ms > min(patience_ms, self._reserved_ms)
-
-    @property
-    def _reserved_ms(self) -> int:
-        return self._config.file_reserved_time * 3_600_000
+        return age_ms < 0 or age_ms > min(patience_ms, self._config.retention_ms)
 
     def _ask(self, offset: int, known: OpenHalf, now_ms: int) -> Question | None:
         half = self._open.half_in_log(known.position)
@@ -212,7 +208,7 @@ class Transactions:
             self._open.close(offset)
             return None
         times = drafts.number_of(half, names.TRANSACTION_CHECK_TIMES) or 0
-        if times >= self._config.transaction_check_max or now_ms - half.born_at_ms > self._reserved_ms:
+        if times >= self._config.transaction_checks_max or now_ms - half.born_at_ms > self._config.retention_ms:
             self._give_up(offset, half, times)
             return None
         try:
@@ -311,7 +307,7 @@ class Transactions:
     async def run(self) -> None:
         """Ask again and again."""
         while True:
-            await asyncio.sleep(self._config.transaction_check_interval / 1000)
+            await asyncio.sleep(self._config.transaction_check_interval_s)
             try:
                 await self.ask_producers()
             except SkyrouteError as error:
