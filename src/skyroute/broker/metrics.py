@@ -271,7 +271,9 @@ class BrokerMetrics:
         timers_behind = max(components.store.max_offset(TIMER_TOPIC, 0) - timers.read_end, 0)
         watermark = [(("send",), components.flushing.waiting_count)]
         yield self._gauge("rocketmq_processor_watermark", "Sends that wait for the disk", ("processor",), watermark)
-        yield self._gauge("skyroute_broker_parked_pulls", "Pulls that wait", (), [(ONE, len(components.long_polling))])
+        yield self._gauge(
+            "skyroute_broker_suspended_pulls", "Pulls that wait", (), [(ONE, len(components.long_polling))]
+        )
         yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(ONE, transactions.open_count)])
         yield self._counter("rocketmq_commit_messages", "Commits", (), [(ONE, transactions.committed)])
         yield self._counter("rocketmq_rollback_messages", "Rollbacks", (), [(ONE, transactions.rolled_back)])

@@ -57,6 +57,8 @@ def run(
             # A settings file that is mounted read-only is common; only updates from afar need to write it.
             log.warning("settings cannot be updated while running cause=%s", error)
     _fit_open_files(configs)
+    for config in configs:
+        config.log_settings()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(what, services, on_ready))
 

@@ -109,6 +109,36 @@ def test_without_force_young_messages_stay_on_a_full_disk() -> None:
     assert config.store_settings().disk_used_urgent == 1.0
 
 
+def test_files_have_rocketmqs_units_and_fields_have_ours() -> None:
+    given = {"channelExpiredTimeout": "15500", "fileReservedTime": "48", "diskMaxUsedSpaceRatio": "57"}
+    config = BrokerConfig.load(options=given)
+    assert (config.client_expiry_s, config.retention_ms, config.disk_used_max) == (15.5, 48 * 3_600_000, 0.57)
+    listed = parse_properties(config.render())
+    assert {key: listed[key] for key in given} == given
+
+
+def test_the_largest_number_of_milliseconds_is_listed_as_it_was_given() -> None:
+    largest = str(2**63 - 1)
+    config = BrokerConfig.load(options={"transactionCheckInterval": largest})
+    assert parse_properties(config.render())["transactionCheckInterval"] == largest
+
+
+@pytest.mark.parametrize("kind", [BrokerConfig, NameServerConfig])
+def test_settings_are_logged_and_possible_secrets_are_hidden(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type[BrokerConfig] | type[NameServerConfig]
+) -> None:
+    path = tmp_path / "file.properties"
+    path.write_text("listenPort=10000\ntls.server.keyPassword=hidden1\nsome.plugin=hidden2\nserverWorkerThreads=7\n")
+    config = kind.load(str(path))
+    with caplog.at_level(logging.INFO):
+        config.log_settings()
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert {"setting listenPort=10000", "setting serverWorkerThreads=7"} <= set(lines)
+    assert {"setting tls.server.keyPassword=******", "setting some.plugin=******"} <= set(lines)
+    assert not any("hidden" in line for line in lines)
+    assert not any(line.startswith("setting serverSelectorThreads=") for line in lines)  # no effect, and not set
+
+
 @pytest.mark.parametrize(("wanted_s", "used_s"), [(0.001, 10), (10, 10), (20, 20), (60, 60), (99.999, 60)])
 def test_the_period_of_registration_has_bounds(wanted_s: float, used_s: float) -> None:
     assert BrokerConfig(registration_interval_s=wanted_s).bounded_registration_interval_s == used_s
