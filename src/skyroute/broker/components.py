@@ -66,7 +66,7 @@ class Components:
         clock: Clock,
         close_connection: Callable[[int], None],
         disk: Disk | None = None,
-        traffic: BusyPolling | None = None,
+        polling: BusyPolling | None = None,
     ) -> None:
         # Whatever of the settings turns out to be wrong does so before the store is opened.
         tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
@@ -75,10 +75,10 @@ class Components:
         self.identity = identity
         self.clock = clock
         now_ms = self._now_ms
-        traffic = traffic or BusyPolling()
-        self.runner = StepRunner(traffic, clock)
+        polling = polling or BusyPolling()
+        self.step_runner = StepRunner(polling, clock)
         """Lane for responses that may take seconds."""
-        self.prompt_runner = StepRunner(traffic, clock)
+        self.prompt_runner = StepRunner(polling, clock)
         """Lane for requests with short client timeouts: long batches, heartbeats and locks."""
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
@@ -226,7 +226,7 @@ class Components:
             config=self.config,
             identity=self.identity,
             clock=self.clock,
-            runner=self.prompt_runner,
+            step_runner=self.prompt_runner,
         )
         replies = ReplyHandlers(self.clients, self.topics, send.send, self.identity, self.config, self.clock)
         transactions = TransactionHandlers(self.transactions, self.appender, self.identity)
@@ -267,14 +267,14 @@ class Components:
                 self.config,
                 self.clock,
             ),
-            runner=self.runner,
+            step_runner=self.step_runner,
             prompt_runner=self.prompt_runner,
         )
         offsets = OffsetHandlers(
             *(self.offsets, self.topics, self.groups, self.clients, self.store),
             delay_offsets=self.delays.render,
             young_bytes=bytes_in_memory(),
-            runner=self.runner,
+            step_runner=self.step_runner,
         )
         send_back = SendBackHandlers(
             self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity
@@ -310,17 +310,19 @@ class Components:
         now_ms = self._now_ms
         topics = TopicHandlers(
             *(self.topics, self.offsets, self.clients, self.store, self.stats, self.config, announce, now_ms),
-            runner=self.runner,
+            step_runner=self.step_runner,
         )
         groups = GroupHandlers(
-            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.runner
+            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.step_runner
         )
         progress = ProgressHandlers(
             *(self.offsets, self.topics, self.groups, self.clients, self.store),
             *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
-            runner=self.runner,
+            step_runner=self.step_runner,
         )
-        queries = QueryHandlers(self.store, self.topics, self.clients, self.config, self.runner, self.clock.monotonic)
+        queries = QueryHandlers(
+            self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic
+        )
         operations = OperationHandlers(self)
         forwarding = ForwardingHandlers(self.clients, self.store, self.topics, self.groups, self.identity)
         return {

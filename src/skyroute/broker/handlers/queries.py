@@ -45,12 +45,12 @@ class QueryHandlers:
     topics: Topics
     clients: ConnectedClients
     config: BrokerConfig
-    runner: StepRunner
+    step_runner: StepRunner
     monotonic: Callable[[], float]
 
     def by_key(self, request: Request, _peer: Peer) -> Answer:
         """Find messages by a key of theirs, or by the id that their producer gave them."""
-        return self.runner.answer(self._by_key(decode_key_query(request)))
+        return self.step_runner.answer(self._by_key(decode_key_query(request)))
 
     def _by_key(self, query: KeyQuery) -> Steps:
         count_max = self.config.query_messages_max if query.unique else query.count_max
