@@ -72,10 +72,10 @@ def run_brokers(root: Path, numbers: list[int], topics: int, name_server: str, p
                 broker_name=folder.name,
                 bind_address="127.0.0.1",
                 listen_port=0,
-                namesrv_addr=name_server,
-                store_path_root_dir=str(folder),
-                mapped_file_size_commit_log=1024 * 1024,
-                mapped_file_size_consume_queue=20 * 1000,
+                name_server_list=name_server,
+                store_path=str(folder),
+                commit_log_file_bytes=1024 * 1024,
+                consume_queue_file_bytes=20 * 1000,
             )
             brokers.append(Broker(config))
             await brokers[-1].start()

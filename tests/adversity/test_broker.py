@@ -86,7 +86,7 @@ def no_errors(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     async with cluster_in(tmp_path) as cluster:
-        await cluster.start(namesrv_addr="", forward_timeout=20)
+        await cluster.start(name_server_list="")
         await cluster.add_topic("T")
         yield cluster
 
@@ -113,7 +113,7 @@ async def answers_to(cluster: Cluster, line: AsyncLine, requests: list[Request])
     sent = [await line.send(request) for request in requests]
     answers = asyncio.ensure_future(_answers(line, sent))
     while not answers.done():
-        cluster.broker.parts.parked.expire(cluster.clock.monotonic() + SUSPEND_MS_MAX)
+        cluster.broker.components.long_polling.expire(cluster.clock.monotonic() + SUSPEND_MS_MAX)
         await asyncio.wait({answers}, timeout=0.002)
     return await answers
 
@@ -128,7 +128,7 @@ SILENT = {37}
 
 async def test_no_request_of_any_kind_brings_the_broker_out_of_step(cluster: Cluster) -> None:
     line = await cluster.line()
-    for code in sorted(cluster.broker.parts.handlers()):
+    for code in sorted(cluster.broker.components.handlers()):
         # Nobody here would answer what is passed on to members.
         await line.call(35 if code == 223 else heartbeat(), {"clientID": "10.0.0.1@1#2", "consumerGroup": "g"})
         requests = list(bad_requests(code))
@@ -136,7 +136,7 @@ async def test_no_request_of_any_kind_brings_the_broker_out_of_step(cluster: Clu
             requests = [request for request in requests if request.fields.get("commitOrRollback") != "0"]
         for request, answer in zip(requests, await answers_to(cluster, line, requests), strict=True):
             assert is_documented(answer), (request, answer)
-        cluster.broker.parts.topics.put(cluster.broker.parts.topics.all()["TBW102"])
+        cluster.broker.components.topics.put(cluster.broker.components.topics.all()["TBW102"])
         await cluster.add_topic("T")
     other = await cluster.line()
     assert (await other.call(send(body=b"alive"))).code == 0
@@ -145,7 +145,7 @@ async def test_no_request_of_any_kind_brings_the_broker_out_of_step(cluster: Clu
 
 async def test_requests_nobody_knows_are_refused(cluster: Cluster) -> None:
     line = await cluster.line()
-    known = cluster.broker.parts.handlers()
+    known = cluster.broker.components.handlers()
     for code in (-1, 0, 9, 60, 61, 400, 513, 3001, 200_050, 2**31 - 1):
         assert code not in known
         answer = await line.call(Request(code, SANE))
@@ -154,7 +154,7 @@ async def test_requests_nobody_knows_are_refused(cluster: Cluster) -> None:
 
 async def test_one_way_nonsense_is_not_answered(cluster: Cluster) -> None:
     line = await cluster.line()
-    for code in sorted(cluster.broker.parts.handlers()):
+    for code in sorted(cluster.broker.components.handlers()):
         await line.tell(Request(code))
         await line.tell(Request(code, dict.fromkeys(SANE, "x"), b"{"))
     assert (await line.call(send())).code == 0
@@ -184,19 +184,23 @@ async def test_a_consumer_that_does_not_read_costs_its_own_answers_only(cluster:
 
 
 async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -> None:
-    parts = cluster.broker.parts
+    components = cluster.broker.components
     for _ in range(3):
         lines = [await cluster.line() for _ in range(40)]
         for number, line in enumerate(lines):
             await line.send(heartbeat(f"g{number % 5}"))
             for _ in range(5):
                 await line.send(pull(flag=SUSPEND | SUBSCRIPTION, group=f"g{number % 5}"))
-        await eventually(lambda: len(parts.parked) == 200)
+        await eventually(lambda: len(components.long_polling) == 200)
         for line in lines:
             line.abort()
-        await eventually(lambda: len(parts.parked) == 0)
-    await eventually(lambda: all(parts.members.consumers(f"g{number}") is None for number in range(5)))
-    assert (parts.parked._by_queue, parts.parked._by_tick, parts.parked._by_connection) == ({}, {}, {})
+        await eventually(lambda: len(components.long_polling) == 0)
+    await eventually(lambda: all(components.clients.consumers(f"g{number}") is None for number in range(5)))
+    assert (
+        components.long_polling._by_queue,
+        components.long_polling._by_tick,
+        components.long_polling._by_connection,
+    ) == ({}, {}, {})
     line = await cluster.line()
     assert (await line.call(send())).code == 0
 
@@ -207,13 +211,13 @@ async def test_those_who_vanish_just_as_a_message_comes_hinder_nobody(cluster: C
     lines = [await cluster.line() for _ in range(10)]
     for line in lines:
         await line.send(pull(flag=SUSPEND | SUBSCRIPTION))
-    await eventually(lambda: len(cluster.broker.parts.parked) == 11)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 11)
     sender = await cluster.line()
     await sender.send(send(body=b"news"))
     for line in lines:
         line.abort()
     assert found_bodies(await stays.answer(waiting)) == [b"news"]
-    await eventually(lambda: len(cluster.broker.parts.parked) == 0)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 0)
 
 
 # --------------------------------------------------------------------------------------------------------------- clock
@@ -233,11 +237,11 @@ async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(
         found = await line.call(29, {"topic": "T", "queueId": "0", "timestamp": str(at_ms)})
         assert 0 <= int(found.fields["offset"]) <= 3
     await cluster.stop()
-    await cluster.start(namesrv_addr="")
+    await cluster.start(name_server_list="")
     assert cluster.stored() == [b"0", b"1", b"2"]
     clock.advance(3 * 3600 + 60)
     await cluster.stop()
-    await cluster.start(namesrv_addr="")
+    await cluster.start(name_server_list="")
     expected = {b"%c%d" % (kind, number) for kind, number in itertools.product(b"dt", range(3))}
     # Twice is allowed: how far timers have come is one place, and a clock that went back leaves several.
     await eventually(lambda: set(cluster.stored("Later")) == expected)
@@ -246,10 +250,10 @@ async def test_a_clock_that_goes_back_loses_nothing_and_delays_nothing_for_ever(
 async def test_those_who_wait_go_by_a_clock_that_nobody_sets(cluster: Cluster) -> None:
     line = await cluster.line()
     waiting = await line.send(pull(flag=SUSPEND | SUBSCRIPTION, suspend_ms=2_000))
-    await eventually(lambda: len(cluster.broker.parts.parked) == 1)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
     cluster.clock.set_back(100_000)
     cluster.clock.advance(3)
-    cluster.broker.parts.parked.expire(cluster.clock.monotonic())
+    cluster.broker.components.long_polling.expire(cluster.clock.monotonic())
     assert (await line.answer(waiting)).code == 19
 
 
@@ -259,10 +263,10 @@ async def test_those_who_wait_go_by_a_clock_that_nobody_sets(cluster: Cluster) -
 def lonely(folder: Path, **settings: Any) -> BrokerConfig:
     """A broker without a name server, all of whose files are small."""
     values: dict[str, Any] = {
-        **{"broker_name": "broker-a", "broker_ip1": "127.0.0.1", "bind_address": "127.0.0.1", "listen_port": 0},
-        **{"store_path_root_dir": str(folder), "broker_config_path": str(folder / "broker.properties")},
-        **{"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 20 * 4},
-        **{"max_hash_slot_num": 16, "max_index_num": 32, "flush_interval_commit_log": 60_000},
+        **{"broker_name": "broker-a", "advertised_host": "127.0.0.1", "bind_address": "127.0.0.1", "listen_port": 0},
+        **{"store_path": str(folder), "settings_file": str(folder / "broker.properties")},
+        **{"commit_log_file_bytes": 4096, "consume_queue_file_bytes": 20 * 4},
+        **{"index_slots": 16, "index_entries": 32, "flush_interval_s": 60.0},
     }
     return BrokerConfig(**(values | settings))
 
@@ -288,7 +292,7 @@ async def live_through(folder: Path, disk: FailingDisk, **settings: Any) -> tupl
             answers.append(await line.call(pull("Made")))
             answers.append(await line.call(15, {**SANE, "topic": "Made", "commitOffset": "1"}))
             answers.append(await line.call(12, {**SANE, "topic": "Made", "endTimestamp": str(1 << 62)}))
-            await broker.parts.offsets.keeper.save()
+            await broker.components.offsets.table_file.save()
     except StoreError:
         pass
     finally:
@@ -323,7 +327,7 @@ async def test_whichever_write_fails_nothing_that_was_taken_is_lost(
         again = Broker(lonely(folder), clock=ManualClock(), disk=HastyDisk())
         await again.start()
         try:
-            stored = bodies(again.parts.store, "Made")
+            stored = bodies(again.components.store, "Made")
             assert [body for body in stored if body in taken] == taken, (number, disk.failed)
             async with line_to(again.address) as line:
                 assert (await line.call(send("Made", b"next", d=1))).code == 0, (number, disk.failed)

@@ -29,33 +29,33 @@ STORE_FILES = ("commitlog", "consumequeue", "batchconsumequeue", "index", "check
 
 def broker_at(folder: Path) -> Broker:
     config = BrokerConfig(
-        broker_ip1="127.0.0.1",
+        advertised_host="127.0.0.1",
         bind_address="127.0.0.1",
         listen_port=0,
-        store_path_root_dir=str(folder),
-        broker_config_path=str(folder / "config" / "broker.properties"),
-        mapped_file_size_commit_log=1 << 16,
-        mapped_file_size_consume_queue=20 * 100,
-        max_hash_slot_num=64,
-        max_index_num=256,
+        store_path=str(folder),
+        settings_file=str(folder / "config" / "broker.properties"),
+        commit_log_file_bytes=1 << 16,
+        consume_queue_file_bytes=20 * 100,
+        index_slots=64,
+        index_entries=256,
     )
     return Broker(config, clock=ManualClock(), disk=HastyDisk())
 
 
 async def fill(broker: Broker, first: int) -> None:
     """Messages of every kind, and something new in every table."""
-    parts = broker.parts
-    parts.topics.put(TopicConfig(f"T{first}", 2, 2))
-    parts.groups.put(GroupConfig(f"g{first}"))
-    await parts.topics.keeper.save()
-    await parts.groups.keeper.save()
+    components = broker.components
+    components.topics.put(TopicConfig(f"T{first}", 2, 2))
+    components.groups.put(GroupConfig(f"g{first}"))
+    await components.topics.table_file.save()
+    await components.groups.table_file.save()
     async with line_to(broker.address) as line:
         for number in range(MESSAGES):
             delayed = {0: {"DELAY": "3"}, 1: {"TIMER_DELAY_SEC": "600"}}.get(number % 5, {})
             request = send(f"T{first}", b"%d" % number, queue_id=number % 2, properties=delayed)
             assert (await line.call(request)).code == ResponseCode.SUCCESS
-    parts.offsets.commit(f"g{first}", f"T{first}", 0, 3)
-    await parts.offsets.keeper.save()
+    components.offsets.commit(f"g{first}", f"T{first}", 0, 3)
+    await components.offsets.table_file.save()
 
 
 async def files_of(folder: Path, *, is_killed: bool) -> Files:
@@ -75,7 +75,7 @@ async def test_no_damage_to_a_table_costs_a_message(tmp_path: Path, chance: rand
     assert {"config/topics.json", "config/topics.json.bak", "config/consumerOffset.json"} <= set(tables)
     broker = broker_at(tmp_path / "truth")
     await broker.start()
-    truth = {(each.topic, each.queue_id, each.offset) for each in read_store(broker.parts.store)}
+    truth = {(each.topic, each.queue_id, each.offset) for each in read_store(broker.components.store)}
     await broker.kill()
     assert len(truth) >= 2 * MESSAGES
     folder = tmp_path / "damaged"
@@ -102,9 +102,9 @@ async def check(folder: Path, damage: Damage, files: Files, truth: set[tuple[str
         assert Path(damage.file).name in refusal, f"{damage}: {refusal}"
         return
     try:
-        found = {(each.topic, each.queue_id, each.offset) for each in read_store(broker.parts.store)}
+        found = {(each.topic, each.queue_id, each.offset) for each in read_store(broker.components.store)}
         assert truth <= found, f"{damage} lost {sorted(truth - found)[:3]}"
         for topic, queue_id, _ in truth:
-            assert broker.parts.topics.get(topic) is not None or damage.kind == "bit", (damage, topic, queue_id)
+            assert broker.components.topics.get(topic) is not None or damage.kind == "bit", (damage, topic, queue_id)
     finally:
         await broker.kill()

@@ -42,10 +42,10 @@ class Recorded:
             broker_name=name,
             bind_address="127.0.0.1",
             listen_port=0,
-            namesrv_addr=self.addresses,
-            store_path_root_dir=str(self.folder / name),
-            mapped_file_size_commit_log=1024 * 1024,
-            mapped_file_size_consume_queue=20 * 2_000,
+            name_server_list=self.addresses,
+            store_path=str(self.folder / name),
+            commit_log_file_bytes=1024 * 1024,
+            consume_queue_file_bytes=20 * 2_000,
         )
         started = Broker(config)
         self.thread.call(started.start())

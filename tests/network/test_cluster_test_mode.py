@@ -158,7 +158,7 @@ async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog:
 async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[tuple[Running, Ear]]:
     """A test environment whose production hears every question and answers none."""
     async with ear() as deaf:
-        asking = running(folder, upstream=[deaf.address], cluster_test=True, connect_timeout_millis=timeout_ms)
+        asking = running(folder, upstream=[deaf.address], cluster_test=True, connect_timeout_s=timeout_ms / 1000)
         async with asking as test:
             yield test, deaf
 

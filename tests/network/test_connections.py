@@ -49,7 +49,7 @@ async def test_an_idle_connection_is_no_ones_fault(
 
 
 async def test_without_an_idle_limit_silence_may_last(tmp_path: Path) -> None:
-    async with running(tmp_path, server_channel_max_idle_time_seconds=0) as here, line_to(here.address) as line:
+    async with running(tmp_path, idle_timeout_s=0) as here, line_to(here.address) as line:
         await line.call(206)
         here.pass_time(10_000)
         assert (await line.call(206)).code == 0
@@ -181,7 +181,7 @@ async def test_what_came_before_bad_bytes_is_answered_and_what_comes_after_is_no
 
 
 async def test_connections_beyond_the_limit_are_turned_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with running(tmp_path, server_max_connections=2) as here, line_to(here.address) as line:
+    async with running(tmp_path, connections_max=2) as here, line_to(here.address) as line:
         async with line_to(here.address) as second:
             assert [await topics(line), await topics(second)] == [[], []]
             for _ in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import skyroute
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
-from skyroute.settings.keys import key_of_field
+from skyroute.settings.properties import parse_properties
 from tests.support.shown import ROOT, command_lines, understand, words_of
 
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -73,11 +74,11 @@ async def test_the_requests_that_the_broker_answers_are_those_that_are_listed(tm
     for codes, _, answer in rows(section(text_of("docs/compatibility.md"), "## The broker")):
         if answer.startswith("supported"):
             listed |= {int(code) for code in codes.split(", ")}
-    config = BrokerConfig(bind_address="127.0.0.1", listen_port=0, store_path_root_dir=str(tmp_path))
+    config = BrokerConfig(bind_address="127.0.0.1", listen_port=0, store_path=str(tmp_path))
     broker = Broker(config)
     await broker.start()
     try:
-        assert listed == set(broker.parts.handlers())
+        assert listed == set(broker.components.handlers())
     finally:
         await broker.stop()
 
@@ -106,14 +107,14 @@ def test_every_bound_of_the_broker_is_listed() -> None:
 
 
 def test_defaults_of_the_broker_are_those_that_are_listed() -> None:
-    config = BrokerConfig()
-    values = {key_of_field(name): getattr(config, name) for name in BrokerConfig.__dataclass_fields__}
+    keys = {each.metadata["setting"].key for each in fields(BrokerConfig) if "setting" in each.metadata}
+    values = parse_properties(BrokerConfig().render_all())
     checked = 0
-    for keys, defaults, _ in rows(section(text_of("docs/broker.md"), "## Settings that matter")):
-        names, told = re.findall(r"`(\w+)`", keys), [word.strip(" `") for word in defaults.split(",")]
+    for listed, defaults, _ in rows(section(text_of("docs/broker.md"), "## Settings that matter")):
+        names, told = re.findall(r"`(\w+)`", listed), [word.strip(" `") for word in defaults.split(",")]
         for name, default in zip(names, told * len(names), strict=False):
-            assert name in values, name
+            assert name in keys, name
             if re.fullmatch(r"\d+|true|false|ASYNC_FLUSH|DefaultCluster", default):
-                assert str(values[name]).lower() == default.lower(), name
+                assert values[name].lower() == default.lower(), name
                 checked += 1
     assert checked >= 14

@@ -204,7 +204,7 @@ async def test_bug_10_forbidden_writes_are_forgotten_with_the_brokers_next_editi
 
 
 async def test_bug_11_nobody_waits_while_a_broker_that_hangs_is_told(tmp_path: Path) -> None:
-    patient = running(tmp_path, notify_min_broker_id_changed=True, connect_timeout_millis=600_000)
+    patient = running(tmp_path, notify_min_broker_id_changed=True, connect_timeout_s=600.0)
     async with patient as nameserver, line_to(nameserver.address) as line, full_queue() as hanging:
         master = at("127.0.0.1:1", 0)
         for _ in range(20):
@@ -347,7 +347,7 @@ async def test_bug_23_fields_of_authentication_are_ignored_as_in_java(line: Asyn
 
 
 async def test_bug_25_connections_have_a_limit_and_a_first_request_has_too(tmp_path: Path) -> None:
-    async with running(tmp_path, server_max_connections=2) as here, line_to(here.address) as line:
+    async with running(tmp_path, connections_max=2) as here, line_to(here.address) as line:
         await topics(line)
         async with line_to(here.address) as stalled:
             await stalled.write(b"\x00\x00")

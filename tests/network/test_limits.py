@@ -127,7 +127,7 @@ async def test_the_longest_frame_of_any_kind_is_taken(line: AsyncLine, form: For
 
 
 async def test_limits_on_frames_can_be_set(tmp_path: Path) -> None:
-    async with running(tmp_path, frame_max_length=2048, registration_max_length=4096) as here:
+    async with running(tmp_path, frame_bytes_max=2048, registration_max_length=4096) as here:
         async with line_to(here.address) as line:
             assert (await line.call(9999, body=bytes(1800))).code == 3
             await line.write(announcement(2049, Request(9999)))
@@ -154,7 +154,7 @@ async def test_a_body_that_inflates_beyond_measure_is_refused(tmp_path: Path, fl
 async def test_unfinished_frames_of_all_peers_together_have_a_bound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(tmp_path, server_buffered_bytes_max=100_000) as here, line_to(here.address) as good:
+    async with running(tmp_path, buffered_bytes_max=100_000) as here, line_to(here.address) as good:
         half = encode(Request(9999, body=bytes(80_000)), 1)[:60_000]
         async with line_to(here.address) as first, line_to(here.address) as second:
             await first.write(half)
@@ -177,7 +177,7 @@ LONG_LIST = MASTER.but(topics=[Topic(f"topic-with-a-long-name-{number:06}") for 
 
 
 def slow_to_send(folder: Path) -> AbstractAsyncContextManager[Running]:
-    return running(folder, server_socket_snd_buf_size=16_384)
+    return running(folder, send_buffer_bytes=16_384)
 
 
 def slow_to_read(here: Running) -> AbstractAsyncContextManager[AsyncLine]:
@@ -235,7 +235,7 @@ async def is_forgotten(here: Running) -> bool:
 
 
 async def test_water_marks_can_be_set(tmp_path: Path) -> None:
-    marked = running(tmp_path, write_buffer_high_water_mark=1024, write_buffer_low_water_mark=512)
+    marked = running(tmp_path, write_high_bytes=1024, write_low_bytes=512)
     async with marked as here, line_to(here.address) as line:
         await topics(line)
         (connection,) = here.remoting._connections.values()

@@ -106,7 +106,7 @@ async def test_it_says_what_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("buffers", [0, 32 * 1024])
 async def test_sizes_of_the_systems_buffers_are_handed_down(tmp_path: Path, buffers: int) -> None:
-    sized = running(tmp_path, server_socket_snd_buf_size=buffers, server_socket_rcv_buf_size=buffers)
+    sized = running(tmp_path, send_buffer_bytes=buffers, receive_buffer_bytes=buffers)
     async with sized as here, line_to(here.address) as line:
         await topics(line)
         (connection,) = here.remoting._connections.values()

@@ -258,7 +258,7 @@ async def test_a_server_that_waits_for_its_brokers_is_alive_and_not_ready(tmp_pa
 
 
 async def test_a_server_that_stops_is_not_ready_while_it_still_serves(tmp_path: Path) -> None:
-    settings = {"enable_shutdown_gracefully": True, "shutdown_wait_time_seconds": 600}
+    settings = {"graceful_shutdown": True, "shutdown_wait_s": 600}
     async with watched(tmp_path, **settings) as (here, pages):
         async with line_to(here.address) as line:
             await register(line, MASTER)

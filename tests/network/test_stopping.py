@@ -23,7 +23,7 @@ from tests.support.servers import Running, own_files, running
 @asynccontextmanager
 async def draining(folder: Path) -> AsyncIterator[tuple[Running, AsyncLine, asyncio.Task[None]]]:
     """A server that was told to stop and still serves, a line to it, and the stop that is under way."""
-    waiting = running(folder, enable_shutdown_gracefully=True, shutdown_wait_time_seconds=600)
+    waiting = running(folder, graceful_shutdown=True, shutdown_wait_s=600)
     async with waiting as here, line_to(here.address) as line:
         await register(line, MASTER)
         stopping = asyncio.create_task(here.server.stop())
@@ -78,7 +78,7 @@ async def test_the_stop_ends_as_soon_as_the_last_peer_has_left(tmp_path: Path) -
 
 
 async def test_peers_that_stay_are_parted_with_when_the_time_is_over(tmp_path: Path) -> None:
-    waiting = running(tmp_path, enable_shutdown_gracefully=True, shutdown_wait_time_seconds=1)
+    waiting = running(tmp_path, graceful_shutdown=True, shutdown_wait_s=1)
     async with waiting as here, line_to(here.address) as line:
         await register(line, MASTER)
         began = time.monotonic()
@@ -154,7 +154,7 @@ async def test_the_same_port_can_be_served_again_at_once(tmp_path: Path) -> None
 @pytest.mark.asyncio(loop_factories=["uvloop"])  # it takes as long as a closing connection may
 async def test_a_peer_that_takes_no_answers_cannot_hold_up_the_stop(tmp_path: Path) -> None:
     async with (
-        running(tmp_path, server_socket_snd_buf_size=8192) as here,
+        running(tmp_path, send_buffer_bytes=8192) as here,
         line_to(here.address, receive_buffer_bytes=8192) as line,
     ):
         many = [Topic(f"topic-with-a-long-name-{number:06}") for number in range(4_000)]

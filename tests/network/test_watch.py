@@ -156,7 +156,7 @@ async def test_a_second_watch_of_a_connection_does_not_wait_for_the_first(line: 
 
 
 async def test_a_stopping_server_sends_watchers_away(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"enable_shutdown_gracefully": True, "shutdown_wait_time_seconds": 20}
+    settings: dict[str, Any] = {"graceful_shutdown": True, "shutdown_wait_s": 20}
     async with running(tmp_path, **settings) as server, line_to(server.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first))
@@ -184,7 +184,7 @@ async def test_nobody_parks_who_wants_no_answer(line: AsyncLine, nameserver: Run
 
 
 async def test_a_connection_that_only_watches_is_not_idle(tmp_path: Path) -> None:
-    async with running(tmp_path, server_channel_max_idle_time_seconds=10) as server, line_to(server.address) as line:
+    async with running(tmp_path, idle_timeout_s=10) as server, line_to(server.address) as line:
         heard = await line.call(watch("A"))
         for _ in range(5):
             asked = await line.send(watch("A", after=heard, timeout_ms=60_000))

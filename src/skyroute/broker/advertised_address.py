@@ -26,7 +26,7 @@ class Advertised:
     ha_host: str
 
 
-def settle(config: BrokerConfig) -> Advertised:
+def find_advertised_address(config: BrokerConfig) -> Advertised:
     """Find out under which address clients reach this broker.
 
     It is `brokerIP1`, if set; loopback, if we listen there; the address we listen on; or that of the interface by
@@ -35,13 +35,13 @@ def settle(config: BrokerConfig) -> Advertised:
     Raises:
         ConfigError: there is no such address, or clients could not use it.
     """
-    host = config.broker_ip1 or _default_host(config)
+    host = config.advertised_host or _default_host(config)
     ip = _usable_ip("brokerIP1", host)
     if _is_loopback(ip) and not _is_loopback(config.bind_address):
         log.warning("only clients on this machine can reach us address=%s advice=%s", host, _ADVICE)
-    if config.broker_ip2:
-        _usable_ip("brokerIP2", config.broker_ip2)
-    return Advertised(host, ip, config.broker_ip2 or host)
+    if config.advertised_ha_host:
+        _usable_ip("brokerIP2", config.advertised_ha_host)
+    return Advertised(host, ip, config.advertised_ha_host or host)
 
 
 def _default_host(config: BrokerConfig) -> str:

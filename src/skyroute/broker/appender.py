@@ -29,14 +29,14 @@ class Appender:
         self,
         store: MessageStore,
         *,
-        parked: LongPolling,
+        long_polling: LongPolling,
         flushing: Flushing,
         stats: Stats,
         now_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._flushing = flushing
-        self._parked = parked
+        self._long_polling = long_polling
         self._stats = stats
         self._delays: DelayLevels | None = None
         self._timers: Timers | None = None
@@ -54,20 +54,20 @@ class Appender:
             RefusedError: it may not wait as it wants to.
             StoreError: nothing was stored.
         """
-        return self.put_plain(self.park(draft))
+        return self.put_plain(self.schedule(draft))
 
-    def park(self, draft: Draft) -> Draft:
+    def schedule(self, draft: Draft) -> Draft:
         """Return what is to be stored of a message: itself, or what waits in its place until its time has come.
 
         Raises:
             RefusedError: it may not wait as it wants to.
         """
-        parked = draft
+        scheduled = draft
         if self._delays is not None and draft.raw_properties.find(_LEVEL_MARK) >= 0:
-            parked = self._delays.park(draft)
-        if parked is draft and self._timers is not None and draft.raw_properties.find(_TIMER_MARK) >= 0:
-            parked = self._timers.park(draft, self.now_ms())
-        return parked
+            scheduled = self._delays.schedule(draft)
+        if scheduled is draft and self._timers is not None and draft.raw_properties.find(_TIMER_MARK) >= 0:
+            scheduled = self._timers.schedule(draft, self.now_ms())
+        return scheduled
 
     def put_plain(self, draft: Draft) -> Appended:
         """Store a message as it is.
@@ -77,9 +77,9 @@ class Appender:
         """
         appended = self._store.append(draft, self.now_ms())
         if self._sync:
-            self._flushing.hurry()
+            self._flushing.flush_soon()
         self._stats.stored(draft.topic, 1, appended.record_bytes)
-        self._parked.arrived(draft.topic, draft.queue_id)
+        self._long_polling.arrived(draft.topic, draft.queue_id)
         return appended
 
     def put_batch(self, draft: Draft, items: Sequence[RawItem]) -> AppendedBatch:
@@ -90,9 +90,9 @@ class Appender:
         """
         appended = self._store.append_batch(draft, items, self.now_ms())
         if self._sync:
-            self._flushing.hurry()
+            self._flushing.flush_soon()
         self._stats.stored(draft.topic, len(items), appended.log_end - appended.log_positions[0])
-        self._parked.arrived(draft.topic, draft.queue_id)
+        self._long_polling.arrived(draft.topic, draft.queue_id)
         return appended
 
     def prepare_batch(self, draft: Draft) -> PreparedBatch:
@@ -111,9 +111,9 @@ class Appender:
         """
         appended = self._store.append_prepared(batch, self.now_ms())
         if self._sync:
-            self._flushing.hurry()
+            self._flushing.flush_soon()
         self._stats.stored(batch.draft.topic, len(appended.log_positions), len(batch.records))
-        self._parked.arrived(batch.draft.topic, batch.draft.queue_id)
+        self._long_polling.arrived(batch.draft.topic, batch.draft.queue_id)
         return appended
 
     def derive_step(self) -> bool:
@@ -128,7 +128,7 @@ class Appender:
         """
         appended = self._store.append_inner_batch(draft, messages, self.now_ms())
         self._stats.stored(draft.topic, messages, appended.record_bytes)
-        self._parked.arrived(draft.topic, draft.queue_id)
+        self._long_polling.arrived(draft.topic, draft.queue_id)
         return appended
 
     def disk_used(self) -> float:
@@ -137,14 +137,14 @@ class Appender:
 
     @property
     def waits_for_disk(self) -> bool:
-        """An answer may be given only once the disk has the message: see `when_safe`."""
+        """An answer may be given only once the disk has the message: see `when_flushed`."""
         return self._sync
 
-    def when_safe(self, log_end: int, then: Callable[[Flushed], None]) -> None:
+    def when_flushed(self, log_end: int, then: Callable[[Flushed], None]) -> None:
         """Have `then` called once all that was appended before this position is on the disk, or cannot be."""
         self._flushing.wait_for(log_end, then)
 
-    def safe(self, appended: Appended) -> Awaitable[None] | None:
+    def until_flushed(self, appended: Appended) -> Awaitable[None] | None:
         """Return what to await until a message is as safe as the settings demand; None where it is already."""
         return self._until_safe(appended) if self._sync else None
 
@@ -155,7 +155,7 @@ class Appender:
             if not settled.done():
                 settled.set_result(outcome)
 
-        self.when_safe(appended.log_end, settle)
+        self.when_flushed(appended.log_end, settle)
         outcome = await settled
         if outcome is not Flushed.DONE:
             raise StoreWriteError(

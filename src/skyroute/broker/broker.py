@@ -1,10 +1,10 @@
-"""A broker: its parts, its start and its stop."""
+"""A broker: its components, its start and its stop."""
 
 import logging
 from collections.abc import Mapping
 from typing import Final
 
-from skyroute.broker.advertised_address import settle
+from skyroute.broker.advertised_address import find_advertised_address
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
@@ -40,8 +40,8 @@ class Broker:
         self._disk = disk
         self._servers: list[Server] = []
         self._background = Background()
-        self._traffic = BusyPolling()
-        self._parts: Components | None = None
+        self._polling = BusyPolling()
+        self._components: Components | None = None
         self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         self._pages: Pages | None = None
         self._is_serving = False
@@ -49,13 +49,13 @@ class Broker:
         """Where clients reach us, as `host:port`, once started."""
 
     def __repr__(self) -> str:
-        return f"<Broker {self.config.broker_name} {self.address if self._parts else 'not running'}>"
+        return f"<Broker {self.config.broker_name} {self.address if self._components else 'not running'}>"
 
     @property
-    def parts(self) -> Components:
+    def components(self) -> Components:
         """What a broker that was started consists of."""
-        assert self._parts is not None, "the broker was not started"
-        return self._parts
+        assert self._components is not None, "the broker was not started"
+        return self._components
 
     # Start
 
@@ -66,7 +66,7 @@ class Broker:
             SkyrouteError: a file, a certificate or a port cannot be used; its text says which and why.
         """
         config = self.config
-        advertised = settle(config)
+        advertised = find_advertised_address(config)
         tls = ServerTls(config.tls)
         dispatcher = make_dispatcher({}, self._times)
         server = self._server(tls, dispatcher)
@@ -78,18 +78,18 @@ class Broker:
                 advertised.host,
                 advertised.ip,
                 port,
-                cluster=config.broker_cluster_name,
+                cluster=config.cluster_name,
                 name=config.broker_name,
                 broker_id=config.broker_id,
-                ha_address=join_address(advertised.ha_host, config.ha_listen_port or port + HA_PORT_DISTANCE),
+                ha_address=join_address(advertised.ha_host, config.ha_port or port + HA_PORT_DISTANCE),
             )
             self.address = identity.address
             await self._open_pages()
-            self._parts = parts = Components(
-                config, identity, self.clock, self._close_connection, self._disk, self._traffic
+            self._components = components = Components(
+                config, identity, self.clock, self._close_connection, self._disk, self._polling
             )
-            parts.load()
-            handlers = parts.handlers()
+            components.load()
+            handlers = components.handlers()
             dispatcher.answer_with(handlers)
             await server.serve()
             if config.listen_port:
@@ -98,11 +98,11 @@ class Broker:
         except BaseException:
             await self.kill()  # what was kept stays as it was
             raise
-        for work in (*parts.background(), tls.watch()):
+        for work in (*components.background(), tls.watch()):
             self._background.spawn(work)
         self._is_serving = True
-        await parts.registrar.start()
-        self._background.spawn(parts.registrar.run())
+        await components.registrar.start()
+        self._background.spawn(components.registrar.run())
 
     def _server(self, tls: ServerTls, dispatcher: Dispatcher) -> Server:
         return Server(
@@ -111,12 +111,12 @@ class Broker:
             clock=self.clock,
             on_disconnect=self._on_disconnect,
             limits=self.config.limits(),
-            traffic=self._traffic,
+            traffic=self._polling,
         )
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:
-        prompt = {code: handler for code, handler in handlers.items() if code not in _WAITING_CODES}
-        server = self._server(tls, make_dispatcher(prompt, self._times))
+        handlers_without_pulls = {code: handler for code, handler in handlers.items() if code not in _WAITING_CODES}
+        server = self._server(tls, make_dispatcher(handlers_without_pulls, self._times))
         port = self.config.listen_port - FAST_PORT_DISTANCE
         try:
             await server.start(self.config.bind_address, port)
@@ -130,15 +130,15 @@ class Broker:
     async def stop(self) -> None:
         """Say goodbye, serve what is under way, put everything on the disk, and end as soon as the disk lets us."""
         self._is_serving = False
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            await parts.registrar.stop()
-            await parts.flushing.settled()
+        components, self._components = self._components, None
+        if components is not None:
+            await components.registrar.stop()
+            await components.flushing.drain()
         for server in self._servers:
             await server.stop()
         await self._background.end()
-        if parts is not None:
-            await parts.close()
+        if components is not None:
+            await components.close()
         await self._close_pages()
 
     async def kill(self) -> None:
@@ -146,9 +146,9 @@ class Broker:
         for server in self._servers:
             server.abort()
         await self._background.end()
-        parts, self._parts = self._parts, None
-        if parts is not None:
-            await parts.kill()
+        components, self._components = self._components, None
+        if components is not None:
+            await components.kill()
         await self._close_pages()
 
     # For those who watch
@@ -161,7 +161,7 @@ class Broker:
         from skyroute.broker.metrics import BrokerMetrics  # noqa: PLC0415 - it needs that extra
         from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - so does this
 
-        metrics = BrokerMetrics(self.config, lambda: self._parts, self._servers, self._times)
+        metrics = BrokerMetrics(self.config, lambda: self._components, self._servers, self._times)
         self._pages = Pages(Exposition("broker", metrics.collect).render, self._why_not_ready)
         await self._pages.start(*address)
 
@@ -170,14 +170,14 @@ class Broker:
             await self._pages.stop()
 
     def _why_not_ready(self) -> str | None:
-        parts = self._parts
-        if parts is None or not self._is_serving:
+        components = self._components
+        if components is None or not self._is_serving:
             return "the broker is starting or stopping"
-        if parts.flushing.is_over:
+        if components.flushing.has_stopped:
             return "the disk refused what was stored: mend it, and restart the broker"
         if not self.config.name_servers:
             return "no name server is known, so clients cannot find this broker: set namesrvAddr or give -n"
-        if not parts.registrar.has_registered:
+        if not components.registrar.has_registered:
             return f"no name server has taken our registration yet: {';'.join(self.config.name_servers)}"
         return None
 
@@ -188,5 +188,5 @@ class Broker:
             server.close_connection(number)
 
     def _on_disconnect(self, connection: int) -> None:
-        if self._parts is not None:
-            self._parts.on_disconnect(connection)
+        if self._components is not None:
+            self._components.on_disconnect(connection)

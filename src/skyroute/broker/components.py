@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from skyroute.broker.appender import Appender
-from skyroute.broker.clients.change_notifications import MemberNotices
+from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
@@ -41,7 +41,7 @@ from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
-from skyroute.broker.tables.lost_topics import settle_lost_topics, topics_with_queues
+from skyroute.broker.tables.lost_topics import reconcile_topics, topics_with_queues
 from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.broker.tables.topics import Topics
@@ -66,7 +66,7 @@ class Components:
         clock: Clock,
         close_connection: Callable[[int], None],
         disk: Disk | None = None,
-        traffic: BusyPolling | None = None,
+        polling: BusyPolling | None = None,
     ) -> None:
         # Whatever of the settings turns out to be wrong does so before the store is opened.
         tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
@@ -75,21 +75,23 @@ class Components:
         self.identity = identity
         self.clock = clock
         now_ms = self._now_ms
-        traffic = traffic or BusyPolling()
-        self.pace = StepRunner(traffic, clock)
+        polling = polling or BusyPolling()
+        self.step_runner = StepRunner(polling, clock)
         """Lane for responses that may take seconds."""
-        self.prompt = StepRunner(traffic, clock)
+        self.prompt_runner = StepRunner(polling, clock)
         """Lane for requests with short client timeouts: long batches, heartbeats and locks."""
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
         self.request_modes = RequestModes(JsonFile(folder / "messageRequestMode.json", disk))
-        self.members = ConnectedClients()
+        self.clients = ConnectedClients()
         self.locks = QueueLocks()
-        self.notices = MemberNotices(self.members, self.groups, config)
-        self.silence = ClientExpiryScan(self.members, self.locks, self.notices, close_connection, config, clock)
+        self.notifications = ChangeNotifications(self.clients, self.groups, config)
+        self.client_expiry = ClientExpiryScan(
+            self.clients, self.locks, self.notifications, close_connection, config, clock
+        )
         self.stats = Stats(clock)
-        self.parked = LongPolling(clock.monotonic)
+        self.long_polling = LongPolling(clock.monotonic)
         self.topics.load()  # before the store, which may have to make queues of the right kind again
         self._had_queues = topics_with_queues(config.store_folder)
         """Topics that had queues before recovery, which may find messages of deleted topics again."""
@@ -102,31 +104,33 @@ class Components:
         )
         self.flushing = Flushing(
             self.store,
-            interval_s=config.flush_interval_commit_log / 1000,
-            timeout_s=lambda: config.sync_flush_timeout / 1000,
-            on_flushed=self.parked.wake,
+            interval_s=config.flush_interval_s,
+            timeout_s=lambda: config.sync_flush_timeout_s,
+            on_flushed=self.long_polling.wake,
         )
-        self.parked.only_when_told = config.sync_flush
-        self.intake = Appender(self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=now_ms)
-        delay_file, save_ms = JsonFile(folder / "delayOffset.json", disk), config.flush_delay_offset_interval
-        self.delays = DelayLevels(self.store, self.intake, delay_file, save_ms=save_ms)
+        self.long_polling.only_when_told = config.sync_flush
+        self.appender = Appender(
+            self.store, long_polling=self.long_polling, flushing=self.flushing, stats=self.stats, now_ms=now_ms
+        )
+        delay_file, save_ms = JsonFile(folder / "delayOffset.json", disk), config.delay_save_interval_ms
+        self.delays = DelayLevels(self.store, self.appender, delay_file, save_ms=save_ms)
         self.timers = Timers(
             self.store,
-            self.intake,
+            self.appender,
             TimerCheck(folder / "timercheck", config.timer_precision_ms, disk),
-            enabled=config.timer_wheel_enable,
-            delay_max_s=lambda: config.timer_max_delay_sec,
+            enabled=config.timers_enabled,
+            delay_max_s=lambda: config.timer_delay_max_s,
             precision_ms=config.timer_precision_ms,
         )
-        self.intake.use(self.delays, self.timers)
+        self.appender.use(self.delays, self.timers)
         self.registrar = Registrar(config.name_servers, identity, self.topics, config, clock, tls)
-        self.spreading = TopicPropagation(config.name_servers, identity, tls)
+        self.topic_propagation = TopicPropagation(config.name_servers, identity, tls)
         self.transactions = Transactions(
             self.store,
-            self.intake,
+            self.appender,
             offsets=self.offsets,
             topics=self.topics,
-            members=self.members,
+            clients=self.clients,
             config=config,
             identity=identity,
             announce=self.registrar.announce,
@@ -147,61 +151,61 @@ class Components:
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
-        settle_lost_topics(self.topics, self.store, self._had_queues)
+        reconcile_topics(self.topics, self.store, self._had_queues)
         self.transactions.load()
 
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
         """Give what goes on all the time."""
         config = self.config
-        yield self.parked.run()
+        yield self.long_polling.run()
         yield self.flushing.run()
         yield self.delays.run()
         yield self.timers.run()
         yield self.transactions.run()
         yield self.stats.run()
-        yield every(SCAN_S, self.silence.scan)
-        yield every(config.clean_resource_interval / 1000, self.retention.clean)
-        yield every(config.flush_consumer_offset_interval / 1000, self.offsets.keeper.save)
+        yield every(SCAN_S, self.client_expiry.scan)
+        yield every(config.retention_interval_s, self.retention.clean)
+        yield every(config.offset_save_interval_s, self.offsets.table_file.save)
         yield every(TABLES_S, self._save_tables)
 
     async def _save_tables(self) -> None:
-        await save_all([self.topics.keeper, self.groups.keeper, self.request_modes.keeper])
+        await save_all([self.topics.table_file, self.groups.table_file, self.request_modes.table_file])
 
     def on_disconnect(self, connection: int) -> None:
         """Take note that a connection has ended."""
-        self.parked.drop(connection)
-        self.notices.put(self.members.drop(connection))
+        self.long_polling.drop(connection)
+        self.notifications.put(self.clients.drop(connection))
 
     async def close(self) -> None:
         """Put everything on the disk."""
-        await self.spreading.stop()
+        await self.topic_propagation.stop()
         await self.flushing.stop()
         with suppress(StoreError):  # the store says why when it is closed
             self.transactions.write_done()
             self.store.flush()
-        await self._settle_keepers()
+        await self._finish_writes()
         with ExitStack() as ends:  # one that fails keeps no other from being saved; they go from last to first
             ends.callback(self.store.close)
             ends.callback(self.timers.close)
             ends.callback(self.delays.close)
-            for keeper in self._keepers:
-                ends.callback(keeper.save_now)
+            for table_file in self._table_files:
+                ends.callback(table_file.save_now)
 
     async def kill(self) -> None:
         """Let go of everything as a process does that dies."""
         await self.registrar.kill()
-        await self.spreading.stop()
+        await self.topic_propagation.stop()
         await self.flushing.stop()
-        await self._settle_keepers()
+        await self._finish_writes()
         self.store.kill()
 
     @property
-    def _keepers(self) -> tuple[TableFile, ...]:
-        return self.topics.keeper, self.groups.keeper, self.offsets.keeper, self.request_modes.keeper
+    def _table_files(self) -> tuple[TableFile, ...]:
+        return self.topics.table_file, self.groups.table_file, self.offsets.table_file, self.request_modes.table_file
 
-    async def _settle_keepers(self) -> None:
-        for keeper in (*self._keepers, self.delays.keeper):
-            await keeper.settled()
+    async def _finish_writes(self) -> None:
+        for table_file in (*self._table_files, self.delays.table_file):
+            await table_file.finish_writes()
 
     # Requests
 
@@ -212,21 +216,21 @@ class Components:
     def _for_producers(self) -> dict[int, Handler]:
         announce = self.registrar.announce
         send = SendHandlers(
-            self.intake,
+            self.appender,
             topics=self.topics,
             groups=self.groups,
             locks=self.locks,
             announce=announce,
-            spreading=self.spreading,
+            propagation=self.topic_propagation,
             transactions=self.transactions,
             config=self.config,
             identity=self.identity,
             clock=self.clock,
-            pace=self.prompt,
+            step_runner=self.prompt_runner,
         )
-        replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
-        transactions = TransactionHandlers(self.transactions, self.intake, self.identity)
-        recall = RecallHandlers(self.intake, self.topics, self.config, self.identity)
+        replies = ReplyHandlers(self.clients, self.topics, send.send, self.identity, self.config, self.clock)
+        transactions = TransactionHandlers(self.transactions, self.appender, self.identity)
+        recall = RecallHandlers(self.appender, self.topics, self.config, self.identity)
         return {
             RequestCode.SEND_MESSAGE: send.send,
             RequestCode.SEND_MESSAGE_V2: send.send,
@@ -242,29 +246,38 @@ class Components:
         announce = self.registrar.announce
         pull = PullHandlers(
             self.store,
-            parked=self.parked,
+            long_polling=self.long_polling,
             topics=self.topics,
             groups=self.groups,
             offsets=self.offsets,
-            members=self.members,
+            clients=self.clients,
             stats=self.stats,
             config=self.config,
             identity=self.identity,
             monotonic=self.clock.monotonic,
         )
         members = MemberHandlers(
-            *(self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock),
-            pace=self.pace,
-            prompt=self.prompt,
+            *(
+                self.clients,
+                self.locks,
+                self.topics,
+                self.groups,
+                self.notifications,
+                announce,
+                self.config,
+                self.clock,
+            ),
+            step_runner=self.step_runner,
+            prompt_runner=self.prompt_runner,
         )
         offsets = OffsetHandlers(
-            *(self.offsets, self.topics, self.groups, self.members, self.store),
+            *(self.offsets, self.topics, self.groups, self.clients, self.store),
             delay_offsets=self.delays.render,
             young_bytes=bytes_in_memory(),
-            pace=self.pace,
+            step_runner=self.step_runner,
         )
         send_back = SendBackHandlers(
-            self.store, self.intake, self.topics, self.groups, self.stats, announce, self.config, self.identity
+            self.store, self.appender, self.topics, self.groups, self.stats, announce, self.config, self.identity
         )
         return {
             RequestCode.PULL_MESSAGE: pull.pull,
@@ -296,20 +309,22 @@ class Components:
         announce = self.registrar.announce
         now_ms = self._now_ms
         topics = TopicHandlers(
-            *(self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms),
-            pace=self.pace,
+            *(self.topics, self.offsets, self.clients, self.store, self.stats, self.config, announce, now_ms),
+            step_runner=self.step_runner,
         )
         groups = GroupHandlers(
-            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.pace
+            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.step_runner
         )
         progress = ProgressHandlers(
-            *(self.offsets, self.topics, self.groups, self.members, self.store),
-            *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
-            pace=self.pace,
+            *(self.offsets, self.topics, self.groups, self.clients, self.store),
+            *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
+            step_runner=self.step_runner,
         )
-        queries = QueryHandlers(self.store, self.topics, self.members, self.config, self.pace, self.clock.monotonic)
+        queries = QueryHandlers(
+            self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic
+        )
         operations = OperationHandlers(self)
-        forwarding = ForwardingHandlers(self.members, self.store, self.topics, self.groups, self.identity)
+        forwarding = ForwardingHandlers(self.clients, self.store, self.topics, self.groups, self.identity)
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
             RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: topics.update_many,

@@ -30,10 +30,10 @@ async def every(seconds: float, work: Callable[[], Awaitable[None] | None]) -> N
             log.warning("%s failed reason=%s", getattr(work, "__qualname__", work), error)
 
 
-async def save_all(keepers: Collection[TableFile]) -> None:
+async def save_all(table_files: Collection[TableFile]) -> None:
     """Save what has changed."""
-    for keeper in keepers:
-        await keeper.save()
+    for table_file in table_files:
+        await table_file.save()
 
 
 class Retention:

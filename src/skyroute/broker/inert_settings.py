@@ -53,6 +53,7 @@ _BROKER = """
     popInflightMessageThreshold=10000 enablePopMessageThreshold=false enableFastChannelEventProcess=false
     printChannelGroups=false printChannelGroupsMinNum=5 splitRegistrationSize=800 skipWhenCKRePutReachMaxTimes=false
     appendAckAsync=false appendCkAsync=false enableLmqStats=false configManagerVersion=v1 enableRegisterProducer=true
+    subscriptionExpiredTimeout=600000 lockInStrictMode=false forwardTimeout=3000 transactionOpBatchInterval=3000
 """
 _STORE = """
     disappearTimeAfterStart=-1

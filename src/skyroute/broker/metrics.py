@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from skyroute.broker.clients.client_groups import Member
+from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.message.reserved_topics import (
@@ -68,10 +68,10 @@ class Lag(NamedTuple):
 
 @dataclass(slots=True)
 class BrokerMetrics:
-    """Reads the parts of a broker, while it has any."""
+    """Reads the components of a broker, while it has any."""
 
     config: BrokerConfig
-    parts: Callable[[], Components | None]
+    components: Callable[[], Components | None]
     servers: Sequence[Server]
     times: RequestTimes
     _left_out: Counter[str] = field(default_factory=Counter, init=False)
@@ -80,14 +80,14 @@ class BrokerMetrics:
         self._left_out.clear()
         for family in (self._rpc(), *self._peers()):
             yield family
-        parts = self.parts()
-        if parts is None:
+        components = self.components()
+        if components is None:
             return
         for part in (self._flow, self._clients, self._tables, self._store, self._waiting):
-            for family in part(parts):
+            for family in part(components):
                 yield family
                 await asyncio.sleep(0)  # a thousand samples take a while, and others wait
-        async for family in self._lags(parts):
+        async for family in self._lags(components):
             yield family
         left_out = (((name,), count) for name, count in self._left_out.items())
         yield self._gauge("skyroute_broker_series_left_out", "Series beyond SERIES_MAX", ("metric",), left_out)
@@ -134,7 +134,7 @@ class BrokerMetrics:
 
     @property
     def _own(self) -> tuple[str, str, str]:
-        return self.config.broker_cluster_name, "broker", self.config.broker_name
+        return self.config.cluster_name, "broker", self.config.broker_name
 
     # Requests and connections
 
@@ -157,9 +157,9 @@ class BrokerMetrics:
             [(ONE, turned_away)],
         )
 
-    def _clients(self, parts: Components) -> Iterator[Metric]:
-        members = parts.members
-        producers = Counter(_client(member) for group in members.producer_groups.values() for member in group.members)
+    def _clients(self, components: Components) -> Iterator[Metric]:
+        clients = components.clients
+        producers = Counter(_client(member) for group in clients.producer_groups.values() for member in group.members)
         yield self._gauge(
             "rocketmq_producer_connections",
             "Producers that are there",
@@ -169,7 +169,7 @@ class BrokerMetrics:
         )
         consumers = Counter(
             (name, *_client(member), _CONSUME_MODES[group.type])
-            for name, group in members.consumer_groups.items()
+            for name, group in clients.consumer_groups.items()
             for member in group.members
         )
         yield self._gauge(
@@ -182,9 +182,9 @@ class BrokerMetrics:
 
     # Messages
 
-    def _flow(self, parts: Components) -> Iterator[Metric]:
-        stored, fetched = parts.stats.topics, parts.stats.fetches
-        is_system = parts.topics.is_system
+    def _flow(self, components: Components) -> Iterator[Metric]:
+        stored, fetched = components.stats.topics, components.stats.fetches
+        is_system = components.topics.is_system
 
         def of_topic(topic: str) -> Sequence[str]:
             return topic, _word(is_system(topic))
@@ -210,10 +210,10 @@ class BrokerMetrics:
             lambda group: (group, _word(is_system_group(group))),
         )
 
-    async def _lags(self, parts: Components) -> AsyncIterator[Metric]:
-        found = [lag async for lag in _find_lags(parts)]
+    async def _lags(self, components: Components) -> AsyncIterator[Metric]:
+        found = [lag async for lag in _find_lags(components)]
         lags = self._largest("rocketmq_consumer_lag_messages", found, lambda lag: lag.messages)
-        ages_ms = [age_ms async for age_ms in _ages_ms(parts, lags)]
+        ages_ms = [age_ms async for age_ms in _ages_ms(components, lags)]
         for name, text, numbers in (
             ("lag_messages", "Messages that a group has not finished", [lag.messages for lag in lags]),
             ("inflight_messages", "Those of them that it has been given", [lag.inflight for lag in lags]),
@@ -225,24 +225,24 @@ class BrokerMetrics:
                 text,
                 _GROUP_LABELS,
                 zip(lags, numbers, strict=True),
-                lambda lag: _group_values(parts, lag),
+                lambda lag: _group_values(components, lag),
             )
             await asyncio.sleep(0)
 
     # What a broker keeps, and what waits
 
-    def _tables(self, parts: Components) -> Iterator[Metric]:
+    def _tables(self, components: Components) -> Iterator[Metric]:
         for name, text, number in (
             ("rocketmq_broker_permission", "2 for writing, 4 for reading, 6 for both", self.config.broker_permission),
-            ("rocketmq_topic_number", "Topics", len(parts.topics.all())),
-            ("rocketmq_consumer_group_number", "Groups of consumers", len(parts.groups.all())),
+            ("rocketmq_topic_number", "Topics", len(components.topics.all())),
+            ("rocketmq_consumer_group_number", "Groups of consumers", len(components.groups.all())),
             ("skyroute_broker_name_servers", "Name servers to register at", len(self.config.name_servers)),
-            ("skyroute_broker_name_servers_knowing", "Name servers that know us", parts.registrar.known_to),
+            ("skyroute_broker_name_servers_knowing", "Name servers that know us", components.registrar.known_to),
         ):
             yield self._gauge(name, text, (), [(ONE, number)])
 
-    def _store(self, parts: Components) -> Iterator[Metric]:
-        store = parts.store
+    def _store(self, components: Components) -> Iterator[Metric]:
+        store = components.store
         disk = shutil.disk_usage(store.folder)
         found = [
             ("size_bytes", "Used space of the disk that messages are on", disk.total - disk.free),
@@ -250,7 +250,7 @@ class BrokerMetrics:
             ("dispatch_behind_bytes", "What queues do not show yet: nothing here", 0),
         ]
         if (oldest_ms := store.oldest_ms) is not None:
-            kept_ms = int(parts.clock.wall() * 1000) - oldest_ms
+            kept_ms = int(components.clock.wall() * 1000) - oldest_ms
             found.append(("message_reserve_time_milliseconds", "Age of the oldest message", kept_ms))
         for name, text, number in found:
             yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
@@ -266,12 +266,14 @@ class BrokerMetrics:
         ):
             yield self._gauge(f"skyroute_broker_log_{name}", text, (), [(ONE, number)])
 
-    def _waiting(self, parts: Components) -> Iterator[Metric]:
-        transactions, timers = parts.transactions, parts.timers
-        timers_behind = max(parts.store.max_offset(TIMER_TOPIC, 0) - timers.read_end, 0)
-        watermark = [(("send",), parts.flushing.waiting_count)]
+    def _waiting(self, components: Components) -> Iterator[Metric]:
+        transactions, timers = components.transactions, components.timers
+        timers_behind = max(components.store.max_offset(TIMER_TOPIC, 0) - timers.read_end, 0)
+        watermark = [(("send",), components.flushing.waiting_count)]
         yield self._gauge("rocketmq_processor_watermark", "Sends that wait for the disk", ("processor",), watermark)
-        yield self._gauge("skyroute_broker_parked_pulls", "Pulls that wait", (), [(ONE, len(parts.parked))])
+        yield self._gauge(
+            "skyroute_broker_suspended_pulls", "Pulls that wait", (), [(ONE, len(components.long_polling))]
+        )
         yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(ONE, transactions.open_count)])
         yield self._counter("rocketmq_commit_messages", "Commits", (), [(ONE, transactions.committed)])
         yield self._counter("rocketmq_rollback_messages", "Rollbacks", (), [(ONE, transactions.rolled_back)])
@@ -282,15 +284,15 @@ class BrokerMetrics:
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
 
 
-async def _find_lags(parts: Components) -> AsyncIterator[Lag]:
+async def _find_lags(components: Components) -> AsyncIterator[Lag]:
     """Give how far every group is behind with every topic that it has come anywhere with."""
-    for number, (group, topic) in enumerate(parts.offsets.pairs(), 1):
-        config = parts.topics.get(topic)
+    for number, (group, topic) in enumerate(components.offsets.pairs(), 1):
+        config = components.topics.get(topic)
         if config is not None and not is_system_group(group):
             messages = inflight = 0
             for queue_id in range(config.read_queues):
-                offset, behind = _behind(parts, group, topic, queue_id)
-                pulled = parts.offsets.pulled(group, topic, queue_id) or 0
+                offset, behind = _behind(components, group, topic, queue_id)
+                pulled = components.offsets.pulled(group, topic, queue_id) or 0
                 messages += behind
                 inflight += min(max(pulled - offset, 0), behind)
             yield Lag(group, topic, messages, inflight)
@@ -298,31 +300,31 @@ async def _find_lags(parts: Components) -> AsyncIterator[Lag]:
             await asyncio.sleep(0)
 
 
-def _behind(parts: Components, group: str, topic: str, queue_id: int) -> tuple[int, int]:
+def _behind(components: Components, group: str, topic: str, queue_id: int) -> tuple[int, int]:
     """Return where a group goes on in a queue, and how many messages there are from there on."""
-    offset = max(parts.offsets.get(group, topic, queue_id) or 0, parts.store.min_offset(topic, queue_id))
-    return offset, max(parts.store.max_offset(topic, queue_id) - offset, 0)
+    offset = max(components.offsets.get(group, topic, queue_id) or 0, components.store.min_offset(topic, queue_id))
+    return offset, max(components.store.max_offset(topic, queue_id) - offset, 0)
 
 
-async def _ages_ms(parts: Components, lags: Iterable[Lag]) -> AsyncIterator[int]:
+async def _ages_ms(components: Components, lags: Iterable[Lag]) -> AsyncIterator[int]:
     """Give, for each, how long ago the oldest message was stored that the group has not finished."""
     for number, lag in enumerate(lags, 1):
-        yield _age_ms(parts, lag) if lag.messages else 0
+        yield _age_ms(components, lag) if lag.messages else 0
         if number % PAIRS_A_TURN == 0:
             await asyncio.sleep(0)
 
 
-def _age_ms(parts: Components, lag: Lag) -> int:
-    config = parts.topics.get(lag.topic)
+def _age_ms(components: Components, lag: Lag) -> int:
+    config = components.topics.get(lag.topic)
     queues = range(0 if config is None else config.read_queues)
-    behind = ((queue_id, *_behind(parts, lag.group, lag.topic, queue_id)) for queue_id in queues)
-    times = (parts.store.stored_at_ms(lag.topic, queue_id, offset) for queue_id, offset, count in behind if count)
-    now_ms = int(parts.clock.wall() * 1000)
+    behind = ((queue_id, *_behind(components, lag.group, lag.topic, queue_id)) for queue_id in queues)
+    times = (components.store.stored_at_ms(lag.topic, queue_id, offset) for queue_id, offset, count in behind if count)
+    now_ms = int(components.clock.wall() * 1000)
     return max(now_ms - min((time for time in times if time is not None), default=now_ms), 0)
 
 
-def _group_values(parts: Components, lag: Lag) -> Sequence[str]:
-    is_system = is_system_group(lag.group) or parts.topics.is_system(lag.topic)
+def _group_values(components: Components, lag: Lag) -> Sequence[str]:
+    is_system = is_system_group(lag.group) or components.topics.is_system(lag.topic)
     return lag.group, lag.topic, _word(is_retry_topic(lag.topic)), _word(is_system)
 
 
@@ -337,7 +339,7 @@ def _rpc_labels(answered: Answered) -> tuple[str, str, str, str, str]:
     )
 
 
-def _client(member: Member) -> tuple[str, str]:
+def _client(member: GroupMember) -> tuple[str, str]:
     """Return language and version; a peer may say anything, so what is not known is not repeated."""
     return (member.language if member.language in LANGUAGES else "OTHER").lower(), release_name(member.version).lower()
 

@@ -37,7 +37,7 @@ class _BrokerBeside:
         self._name_server = name_server
 
     async def start(self) -> None:
-        self._broker.config.namesrv_addr = local_address(self._name_server)
+        self._broker.config.name_server_list = local_address(self._name_server)
         await self._broker.start()
 
     async def stop(self) -> None:

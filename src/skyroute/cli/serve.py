@@ -57,6 +57,8 @@ def run(
             # A settings file that is mounted read-only is common; only updates from afar need to write it.
             log.warning("settings cannot be updated while running cause=%s", error)
     _fit_open_files(configs)
+    for config in configs:
+        config.log_settings()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(what, services, on_ready))
 
@@ -120,12 +122,12 @@ def _fit_open_files(configs: Sequence[ServerConfig]) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     room = max(1, (open_files_shared() - sum(config.files_held for config in configs)) // max(1, len(configs)))
     for config in configs:
-        if config.server_max_connections > room:
-            level = logging.DEBUG if config.server_max_connections == SERVER_MAX_CONNECTIONS else logging.WARNING
+        if config.connections_max > room:
+            level = logging.DEBUG if config.connections_max == SERVER_MAX_CONNECTIONS else logging.WARNING
             log.log(
                 level, "serverMaxConnections lowered to=%d reason=the limit of open files is %d", room, open_files_max()
             )
-            config.server_max_connections = room
+            config.connections_max = room
 
 
 def tell(line: str) -> None:

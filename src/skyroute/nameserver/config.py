@@ -10,7 +10,8 @@ from skyroute.nameserver.persistence import MemorySettings, WarmRestart
 from skyroute.routing.table import REGISTRATION_BYTES_MAX
 from skyroute.settings.config import ServerConfig, home_folder
 from skyroute.settings.errors import ConfigError
-from skyroute.settings.keys import INERT_SETTINGS, LONG_MAX, InertSettings, Scope, Value, inert_settings, setting
+from skyroute.settings.keys import INERT_SETTINGS, LONG_MAX, InertSettings, Scope, Value, inert_settings
+from skyroute.settings.keys import setting_of_field as setting
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class NameServerConfig(ServerConfig):
     delete_topic_with_broker_registration: bool = setting(Scope.NAME_SERVER, default=False, live=True)
 
     registration_max_length: int = setting(Scope.OWN, default=64 * 1024 * 1024, at_least=1024)
-    """Frames longer than `frame_max_length` may be registrations only; their inflated bodies end here too."""
+    """Frames longer than `frame_bytes_max` may be registrations only; their inflated bodies end here too."""
     brokers_max: int = setting(Scope.OWN, default=20_000, at_least=1)
     topic_entries_max: int = setting(Scope.OWN, default=10_000_000, at_least=1)
     registration_bytes_max: int = setting(Scope.OWN, default=REGISTRATION_BYTES_MAX, at_least=1024, at_most=LONG_MAX)

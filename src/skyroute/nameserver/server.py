@@ -147,7 +147,7 @@ class NameServer:
         memory, self._memory = self._memory, None
         image = None if memory is None else memory.stop_recording(self.table)
         if self._server is not None:
-            await self._server.stop(self.config.shutdown_wait_s if self.config.enable_shutdown_gracefully else 0.0)
+            await self._server.stop(self.config.shutdown_wait_s if self.config.graceful_shutdown else 0.0)
         await self._background.end()
         if memory is not None:
             await memory.close(image)

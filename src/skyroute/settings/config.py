@@ -1,7 +1,7 @@
-"""What the settings of every server have in common: where they come from, how they are listed, and how they change.
+"""The settings of a server: load them, list them, change them at run time.
 
-A value comes from the built-in default, the properties file or the command line, the later winning. Millisecond values
-keep Java's unit, because that is how they are listed and written back; the properties that end in `_s` are for use.
+A value comes from the built-in default, the environment, the properties file or the command line; the last one wins.
+Files and lists have RocketMQ's names and units, fields have ours. `Setting.field_value` and `file_value` convert.
 """
 
 import logging
@@ -19,6 +19,8 @@ from skyroute.settings.keys import (
     ALIASES,
     INERT_SETTINGS,
     LONG_MAX,
+    MS,
+    SECONDS,
     InertSettings,
     Scope,
     Setting,
@@ -45,72 +47,74 @@ _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
 def home_folder() -> Path:
-    """The user's own folder, or where we are."""
+    """Return the user's home folder, or the current folder if there is none."""
     try:
         return Path.home()
-    except RuntimeError:  # a container may run us under a user id that nobody has written down
+    except RuntimeError:  # a container may run us under a user id without an entry in /etc/passwd
         return Path.cwd()
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerConfig:
-    """The settings of one server, which owns this object; a request reads the flags it needs when it needs them.
+    """The settings of one server. The server owns this object; handlers read live settings at each request.
 
-    The constructor takes values as they are and suits tests; `load` is for what people wrote.
+    The constructor takes values in the units of the fields, unchecked. `load` takes text and checks it.
     """
 
     ENVIRONMENT: ClassVar[Mapping[str, str]] = {
         "ROCKETMQ_HOME": "rocketmqHome",
         "ROCKETMQ_SERIALIZE_TYPE": "rocketmq.serialize.type",
     }
-    """Variables that stand for settings, and count least."""
+    """Environment variables that set settings, with the lowest priority."""
     INERT: ClassVar[InertSettings] = INERT_SETTINGS
     LISTED: ClassVar[frozenset[Scope]] = frozenset({Scope.SERVER, Scope.OWN})
-    """What a remote asker is always told; the others are listed only where somebody set them."""
+    """Scopes that a remote client is always shown; settings of other scopes are listed only if they are set."""
     FIXED: ClassVar[frozenset[str]] = frozenset({"configBlackList", "rocketmqHome"})
-    """Keys that nobody may change from afar."""
+    """Keys that cannot be changed remotely."""
     PATH_FIELD: ClassVar[str]
-    """The field that says where updates are written."""
+    """Name of the field with the path to which updates are written."""
 
-    rocketmq_home: str | None = setting(Scope.OWN, default=None, kind=str)
-    config_black_list: str = setting(Scope.OWN, default="configBlackList")
+    rocketmq_home: str | None = setting("rocketmqHome", Scope.OWN, None, kind=str)
+    config_black_list: str = setting("configBlackList", Scope.OWN, "configBlackList")
 
-    bind_address: str = setting(Scope.SERVER, default="0.0.0.0", may_be_empty=False)
-    listen_port: int = setting(Scope.SERVER, default=0, at_most=65535)
-    server_channel_max_idle_time_seconds: int = setting(Scope.SERVER, default=120)
-    server_socket_snd_buf_size: int = setting(Scope.SERVER, default=0)
-    server_socket_rcv_buf_size: int = setting(Scope.SERVER, default=0)
-    write_buffer_high_water_mark: int = setting(Scope.SERVER, default=0)
-    write_buffer_low_water_mark: int = setting(Scope.SERVER, default=0)
-    server_socket_backlog: int = setting(Scope.SERVER, default=1024, at_least=1)
-    enable_shutdown_gracefully: bool = setting(Scope.SERVER, default=False)
-    shutdown_wait_time_seconds: int = setting(Scope.SERVER, default=30)
+    bind_address: str = setting("bindAddress", Scope.SERVER, "0.0.0.0", may_be_empty=False)
+    listen_port: int = setting("listenPort", Scope.SERVER, 0, at_most=65535)
+    idle_timeout_s: float = setting("serverChannelMaxIdleTimeSeconds", Scope.SERVER, 120.0, unit=SECONDS)
+    send_buffer_bytes: int = setting("serverSocketSndBufSize", Scope.SERVER, 0)
+    receive_buffer_bytes: int = setting("serverSocketRcvBufSize", Scope.SERVER, 0)
+    write_high_bytes: int = setting("writeBufferHighWaterMark", Scope.SERVER, 0)
+    write_low_bytes: int = setting("writeBufferLowWaterMark", Scope.SERVER, 0)
+    listen_backlog: int = setting("serverSocketBacklog", Scope.SERVER, 1024, at_least=1)
+    graceful_shutdown: bool = setting("enableShutdownGracefully", Scope.SERVER, False)
+    shutdown_wait_s: float = setting("shutdownWaitTimeSeconds", Scope.SERVER, 30.0, unit=SECONDS)
 
-    frame_max_length: int = setting(Scope.OWN, default=16 * 1024 * 1024, at_least=1024)
-    server_max_connections: int = setting(Scope.OWN, default=SERVER_MAX_CONNECTIONS, at_least=1)
-    server_buffered_bytes_max: int = setting(Scope.OWN, default=1024 * 1024 * 1024, at_least=1024, at_most=LONG_MAX)
-    """All incomplete frames of all connections together."""
-    prologue_timeout_seconds: int = setting(Scope.OWN, default=10, at_least=1)
-    """How long a new connection may take to show what it speaks."""
+    frame_bytes_max: int = setting("frameMaxLength", Scope.OWN, 16 * 1024 * 1024, at_least=1024)
+    connections_max: int = setting("serverMaxConnections", Scope.OWN, SERVER_MAX_CONNECTIONS, at_least=1)
+    buffered_bytes_max: int = setting(
+        "serverBufferedBytesMax", Scope.OWN, 1024 * 1024 * 1024, at_least=1024, at_most=LONG_MAX
+    )
+    """Bytes of incomplete frames, over all connections."""
+    prologue_timeout_s: float = setting("prologueTimeoutSeconds", Scope.OWN, 10.0, unit=SECONDS, at_least=1)
+    """Time for the first bytes of a new connection, which show whether it uses PROXY or TLS."""
 
-    trusted_proxies: str = setting(Scope.OWN, default="")
+    trusted_proxies: str = setting("trustedProxies", Scope.OWN, "")
     """Addresses and networks of load balancers whose PROXY header is trusted, separated by commas."""
 
-    metrics_port: int = setting(Scope.OWN, default=0, at_most=65535)
-    """Where `/metrics`, `/livez` and `/readyz` are served; 0: nowhere."""
-    metrics_host: str = setting(Scope.OWN, default="127.0.0.1", may_be_empty=False)
-    """Nobody is asked who they are there, whatever TLS demands of peers: so it is this machine's own at first."""
+    metrics_port: int = setting("metricsPort", Scope.OWN, 0, at_most=65535)
+    """Port of `/metrics`, `/livez` and `/readyz`; 0: not served."""
+    metrics_host: str = setting("metricsHost", Scope.OWN, "127.0.0.1", may_be_empty=False)
+    """Loopback by default, because these pages require no authentication."""
 
-    connect_timeout_millis: int = setting(Scope.CLIENT, default=3000, at_least=1)
-    use_tls: bool | None = setting(Scope.CLIENT, default=None, kind=bool)
+    connect_timeout_s: float = setting("connectTimeoutMillis", Scope.CLIENT, 3.0, unit=MS, at_least=1)
+    use_tls: bool | None = setting("useTLS", Scope.CLIENT, None, kind=bool)
 
-    serialize_type: str = setting(Scope.SYSTEM, default="JSON", choices=("JSON", "ROCKETMQ"))
+    serialize_type: str = setting("rocketmq.serialize.type", Scope.SYSTEM, "JSON", choices=("JSON", "ROCKETMQ"))
 
     tls: TlsSettings = field(default_factory=TlsSettings)
     inert: dict[str, str] = field(default_factory=dict, repr=False)
-    """Settings without meaning here that somebody set."""
+    """Settings without effect that are set."""
     extras: dict[str, str] = field(default_factory=dict, repr=False)
-    """Unknown settings of the file, which are preserved. Any of them may be a secret."""
+    """Unknown settings of the file, which are preserved. Each may be a secret."""
 
     _given: set[str] = field(default_factory=set, init=False, repr=False)
     _in_file: dict[str, str] = field(default_factory=dict, init=False, repr=False)
@@ -128,9 +132,9 @@ class ServerConfig:
         options: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """Settings from a properties file, if one is named, and from options `key: value`, which win.
+        """Load settings from a properties file, if a path is given, and from `options`, which win.
 
-        Of the environment only the variables of `ENVIRONMENT` count, and least.
+        Of the environment, only the variables in `ENVIRONMENT` are read, with the lowest priority.
 
         Raises:
             ConfigError: a file cannot be read or a value is wrong.
@@ -154,74 +158,50 @@ class ServerConfig:
                     tls.add(key, text.strip(), origin)
         tls.add_extra_file()
         config.tls = tls.settings(use_tls=config.use_tls)
-        config._settle()
         config._remember_black_list()
-        config._say_what_has_no_effect()
+        config._warn_of_settings_without_effect()
         return config
 
-    # For a kind of server to say more
+    # Subclasses override these
 
     def _fill_in(self) -> None:
-        """Give a value to settings whose default is found out and not written down."""
-
-    def _settle(self) -> None:
-        """Look at all that was loaded together."""
+        """Set the defaults that depend on the machine."""
 
     def _refuse(self, parsed: Mapping[str, Value | None], origin: str) -> None:
-        """Raise ConfigError for values that are well formed and cannot be served."""
+        """Raise ConfigError for valid values that this server does not support."""
 
     # For use
 
     @property
     def settings_path(self) -> Path:
-        """Where updates from afar are kept."""
+        """File to which remote updates are written."""
         return Path(str(getattr(self, self.PATH_FIELD)))
 
     @property
     def files_held(self) -> int:
-        """How many files a server keeps open besides its connections."""
+        """Number of files a server keeps open besides its connections."""
         return 0
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Where metrics are served; None for nowhere."""
+        """Address of the metrics pages; None if they are not served."""
         return (self.metrics_host, self.metrics_port) if self.metrics_port else None
 
-    @property
-    def idle_timeout_s(self) -> float | None:
-        """After how long a silent connection is closed; None for never."""
-        return float(self.server_channel_max_idle_time_seconds) or None
-
-    @property
-    def prologue_timeout_s(self) -> float:
-        """How long a new connection may take to show what it speaks."""
-        return float(self.prologue_timeout_seconds)
-
-    @property
-    def shutdown_wait_s(self) -> float:
-        """How long a graceful stop waits for what is under way."""
-        return float(self.shutdown_wait_time_seconds)
-
-    @property
-    def connect_timeout_s(self) -> float:
-        """How long an outbound connection may take to open."""
-        return self.connect_timeout_millis / 1000
-
     def limits(self, **more: Any) -> Limits:
-        """What peers may take of us; `more` are other fields of `Limits`."""
-        # As in Netty, the two marks count only together.
-        if self.write_buffer_high_water_mark > 0 and self.write_buffer_low_water_mark > 0:
-            more["write_high_bytes"] = self.write_buffer_high_water_mark
-            more["write_low_bytes"] = self.write_buffer_low_water_mark
+        """Return the limits for connections; `more` are other fields of `Limits`."""
+        # As in Netty, the two marks have an effect only together.
+        if self.write_high_bytes > 0 and self.write_low_bytes > 0:
+            more["write_high_bytes"] = self.write_high_bytes
+            more["write_low_bytes"] = self.write_low_bytes
         return Limits(
-            connections_max=self.server_max_connections,
-            frame_bytes_max=self.frame_max_length,
-            buffered_bytes_max=self.server_buffered_bytes_max,
+            connections_max=self.connections_max,
+            frame_bytes_max=self.frame_bytes_max,
+            buffered_bytes_max=self.buffered_bytes_max,
             idle_s=self.idle_timeout_s or math.inf,
             opening_s=self.prologue_timeout_s,
-            listen_backlog=self.server_socket_backlog,
-            send_buffer_bytes=self.server_socket_snd_buf_size,
-            receive_buffer_bytes=self.server_socket_rcv_buf_size,
+            listen_backlog=self.listen_backlog,
+            send_buffer_bytes=self.send_buffer_bytes,
+            receive_buffer_bytes=self.receive_buffer_bytes,
             trusts_proxy=parse_networks(self.trusted_proxies).contains,
             **more,
         )
@@ -241,22 +221,29 @@ class ServerConfig:
         """Return all settings, TLS included, for the operator at the command line. Possible secrets are hidden."""
         return _format_lines(self._list(everything=True) | list_tls(self.tls))
 
-    def apply_update(self, text: str) -> frozenset[str]:
-        """Take new values from a properties text: all of them, on disk first, or none.
+    def log_settings(self) -> None:
+        """Log each setting that has an effect or is set, as Apache's servers do at the start. Secrets are hidden."""
+        listed = self._list(everything=True) | list_tls(self.tls) | dict.fromkeys(self.extras, HIDDEN)
+        known = {key: text for key, text in listed.items() if key not in self.INERT or key in self.inert}
+        for line in _format_lines(known).splitlines():
+            log.info("setting %s", line)
 
-        Keys that `render` does not list are ignored, and so are hidden values sent back. The resulting file is checked
-        as at a start. Returns the keys whose values have changed.
+    def apply_update(self, text: str) -> frozenset[str]:
+        """Apply new values from a properties text: all of them, to the file first, or none.
+
+        Keys that `render` does not list are ignored, and so are hidden values that are sent back. The resulting file
+        is checked as at a start. Returns the keys whose values have changed.
 
         Raises:
-            BlackListedError: a key may not be changed from afar.
+            BlackListedError: a key cannot be changed remotely.
             StartOnlyError: a key takes effect only at the start.
             ConfigError: the text or a value in it is wrong.
-            FileWriteError: the disk refused.
+            FileWriteError: the file could not be written.
         """
         if len(text) > UPDATE_CHARS_MAX:
-            raise ConfigError(f"an update has {len(text)} characters, at most {UPDATE_CHARS_MAX} are taken")
+            raise ConfigError(f"the update has {len(text)} characters (expected at most {UPDATE_CHARS_MAX})")
         properties = dict(_under_own_names(parse_properties(text)))
-        # Whoever can reach the port must not be able to weaken the transport with the next restart.
+        # A client that reaches the port must not weaken TLS for the next start.
         refused = frozenset(key for key in properties if key in self._black_list or key.startswith("tls."))
         if refused:
             raise BlackListedError(refused)
@@ -293,17 +280,17 @@ class ServerConfig:
                 )
 
     def _stored(self) -> dict[str, str]:
-        """Return what earlier updates left in the file, where we did not start from it."""
+        """Return the settings that earlier updates wrote to the file, if the server did not load it."""
         return read_properties(self.settings_path) if self.settings_path.is_file() else {}
 
     def _take(self, properties: Mapping[str, str], origin: str) -> set[str]:
-        """Set every value but those of TLS, and return the keys by their own names."""
+        """Set every value except TLS settings; return the keys with aliases replaced."""
         parsed = self._parse(properties, origin)
         self._apply(parsed)
         return set(parsed)
 
     def _parse(self, properties: Mapping[str, str], origin: str) -> dict[str, Value | None]:
-        """The values by key, once each is allowed and all go together with what is set already."""
+        """Return the values by key, checked one by one and against the values that are set already."""
         known = _known(type(self))
         parsed: dict[str, Value | None] = {}
         for key, untrimmed in _under_own_names(properties):
@@ -320,9 +307,9 @@ class ServerConfig:
         return parsed
 
     def _check_water_marks(self, parsed: Mapping[str, Value | None], origin: str) -> None:
-        high = int(parsed.get("writeBufferHighWaterMark", self.write_buffer_high_water_mark) or 0)
-        low = int(parsed.get("writeBufferLowWaterMark", self.write_buffer_low_water_mark) or 0)
-        # Zero stands for the default, and a mark counts only if the other is set as well.
+        high = int(parsed.get("writeBufferHighWaterMark", self.write_high_bytes) or 0)
+        low = int(parsed.get("writeBufferLowWaterMark", self.write_low_bytes) or 0)
+        # Zero means the default, and a mark has an effect only if the other is set as well.
         if 0 < high < low:
             raise ConfigError(
                 f"writeBufferLowWaterMark={low} from {origin} is wrong: "
@@ -343,7 +330,7 @@ class ServerConfig:
         known = _known(type(self))
         for key, value in parsed.items():
             if key in known:
-                setattr(self, known[key].field_name, value)
+                setattr(self, known[key].field_name, known[key].setting.field_value(value))
             elif key in self.INERT:
                 self.inert[key] = text_of(value)
             else:
@@ -355,7 +342,7 @@ class ServerConfig:
             if everything or inert.scope in self.LISTED or key in self._given:
                 listed[key] = self.inert.get(key, text_of(default))
         for key, known in _known(type(self)).items():
-            value = getattr(self, known.field_name)
+            value = known.setting.file_value(getattr(self, known.field_name))
             if value is not None and (everything or known.setting.scope in self.LISTED or key in self._given):
                 listed[key] = text_of(value)
         return listed
@@ -364,11 +351,11 @@ class ServerConfig:
         configured = (key.strip() for key in self.config_black_list.split(";"))
         self._black_list = self.FIXED | {key for key in configured if key}
 
-    def _say_what_has_no_effect(self) -> None:
+    def _warn_of_settings_without_effect(self) -> None:
         if self.inert:
-            log.warning("settings without meaning here are accepted keys=%s", ",".join(sorted(self.inert)))
+            log.warning("settings without effect keys=%s", ",".join(sorted(self.inert)))
         if self.extras:
-            log.warning("unknown settings are kept without effect keys=%s", ",".join(sorted(self.extras)))
+            log.warning("unknown settings, kept without effect keys=%s", ",".join(sorted(self.extras)))
 
 
 class _Known(NamedTuple):
@@ -380,18 +367,18 @@ _known_of: dict[type[ServerConfig], dict[str, _Known]] = {}
 
 
 def _known(kind: type[ServerConfig]) -> dict[str, _Known]:
-    """Every setting with a meaning, by its Java key."""
+    """Return every setting with a field, by its RocketMQ name."""
     if kind not in _known_of:
         _known_of[kind] = {
-            key_of_field(each.name): _Known(each.name, each.metadata["setting"])
+            described.key or key_of_field(each.name): _Known(each.name, described)
             for each in fields(kind)
-            if "setting" in each.metadata
+            if (described := each.metadata.get("setting"))
         }
     return _known_of[kind]
 
 
 def _under_own_names(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Every entry with aliases replaced by what they stand for; a key under its own name wins."""
+    """Give every entry with aliases replaced; a key under its own name wins."""
     for alias, keys in ALIASES.items():
         if alias in properties:
             yield from ((key, properties[alias]) for key in keys)
@@ -399,5 +386,5 @@ def _under_own_names(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]
 
 
 def _format_lines(listed: Mapping[str, str]) -> str:
-    # A value may hold a line break by way of an escape, and must not pass for another setting.
+    # An escaped line break in a value must not look like another setting.
     return "".join(f"{key}={shown(key, listed[key])}".translate(_LINE_BREAKS) + "\n" for key in sorted(listed))

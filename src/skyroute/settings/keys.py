@@ -1,36 +1,56 @@
-"""What Java's setting names mean here: kinds, bounds, other spellings, and those that are accepted without effect."""
+"""Settings by their RocketMQ names: kind, bounds, unit, aliases, and the settings that are accepted without effect."""
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from skyroute.settings.errors import ConfigError
 from skyroute.settings.secrets import HIDDEN, may_be_secret
 
 T = TypeVar("T")
 Value = str | int | bool
+"""A value as properties files hold it."""
+FieldValue = Value | float
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 
 
 class Scope(Enum):
-    """Whose setting it is, which decides where it is listed."""
+    """The Java class that has a setting, which decides where the setting is listed."""
 
     NAME_SERVER = "NamesrvConfig"
     BROKER = "BrokerConfig"
     STORE = "MessageStoreConfig"
     SERVER = "NettyServerConfig"
-    OWN = "ours alone"
+    OWN = "Skyroute only"
     CLIENT = "NettyClientConfig"
-    SYSTEM = "a property of the Java machine"
+    SYSTEM = "Java system property"
+
+
+class Unit(NamedTuple):
+    """Converts between the number in a properties file and the value of a field."""
+
+    to_field: Callable[[int], float]
+    to_file: Callable[[float], int]
+
+
+HOUR_MS: Final = 3_600_000
+MS: Final = Unit(lambda ms: ms / 1000, lambda seconds: round(seconds * 1000))
+"""Milliseconds in the file, seconds in the field."""
+SECONDS: Final = Unit(float, round)
+HOURS: Final = Unit(lambda hours: hours * HOUR_MS, lambda ms: int(ms) // HOUR_MS)
+"""Hours in the file, milliseconds in the field."""
+PERCENT: Final = Unit(lambda percent: percent / 100, lambda ratio: round(ratio * 100))
+"""A percentage in the file, a ratio from 0 to 1 in the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What one setting may hold."""
+    """What one setting may hold. Bounds are in the unit of the properties file."""
 
     scope: Scope
     kind: type
@@ -41,11 +61,25 @@ class Setting:
     optional: bool = False
     """Empty text means that it is not set."""
     live: bool = False
-    """It is read for every request, so that a change takes effect at once."""
+    """A change takes effect at once, without a restart."""
+    key: str = ""
+    unit: Unit | None = None
+    """None: the field has the value of the file."""
+
+    def field_value(self, value: Value | None) -> FieldValue | None:
+        """Convert a value of the properties file to the value of the field."""
+        return value if self.unit is None or value is None else self.unit.to_field(int(value))
+
+    def file_value(self, value: FieldValue | None) -> Value | None:
+        """Convert the value of the field to the value of the properties file."""
+        if self.unit is not None and value is not None:
+            return min(self.unit.to_file(float(value)), self.at_most)  # a float rounds the largest long up
+        assert not isinstance(value, float), "a setting with fractions has a unit"
+        return value
 
     @property
     def allowed(self) -> str:
-        """What a value must be, as a phrase for people."""
+        """Describe the accepted values for an error text."""
         if self.kind is bool:
             return "true or false"
         if self.kind is int:
@@ -55,7 +89,7 @@ class Setting:
         return "text on one line" if self.may_be_empty else "text on one line, not empty"
 
     def parse(self, text: str) -> Value | None:
-        """The value of a text that was already trimmed.
+        """Return the value of a trimmed text.
 
         Raises:
             ValueError: the text is not `allowed`.
@@ -73,7 +107,7 @@ class Setting:
         return text
 
     def _parse_int(self, text: str) -> int:
-        # Narrower than int(), which takes underscores, inner signs of other scripts and any length.
+        # int() alone also accepts underscores, digits of other scripts and any length.
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", text, re.ASCII):
             raise ValueError(text)
         number = int(text)
@@ -96,45 +130,43 @@ def _parse_bool(text: str) -> bool:
 
 
 def setting(
+    key: str,
     scope: Scope,
-    *,
     default: T,
+    *,
     kind: type | None = None,
+    unit: Unit | None = None,
     at_least: int = 0,
     at_most: int = INT_MAX,
     choices: tuple[str, ...] = (),
     may_be_empty: bool = True,
     live: bool = False,
 ) -> T:
-    """A dataclass field that is a setting; its name is the Java key in snake case."""
+    """Return a dataclass field for the setting `key`.
+
+    The default is in the field's unit, the bounds are in the file's.
+    """
     described = Setting(
-        scope,
-        kind or type(default),
-        at_least,
-        at_most,
-        choices,
+        *(scope, kind or (int if unit else type(default)), at_least, at_most, choices),
         may_be_empty=may_be_empty,
         optional=default is None,
         live=live,
+        key=key,
+        unit=unit,
     )
     described_field: T = field(default=default, metadata={"setting": described})
     return described_field
 
 
-_KEY_EXCEPTIONS = {
-    "use_tls": "useTLS",
-    "serialize_type": "rocketmq.serialize.type",
-    "broker_ip1": "brokerIP1",
-    "broker_ip2": "brokerIP2",
-}
-
-
 def key_of_field(name: str) -> str:
-    """`listen_port` to `listenPort`, save for the few keys that Java spells against its own rule."""
-    if name in _KEY_EXCEPTIONS:
-        return _KEY_EXCEPTIONS[name]
+    """Return `listenPort` for `listen_port`."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)
+
+
+def setting_of_field(scope: Scope, *, default: T, **more: Any) -> T:
+    """Return a dataclass field whose name is the RocketMQ name in snake case."""
+    return setting("", scope, default, **more)
 
 
 ALIASES = {
@@ -152,15 +184,15 @@ ALIASES = {
     "com.rocketmq.remoting.clientOnewaySemaphoreValue": ("clientOnewaySemaphoreValue",),
     "rocketmq.home.dir": ("rocketmqHome",),
 }
-"""Properties of the Java machine that stand behind the defaults of settings."""
+"""Java system properties that set the defaults of settings."""
 
 
 InertSettings = dict[str, tuple[Setting, Value]]
-"""Settings that are accepted, checked and listed, and do nothing; with their defaults."""
+"""Settings that are accepted, checked and listed, and have no effect; with their defaults."""
 
 
 def inert_settings(scope: Scope, text: str) -> InertSettings:
-    """The settings of a text of words `key=default`; what the default is says what a value must be."""
+    """Return the settings of a text `key=default key=default`. A value must be of the default's type."""
     known: InertSettings = {}
     for word in text.split():
         key, _, written = word.partition("=")
@@ -190,27 +222,27 @@ INERT_SETTINGS: InertSettings = {
         "enableTransparentRetry=true scanAvailableNameSrv=true",
     ),
 }
-"""Settings that steer threads, selectors, allocators and pools which no server of ours has, with their defaults.
+"""Settings for threads, selectors, allocators and pools that our servers do not have, with their defaults.
 
-Operators' files contain them, so they are accepted, checked and listed.
+Files written for Apache's servers contain them.
 """
 
 
 def text_of(value: Value | None) -> str:
-    """A value as Java writes it into a file; one that is not set is empty."""
+    """Return a value as Java writes it into a file; empty if it is not set."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parse_setting(key: str, known: Setting, text: str, origin: str) -> Value | None:
-    """The value of a trimmed text.
+    """Return the value of a trimmed text.
 
     Raises:
-        ConfigError: it is not allowed; the text names the key, the value, what is allowed and the origin.
+        ConfigError: the value is not allowed; the text has the key, the value, the origin and what is allowed.
     """
     try:
         return known.parse(text)
     except ValueError as error:
-        said = HIDDEN if may_be_secret(key) else repr(text[:80])
-        raise ConfigError(f"{key}={said} from {origin} is wrong: it must be {known.allowed}") from error
+        quoted = HIDDEN if may_be_secret(key) else repr(text[:80])
+        raise ConfigError(f"{key}={quoted} from {origin} is wrong: it must be {known.allowed}") from error

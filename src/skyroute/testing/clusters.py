@@ -17,10 +17,10 @@ from skyroute.testing.threads import LoopThread
 _LOOPBACK: Final = "127.0.0.1"
 _MEMORY: Final = Path("/dev/shm")
 _SMALL_FILES: Final = {
-    "mapped_file_size_commit_log": 16 * 1024 * 1024,
-    "mapped_file_size_consume_queue": 20 * 2_000,
-    "max_hash_slot_num": 5_000,
-    "max_index_num": 20_000,
+    "commit_log_file_bytes": 16 * 1024 * 1024,
+    "consume_queue_file_bytes": 20 * 2_000,
+    "index_slots": 5_000,
+    "index_entries": 20_000,
 }
 """A test writes little, and starts often."""
 
@@ -163,9 +163,9 @@ class Cluster:
                 "broker_name": f"broker-{number}",
                 "bind_address": _LOOPBACK,
                 "listen_port": 0,
-                "store_path_root_dir": str(self._folder / f"broker-{number}"),
+                "store_path": str(self._folder / f"broker-{number}"),
                 **self._settings,
-                "namesrv_addr": self.name_server_address,
+                "name_server_list": self.name_server_address,
             }
             broker = _TestBroker(BrokerConfig(**values))
             self._brokers.append(broker)
@@ -202,7 +202,7 @@ def cluster(*, brokers: int = 1, name_servers: int = 1, in_memory: bool = False,
         brokers: how many brokers.
         name_servers: how many name servers; every broker registers at all of them.
         in_memory: keep files where they never reach a disk, if the system has such a place.
-        settings: fields of `BrokerConfig`, such as `auto_create_topic_enable=False`, for all brokers.
+        settings: fields of `BrokerConfig`, such as `auto_create_topics=False`, for all brokers.
 
     Examples:
         >>> from skyroute import Message

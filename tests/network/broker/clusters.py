@@ -53,16 +53,16 @@ class Cluster:
         """Settings of a broker whose files are small, and lie where the last one of this name had them."""
         values: dict[str, Any] = {
             "broker_name": name,
-            "broker_ip1": "127.0.0.1",
+            "advertised_host": "127.0.0.1",
             "bind_address": "127.0.0.1",
             "listen_port": 0,
-            "namesrv_addr": self.name_server.address,
-            "store_path_root_dir": str(self.folder / name),
-            "broker_config_path": str(self.folder / f"{name}.properties"),
-            "mapped_file_size_commit_log": 1 << 23,
-            "mapped_file_size_consume_queue": 20 * 1000,
-            "max_hash_slot_num": 1000,
-            "max_index_num": 4000,
+            "name_server_list": self.name_server.address,
+            "store_path": str(self.folder / name),
+            "settings_file": str(self.folder / f"{name}.properties"),
+            "commit_log_file_bytes": 1 << 23,
+            "consume_queue_file_bytes": 20 * 1000,
+            "index_slots": 1000,
+            "index_entries": 4000,
         }
         return BrokerConfig(**(values | settings))
 
@@ -92,16 +92,16 @@ class Cluster:
     async def add_topic(self, name: str = "T", queues: int = 1, **more: Any) -> None:
         """Create a topic at the newest broker, and make it known."""
         topic = TopicConfig(name, queues, queues, **more)
-        self.broker.parts.topics.put(topic)
-        await self.broker.parts.topics.keeper.save()
-        await self.broker.parts.registrar.announce([topic])
+        self.broker.components.topics.put(topic)
+        await self.broker.components.topics.table_file.save()
+        await self.broker.components.registrar.announce([topic])
 
     def has_route(self, topic: str) -> bool:
         return topic in self.name_server.server.table.topics
 
     def stored(self, topic: str = "T", queue_id: int = 0) -> list[bytes]:
         """The bodies of a queue."""
-        return bodies(self.broker.parts.store, topic, queue_id)
+        return bodies(self.broker.components.store, topic, queue_id)
 
     # ------------------------------------------------------------------------------------------------------- clients
 

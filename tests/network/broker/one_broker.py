@@ -33,24 +33,24 @@ class OneBroker:
     def _broker(self) -> Broker:
         values: dict[str, Any] = {
             "broker_name": "broker-a",
-            "broker_ip1": "127.0.0.1",
+            "advertised_host": "127.0.0.1",
             "bind_address": "127.0.0.1",
             "listen_port": 0,
-            "namesrv_addr": self.name_server.address,
-            "store_path_root_dir": str(self.folder / "store"),
-            "broker_config_path": str(self.folder / "broker.properties"),
-            "mapped_file_size_commit_log": 1 << 22,
-            "max_hash_slot_num": 1000,
-            "max_index_num": 4000,
+            "name_server_list": self.name_server.address,
+            "store_path": str(self.folder / "store"),
+            "settings_file": str(self.folder / "broker.properties"),
+            "commit_log_file_bytes": 1 << 22,
+            "index_slots": 1000,
+            "index_entries": 4000,
         }
         return Broker(BrokerConfig(**(values | self.settings)), clock=self.clock)
 
     async def start(self) -> None:
         await self.broker.start()
         topic = TopicConfig("Orders", 1, 1)
-        self.broker.parts.topics.put(topic)
-        await self.broker.parts.topics.keeper.save()
-        await self.broker.parts.registrar.announce([topic])
+        self.broker.components.topics.put(topic)
+        await self.broker.components.topics.table_file.save()
+        await self.broker.components.registrar.announce([topic])
 
     async def restart(self, *, by_force: bool = False) -> None:
         """Stop the broker, or kill it, and start another one on what it left, at the same port."""
@@ -68,7 +68,7 @@ class OneBroker:
         return Consumer(group, self.name_server.address, start=StartPosition.FIRST, pace=HURRIED, **settings)
 
     def stored(self, topic: str = "Orders") -> list[StoredMessage]:
-        return read_all(self.broker.parts.store, topic)
+        return read_all(self.broker.components.store, topic)
 
 
 @asynccontextmanager

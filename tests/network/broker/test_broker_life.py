@@ -58,13 +58,13 @@ async def test_what_was_answered_outlives_the_broker(empty_cluster: Cluster, flu
     assert (await line.call(222, order)).code == 0  # an offset that is saved before it is answered
     await (cluster.kill() if by_force else cluster.stop())
     broker = await cluster.start(flush_disk_type=flush)
-    parts = broker.parts
-    assert parts.topics.get("Made") is not None
+    components = broker.components
+    assert components.topics.get("Made") is not None
     assert cluster.has_route("Made")
-    kept = parts.groups.get("g")
+    kept = components.groups.get("g")
     assert kept is not None
     assert kept.retry_times_max == 7
-    assert parts.offsets.of("g", "Made") == {0: 0, 1: 0, 2: 0, 3: 1}
+    assert components.offsets.of("g", "Made") == {0: 0, 1: 0, 2: 0, 3: 1}
     assert cluster.stored("Made", 3) == [b"1"]
     cluster.clock.advance(6)
     await (cluster.kill() if by_force else cluster.stop())
@@ -82,7 +82,7 @@ async def test_offsets_that_were_committed_outlive_a_stop(cluster: Cluster) -> N
         assert (await line.call(15, update)).code == 0
     await cluster.stop()
     await cluster.start()
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 3
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 3
 
 
 async def test_a_broker_that_was_killed_gives_no_offset_twice(cluster: Cluster) -> None:
@@ -103,7 +103,7 @@ async def test_messages_of_a_topic_deleted_before_a_crash_do_not_come_back(clust
     assert (await line.call(215, {"topic": "Made"})).code == 0
     await cluster.kill()
     await cluster.start()
-    assert "Made" not in cluster.broker.parts.store.topics()
+    assert "Made" not in cluster.broker.components.store.topics()
 
 
 # ----------------------------------------------------------------------------------------------- what stands in its way
@@ -151,7 +151,7 @@ async def test_a_damaged_file_with_a_good_backup_costs_nothing(cluster: Cluster)
     await cluster.stop()
     (cluster.folder / "broker-a" / "config" / "topics.json").write_bytes(b'{"topicConf')
     await cluster.start()
-    assert cluster.broker.parts.topics.get("First") is not None
+    assert cluster.broker.components.topics.get("First") is not None
 
 
 @pytest.mark.parametrize("by_force", [False, True])
@@ -164,7 +164,7 @@ async def test_topics_that_the_table_lost_keep_their_messages(
     line = await cluster.line()
     assert (await line.call(send("First", b"1", queue_id=3))).code == 0
     assert (await line.call(send("Second", b"2", queue_id=1))).code == 0
-    cluster.broker.parts.store.flush()
+    cluster.broker.components.store.flush()
     await (cluster.kill() if by_force else cluster.stop())
     table = cluster.folder / "broker-a" / "config" / "topics.json"
     backup = table.with_name("topics.json.bak")
@@ -175,9 +175,9 @@ async def test_topics_that_the_table_lost_keep_their_messages(
     if damage == "restored":  # an old copy of it
         backup.rename(table)
     await cluster.start()
-    parts = cluster.broker.parts
-    assert parts.store.max_offset("First", 3) == parts.store.max_offset("Second", 1) == 1
-    second = parts.topics.get("Second")
+    components = cluster.broker.components
+    assert components.store.max_offset("First", 3) == components.store.max_offset("Second", 1) == 1
+    second = components.topics.get("Second")
     if damage == "restored":
         assert second is None
     else:
@@ -199,7 +199,7 @@ async def test_a_topic_deleted_before_a_crash_stays_deleted(empty_cluster: Clust
     assert (await line.call(215, {"topic": "Gone"})).code == 0
     await cluster.kill()
     await cluster.start()
-    assert cluster.broker.parts.store.topics() == set()
+    assert cluster.broker.components.store.topics() == set()
 
 
 async def test_damage_of_the_log_shows_in_state_and_metrics(empty_cluster: Cluster) -> None:
@@ -217,7 +217,7 @@ async def test_damage_of_the_log_shows_in_state_and_metrics(empty_cluster: Clust
     shutil.rmtree(store / "index")  # so that the next start reads the whole log
     await cluster.start()
     state = await (await cluster.admin()).broker_state(cluster.broker.address)
-    damage = cluster.broker.parts.store.damage
+    damage = cluster.broker.components.store.damage
     assert (damage.count, damage.cuts) == (1, ())
     assert state["commitLogDamagedRanges"] == "1"
     assert state["commitLogDamagedBytes"] == str(damage.bytes)
@@ -230,7 +230,7 @@ async def test_settings_of_other_files_are_refused_and_the_store_let_go(cluster:
     await (await cluster.line()).call(send("Made"))
     await cluster.stop()
     with pytest.raises(StoreError):
-        await cluster.start(mapped_file_size_commit_log=4096)
+        await cluster.start(commit_log_file_bytes=4096)
     await cluster.start()
     assert cluster.stored("Made") == [b"body"]
 
@@ -276,7 +276,7 @@ async def test_a_second_port_takes_sends_and_lets_nobody_wait(empty_cluster: Clu
         assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
     assert (await line.call(heartbeat())).code == 0
     line.abort()
-    await eventually(lambda: empty_cluster.broker.parts.members.consumers("g") is None)
+    await eventually(lambda: empty_cluster.broker.components.clients.consumers("g") is None)
     await empty_cluster.stop()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", port - 2)
@@ -302,7 +302,7 @@ async def test_a_stop_does_not_wait_for_those_who_wait(cluster: Cluster) -> None
     lines = [await cluster.line() for _ in range(3)]
     for line in lines:
         await line.send(pull(flag=SUSPEND | SUBSCRIPTION))
-    await eventually(lambda: len(cluster.broker.parts.parked) == 3)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 3)
     async with asyncio.timeout(STOP_S):
         await cluster.stop()
     for line in lines:
@@ -336,7 +336,7 @@ async def test_sends_that_wait_for_the_disk_are_answered_before_a_stop_ends(empt
     line = await cluster.line()
     disk.stick()
     sent = await line.send(send(body=b"1"))
-    await eventually(lambda: broker.parts.store.max_position > 0)
+    await eventually(lambda: broker.components.store.max_position > 0)
     stopping = asyncio.ensure_future(cluster.stop())
     await eventually(lambda: not cluster.has_route("T"))
     disk.move()
@@ -396,21 +396,21 @@ async def test_a_table_being_written_at_the_end_does_not_overwrite_a_newer_one(
 ) -> None:
     cluster, disk = empty_cluster, SlowJson()
     broker = await cluster.start(disk=disk)
-    offsets = broker.parts.offsets
+    offsets = broker.components.offsets
     disk.stuck.stick()
     offsets.commit("g", "T", 0, 1)
-    saving = asyncio.ensure_future(offsets.keeper.save())
+    saving = asyncio.ensure_future(offsets.table_file.save())
     await eventually((cluster.folder / "broker-a" / "config" / "consumerOffset.json.tmp").exists)
     offsets.commit("g", "T", 0, 2)
     ending = asyncio.ensure_future(cluster.kill() if by_force else cluster.stop())
-    await eventually(lambda: broker._parts is None)
+    await eventually(lambda: broker._components is None)
     disk.stuck.move()
     await ending
     await saving
     contents = [text.partition('"offsetTable":')[2] for text in disk.replaced]
     assert contents == ['{"T@g":{"0":1}}}', '{"T@g":{"0":2}}}'][: 1 if by_force else 2]
     again = await cluster.start()
-    assert again.parts.offsets.get("g", "T", 0) == (1 if by_force else 2)
+    assert again.components.offsets.get("g", "T", 0) == (1 if by_force else 2)
 
 
 async def test_one_table_that_cannot_be_saved_keeps_no_other_from_it(cluster: Cluster) -> None:
@@ -422,13 +422,13 @@ async def test_one_table_that_cannot_be_saved_keeps_no_other_from_it(cluster: Cl
 
     await cluster.stop()
     broker = await cluster.start(disk=NoTopics())
-    broker.parts.topics.keeper.touch()
-    broker.parts.offsets.commit("g", "T", 0, 2)
+    broker.components.topics.table_file.touch()
+    broker.components.offsets.commit("g", "T", 0, 2)
     cluster.brokers.remove(broker)
     with pytest.raises(StoreError, match="not this one"):
         await broker.stop()
     again = await cluster.start()
-    assert again.parts.offsets.get("g", "T", 0) == 2
+    assert again.components.offsets.get("g", "T", 0) == 2
 
 
 # ---------------------------------------------------------------------------------------------------------- a full disk
@@ -444,7 +444,7 @@ async def test_a_full_disk_refuses_sends_and_serves_everything_else(
     line = await cluster.line()
     await line.call(send(body=b"1"))
     disk.used = 0.95
-    cluster.broker.parts.retention.clean()
+    cluster.broker.components.retention.clean()
     for request in (send(), send(code=10), send(properties={"DELAY": "1"}), send("%RETRY%g")):
         answer = await line.call(request)
         assert answer.code == 14
@@ -454,7 +454,7 @@ async def test_a_full_disk_refuses_sends_and_serves_everything_else(
     answer = await line.call(pull())
     assert (found_bodies(answer), place(answer)) == ([b"1"], [1, 0, 1, 0])
     disk.used = 0.5
-    cluster.broker.parts.retention.clean()
+    cluster.broker.components.retention.clean()
     assert (await line.call(send(body=b"2"))).code == 0
     assert "the disk is 95 % full: messages are refused until there is room" in caplog.text
     assert "the disk has room again" in caplog.text
@@ -462,7 +462,7 @@ async def test_a_full_disk_refuses_sends_and_serves_everything_else(
 
 async def test_a_message_that_has_no_room_is_refused_and_the_next_that_has_is_taken(empty_cluster: Cluster) -> None:
     cluster, disk = empty_cluster, FullDisk()
-    await cluster.start(disk=disk, mapped_file_size_commit_log=1 << 16)
+    await cluster.start(disk=disk, commit_log_file_bytes=1 << 16)
     await cluster.add_topic("T")
     line = await cluster.line()
     taken = 0
@@ -499,6 +499,6 @@ async def test_live_settings_change_at_once_and_start_only_settings_are_refused(
     assert (await line.call(late)).code == 13
     assert (await line.call(send("T", bytes(101)))).code == 13
     assert (await line.call(send("T"))).fields["MSG_REGION"] == "DefaultRegion"
-    assert cluster.broker.parts.flushing._timeout_s() == 0.007
+    assert cluster.broker.components.flushing._timeout_s() == 0.007
     assert (await line.call(25, body=b"timerMaxDelaySec=30\n")).code == 0
     assert (await line.call(late)).code == 0

@@ -58,10 +58,10 @@ async def test_messages_are_counted_as_they_come_and_go(watched: Cluster) -> Non
     of_broker = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
     of_topic = {"topic": "T", "is_system": "false", **of_broker}
     assert seen("rocketmq_messages_in_total", **of_topic) == 7
-    assert seen("rocketmq_throughput_in_total", **of_topic) == watched.broker.parts.store.max_position
+    assert seen("rocketmq_throughput_in_total", **of_topic) == watched.broker.components.store.max_position
     assert seen("rocketmq_messages_out_total", consumer_group="g", **of_topic) == 3
     assert seen("rocketmq_throughput_out_total", consumer_group="g", **of_topic) == len(answer.body)
-    assert seen("rocketmq_storage_flush_behind_bytes", **of_broker) == watched.broker.parts.store.max_position
+    assert seen("rocketmq_storage_flush_behind_bytes", **of_broker) == watched.broker.components.store.max_position
 
 
 async def test_how_far_a_group_is_behind(watched: Cluster) -> None:
@@ -101,7 +101,7 @@ async def test_transactions_timers_and_dead_letters_are_counted(watched: Cluster
     await line.call(heartbeat())
     fields = {"offset": "0", "group": "g", "delayLevel": "-1", "originMsgId": "x", "unitMode": "false"}
     assert (await line.call(36, fields)).code == 0
-    transactions = watched.broker.parts.transactions
+    transactions = watched.broker.components.transactions
     await eventually(lambda: transactions.committed + transactions.rolled_back == 3)
     await transactions.ask_producers()  # it looks for those that are open
     seen = await scrape(pages_of(watched))
@@ -125,13 +125,13 @@ async def test_every_request_is_counted_by_what_became_of_it(empty_cluster: Clus
         assert (await line.call(send())).code == 0
     await line.tell(send())
     assert (await line.call(send(body=b""))).code != 0
-    store = empty_cluster.broker.parts.store
+    store = empty_cluster.broker.components.store
     await eventually(lambda: store.max_offset("T", 0) == 4)  # under SYNC_FLUSH they show when the disk has them
     asked = await line.send(pull(offset=4, flag=SUBSCRIPTION | SUSPEND))
-    parked = empty_cluster.broker.parts.parked
-    await eventually(lambda: len(parked) == 1)
+    long_polling = empty_cluster.broker.components.long_polling
+    await eventually(lambda: len(long_polling) == 1)
     seen = await scrape(pages_of(empty_cluster))
-    assert seen("skyroute_broker_parked_pulls") == 1
+    assert seen("skyroute_broker_suspended_pulls") == 1
     assert not seen.has("rocketmq_rpc_latency_milliseconds_count", request_code="pull_message")
     empty_cluster.clock.advance(2)
     assert (await line.call(send())).code == 0
@@ -194,12 +194,12 @@ async def test_only_the_largest_of_many_are_told_apart(watched: Cluster, monkeyp
 
 async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path, empty_cluster: Cluster) -> None:
     address = f"127.0.0.1:{free_port()}"
-    await empty_cluster.start_live(metrics_port=free_port(), namesrv_addr=address)
+    await empty_cluster.start_live(metrics_port=free_port(), name_server_list=address)
     pages = pages_of(empty_cluster)
     assert await page(pages, "/readyz") == (503, f"no name server has taken our registration yet: {address}\n")
     assert (await page(pages, "/livez"))[0] == 200
     (tmp_path / "late").mkdir()
-    registrar = empty_cluster.broker.parts.registrar
+    registrar = empty_cluster.broker.components.registrar
     async with running(tmp_path / "late", listen_port=int(address.rpartition(":")[2]), journal_enable=False):
         await registrar_heard(empty_cluster)
         assert await page(pages, "/readyz") == (200, "ready\n")
@@ -210,12 +210,12 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
 
 
 async def registrar_heard(cluster: Cluster) -> None:
-    registrar = cluster.broker.parts.registrar
+    registrar = cluster.broker.components.registrar
     await eventually(lambda: registrar.known_to == 1)
 
 
 async def test_a_broker_that_nobody_can_find_says_so(empty_cluster: Cluster) -> None:
-    await empty_cluster.start(metrics_port=free_port(), namesrv_addr="")
+    await empty_cluster.start(metrics_port=free_port(), name_server_list="")
     status, reason = await page(pages_of(empty_cluster), "/readyz")
     assert (status, "set namesrvAddr" in reason) == (503, True)
 
@@ -245,7 +245,7 @@ async def test_a_broker_whose_disk_failed_is_not_ready(empty_cluster: Cluster, e
 
 async def test_a_file_for_apaches_broker_is_understood(empty_cluster: Cluster) -> None:
     port = free_port()
-    await empty_cluster.start(metrics_exporter_type="PROM", metrics_prom_exporter_port=port)
+    await empty_cluster.start(metrics_exporter_type="PROM", prometheus_port=port)
     assert pages_of(empty_cluster) == f"127.0.0.1:{port}"
     assert (await scrape(pages_of(empty_cluster)))("rocketmq_broker_permission") == 6
 

@@ -30,7 +30,7 @@ async def start(cluster: Cluster, clock: Clock | None = None, **settings: Any) -
 
 
 async def test_messages_come_by_themselves_when_they_are_due(cluster: Cluster) -> None:
-    await start(cluster, SystemClock(), message_delay_level="1s")
+    await start(cluster, SystemClock(), delay_level_list="1s")
     inbox = Inbox()
     consumer = cluster.consumer()
     consumer.on("T")(inbox)
@@ -48,7 +48,7 @@ async def test_messages_come_by_themselves_when_they_are_due(cluster: Cluster) -
 
 
 async def test_what_fails_comes_again_and_then_is_a_dead_letter(cluster: Cluster) -> None:
-    broker = await start(cluster, SystemClock(), message_delay_level="0s 0s 0s 0s")
+    broker = await start(cluster, SystemClock(), delay_level_list="0s 0s 0s 0s")
     attempts: list[int] = []
 
     async def fail(message: StoredMessage) -> None:
@@ -59,14 +59,14 @@ async def test_what_fails_comes_again_and_then_is_a_dead_letter(cluster: Cluster
     consumer.on("T")(fail)
     async with consumer, cluster.producer() as producer:
         await producer.send(Message("T", b"x"))
-        await eventually(lambda: broker.parts.store.max_offset("%DLQ%g", 0) == 1)
+        await eventually(lambda: broker.components.store.max_offset("%DLQ%g", 0) == 1)
     assert attempts == [0, 1, 2]
     assert {"%RETRY%g", "%DLQ%g"} <= set(cluster.name_server.server.table.topics)
 
 
 async def test_a_recalled_message_never_comes(cluster: Cluster) -> None:
     clock = cluster.clock
-    broker = await start(cluster, recall_message_enable=True)
+    broker = await start(cluster, recall_enabled=True)
     due = datetime.fromtimestamp(clock.wall() + 60, UTC)
     inbox = Inbox()
     consumer = cluster.consumer()
@@ -81,7 +81,7 @@ async def test_a_recalled_message_never_comes(cluster: Cluster) -> None:
         await producer.send(Message("T", b"the last", deliver_after_s=0.001))
         clock.advance(2)
         assert (await inbox.until(1))[0] == b"kept"
-        await eventually(lambda: len(broker.parts.timers) == 0)
+        await eventually(lambda: len(broker.components.timers) == 0)
         with pytest.raises(BrokerRefusedError, match="timestamp invalid"):
             await producer.recall("T", recalled.recall_handle)
     assert b"recalled" not in inbox.bodies
@@ -93,13 +93,13 @@ async def test_what_waits_outlives_the_broker(cluster: Cluster) -> None:
     async with cluster.producer() as producer:
         await producer.send(Message("T", b"at a level", delay_level=2))
         await producer.send(Message("T", b"after a while", deliver_after_s=5))
-    assert broker.parts.store.max_offset(TIMER_TOPIC, 0) == 1
+    assert broker.components.store.max_offset(TIMER_TOPIC, 0) == 1
     broker = await start(cluster)
-    assert broker.parts.store.max_offset("T", 0) == 0
+    assert broker.components.store.max_offset("T", 0) == 0
     clock.advance(6)
     broker = await start(cluster)
-    await eventually(lambda: broker.parts.store.max_offset("T", 0) == 2)
+    await eventually(lambda: broker.components.store.max_offset("T", 0) == 2)
     clock.advance(60)
     broker = await start(cluster)
-    assert broker.parts.timers.step(int(clock.wall() * 1000)) is None
-    assert broker.parts.store.max_offset("T", 0) == 2
+    assert broker.components.timers.step(int(clock.wall() * 1000)) is None
+    assert broker.components.store.max_offset("T", 0) == 2

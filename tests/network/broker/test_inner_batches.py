@@ -26,7 +26,7 @@ async def test_a_batch_is_one_record_and_any_of_its_offsets_finds_it(cluster: Cl
     answer = await line.call(send(body=body, code=320, properties="UNIQ_KEY\x01WHOLE\x02"))
     assert (answer.code, answer.fields["queueOffset"]) == (0, "1")
     assert answer.fields["batchUniqId"] == answer.fields["transactionId"] == "WHOLE"
-    single, whole = read_all(cluster.broker.parts.store)
+    single, whole = read_all(cluster.broker.components.store)
     assert (single.body, single.sys_flag) == (b"0", 0)
     assert (whole.stored_body, whole.sys_flag) == (body, 0xC0)
     assert decode_offset_id(answer.fields["msgId"]).log_position == whole.log_position
@@ -57,7 +57,7 @@ async def test_what_our_producer_sends_our_consumer_gets(cluster: Cluster) -> No
     async with cluster.producer() as producer:
         await producer.send_batch([Message("T", b"%d" % number) for number in range(5)])
         await producer.send(Message("T", b"5"))
-    assert len(read_all(cluster.broker.parts.store)) == 2
+    assert len(read_all(cluster.broker.components.store)) == 2
     got: dict[int, bytes] = {}
     consumer = cluster.consumer()
 

@@ -20,10 +20,10 @@ OTHER = Request(30, {"topic": "T", "queueId": "0"})
 @pytest.fixture
 async def cluster(cluster: Cluster) -> Cluster:
     await cluster.add_topic("Wide", QUEUES_MAX)
-    parts = cluster.broker.parts
-    parts.groups.put(GroupConfig("g"))
+    components = cluster.broker.components
+    components.groups.put(GroupConfig("g"))
     for queue_id in range(QUEUES_MAX):
-        parts.offsets.commit("g", "Wide", queue_id, queue_id)
+        components.offsets.commit("g", "Wide", queue_id, queue_id)
     return cluster
 
 
@@ -56,12 +56,12 @@ async def test_a_peer_that_hangs_up_ends_its_long_answer(cluster: Cluster, line:
 
 async def test_a_peer_that_hangs_up_behind_questions_that_wait_ends_them_all(cluster: Cluster, line: AsyncLine) -> None:
     """The questions behind the first keep the server from reading, so it is not told of the end."""
-    parts, (server, *_) = cluster.broker.parts, cluster.broker._servers
-    async with parts.pace._lane:  # no long answer is made meanwhile
+    components, (server, *_) = cluster.broker.components, cluster.broker._servers
+    async with components.step_runner._lane:  # no long answer is made meanwhile
         connections = server.connection_count
         asked = (PROGRESS, send("Wide"), STATUS, PROGRESS)
         await line.write(b"".join(encode(request, number) for number, request in enumerate(asked, 1)))
         await (await cluster.line()).call(OTHER)
         await line.close()
         await eventually(lambda: server.connection_count <= connections)
-    assert parts.store.max_offset("Wide", 0) == 1
+    assert components.store.max_offset("Wide", 0) == 1

@@ -101,11 +101,11 @@ async def test_a_connection_that_ends_takes_its_members_with_it(cluster: Cluster
 async def test_a_client_that_falls_silent_is_cut_off(cluster: Cluster) -> None:
     client = await client_of(cluster)
     await client.beat(a_consumer("g", "T"))
-    scan = cluster.broker.parts.silence.scan
+    scan = cluster.broker.components.client_expiry.scan
     for _ in range(13):
         cluster.clock.advance(10)
         await scan()
-    assert cluster.broker.parts.members.consumers("g") is None
+    assert cluster.broker.components.clients.consumers("g") is None
     await eventually(lambda: cluster.broker.address not in client.session._channels)
 
 
@@ -131,7 +131,7 @@ async def test_two_consumers_share_the_queues_of_a_topic(cluster: Cluster) -> No
         await cluster.send(*(Message("T", b"%d" % number) for number in range(40)))
         await eventually(lambda: len(inboxes[0].messages) + len(inboxes[1].messages) >= 40)
     assert sorted(int(body) for inbox in inboxes for body in inbox.bodies) == list(range(40))
-    assert cluster.broker.parts.members.consumers("g") is None  # both have said goodbye
+    assert cluster.broker.components.clients.consumers("g") is None  # both have said goodbye
 
 
 # --------------------------------------------------------------------------------------------------- filters

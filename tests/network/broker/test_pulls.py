@@ -41,17 +41,17 @@ async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0)
         assert (await line.call(send(topic, tag.encode(), queue_id=queue_id, properties=properties))).code == 0
 
 
-async def park(cluster: Cluster, line: AsyncLine, request: Request) -> int:
+async def suspended_pull(cluster: Cluster, line: AsyncLine, request: Request) -> int:
     """Have a pull wait; gives its number."""
-    waiting = len(cluster.broker.parts.parked)
+    waiting = len(cluster.broker.components.long_polling)
     opaque = await line.send(request)
-    await eventually(lambda: len(cluster.broker.parts.parked) == waiting + 1)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == waiting + 1)
     return opaque
 
 
 def expire(cluster: Cluster, seconds: float) -> None:
     cluster.clock.advance(seconds)
-    cluster.broker.parts.parked.expire(cluster.clock.monotonic())
+    cluster.broker.components.long_polling.expire(cluster.clock.monotonic())
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -90,7 +90,7 @@ async def test_offsets_where_nothing_is(
 
 async def test_what_has_expired_is_skipped(empty_cluster: Cluster) -> None:
     cluster = empty_cluster
-    await cluster.start(mapped_file_size_commit_log=4096, file_reserved_time=1)
+    await cluster.start(commit_log_file_bytes=4096, retention_ms=3_600_000)
     await cluster.add_topic("T")
     line = await cluster.line()
     for _ in range(3):
@@ -108,10 +108,10 @@ async def test_what_has_expired_is_skipped(empty_cluster: Cluster) -> None:
 
 async def test_a_group_that_was_sent_elsewhere_is_told_once(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a", "b", "c")
-    cluster.broker.parts.offsets.reset("g", "T", 0, 1)
+    cluster.broker.components.offsets.reset("g", "T", 0, 1)
     answer = await line.call(pull(offset=3, flag=SUBSCRIPTION | COMMIT, commit=3))
     assert (answer.code, answer.remark, place(answer)) == (21, "OFFSET_RESET", [1, 0, 3, 0])
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 1
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 1
     assert (await line.call(pull(offset=3))).code == 19
 
 
@@ -119,11 +119,11 @@ async def test_a_group_that_was_sent_elsewhere_is_told_once(cluster: Cluster, li
 
 
 def _forbid_group(cluster: Cluster) -> None:
-    cluster.broker.parts.groups.put(GroupConfig("g", enabled=False))
+    cluster.broker.components.groups.put(GroupConfig("g", enabled=False))
 
 
 def _forbid_topic(cluster: Cluster) -> None:
-    cluster.broker.parts.topics.put(TopicConfig("T", 2, 2, 2))
+    cluster.broker.components.topics.put(TopicConfig("T", 2, 2, 2))
 
 
 def _forbid_broker(cluster: Cluster) -> None:
@@ -131,15 +131,15 @@ def _forbid_broker(cluster: Cluster) -> None:
 
 
 def _forbid_lite(cluster: Cluster) -> None:
-    cluster.broker.config.lite_pull_message_enable = False
+    cluster.broker.config.lite_pull_enabled = False
 
 
 def _know_no_groups(cluster: Cluster) -> None:
-    cluster.broker.config.auto_create_subscription_group = False
+    cluster.broker.config.auto_create_groups = False
 
 
 def _forbid_conditions(cluster: Cluster) -> None:
-    cluster.broker.config.enable_property_filter = False
+    cluster.broker.config.property_filter_enabled = False
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ async def test_a_group_must_have_said_what_it_wants(cluster: Cluster, line: Asyn
 
 
 async def test_a_group_may_not_broadcast_where_that_is_forbidden(cluster: Cluster, line: AsyncLine) -> None:
-    cluster.broker.parts.groups.put(GroupConfig("g", broadcast=False))
+    cluster.broker.components.groups.put(GroupConfig("g", broadcast=False))
     await line.call(heartbeat(messageModel="BROADCASTING"))
     answer = await line.call(pull(flag=0))
     text = "the consumer group[g] can not consume by broadcast way"
@@ -257,7 +257,7 @@ async def test_retries_can_be_held_to_the_condition_on_their_own_topic(cluster: 
         properties = {"length": str(len(body)), "RETRY_TOPIC": origin}
         assert (await line.call(send("%RETRY%g", body, properties=properties))).code == 0
     assert found_bodies(await line.call(pull("%RETRY%g", flag=0))) == [b"a", b"bb", b"c"]
-    cluster.broker.config.filter_support_retry = True
+    cluster.broker.config.filter_retry_topics = True
     assert found_bodies(await line.call(pull("%RETRY%g", flag=0))) == [b"bb", b"c"]
 
 
@@ -276,7 +276,7 @@ async def test_no_more_messages_are_given_than_asked_for(cluster: Cluster, line:
     assert (found_bodies(answer), place(answer)) == ([b"b", b"c"], [3, 0, 5, 0])
     for count in (0, -1):
         assert found_bodies(await line.call(pull(count=count))) == [b"a"]
-    cluster.broker.config.max_transfer_count_on_message_in_memory = 3
+    cluster.broker.config.pull_messages_max = 3
     assert found_bodies(await line.call(pull(count=1000))) == [b"a", b"b", b"c"]
 
 
@@ -284,15 +284,15 @@ async def test_no_more_bytes_are_given_than_allowed_but_one_message_at_least(clu
     for _ in range(3):
         await line.call(send(body=bytes(1000)))
     size = len((await line.call(pull(count=1))).body)
-    cluster.broker.config.max_transfer_bytes_on_message_in_memory = 2 * size
+    cluster.broker.config.pull_bytes_max = 2 * size
     assert len(found(await line.call(pull(maxMsgBytes="100000")))) == 2
-    cluster.broker.config.max_transfer_bytes_on_message_in_memory = 1
+    cluster.broker.config.pull_bytes_max = 1
     assert len(found(await line.call(pull()))) == 1
 
 
 async def test_an_answer_tells_the_flags_of_topic_and_group(cluster: Cluster, line: AsyncLine) -> None:
     await cluster.add_topic("Unit", sys_flag=1)
-    cluster.broker.parts.groups.put(GroupConfig("flagged", sys_flag=4))
+    cluster.broker.components.groups.put(GroupConfig("flagged", sys_flag=4))
     for topic, group, flags in (("T", "g", ("0", "0")), ("Unit", "flagged", ("1", "4"))):
         fields = (await line.call(pull(topic, group=group))).fields
         assert (fields["topicSysFlag"], fields["groupSysFlag"]) == flags
@@ -301,42 +301,42 @@ async def test_an_answer_tells_the_flags_of_topic_and_group(cluster: Cluster, li
 async def test_a_pull_commits_where_its_group_is_if_it_says_so(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a", "b")
     await line.call(pull(offset=1, commit=1))
-    assert cluster.broker.parts.offsets.get("g", "T", 0) is None
+    assert cluster.broker.components.offsets.get("g", "T", 0) is None
     await line.call(pull(offset=1, commit=1, flag=SUBSCRIPTION | COMMIT))
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 1
-    await park(cluster, line, pull(offset=2, commit=2, flag=WAITING | COMMIT))
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 2
-    cluster.broker.parts.offsets.commit("g", "T", 0, 7)
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 1
+    await suspended_pull(cluster, line, pull(offset=2, commit=2, flag=WAITING | COMMIT))
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 2
+    cluster.broker.components.offsets.commit("g", "T", 0, 7)
     await fill(await cluster.line(), "c")
     await line.receive()
-    assert cluster.broker.parts.offsets.get("g", "T", 0) == 7
+    assert cluster.broker.components.offsets.get("g", "T", 0) == 7
 
 
 async def test_a_refused_pull_commits_nothing(cluster: Cluster, line: AsyncLine) -> None:
     await line.call(pull(commit=5, flag=COMMIT))
     await line.call(pull(queue_id=9, commit=5, flag=SUBSCRIPTION | COMMIT))
-    assert cluster.broker.parts.offsets.get("g", "T", 0) is None
-    assert cluster.broker.parts.offsets.get("g", "T", 9) is None
+    assert cluster.broker.components.offsets.get("g", "T", 0) is None
+    assert cluster.broker.components.offsets.get("g", "T", 9) is None
 
 
 # ------------------------------------------------------------------------------------------------------------- waiting
 
 
 async def test_a_message_wakes_those_who_wait_at_its_queue(cluster: Cluster, line: AsyncLine) -> None:
-    waiting = [await park(cluster, line, pull(group=group, flag=WAITING)) for group in ("g", "h")]
-    elsewhere = await park(cluster, line, pull(queue_id=1, flag=WAITING))
+    waiting = [await suspended_pull(cluster, line, pull(group=group, flag=WAITING)) for group in ("g", "h")]
+    elsewhere = await suspended_pull(cluster, line, pull(queue_id=1, flag=WAITING))
     await fill(await cluster.line(), "a")
     for opaque in waiting:
         answer = await line.answer(opaque)
         assert (answer.code, found_bodies(answer), place(answer)) == (0, [b"a"], [1, 0, 1, 0])
-    assert len(cluster.broker.parts.parked) == 1
+    assert len(cluster.broker.components.long_polling) == 1
     await fill(await cluster.line(), "b", queue_id=1)
     assert found_bodies(await line.answer(elsewhere)) == [b"b"]
-    assert len(cluster.broker.parts.parked) == 0
+    assert len(cluster.broker.components.long_polling) == 0
 
 
 async def test_messages_of_one_batch_wake_once_and_come_together(cluster: Cluster, line: AsyncLine) -> None:
-    waiting = await park(cluster, line, pull(flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     sender = await cluster.line()
     sent = [await sender.send(send(body=b"%d" % number)) for number in range(3)]
     answer = await line.answer(waiting)
@@ -349,15 +349,15 @@ async def test_what_does_not_match_wakes_nobody_and_is_not_looked_at_again(
     cluster: Cluster, line: AsyncLine, kind: str
 ) -> None:
     expression = "wanted" if kind == "TAG" else "TAGS = 'wanted'"
-    waiting = await park(cluster, line, pull(flag=WAITING, expression=expression, kind=kind))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING, expression=expression, kind=kind))
     sender = await cluster.line()
     await fill(sender, "other", "another")
     assert (await sender.call(pull(offset=2))).code == 19  # whoever was woken has been answered by now
-    assert len(cluster.broker.parts.parked) == 1
+    assert len(cluster.broker.components.long_polling) == 1
     expire(cluster, 16)
     answer = await line.answer(waiting)
     assert (answer.code, place(answer)) == (19, [2, 0, 2, 0])
-    waiting = await park(cluster, line, pull(offset=2, flag=WAITING, expression=expression, kind=kind))
+    waiting = await suspended_pull(cluster, line, pull(offset=2, flag=WAITING, expression=expression, kind=kind))
     await fill(sender, "other", "wanted")
     answer = await line.answer(waiting)
     assert (found_bodies(answer), place(answer)) == ([b"wanted"], [4, 0, 4, 0])
@@ -365,18 +365,18 @@ async def test_what_does_not_match_wakes_nobody_and_is_not_looked_at_again(
 
 async def test_nothing_is_what_those_get_who_waited_in_vain(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a")
-    waiting = await park(cluster, line, pull(offset=1, flag=WAITING, suspend_ms=3_000))
+    waiting = await suspended_pull(cluster, line, pull(offset=1, flag=WAITING, suspend_ms=3_000))
     expire(cluster, 2.5)
-    assert len(cluster.broker.parts.parked) == 1
+    assert len(cluster.broker.components.long_polling) == 1
     expire(cluster, 1)
     answer = await line.answer(waiting)
     assert (answer.code, answer.remark, place(answer)) == (19, "OFFSET_OVERFLOW_ONE", [1, 0, 1, 0])
-    assert len(cluster.broker.parts.parked) == 0
+    assert len(cluster.broker.components.long_polling) == 0
 
 
 @pytest.mark.parametrize("suspend_ms", [SUSPEND_MS_MAX + 1, (1 << 63) - 1])
 async def test_nobody_waits_for_ever(cluster: Cluster, line: AsyncLine, suspend_ms: int) -> None:
-    waiting = await park(cluster, line, pull(flag=WAITING, suspend_ms=suspend_ms))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING, suspend_ms=suspend_ms))
     expire(cluster, SUSPEND_MS_MAX / 1000 + 0.5)
     assert (await line.answer(waiting)).code == 19
 
@@ -388,32 +388,32 @@ async def test_who_does_not_want_to_wait_is_answered_at_once(line: AsyncLine, su
 
 
 async def test_long_waits_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
-    cluster.broker.config.long_polling_enable = False
-    waiting = await park(cluster, line, pull(flag=WAITING))
+    cluster.broker.config.long_polling_enabled = False
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     expire(cluster, 1.5)
     assert (await line.answer(waiting)).code == 19
 
 
 async def test_who_waits_is_told_at_once_that_the_group_was_sent_elsewhere(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a", "b")
-    waiting = await park(cluster, line, pull(offset=2, flag=WAITING))
-    other = await park(cluster, line, pull(offset=2, group="h", flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(offset=2, flag=WAITING))
+    other = await suspended_pull(cluster, line, pull(offset=2, group="h", flag=WAITING))
     order = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
     assert (await (await cluster.line()).call(222, order)).code == 0
     answer = await line.answer(waiting)
     assert (answer.code, answer.remark, place(answer)) == (21, "OFFSET_RESET", [0, 0, 2, 0])
-    assert len(cluster.broker.parts.parked) == 1
+    assert len(cluster.broker.components.long_polling) == 1
     expire(cluster, 16)
     assert (await line.answer(other)).code == 19
 
 
 async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -> None:
     gone = await cluster.line()
-    await park(cluster, line, pull(flag=WAITING))
+    await suspended_pull(cluster, line, pull(flag=WAITING))
     for queue_id in (0, 1):
-        await park(cluster, gone, pull(queue_id=queue_id, flag=WAITING))
+        await suspended_pull(cluster, gone, pull(queue_id=queue_id, flag=WAITING))
     gone.abort()
-    await eventually(lambda: len(cluster.broker.parts.parked) == 1)
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
     await fill(await cluster.line(), "a")
     assert found_bodies(await line.receive()) == [b"a"]
 
@@ -421,11 +421,11 @@ async def test_who_hangs_up_waits_no_longer(cluster: Cluster, line: AsyncLine) -
 async def test_where_too_many_wait_the_next_one_is_answered_at_once(
     cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(long_polling, "PARKED_MAX", 2)
+    monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 2)
     for _ in range(2):
-        await park(cluster, line, pull(flag=WAITING))
+        await suspended_pull(cluster, line, pull(flag=WAITING))
     assert (await line.call(pull(flag=WAITING))).code == 19
-    assert len(cluster.broker.parts.parked) == 2
+    assert len(cluster.broker.components.long_polling) == 2
 
 
 async def woken(cluster: Cluster, line: AsyncLine, opaque: int) -> Command:
@@ -437,14 +437,14 @@ async def test_a_group_that_wants_more_by_now_gets_it_though_it_waited_for_less(
     cluster: Cluster, line: AsyncLine
 ) -> None:
     await line.call(heartbeat(expression="old", version=1))
-    waiting = await park(cluster, line, pull(flag=SUSPEND, version=1))
+    waiting = await suspended_pull(cluster, line, pull(flag=SUSPEND, version=1))
     await line.call(heartbeat(expression="old || new", version=2))
     answer = await woken(cluster, line, waiting)
     assert (answer.code, found_bodies(answer)) == (0, [b"new"])
 
 
 async def test_who_waits_is_given_nothing_that_was_forbidden_meanwhile(cluster: Cluster, line: AsyncLine) -> None:
-    waiting = await park(cluster, line, pull(flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(flag=WAITING))
     _forbid_group(cluster)
     answer = await woken(cluster, line, waiting)
     assert (answer.code, answer.fields["forbiddenType"], answer.body) == (16, "2", b"")
@@ -452,7 +452,7 @@ async def test_who_waits_is_given_nothing_that_was_forbidden_meanwhile(cluster: 
 
 async def test_who_waits_at_a_topic_that_goes_is_told_so(cluster: Cluster, line: AsyncLine) -> None:
     await fill(line, "a")
-    waiting = await park(cluster, line, pull(offset=1, flag=WAITING))
+    waiting = await suspended_pull(cluster, line, pull(offset=1, flag=WAITING))
     assert (await (await cluster.line()).call(215, {"topic": "T"})).code == 0
     expire(cluster, 16)
     assert (await line.answer(waiting)).code == 17
@@ -460,8 +460,8 @@ async def test_who_waits_at_a_topic_that_goes_is_told_so(cluster: Cluster, line:
 
 async def test_two_who_wait_one_of_whom_is_refused_do_not_hinder_each_other(cluster: Cluster, line: AsyncLine) -> None:
     await line.call(heartbeat("h"))
-    refused = await park(cluster, line, pull(group="h", flag=SUSPEND))
-    served = await park(cluster, line, pull(flag=WAITING))
+    refused = await suspended_pull(cluster, line, pull(group="h", flag=SUSPEND))
+    served = await suspended_pull(cluster, line, pull(flag=WAITING))
     await line.call(35, {"clientID": "10.0.0.1@1#2", "consumerGroup": "h"})
     await fill(await cluster.line(), "a")
     assert (await line.answer(refused)).code == 24

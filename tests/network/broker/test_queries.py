@@ -120,7 +120,7 @@ async def test_settings_are_read_and_changed(place: OneBroker, admin: Admin) -> 
     (settings,) = told.by_address.values()
     assert settings["brokerName"] == "broker-a"
     await admin.update_broker_settings({"transactionCheckMax": "4"}, broker=place.address)
-    assert place.broker.config.transaction_check_max == 4
+    assert place.broker.config.transaction_checks_max == 4
     with pytest.raises(BrokerRefusedError):
         await admin.update_broker_settings({"configBlackList": "x"}, broker=place.address)
 

@@ -51,7 +51,7 @@ class Broker:
 @asynccontextmanager
 async def broker_at(*name_servers: str, folder: Path, tls: Any = None, **settings: Any) -> AsyncIterator[Broker]:
     """A broker that was started, and is stopped at the end."""
-    config = BrokerConfig(broker_name=BROKER, store_path_root_dir=str(folder / "store"), **settings)
+    config = BrokerConfig(broker_name=BROKER, store_path=str(folder / "store"), **settings)
     clock = ManualClock()
     table = Topics(JsonFile(folder / "topics.json"), config, lambda: int(clock.wall() * 1000))
     identity = Identity(CLUSTER, BROKER, 0, ADDRESS, "10.0.0.1:10912", raw_store_host=bytes(8))
@@ -234,7 +234,7 @@ async def test_it_repeats_itself_after_ten_seconds_and_then_every_period_which_h
 ) -> None:
     async with (
         silence(takes_registrations=True) as silent,
-        broker_at(silent.address, folder=tmp_path, register_name_server_period=period_ms) as broker,
+        broker_at(silent.address, folder=tmp_path, registration_interval_s=period_ms / 1000) as broker,
     ):
         link = broker.registrar._links[0]
         for told, wait_s in enumerate((10, period_s, period_s), 2):
@@ -321,14 +321,14 @@ async def test_many_topics_go_compressed_and_arrive(nameserver: Running, tmp_pat
 async def test_a_body_that_would_lose_something_is_not_compressed(
     nameserver: Running, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    async with broker_at(nameserver.address, folder=tmp_path, compressed_register=True) as broker:
+    async with broker_at(nameserver.address, folder=tmp_path, compress_registration=True) as broker:
         assert (await broker.registrar._registration_of_all()).fields["compressed"] == "true"
         broker.topics.put(TopicConfig("Unit", **settings))
         assert (await broker.registrar._registration_of_all()).fields["compressed"] == "false"
 
 
 async def test_without_force_it_asks_before_it_repeats_itself(nameserver: Running, tmp_path: Path) -> None:
-    async with broker_at(nameserver.address, folder=tmp_path, force_register=False) as broker:
+    async with broker_at(nameserver.address, folder=tmp_path, force_registration=False) as broker:
         before = broker.registrar._written
         broker.topics.put(TopicConfig("Orders"))
         await broker.registrar.register()
@@ -340,7 +340,7 @@ async def test_without_force_it_asks_before_it_repeats_itself(nameserver: Runnin
 
 @pytest.mark.parametrize(("compatible", "code"), [(True, QUERY_VERSION), (False, HEARTBEAT)])
 async def test_only_with_an_acting_master_are_there_heartbeats(tmp_path: Path, compatible: bool, code: int) -> None:
-    settings = {"enable_slave_acting_master": True, "compatible_with_old_name_srv": compatible}
+    settings = {"acting_master_enabled": True, "supports_old_name_servers": compatible}
     async with (
         silence(takes_registrations=True) as silent,
         broker_at(silent.address, folder=tmp_path, **settings) as broker,

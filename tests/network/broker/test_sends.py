@@ -33,7 +33,7 @@ async def cluster(cluster: Cluster) -> Cluster:
 
 
 def properties_of(cluster: Cluster, topic: str = "T", queue_id: int = 0) -> list[dict[str, str]]:
-    return [dict(message.properties) for message in read_all(cluster.broker.parts.store, topic, queue_id)]
+    return [dict(message.properties) for message in read_all(cluster.broker.components.store, topic, queue_id)]
 
 
 # ------------------------------------------------------------------------------------------------------------ receipts
@@ -52,7 +52,7 @@ async def test_a_message_is_stored_as_it_was_sent(cluster: Cluster, code: int, f
         **{"queueId": "1", "queueOffset": "0", "transactionId": "0A"},
         **{"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"},
     }
-    (stored,) = read_all(cluster.broker.parts.store, "T", 1)
+    (stored,) = read_all(cluster.broker.components.store, "T", 1)
     assert (stored.body, stored.flag, stored.reconsume_times, stored.born_at_ms) == (b"coffee", 7, 2, 1758275000000)
     assert stored.stored_at_ms == int(cluster.clock.wall() * 1000)
     assert stored.log_position == decode_offset_id(offset_id).log_position
@@ -82,7 +82,7 @@ async def test_a_batch_is_stored_as_its_messages(cluster: Cluster, line: AsyncLi
     answer = await line.call(send(body=body, code=320))
     assert answer.code == 0
     assert answer.fields["queueOffset"] == "1"
-    stored = read_all(cluster.broker.parts.store)
+    stored = read_all(cluster.broker.components.store)
     assert [message.body for message in stored] == [b"0", b"1", b"2", b"3"]
     assert stored[2].properties["TAGS"] == "red"
     positions = [decode_offset_id(one).log_position for one in answer.fields["msgId"].split(",")]
@@ -96,12 +96,12 @@ class Rests:
     """Takes the place of the rests between the steps of long work: stops at one of them until the test goes on."""
 
     def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
-        self._store = cluster.broker.parts.store
+        self._store = cluster.broker.components.store
         self._stop_at = stop_at
         self.stopped, self.go_on = asyncio.Event(), asyncio.Event()
         self.ends: list[int] = []
         """The end of the queue at each rest."""
-        monkeypatch.setattr(cluster.broker.parts.prompt, "_rest", self._rest)
+        monkeypatch.setattr(cluster.broker.components.prompt_runner, "_rest", self._rest)
 
     async def _rest(self, step_s: float) -> None:
         self.ends.append(self._store.max_offset("T", 0))
@@ -115,7 +115,7 @@ class Rests:
 async def test_a_long_batch_is_stored_at_once_and_others_are_served_before(
     cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    other, store, rests = await cluster.line(), cluster.broker.parts.store, Rests(cluster, monkeypatch, stop_at)
+    other, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, stop_at)
     batch = await line.send(send(body=batch_body((b"%d" % number, "") for number in range(LONG_BATCH)), code=320))
     await rests.stopped.wait()
     answers = [(await other.call(send(body=b"before"))).fields["queueOffset"] for _ in range(3)]
@@ -136,7 +136,7 @@ async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: 
     body = batch_body([(b"x", "")] * LONG_BATCH)
     answer = await line.call(send(body=body[:-1], code=320))
     assert (answer.code, "ends inside" in (answer.remark or "") or "announces" in (answer.remark or "")) == (13, True)
-    assert cluster.broker.parts.store.max_offset("T", 0) == 0
+    assert cluster.broker.components.store.max_offset("T", 0) == 0
     assert (await line.call(send(body=body, code=320))).fields["queueOffset"] == "0"
 
 
@@ -144,7 +144,7 @@ async def test_a_long_batch_that_is_broken_at_its_end_is_refused_whole(cluster: 
 async def test_nothing_of_a_long_batch_is_stored_if_its_topic_is_deleted_before(
     cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    admin, store, rests = await cluster.line(), cluster.broker.parts.store, Rests(cluster, monkeypatch, stop_at)
+    admin, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, stop_at)
     batch = await line.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
     await rests.stopped.wait()
     assert (await admin.call(215, {"topic": "T"})).code == 0
@@ -159,7 +159,7 @@ async def test_nothing_of_a_long_batch_is_stored_if_its_topic_is_deleted_before(
 async def test_a_long_batch_is_stored_though_its_sender_hangs_up(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, store, rests = await cluster.line(), cluster.broker.parts.store, Rests(cluster, monkeypatch, 1)
+    sender, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, 1)
     await sender.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
     await rests.stopped.wait()
     await sender.close()
@@ -170,7 +170,7 @@ async def test_a_long_batch_is_stored_though_its_sender_hangs_up(
 async def test_a_long_batch_may_be_the_first_message_of_its_topic(cluster: Cluster, line: AsyncLine) -> None:
     answer = await line.call(send("Fresh", batch_body([(b"x", "")] * LONG_BATCH), code=320))
     assert answer.code == 0
-    assert cluster.broker.parts.store.max_offset("Fresh", 0) == LONG_BATCH
+    assert cluster.broker.components.store.max_offset("Fresh", 0) == LONG_BATCH
 
 
 async def test_the_field_and_not_the_code_says_that_it_is_a_batch(cluster: Cluster, line: AsyncLine) -> None:
@@ -211,7 +211,7 @@ async def test_topics_that_may_not_be_sent_to(
 ) -> None:
     answer = await line.call(send(topic))
     assert (answer.code, answer.remark) == (code, text)
-    assert cluster.broker.parts.topics.get(topic) is None or code == 16
+    assert cluster.broker.components.topics.get(topic) is None or code == 16
 
 
 async def test_a_topic_is_made_and_known_before_its_first_message_is_answered(
@@ -219,19 +219,19 @@ async def test_a_topic_is_made_and_known_before_its_first_message_is_answered(
 ) -> None:
     assert (await line.call(send("Made", d=3, queue_id=2))).code == 0
     assert cluster.has_route("Made")
-    made = cluster.broker.parts.topics.get("Made")
+    made = cluster.broker.components.topics.get("Made")
     assert made is not None
     assert (made.read_queues, made.write_queues, int(made.permission)) == (3, 3, 6)
     await cluster.kill()
     again = await cluster.start()
-    assert again.parts.topics.get("Made") == made
+    assert again.components.topics.get("Made") == made
     assert cluster.stored("Made", 2) == [b"body"]
 
 
 async def test_a_send_that_comes_to_its_turn_when_its_topic_is_known_does_not_announce_it_again(
     cluster: Cluster,
 ) -> None:
-    take = cluster.broker.parts.handlers()[310]
+    take = cluster.broker.components.handlers()[310]
     first, second = (take(decode_command(encode(send("Made"), number)), Peer(1, "10.0.0.1:5")) for number in (1, 2))
     assert isinstance(first, Coroutine)
     assert isinstance(second, Coroutine)
@@ -243,7 +243,7 @@ async def test_a_send_that_comes_to_its_turn_when_its_topic_is_known_does_not_an
 
 
 async def test_a_topic_that_may_not_be_made_is_refused(empty_cluster: Cluster) -> None:
-    await empty_cluster.start(auto_create_topic_enable=False)
+    await empty_cluster.start(auto_create_topics=False)
     line = await empty_cluster.line()
     answer = await line.call(send("Made"))
     assert answer.code == 17
@@ -254,7 +254,7 @@ async def test_a_topic_that_may_not_be_made_is_refused(empty_cluster: Cluster) -
 
 async def test_before_its_time_a_broker_takes_no_messages_at_all(cluster: Cluster, line: AsyncLine) -> None:
     opens_at_ms = int(cluster.clock.wall() * 1000) + 5000
-    cluster.broker.config.start_accept_send_request_time_stamp = opens_at_ms
+    cluster.broker.config.accept_sends_from_ms = opens_at_ms
     for request in (send(), send("a b"), send("Made"), send(code=325)):
         answer = await line.call(request)
         assert answer.code == 1
@@ -267,7 +267,7 @@ async def test_before_its_time_a_broker_takes_no_messages_at_all(cluster: Cluste
 
 
 async def test_a_refusal_too_names_region_and_trace(cluster: Cluster, line: AsyncLine) -> None:
-    cluster.broker.config.auto_create_topic_enable = False
+    cluster.broker.config.auto_create_topics = False
     refused = [send("a b"), send(body=b""), send("Made"), send(queue_id=9), send("Made", code=325), send(code=325)]
     for request in refused:
         answer = await line.call(request)
@@ -307,7 +307,7 @@ async def test_a_topic_that_keeps_the_last_of_each_key_wants_keys(cluster: Clust
 
 
 async def test_a_retry_of_nobodys_is_refused(empty_cluster: Cluster) -> None:
-    await empty_cluster.start(auto_create_subscription_group=False)
+    await empty_cluster.start(auto_create_groups=False)
     line = await empty_cluster.line()
     answer = await line.call(send("%RETRY%g"))
     assert (answer.code, answer.remark) == (26, "subscription group not exist, g")
@@ -317,7 +317,7 @@ async def test_a_retry_of_nobodys_is_refused(empty_cluster: Cluster) -> None:
 async def test_what_was_tried_too_often_is_a_dead_letter_with_a_route(
     cluster: Cluster, line: AsyncLine, version: int, tries: int
 ) -> None:
-    cluster.broker.parts.groups.put(GroupConfig("g", retry_times_max=5))
+    cluster.broker.components.groups.put(GroupConfig("g", retry_times_max=5))
     assert (await line.call(send("%RETRY%g", b"again", j=tries, l=2, version=version))).code == 0
     assert not cluster.has_route("%DLQ%g")
     answer = await line.call(send("%RETRY%g", b"never", j=tries + 1, l=2, version=version, properties={"DELAY": "3"}))
@@ -327,7 +327,7 @@ async def test_what_was_tried_too_often_is_a_dead_letter_with_a_route(
     assert cluster.stored("%DLQ%g") == [b"never"]
     assert properties_of(cluster, "%DLQ%g")[0]["DELAY"] == "-1"
     await cluster.kill()
-    assert (await cluster.start()).parts.topics.get("%DLQ%g") is not None
+    assert (await cluster.start()).components.topics.get("%DLQ%g") is not None
 
 
 async def test_what_a_group_gives_up_that_holds_a_lock_is_a_dead_letter(cluster: Cluster, line: AsyncLine) -> None:
@@ -344,7 +344,7 @@ async def test_a_batch_for_a_retry_topic_is_refused(cluster: Cluster, line: Asyn
 
 
 async def test_transactions_can_be_forbidden(cluster: Cluster, line: AsyncLine) -> None:
-    cluster.broker.config.reject_transaction_message = True
+    cluster.broker.config.reject_transactions = True
     answer = await line.call(send(properties={"TRAN_MSG": "true", "PGROUP": "p"}, f=4))
     assert (answer.code, answer.remark) == (16, "the broker[127.0.0.1] sending transaction message is forbidden")
 
@@ -406,7 +406,7 @@ async def test_sizes_up_to_the_bound_are_taken_and_beyond_it_refused(cluster: Cl
         assert (answer.code, answer.remark) == (13, ILLEGAL)
     delayed = await line.call(send(properties=padded(room - 20) | {"DELAY": "3"}))
     assert (delayed.code, "at most 32767 are allowed" in (delayed.remark or "")) == (13, True)
-    assert cluster.broker.parts.store.max_position == 0
+    assert cluster.broker.components.store.max_position == 0
     assert (await line.call(send(body=bytes(TOO_LARGE - 1)))).code == 0
     assert (await line.call(send(properties=padded(room)))).code == 0
     # In a batch, unlike alone, there is a difference between an empty body and none.
@@ -467,28 +467,28 @@ async def test_an_answer_waits_for_the_disk_and_readers_wait_with_it(empty_clust
     await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH")
     await cluster.add_topic("T")
     line, reader = await cluster.line(), await cluster.line()
-    parked = await reader.send(pull(flag=6))
-    await eventually(lambda: len(cluster.broker.parts.parked) == 1)
+    suspended = await reader.send(pull(flag=6))
+    await eventually(lambda: len(cluster.broker.components.long_polling) == 1)
     disk.stick()
     try:
         sent = await line.send(send(body=b"1"))
-        await eventually(lambda: cluster.broker.parts.store.max_position > 0)
+        await eventually(lambda: cluster.broker.components.store.max_position > 0)
         more = [await line.send(send(body=batch_body([(b"2", ""), (b"3", "")]), code=320)), await line.send(send())]
         unhurried = await line.call(send(body=b"5", properties={"WAIT": "false"}))
         assert unhurried.code == 0  # it does not want to wait, and the others still do
-        assert cluster.broker.parts.store.max_offset("T", 0) == 0
+        assert cluster.broker.components.store.max_offset("T", 0) == 0
         assert line.strays == reader.strays == []
     finally:
         disk.move()
     answers = [await line.answer(opaque) for opaque in (sent, *more)]
     assert [answer.code for answer in answers] == [0, 0, 0]
-    assert found_bodies(await reader.answer(parked))[0] == b"1"
+    assert found_bodies(await reader.answer(suspended))[0] == b"1"
     assert cluster.stored() == [b"1", b"2", b"3", b"body", b"5"]
 
 
 async def test_a_disk_that_hangs_is_told_of_in_time_to_all_who_wait(empty_cluster: Cluster) -> None:
     cluster, disk = empty_cluster, StuckDisk()
-    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", sync_flush_timeout=50)
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", sync_flush_timeout_s=0.05)
     await cluster.add_topic("T")
     line = await cluster.line()
     disk.stick()
@@ -501,7 +501,7 @@ async def test_a_disk_that_hangs_is_told_of_in_time_to_all_who_wait(empty_cluste
     assert [first.code, second.code] == [10, 10]
     assert [answer.fields["queueOffset"] for answer in (first, second)] == ["0", "1"]
     assert first.fields["msgId"]
-    cluster.broker.config.sync_flush_timeout = 10_000
+    cluster.broker.config.sync_flush_timeout_s = 10.0
     assert (await line.call(send(body=b"3"))).code == 0
     assert cluster.stored() == [b"1", b"2", b"3"]
 
@@ -545,7 +545,7 @@ async def test_a_disk_without_room_refuses_new_messages_and_topics_alike(empty_c
 
 async def test_sends_of_one_turn_share_a_flush(empty_cluster: Cluster) -> None:
     cluster, disk = empty_cluster, CountingDisk()
-    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=100_000)
+    await cluster.start(disk=disk, flush_disk_type="SYNC_FLUSH", flush_interval_s=100.0)
     await cluster.add_topic("T")
     lines = [await cluster.line() for _ in range(4)]
     before = disk.syncs

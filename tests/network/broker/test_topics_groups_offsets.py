@@ -54,7 +54,7 @@ async def test_a_deleted_topic_is_gone_with_its_messages(cluster: Cluster, admin
     await admin.delete_topic("Orders", "DefaultCluster")
     with pytest.raises(TopicNotFoundError):
         await admin.topic_config("Orders", broker.address)
-    assert "Orders" not in broker.parts.store.topics()
+    assert "Orders" not in broker.components.store.topics()
     assert not cluster.has_route("Orders")
 
 
@@ -82,14 +82,14 @@ async def test_where_queues_end_and_who_reads_them_is_told(cluster: Cluster, adm
 
 async def test_a_topic_made_by_a_first_message_is_made_by_the_other_brokers_too(cluster: Cluster) -> None:
     first, second = await cluster.start("broker-a"), await cluster.start("broker-b")
-    made = first.parts.topics.create_for_send("Orders", DEFAULT_TOPIC, 4)
+    made = first.components.topics.create_for_send("Orders", DEFAULT_TOPIC, 4)
     assert made is not None
-    spreading = TopicPropagation(["127.0.0.1:1", cluster.name_server.address], first.parts.identity)
-    await spreading.spread(made, DEFAULT_TOPIC)
-    assert second.parts.topics.get("Orders") == made
-    second.parts.topics.put(TopicConfig("Orders", 8, 8))
-    await spreading.spread(made, DEFAULT_TOPIC)
-    assert second.parts.topics.get("Orders") == TopicConfig("Orders", 8, 8)
+    propagation = TopicPropagation(["127.0.0.1:1", cluster.name_server.address], first.components.identity)
+    await propagation.propagate(made, DEFAULT_TOPIC)
+    assert second.components.topics.get("Orders") == made
+    second.components.topics.put(TopicConfig("Orders", 8, 8))
+    await propagation.propagate(made, DEFAULT_TOPIC)
+    assert second.components.topics.get("Orders") == TopicConfig("Orders", 8, 8)
 
 
 async def test_a_broker_that_does_not_answer_stops_nobody_from_making_topics(cluster: Cluster, admin: Admin) -> None:
@@ -97,10 +97,10 @@ async def test_a_broker_that_does_not_answer_stops_nobody_from_making_topics(clu
     absent = Registration("DefaultCluster", "broker-0", 0, "127.0.0.1:1", table=table)
     await admin.session.ask_name_server(encode_registration(absent))
     first, second = await cluster.start("broker-a"), await cluster.start("broker-b")
-    spreading = TopicPropagation([cluster.name_server.address], first.parts.identity)
-    spreading.begin(TopicConfig("Orders", 4, 4), DEFAULT_TOPIC)
-    await eventually(lambda: second.parts.topics.get("Orders") == TopicConfig("Orders", 4, 4))
-    await spreading.stop()
+    propagation = TopicPropagation([cluster.name_server.address], first.components.identity)
+    propagation.begin(TopicConfig("Orders", 4, 4), DEFAULT_TOPIC)
+    await eventually(lambda: second.components.topics.get("Orders") == TopicConfig("Orders", 4, 4))
+    await propagation.stop()
 
 
 # --------------------------------------------------------------------------------------------------- groups and offsets

@@ -33,7 +33,7 @@ def bodies(messages: list[StoredMessage]) -> list[bytes]:
 
 async def ask_producers(place: OneBroker) -> None:
     place.clock.advance(31)
-    await place.broker.parts.transactions.ask_producers()
+    await place.broker.components.transactions.ask_producers()
 
 
 class Ledger:
@@ -88,14 +88,14 @@ async def test_open_transactions_outlive_the_broker(place: OneBroker, by_force: 
         await producer.send_in_transaction(Message("Orders", b"open"), lambda *_: UNKNOWN)
         await eventually(lambda: len(place.stored(HALF_DONE_TOPIC)) == 1)
         await place.restart(by_force=by_force)
-        assert place.broker.parts.transactions.open_count == 1
+        assert place.broker.components.transactions.open_count == 1
         await producer.session.send_heartbeats()
-        await eventually(lambda: len(place.broker.parts.members.producers("p")) == 1)
+        await eventually(lambda: len(place.broker.components.clients.producers("p")) == 1)
         await ask_producers(place)
         await eventually(lambda: bodies(place.stored()) == [b"ended", b"open"])
         await eventually(lambda: len(place.stored(HALF_DONE_TOPIC)) == 3)
         await place.restart(by_force=by_force)
-        assert place.broker.parts.transactions.open_count == 0
+        assert place.broker.components.transactions.open_count == 0
     assert bodies(ledger.asked) == [b"open"]
 
 
@@ -112,7 +112,7 @@ async def test_another_producer_of_the_group_answers_for_one_that_is_gone(place:
 
 
 async def test_what_nobody_knows_is_given_up_where_people_find_it(tmp_path: Path) -> None:
-    async with one_broker(tmp_path, transaction_check_max=2) as place:
+    async with one_broker(tmp_path, transaction_checks_max=2) as place:
         ledger = Ledger(UNKNOWN)
         async with Producer("p", place.name_server.address, check=ledger.check) as producer:
             await producer.send_in_transaction(Message("Orders", b"lost"), lambda *_: UNKNOWN)
@@ -164,4 +164,4 @@ async def test_many_transactions_at_once_all_end_as_they_should(tmp_path: Path) 
 
         await eventually(lambda: len(done()) == 200)
         await ask_producers(place)
-        assert place.broker.parts.transactions.open_count == 0
+        assert place.broker.components.transactions.open_count == 0

@@ -175,7 +175,7 @@ async def test_a_script_is_told_at_once(cluster: FakeCluster) -> None:
 
 async def test_our_broker_refuses_every_condition_if_its_operator_wants_none() -> None:
     async with (
-        own_cluster(enable_property_filter=False) as real,
+        own_cluster(property_filter_enabled=False) as real,
         Producer("p", real.name_server_address) as producer,
         PullConsumer("g", real.name_server_address) as consumer,
     ):

@@ -65,7 +65,7 @@ def test_there_may_be_no_broker() -> None:
 
 
 def test_settings_are_those_of_the_brokers() -> None:
-    with cluster(auto_create_topic_enable=False, in_memory=True) as c, pytest.raises(SkyrouteError):
+    with cluster(auto_create_topics=False, in_memory=True) as c, pytest.raises(SkyrouteError):
         send(c)
 
 
@@ -73,7 +73,7 @@ def test_a_setting_that_nobody_knows_is_refused_and_leaves_nothing_behind() -> N
     threads = threading.active_count()
     with pytest.raises(TypeError, match="frobnicate"), cluster(frobnicate=1):
         pass
-    with pytest.raises(ConfigError, match="brokerIP1"), cluster(broker_ip1="0.0.0.0"):
+    with pytest.raises(ConfigError, match="brokerIP1"), cluster(advertised_host="0.0.0.0"):
         pass
     assert threading.active_count() == threads
 

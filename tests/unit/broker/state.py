@@ -40,19 +40,19 @@ SMALL = StoreSettings(log_segment_bytes=1 << 20, queue_segment_units=1000, index
 
 
 def settings(**changes: Any) -> BrokerConfig:
-    return BrokerConfig(**{"broker_cluster_name": "DefaultCluster", "broker_name": BROKER, **changes})
+    return BrokerConfig(**{"cluster_name": "DefaultCluster", "broker_name": BROKER, **changes})
 
 
 T = TypeVar("T")
 
 
-class CountingPace(StepRunner):
+class CountingStepRunner(StepRunner):
     """Counts the steps of long work, and does something after each."""
 
     steps = 0
 
-    def __init__(self, traffic: BusyPolling, clock: ManualClock) -> None:
-        super().__init__(traffic, clock)
+    def __init__(self, polling: BusyPolling, clock: ManualClock) -> None:
+        super().__init__(polling, clock)
         self.on_step: Callable[[], None] = int  # type: ignore[assignment]  # which does nothing, too
 
     async def run(self, steps: Generator[None, None, T]) -> T:
@@ -94,10 +94,10 @@ class State:
         for table in (self.topics, self.groups, self.offsets, self.modes):
             table.load()
         self.store = MessageStore.open(self.folder, SMALL, now_ms=self.now_ms())
-        self.members = ConnectedClients()
-        self.parked = LongPolling(self.clock.monotonic)
+        self.clients = ConnectedClients()
+        self.long_polling = LongPolling(self.clock.monotonic)
         self.stats = Stats(self.clock)
-        self.pace = CountingPace(BusyPolling(), self.clock)
+        self.step_runner = CountingStepRunner(BusyPolling(), self.clock)
         self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)
 
     def now_ms(self) -> int:
@@ -120,18 +120,20 @@ class State:
         return TopicHandlers(
             self.topics,
             self.offsets,
-            self.members,
+            self.clients,
             self.store,
             self.stats,
             self.config,
             self.announce,
             self.now_ms,
-            self.pace,
+            self.step_runner,
         )
 
     @property
     def on_groups(self) -> GroupHandlers:
-        return GroupHandlers(self.groups, self.topics, self.offsets, self.modes, self.stats, self.identity, self.pace)
+        return GroupHandlers(
+            self.groups, self.topics, self.offsets, self.modes, self.stats, self.identity, self.step_runner
+        )
 
     @property
     def on_offsets(self) -> OffsetHandlers:
@@ -139,11 +141,11 @@ class State:
             self.offsets,
             self.topics,
             self.groups,
-            self.members,
+            self.clients,
             self.store,
             delay_offsets=lambda: {"offsetTable": {1: 5}},
             young_bytes=1 << 30,
-            pace=self.pace,
+            step_runner=self.step_runner,
         )
 
     @property
@@ -152,14 +154,14 @@ class State:
             self.offsets,
             self.topics,
             self.groups,
-            self.members,
+            self.clients,
             self.store,
             self.stats,
             self.config,
             self.identity,
             self.now_ms,
-            self.parked.wake_queue,
-            self.pace,
+            self.long_polling.wake_queue,
+            self.step_runner,
         )
 
     async def ask(self, handler: Handler, request: Request) -> Response:

@@ -3,50 +3,55 @@ from typing import Any
 
 import pytest
 
-from skyroute.broker.advertised_address import Advertised, outward_ip, settle
+from skyroute.broker.advertised_address import Advertised, find_advertised_address, outward_ip
 from skyroute.broker.config import BrokerConfig
 from skyroute.settings.errors import ConfigError
 
 
-def settled(**settings: Any) -> Advertised:
-    return settle(BrokerConfig(**settings))
+def advertised(**settings: Any) -> Advertised:
+    return find_advertised_address(BrokerConfig(**settings))
 
 
 @pytest.mark.parametrize("bound", ["127.0.0.1", "127.0.0.9", "::1"])
 def test_bound_to_loopback_it_is_found_there(bound: str) -> None:
-    assert settled(bind_address=bound) == Advertised(bound, bound, bound)
+    assert advertised(bind_address=bound) == Advertised(bound, bound, bound)
 
 
 def test_an_address_it_is_bound_to_is_where_it_is_found() -> None:
-    assert settled(bind_address="10.0.0.5").host == "10.0.0.5"
+    assert advertised(bind_address="10.0.0.5").host == "10.0.0.5"
 
 
 def test_bound_to_everything_it_is_found_on_the_way_to_the_name_server(caplog: pytest.LogCaptureFixture) -> None:
-    assert settled(namesrv_addr="127.0.0.1:9876;192.0.2.7:9876").host == "127.0.0.1"
+    assert advertised(name_server_list="127.0.0.1:9876;192.0.2.7:9876").host == "127.0.0.1"
     assert "only clients on this machine can reach us" in caplog.text
 
 
 def test_without_a_name_server_it_is_found_on_the_way_to_everybody() -> None:
-    assert settled().host == outward_ip()
+    assert advertised().host == outward_ip()
 
 
 def test_a_name_server_whose_name_nobody_knows_is_passed_over() -> None:
-    assert settled(namesrv_addr="no-such-host.invalid:9876;127.0.0.1:9876").host == "127.0.0.1"
+    assert advertised(name_server_list="no-such-host.invalid:9876;127.0.0.1:9876").host == "127.0.0.1"
 
 
 def test_what_the_operator_says_counts(caplog: pytest.LogCaptureFixture) -> None:
-    told = settled(broker_ip1="203.0.113.5", broker_ip2="10.0.0.5", bind_address="127.0.0.1", namesrv_addr="far:9876")
+    told = advertised(
+        advertised_host="203.0.113.5",
+        advertised_ha_host="10.0.0.5",
+        bind_address="127.0.0.1",
+        name_server_list="far:9876",
+    )
     assert told == Advertised("203.0.113.5", "203.0.113.5", "10.0.0.5")
     assert caplog.records == []
 
 
 def test_a_name_is_told_as_it_is_and_records_carry_its_address() -> None:
-    assert settled(broker_ip1="localhost", bind_address="127.0.0.1") == Advertised(
+    assert advertised(advertised_host="localhost", bind_address="127.0.0.1") == Advertised(
         "localhost", "127.0.0.1", "localhost"
     )
 
 
-@pytest.mark.parametrize("key", ["broker_ip1", "broker_ip2"])
+@pytest.mark.parametrize("key", ["advertised_host", "advertised_ha_host"])
 @pytest.mark.parametrize(
     ("host", "complaint"),
     [
@@ -61,7 +66,7 @@ def test_a_name_is_told_as_it_is_and_records_carry_its_address() -> None:
 )
 def test_what_no_client_could_use_is_refused_with_advice(key: str, host: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        settled(**{"broker_ip1": "127.0.0.1", key: host})
+        advertised(**{"advertised_host": "127.0.0.1", key: host})
     assert complaint in str(caught.value)
     assert "with brokerIP1 or --advertise" in str(caught.value)
 
@@ -70,13 +75,13 @@ def test_bound_to_loopback_with_clients_elsewhere_is_refused_with_advice() -> No
     with pytest.raises(
         ConfigError, match=r"clients of the name server 192\.0\.2\.7:9876 cannot reach: listen elsewhere"
     ):
-        settled(bind_address="127.0.0.1", namesrv_addr="127.0.0.1:9876;192.0.2.7:9876")
+        advertised(bind_address="127.0.0.1", name_server_list="127.0.0.1:9876;192.0.2.7:9876")
 
 
 def test_no_packet_is_sent_to_find_the_way() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as name_server:
         name_server.bind(("127.0.0.1", 0))
         name_server.setblocking(False)
-        settled(namesrv_addr=f"127.0.0.1:{name_server.getsockname()[1]}")
+        advertised(name_server_list=f"127.0.0.1:{name_server.getsockname()[1]}")
         with pytest.raises(BlockingIOError):
             name_server.recv(1)

@@ -28,7 +28,7 @@ from tests.unit.broker.test_long_polling import Reader
 
 
 class Room:
-    """A store with its intake, as a broker would put it together."""
+    """A store with its appender, as a broker would put it together."""
 
     def __init__(self, folder: Path, disk: Disk | None = None, *, sync: bool = False) -> None:
         self.clock = ManualClock()
@@ -37,20 +37,20 @@ class Room:
             folder, disk, now_ms=self.now_ms(), sync_flush=sync, delays_ms=(1_000,), log_segment_bytes=1 << 16
         )
         self.stats = Stats(self.clock)
-        self.parked = LongPolling(self.clock.monotonic)
-        self.parked.only_when_told = sync
+        self.long_polling = LongPolling(self.clock.monotonic)
+        self.long_polling.only_when_told = sync
         self.flushing = Flushing(
-            self.store, interval_s=1, timeout_s=lambda: self.timeout_s, on_flushed=self.parked.wake
+            self.store, interval_s=1, timeout_s=lambda: self.timeout_s, on_flushed=self.long_polling.wake
         )
-        self.intake = Appender(
-            self.store, parked=self.parked, flushing=self.flushing, stats=self.stats, now_ms=self.now_ms
+        self.appender = Appender(
+            self.store, long_polling=self.long_polling, flushing=self.flushing, stats=self.stats, now_ms=self.now_ms
         )
         config = folder / "config"
         self.delay_max_s = 100
-        delays = DelayLevels(self.store, self.intake, JsonFile(config / "delayOffset.json"))
+        delays = DelayLevels(self.store, self.appender, JsonFile(config / "delayOffset.json"))
         check = TimerCheck(config / "timercheck", 1_000)
-        timers = Timers(self.store, self.intake, check, delay_max_s=lambda: self.delay_max_s)
-        self.intake.use(delays, timers)
+        timers = Timers(self.store, self.appender, check, delay_max_s=lambda: self.delay_max_s)
+        self.appender.use(delays, timers)
 
     def now_ms(self) -> int:
         return int(self.clock.wall() * 1000)
@@ -74,8 +74,8 @@ async def room(tmp_path: Path) -> AsyncIterator[Room]:
 
 async def test_a_message_is_stored_counted_and_told_of(room: Room) -> None:
     reader = Reader()
-    room.parked.park(reader)
-    appended = room.intake.put(draft())
+    room.long_polling.suspend(reader)
+    appended = room.appender.put(draft())
     assert bodies(room.store) == [b"body"]
     assert appended.stored_at_ms == room.now_ms()
     assert (room.stats.totals().stored, room.stats.totals().stored_bytes) == (1, appended.record_bytes)
@@ -85,8 +85,8 @@ async def test_a_message_is_stored_counted_and_told_of(room: Room) -> None:
 
 async def test_a_batch_is_stored_counted_and_told_of_once(room: Room) -> None:
     reader = Reader()
-    room.parked.park(reader)
-    appended = room.intake.put_batch(draft(), [BatchItem(b"1"), BatchItem(b"2")])
+    room.long_polling.suspend(reader)
+    appended = room.appender.put_batch(draft(), [BatchItem(b"1"), BatchItem(b"2")])
     assert bodies(room.store) == [b"1", b"2"]
     assert room.stats.totals().stored_bytes == appended.log_end
     assert room.stats.totals().stored == 2
@@ -107,50 +107,50 @@ async def test_a_batch_is_stored_counted_and_told_of_once(room: Room) -> None:
     ],
 )
 async def test_what_waits_is_put_aside(room: Room, properties: dict[str, str], topic: str) -> None:
-    assert room.intake.park(draft(properties=properties)).topic == topic
-    room.intake.put_plain(draft(properties=properties))
+    assert room.appender.schedule(draft(properties=properties)).topic == topic
+    room.appender.put_plain(draft(properties=properties))
     assert bodies(room.store) == [b"body"]  # whatever it says
-    room.intake.put(draft(properties=properties))
+    room.appender.put(draft(properties=properties))
     assert len(bodies(room.store, topic)) == (2 if topic == "T" else 1)
 
 
 async def test_how_long_a_message_may_wait_can_be_changed(room: Room) -> None:
     late = draft(properties={"TIMER_DELAY_SEC": "200"})
     with pytest.raises(RefusedError, match="should not be bigger than the max delay 100000ms"):
-        room.intake.put(late)
+        room.appender.put(late)
     room.delay_max_s = 300
-    room.intake.put(late)
+    room.appender.put(late)
 
 
 async def test_what_is_not_stored_is_neither_counted_nor_told_of(tmp_path: Path) -> None:
     disk = FullDisk()
     with room_in(tmp_path, disk) as room:
-        room.intake.put(draft())
+        room.appender.put(draft())
         reader = Reader()
-        room.parked.park(reader)
+        room.long_polling.suspend(reader)
         disk.is_full = True
         with pytest.raises(StoreFullError):
-            list(map(room.intake.put, [draft(body=bytes(9_000))] * 20))
+            list(map(room.appender.put, [draft(body=bytes(9_000))] * 20))
         stored = room.stats.totals().stored
         with pytest.raises(StoreFullError):
-            room.intake.put_batch(draft(), [BatchItem(bytes(60_000))])
+            room.appender.put_batch(draft(), [BatchItem(bytes(60_000))])
         assert room.stats.totals().stored == stored == len(bodies(room.store))
         disk.is_full = False
         await room.flushing.stop()
 
 
 async def test_without_synchronous_flushing_a_message_is_safe_at_once(room: Room) -> None:
-    assert not room.intake.waits_for_disk
-    assert room.intake.safe(room.intake.put(draft())) is None
+    assert not room.appender.waits_for_disk
+    assert room.appender.until_flushed(room.appender.put(draft())) is None
 
 
 async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
     disk = StuckDisk()
     with room_in(tmp_path, disk, sync=True) as room:
         reader = Reader()
-        room.parked.park(reader)
+        room.long_polling.suspend(reader)
         disk.stick()
-        safe = room.intake.safe(room.intake.put(draft()))
+        safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
         waiting = asyncio.ensure_future(safe)
         await asyncio.sleep(0)
@@ -164,9 +164,9 @@ async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_pa
 async def test_what_nobody_waits_for_is_shown_soon_too(tmp_path: Path) -> None:
     with room_in(tmp_path, ForgetfulDisk(), sync=True) as room:
         reader = Reader()
-        room.parked.park(reader)
+        room.long_polling.suspend(reader)
         reader.finds = Response
-        room.intake.put_plain(draft())
+        room.appender.put_plain(draft())
         async with asyncio.timeout(5):  # nobody flushes now and then in this room
             await settle(reader.answer)
         assert bodies(room.store) == [b"body"]
@@ -182,7 +182,7 @@ async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path
         stuck.stick()
         room.timeout_s = 0.01 if outcome is Flushed.LATE else 10.0
         forgetful.forgets = True
-        safe = room.intake.safe(room.intake.put(draft()))
+        safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
         with pytest.raises(StoreWriteError, match=f"the disk did not take the record at 0: {text}"):
             await safe
@@ -191,4 +191,4 @@ async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path
 
 
 async def test_how_full_the_disk_is_is_the_stores_word(room: Room) -> None:
-    assert room.intake.disk_used() == room.store.disk_used()
+    assert room.appender.disk_used() == room.store.disk_used()

@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.clients.change_notifications import GAP_S, TOLD_A_TURN, MemberNotices
+from skyroute.broker.clients.change_notifications import GAP_S, TOLD_A_TURN, ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import LOCK_LIFE_S, QueueLocks
@@ -20,15 +20,15 @@ from tests.unit.broker.state import settings
 
 
 class Room:
-    """Two members of a group, and notices whose waiting the test ends."""
+    """Two members of a group, and notifications whose waiting the test ends."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
         self.config: BrokerConfig = settings()
-        self.members = ConnectedClients()
+        self.clients = ConnectedClients()
         self.groups = Groups(JsonFile(folder / "groups.json"), self.config, lambda: 0)
         self.waiting: list[Callable[[], None]] = []
-        self.notices = MemberNotices(self.members, self.groups, self.config, self._call_later)
+        self.notifications = ChangeNotifications(self.clients, self.groups, self.config, self._call_later)
         self.lines = [self.join(number) for number in (1, 2)]
 
     def _call_later(self, delay_s: float, then: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class Room:
     def join(self, number: int, group: str = "g") -> NotingLine:
         peer, line = a_peer(number)
         beat = a_beat(f"c{number}", a_consumer(group, "T"))
-        self.members.beat(peer, beat, "JAVA", 479, self.clock.monotonic())
+        self.clients.beat(peer, beat, "JAVA", 479, self.clock.monotonic())
         return line
 
     def told(self) -> list[list[str]]:
@@ -56,17 +56,17 @@ def room(tmp_path: Path) -> Room:
 
 
 def test_all_members_are_told_at_once(room: Room) -> None:
-    room.notices.put(["g"])
+    room.notifications.put(["g"])
     assert room.told() == [["g"], ["g"]]
     room.let_the_gap_pass()
     assert room.told() == [["g"], ["g"]]
-    room.notices.put(["g"])
+    room.notifications.put(["g"])
     assert room.told() == [["g", "g"], ["g", "g"]]
 
 
 def test_what_happens_soon_after_is_told_once_when_the_gap_is_over(room: Room) -> None:
     for _ in range(5):
-        room.notices.put(["g"])
+        room.notifications.put(["g"])
     assert room.told() == [["g"], ["g"]]
     room.let_the_gap_pass()
     assert room.told() == [["g", "g"], ["g", "g"]]
@@ -77,31 +77,31 @@ def test_what_happens_soon_after_is_told_once_when_the_gap_is_over(room: Room) -
 
 def test_a_group_does_not_wait_for_another(room: Room) -> None:
     room.lines.append(room.join(3, "h"))
-    room.notices.put(["g"])
-    room.notices.put(["h"])
+    room.notifications.put(["g"])
+    room.notifications.put(["h"])
     assert room.told() == [["g"], ["g"], ["h"]]
 
 
 def test_nobody_is_told_of_a_group_that_ended_meanwhile(room: Room) -> None:
-    room.notices.put(["g"])
-    room.notices.put(["g"])
-    room.members.drop(1)
-    room.members.drop(2)
+    room.notifications.put(["g"])
+    room.notifications.put(["g"])
+    room.clients.drop(1)
+    room.clients.drop(2)
     room.let_the_gap_pass()
     assert room.told() == [["g"], ["g"]]
-    room.notices.put(["g", "unknown"])
+    room.notifications.put(["g", "unknown"])
     assert room.waiting == []
 
 
 def test_a_group_may_want_to_be_told_nothing(room: Room) -> None:
     room.groups.put(msgspec.structs.replace(GroupConfig("g"), notify_members=False))
-    room.notices.put(["g"])
+    room.notifications.put(["g"])
     assert room.told() == [[], []]
 
 
 def test_a_broker_may_tell_nobody(room: Room) -> None:
-    room.config.notify_consumer_ids_changed_enable = False
-    room.notices.put(["g"])
+    room.config.notify_group_changes = False
+    room.notifications.put(["g"])
     assert room.told() == [[], []]
 
 
@@ -114,7 +114,7 @@ class Scanning:
         self.locks = QueueLocks()
         self.closed: list[int] = []
         self._scan = ClientExpiryScan(
-            room.members, self.locks, room.notices, self.closed.append, room.config, room.clock
+            room.clients, self.locks, room.notifications, self.closed.append, room.config, room.clock
         )
 
     async def scan_after(self, seconds: float) -> None:
@@ -130,13 +130,13 @@ async def test_a_silent_client_is_parted_with_and_the_others_are_told(room: Room
     assert scanning.closed == []
     await scanning.scan_after(SCAN_S)
     assert scanning.closed == [1]
-    group = room.members.consumers("g")
+    group = room.clients.consumers("g")
     assert group is not None
     assert [member.client_id for member in group.members] == ["c2"]
 
 
 async def test_how_long_a_client_may_be_silent_is_a_setting(room: Room) -> None:
-    room.config.channel_expired_timeout = 15_000
+    room.config.client_expiry_s = 15.0
     scanning = Scanning(room)
     await scanning.scan_after(SCAN_S)
     assert scanning.closed == []
@@ -162,10 +162,10 @@ async def test_old_locks_are_forgotten_by_the_way(room: Room) -> None:
 
 def test_many_members_are_told_some_at_a_time(room: Room) -> None:
     lines = [room.join(number, "many") for number in range(10, 10 + 2 * TOLD_A_TURN + 1)]
-    room.notices.put(["many"])
+    room.notifications.put(["many"])
     for told in (TOLD_A_TURN, 2 * TOLD_A_TURN, 2 * TOLD_A_TURN + 1):
         assert sum(len(line.told) for line in lines) == told
-        room.notices.put(["many"])  # they are told again once all have been told
+        room.notifications.put(["many"])  # they are told again once all have been told
         room.let_the_gap_pass()
     assert sum(len(line.told) for line in lines) == 3 * TOLD_A_TURN + 1
 
@@ -173,8 +173,8 @@ def test_many_members_are_told_some_at_a_time(room: Room) -> None:
 def test_many_groups_are_told_some_at_a_time(room: Room) -> None:
     names = [f"g{number}" for number in range(2 * TOLD_A_TURN)]
     peer, line = a_peer(7)
-    room.members.beat(peer, a_beat("c7", *(a_consumer(name, "T") for name in names)), "JAVA", 479, 0.0)
-    room.notices.put(["nobody", *names])
+    room.clients.beat(peer, a_beat("c7", *(a_consumer(name, "T") for name in names)), "JAVA", 479, 0.0)
+    room.notifications.put(["nobody", *names])
     assert len(line.told) == TOLD_A_TURN
     room.let_the_gap_pass()
     assert [decode_consumer_group(request) for request in line.told] == names

@@ -37,19 +37,19 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_defaults_are_apaches_but_for_a_few(caplog: pytest.LogCaptureFixture) -> None:
     config = BrokerConfig.load()
     assert (config.bind_address, config.listen_port) == ("0.0.0.0", 10911)
-    assert (config.broker_cluster_name, config.broker_name) == ("DefaultCluster", socket.gethostname())
+    assert (config.cluster_name, config.broker_name) == ("DefaultCluster", socket.gethostname())
     assert config.store_folder == Path.home() / "store"
     assert config.settings_path == Path.home() / "store" / "config" / "broker.properties"
     assert config.store_settings() == StoreSettings()
-    assert config.max_message_size == 4 * 1024 * 1024
+    assert config.message_bytes_max == 4 * 1024 * 1024
     assert config.delete_hours == {4}
-    assert config.register_period_s == 30.0
+    assert config.bounded_registration_interval_s == 30.0
     assert config.name_servers == ()
     assert caplog.records == []
     # Ours alone: a consumer may always filter by properties, and a pull brings more than 32 messages.
-    assert config.enable_property_filter
-    assert config.max_transfer_count_on_message_in_memory == 1024
-    assert config.max_transfer_bytes_on_message_in_memory == 4 * 1024 * 1024
+    assert config.property_filter_enabled
+    assert config.pull_messages_max == 1024
+    assert config.pull_bytes_max == 4 * 1024 * 1024
 
 
 def test_apaches_own_file_is_taken_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,32 +105,68 @@ def test_the_store_is_set_up_as_told() -> None:
 
 
 def test_without_force_young_messages_stay_on_a_full_disk() -> None:
-    config = BrokerConfig(clean_file_forcibly_enable=False)
+    config = BrokerConfig(forced_deletion_enabled=False)
     assert config.store_settings().disk_used_urgent == 1.0
 
 
-@pytest.mark.parametrize(("period_ms", "period_s"), [(1, 10), (10_000, 10), (20_000, 20), (60_000, 60), (99_999, 60)])
-def test_the_period_of_registration_has_bounds(period_ms: int, period_s: float) -> None:
-    assert BrokerConfig(register_name_server_period=period_ms).register_period_s == period_s
+def test_files_have_rocketmqs_units_and_fields_have_ours() -> None:
+    given = {"channelExpiredTimeout": "15500", "fileReservedTime": "48", "diskMaxUsedSpaceRatio": "57"}
+    config = BrokerConfig.load(options=given)
+    assert (config.client_expiry_s, config.retention_ms, config.disk_used_max) == (15.5, 48 * 3_600_000, 0.57)
+    listed = parse_properties(config.render())
+    assert {key: listed[key] for key in given} == given
+
+
+def test_the_largest_number_of_milliseconds_is_listed_as_it_was_given() -> None:
+    largest = str(2**63 - 1)
+    config = BrokerConfig.load(options={"transactionCheckInterval": largest})
+    assert parse_properties(config.render())["transactionCheckInterval"] == largest
+
+
+@pytest.mark.parametrize("kind", [BrokerConfig, NameServerConfig])
+def test_settings_are_logged_and_possible_secrets_are_hidden(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: type[BrokerConfig] | type[NameServerConfig]
+) -> None:
+    path = tmp_path / "file.properties"
+    path.write_text("listenPort=10000\ntls.server.keyPassword=hidden1\nsome.plugin=hidden2\nserverWorkerThreads=7\n")
+    config = kind.load(str(path))
+    with caplog.at_level(logging.INFO):
+        config.log_settings()
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert {"setting listenPort=10000", "setting serverWorkerThreads=7"} <= set(lines)
+    assert {"setting tls.server.keyPassword=******", "setting some.plugin=******"} <= set(lines)
+    assert not any("hidden" in line for line in lines)
+    assert not any(line.startswith("setting serverSelectorThreads=") for line in lines)  # no effect, and not set
+
+
+@pytest.mark.parametrize(("wanted_s", "used_s"), [(0.001, 10), (10, 10), (20, 20), (60, 60), (99.999, 60)])
+def test_the_period_of_registration_has_bounds(wanted_s: float, used_s: float) -> None:
+    assert BrokerConfig(registration_interval_s=wanted_s).bounded_registration_interval_s == used_s
 
 
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("brokerRole=SLAVE", "brokerRole=SLAVE from {path} cannot be served: this broker does not replicate"),
-        ("brokerId=1", "brokerId=1 from {path} cannot be served: a master's is 0"),
-        ("inSyncReplicas=2", "inSyncReplicas=2 from {path} cannot be served: this broker does not replicate"),
-        ("enableControllerMode=true", "enableControllerMode=true from {path} cannot be served: "),
-        ("enableDLegerCommitLog=true", "enableDLegerCommitLog=true from {path} cannot be served: there is no DLedger"),
-        ("storeType=defaultRocksDB", "storeType=defaultRocksDB from {path} cannot be served: only Apache RocketMQ's"),
-        ("aclEnable=true", "aclEnable=true from {path} cannot be served: this broker checks no access keys"),
-        ("authenticationEnabled=true", "this broker checks no access keys, and must not look as if it did"),
-        ("enableLmq=true", "enableLmq=true from {path} cannot be served: there are no light message queues here"),
+        ("brokerRole=SLAVE", "brokerRole=SLAVE from {path} is not supported: this broker does not replicate"),
+        ("brokerId=1", "brokerId=1 from {path} is not supported: a master has 0"),
+        ("inSyncReplicas=2", "inSyncReplicas=2 from {path} is not supported: this broker does not replicate"),
+        ("enableControllerMode=true", "enableControllerMode=true from {path} is not supported: "),
+        (
+            "enableDLegerCommitLog=true",
+            "enableDLegerCommitLog=true from {path} is not supported: this broker has no DLedger",
+        ),
+        (
+            "storeType=defaultRocksDB",
+            "storeType=defaultRocksDB from {path} is not supported: this broker reads and writes only",
+        ),
+        ("aclEnable=true", "aclEnable=true from {path} is not supported: this broker does not check access keys"),
+        ("authenticationEnabled=true", "this broker does not check access keys"),
+        ("enableLmq=true", "enableLmq=true from {path} is not supported: this broker has no light message queues"),
         ("fetchNamesrvAddrByAddressServer=true", "list them in namesrvAddr"),
-        ("messageStorePlugIn=x.Y", "messageStorePlugIn=x.Y from {path} cannot be served"),
-        ("readOnlyCommitLogStorePaths=/a,/b", "the commit log lies in one folder, below storePathRootDir"),
-        ("storePathCommitLog=/fast/commitlog", "the commit log lies below storePathRootDir, in "),
-        ("messageDelayLevel=1s 5 minutes", "messageDelayLevel='1s 5 minutes' from {path} is wrong: '5' is no time"),
+        ("messageStorePlugIn=x.Y", "messageStorePlugIn=x.Y from {path} is not supported"),
+        ("readOnlyCommitLogStorePaths=/a,/b", "the commit log is in one folder, below storePathRootDir"),
+        ("storePathCommitLog=/fast/commitlog", "the commit log is below storePathRootDir, in "),
+        ("messageDelayLevel=1s 5 minutes", "messageDelayLevel='1s 5 minutes' from {path} is wrong: '5' is not a time"),
         ("messageDelayLevel=" + "1s " * 101, "it must be from 1 to 100 times such as 30s, 5m, 2h or 1d"),
         ("deleteWhen=24", "deleteWhen='24' from {path} is wrong: it must be hours of the day such as 04 or 04;16"),
         ("deleteWhen=;", "it must be hours of the day"),
@@ -170,13 +206,11 @@ def test_settings_of_things_that_are_not_here_are_accepted_and_said_once(
     config = load("transientStorePoolEnable=true\nsendMessageThreadPoolNums=8\n", tmp_path)
     listed = parse_properties(config.render())
     assert (listed["transientStorePoolEnable"], listed["sendMessageThreadPoolNums"]) == ("true", "8")
-    assert warnings(caplog) == [
-        "settings without meaning here are accepted keys=sendMessageThreadPoolNums,transientStorePoolEnable"
-    ]
+    assert warnings(caplog) == ["settings without effect keys=sendMessageThreadPoolNums,transientStorePoolEnable"]
 
 
 def test_a_remote_asker_is_told_of_everything_by_javas_names() -> None:
-    lines = BrokerConfig(broker_name="broker-a", broker_ip1="10.0.0.1").render().splitlines()
+    lines = BrokerConfig(broker_name="broker-a", advertised_host="10.0.0.1").render().splitlines()
     assert lines == sorted(lines)
     assert {
         *("brokerName=broker-a", "brokerIP1=10.0.0.1", "listenPort=10911", "maxMessageSize=4194304"),
@@ -187,7 +221,7 @@ def test_a_remote_asker_is_told_of_everything_by_javas_names() -> None:
 
 
 def test_an_update_takes_effect_and_is_kept_with_the_store(tmp_path: Path) -> None:
-    config = BrokerConfig(store_path_root_dir=str(tmp_path))
+    config = BrokerConfig(store_path=str(tmp_path))
     assert config.apply_update("brokerPermission=4\nlistenPort=10911\n") == {"brokerPermission"}
     assert config.broker_permission == 4
     stored = {"brokerPermission": "4", "listenPort": "10911"}
@@ -222,7 +256,7 @@ def test_no_update_keeps_a_broker_from_starting_again(tmp_path: Path, text: str)
     before = (tmp_path / "broker.conf").read_bytes()
     with pytest.raises(SkyrouteError, match=text.partition("=")[0]):
         config.apply_update(f"maxMessageSize=77\n{text}")
-    assert config.max_message_size != 77
+    assert config.message_bytes_max != 77
     assert (tmp_path / "broker.conf").read_bytes() == before
 
 
@@ -247,7 +281,7 @@ def test_whatever_update_is_taken_the_next_start_reads_its_file(
 
 @pytest.mark.parametrize("key", ["storePathRootDir", "brokerConfigPath", "rocketmqHome", "tls.server.mode"])
 def test_paths_and_transport_cannot_be_changed_from_afar(tmp_path: Path, key: str) -> None:
-    config = BrokerConfig(store_path_root_dir=str(tmp_path), broker_config_path=str(tmp_path / "b.conf"))
+    config = BrokerConfig(store_path=str(tmp_path), settings_file=str(tmp_path / "b.conf"))
     with pytest.raises(BlackListedError):
         config.apply_update(f"{key}=/tmp/x")
 
@@ -256,7 +290,7 @@ def test_paths_and_transport_cannot_be_changed_from_afar(tmp_path: Path, key: st
     "text", ["brokerRole=SLAVE", "deleteWhen=25", "messageDelayLevel=x", "storeType=defaultRocksDB"]
 )
 def test_an_update_cannot_ask_for_what_cannot_be_served(tmp_path: Path, text: str) -> None:
-    config = BrokerConfig(store_path_root_dir=str(tmp_path))
+    config = BrokerConfig(store_path=str(tmp_path))
     before = config.render()
     with pytest.raises(ConfigError, match="the update"):
         config.apply_update(f"brokerPermission=4\n{text}")

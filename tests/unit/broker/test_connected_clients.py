@@ -3,7 +3,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from skyroute.broker.clients import connected_clients as members_module
+from skyroute.broker.clients import connected_clients as clients_module
 from skyroute.broker.clients.connected_clients import SILENCE_S, BeatOutcome, ConnectedClients, Silent
 from skyroute.message.tags import java_hash
 from skyroute.remoting.dispatch import Peer
@@ -13,17 +13,17 @@ from skyroute.wire.codes import ResponseCode
 from tests.unit.broker.clients import a_beat, a_consumer, a_peer
 
 
-def beat(members: ConnectedClients, connection: int, heartbeat: Heartbeat, now: float = 0.0) -> BeatOutcome:
-    return members.beat(Peer(connection, f"10.0.0.1:{connection}"), heartbeat, "JAVA", 479, now)
+def beat(clients: ConnectedClients, connection: int, heartbeat: Heartbeat, now: float = 0.0) -> BeatOutcome:
+    return clients.beat(Peer(connection, f"10.0.0.1:{connection}"), heartbeat, "JAVA", 479, now)
 
 
-def ids(members: ConnectedClients, group: str) -> list[str]:
-    known = members.consumers(group)
+def ids(clients: ConnectedClients, group: str) -> list[str]:
+    known = clients.consumers(group)
     return [] if known is None else [member.client_id for member in known.members]
 
 
-def topics_of(members: ConnectedClients, group: str) -> set[str]:
-    known = members.consumers(group)
+def topics_of(clients: ConnectedClients, group: str) -> set[str]:
+    known = clients.consumers(group)
     return set() if known is None else set(known.subscriptions)
 
 
@@ -31,10 +31,10 @@ def topics_of(members: ConnectedClients, group: str) -> set[str]:
 
 
 def test_a_consumer_is_known_with_what_it_says() -> None:
-    members = ConnectedClients()
+    clients = ConnectedClients()
     peer, _ = a_peer(7)
-    members.beat(peer, a_beat("c", a_consumer("g", "T")), "GO", 317, now=5.0)
-    group = members.consumers("g")
+    clients.beat(peer, a_beat("c", a_consumer("g", "T")), "GO", 317, now=5.0)
+    group = clients.consumers("g")
     assert group is not None
     assert (group.type, group.model, group.start_from) == (
         ConsumeType.PUSH,
@@ -46,92 +46,92 @@ def test_a_consumer_is_known_with_what_it_says() -> None:
     assert member.heard_at == 5.0
     assert group.find("c") is member
     assert group.find("d") is None
-    assert members.subscription("g", "T") == Subscription("T", version=1)
-    assert members.subscription("g", "U") is None
-    assert members.subscription("h", "T") is None
+    assert clients.subscription("g", "T") == Subscription("T", version=1)
+    assert clients.subscription("g", "U") is None
+    assert clients.subscription("h", "T") is None
 
 
 def test_a_peer_whose_language_is_unknown_is_of_another() -> None:
-    members = ConnectedClients()
-    members.beat(a_peer(1)[0], a_beat("c", producers=["p"]), None, 0, now=0.0)
-    assert [member.language for member in members.producers("p")] == ["OTHER"]
+    clients = ConnectedClients()
+    clients.beat(a_peer(1)[0], a_beat("c", producers=["p"]), None, 0, now=0.0)
+    assert [member.language for member in clients.producers("p")] == ["OTHER"]
 
 
 def test_the_last_word_on_how_a_group_consumes_counts() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T")))
-    beat(members, 2, a_beat("b", a_consumer("g", "T", model=MessageModel.BROADCASTING)))
-    group = members.consumers("g")
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T")))
+    beat(clients, 2, a_beat("b", a_consumer("g", "T", model=MessageModel.BROADCASTING)))
+    group = clients.consumers("g")
     assert group is not None
     assert group.model is MessageModel.BROADCASTING
 
 
 def test_nobody_joins_through_a_connection_that_has_ended() -> None:
-    members = ConnectedClients()
-    assert members.beat(Peer(1, "x", gone=True), a_beat("c", a_consumer("g", "T")), "JAVA", 0, 0.0).changed == ()
-    assert members.consumers("g") is None
+    clients = ConnectedClients()
+    assert clients.beat(Peer(1, "x", gone=True), a_beat("c", a_consumer("g", "T")), "JAVA", 0, 0.0).changed == ()
+    assert clients.consumers("g") is None
 
 
 # ---------------------------------------------------------------------------------------------------- subscriptions
 
 
 def test_what_a_heartbeat_does_not_name_is_forgotten() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T", "U")))
-    outcome = beat(members, 1, a_beat("a", a_consumer("g", "U", "V")))
-    assert topics_of(members, "g") == {"U", "V"}
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T", "U")))
+    outcome = beat(clients, 1, a_beat("a", a_consumer("g", "U", "V")))
+    assert topics_of(clients, "g") == {"U", "V"}
     assert outcome.changed == ["g"]
-    beat(members, 1, a_beat("a", a_consumer("g")))
-    assert topics_of(members, "g") == set()
+    beat(clients, 1, a_beat("a", a_consumer("g")))
+    assert topics_of(clients, "g") == set()
 
 
 def test_a_subscription_gives_way_to_a_newer_one_only() -> None:
-    members = ConnectedClients()
+    clients = ConnectedClients()
     new, old = Subscription("T", "new", version=2), Subscription("T", "old", version=1)
     same = Subscription("T", "same", version=2)
-    beat(members, 1, a_beat("a", a_consumer("g", subscriptions=[new])))
+    beat(clients, 1, a_beat("a", a_consumer("g", subscriptions=[new])))
     for other in (old, same):
-        assert beat(members, 2, a_beat("b", a_consumer("g", subscriptions=[other]))).wants_whole
-        assert members.subscription("g", "T") == new
+        assert beat(clients, 2, a_beat("b", a_consumer("g", subscriptions=[other]))).wants_whole
+        assert clients.subscription("g", "T") == new
     newest = Subscription("T", "newest", version=3)
-    outcome = beat(members, 2, a_beat("b", a_consumer("g", subscriptions=[newest])))
-    assert members.subscription("g", "T") == newest
+    outcome = beat(clients, 2, a_beat("b", a_consumer("g", subscriptions=[newest])))
+    assert clients.subscription("g", "T") == newest
     assert outcome.changed == []  # the topics are the same
 
 
 @pytest.mark.parametrize("versions", [(1, 2), (2, 1)])
 def test_of_a_topic_that_is_named_twice_the_newer_counts(versions: tuple[int, int]) -> None:
-    members = ConnectedClients()
+    clients = ConnectedClients()
     twice = [Subscription("T", str(version), version=version) for version in versions]
-    beat(members, 1, a_beat("a", a_consumer("g", "U")))
-    beat(members, 1, a_beat("a", a_consumer("g", subscriptions=twice)))
-    assert topics_of(members, "g") == {"T"}
-    subscription = members.subscription("g", "T")
+    beat(clients, 1, a_beat("a", a_consumer("g", "U")))
+    beat(clients, 1, a_beat("a", a_consumer("g", subscriptions=twice)))
+    assert topics_of(clients, "g") == {"T"}
+    subscription = clients.subscription("g", "T")
     assert subscription is not None
     assert subscription.expression == "2"
 
 
 def test_a_known_topic_that_is_named_twice_does_not_hide_that_another_is_missing() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T", "U")))
-    beat(members, 1, a_beat("a", a_consumer("g", "T", "T")))
-    assert topics_of(members, "g") == {"T"}
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T", "U")))
+    beat(clients, 1, a_beat("a", a_consumer("g", "T", "T")))
+    assert topics_of(clients, "g") == {"T"}
 
 
 @pytest.mark.parametrize(("first", "last"), [("T", "U"), ("U", "T")])
 def test_of_a_group_that_is_named_twice_the_last_word_counts(first: str, last: str) -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T")))
-    beat(members, 1, a_beat("a", a_consumer("g", first), a_consumer("g", last)))
-    assert topics_of(members, "g") == {last}
-    assert ids(members, "g") == ["a"]
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T")))
+    beat(clients, 1, a_beat("a", a_consumer("g", first), a_consumer("g", last)))
+    assert topics_of(clients, "g") == {last}
+    assert ids(clients, "g") == ["a"]
 
 
 def test_tags_that_go_hashes_otherwise_get_the_code_that_queues_have() -> None:
-    members = ConnectedClients()
+    clients = ConnectedClients()
     wanted = Subscription("T", "红 || A", tags=("红", "A"), codes=(12345, 65))
-    beat(members, 1, a_beat("a", a_consumer("g", subscriptions=[wanted])))
-    stored = members.subscription("g", "T")
+    beat(clients, 1, a_beat("a", a_consumer("g", subscriptions=[wanted])))
+    stored = clients.subscription("g", "T")
     assert stored is not None
     assert set(stored.codes) == {12345, 65, java_hash("红")}
 
@@ -140,180 +140,180 @@ def test_tags_that_go_hashes_otherwise_get_the_code_that_queues_have() -> None:
 
 
 def test_a_group_is_told_of_newcomers_and_of_nothing_that_stays_the_same() -> None:
-    members = ConnectedClients()
-    assert beat(members, 1, a_beat("a", a_consumer("g", "T"))).changed == ["g"]
-    assert beat(members, 1, a_beat("a", a_consumer("g", "T"))).changed == []
-    assert beat(members, 2, a_beat("b", a_consumer("g", "T"), producers=["p"])).changed == ["g"]
-    assert beat(members, 2, a_beat("b", a_consumer("g", "T"), producers=["p"])).changed == []
+    clients = ConnectedClients()
+    assert beat(clients, 1, a_beat("a", a_consumer("g", "T"))).changed == ["g"]
+    assert beat(clients, 1, a_beat("a", a_consumer("g", "T"))).changed == []
+    assert beat(clients, 2, a_beat("b", a_consumer("g", "T"), producers=["p"])).changed == ["g"]
+    assert beat(clients, 2, a_beat("b", a_consumer("g", "T"), producers=["p"])).changed == []
 
 
 def test_a_group_that_gets_everything_is_told_nothing() -> None:
-    members = ConnectedClients()
+    clients = ConnectedClients()
     everyone = a_consumer("g", "T", model=MessageModel.BROADCASTING)
-    assert beat(members, 1, a_beat("a", everyone)).changed == []
-    assert beat(members, 2, a_beat("b", everyone)).changed == []
-    assert members.leave(1, consumer_group="g") == []
-    beat(members, 1, a_beat("a", everyone))
-    assert members.drop(1) == []
+    assert beat(clients, 1, a_beat("a", everyone)).changed == []
+    assert beat(clients, 2, a_beat("b", everyone)).changed == []
+    assert clients.leave(1, consumer_group="g") == []
+    beat(clients, 1, a_beat("a", everyone))
+    assert clients.drop(1) == []
 
 
 # ------------------------------------------------------------------------------------------------ the second version
 
 
 def test_a_heartbeat_of_the_first_version_is_always_answered_that_the_next_must_be_whole() -> None:
-    members = ConnectedClients()
+    clients = ConnectedClients()
     for _ in range(2):
-        assert beat(members, 1, a_beat("a", a_consumer("g", "T"))).wants_whole
+        assert beat(clients, 1, a_beat("a", a_consumer("g", "T"))).wants_whole
 
 
 def test_a_client_whose_fingerprint_is_known_may_leave_out_its_subscriptions() -> None:
-    members = ConnectedClients()
+    clients = ConnectedClients()
     whole = a_beat("a", a_consumer("g", "T"), fingerprint=9)
-    assert not beat(members, 1, whole).wants_whole
-    assert not beat(members, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).wants_whole
-    assert topics_of(members, "g") == {"T"}
+    assert not beat(clients, 1, whole).wants_whole
+    assert not beat(clients, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).wants_whole
+    assert topics_of(clients, "g") == {"T"}
 
 
 def test_another_fingerprint_asks_for_a_whole_heartbeat() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), fingerprint=9))
-    assert beat(members, 2, a_beat("b", a_consumer("g"), fingerprint=8, whole=False)).wants_whole
-    assert ids(members, "g") == ["a", "b"]
-    assert topics_of(members, "g") == {"T"}
-    assert not beat(members, 2, a_beat("b", a_consumer("g", "T"), fingerprint=8)).wants_whole
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), fingerprint=9))
+    assert beat(clients, 2, a_beat("b", a_consumer("g"), fingerprint=8, whole=False)).wants_whole
+    assert ids(clients, "g") == ["a", "b"]
+    assert topics_of(clients, "g") == {"T"}
+    assert not beat(clients, 2, a_beat("b", a_consumer("g", "T"), fingerprint=8)).wants_whole
 
 
 def test_a_broker_that_has_forgotten_a_group_asks_for_a_whole_heartbeat() -> None:
-    members = ConnectedClients()
-    assert beat(members, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).wants_whole
-    assert ids(members, "g") == ["a"]
+    clients = ConnectedClients()
+    assert beat(clients, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).wants_whole
+    assert ids(clients, "g") == ["a"]
 
 
 # ------------------------------------------------------------------------------------------------------ who goes
 
 
 def test_a_client_that_comes_on_a_new_connection_is_there_once() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
-    assert beat(members, 2, a_beat("a", a_consumer("g", "T"), producers=["p"])).changed == ["g"]
-    assert ids(members, "g") == ["a"]
-    assert [member.peer.connection for member in members.producers("p")] == [2]
-    assert members.drop(1) == ()
-    assert ids(members, "g") == ["a"]
-    peer = members.producer_of("a")
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
+    assert beat(clients, 2, a_beat("a", a_consumer("g", "T"), producers=["p"])).changed == ["g"]
+    assert ids(clients, "g") == ["a"]
+    assert [member.peer.connection for member in clients.producers("p")] == [2]
+    assert clients.drop(1) == ()
+    assert ids(clients, "g") == ["a"]
+    peer = clients.producer_of("a")
     assert peer is not None
     assert peer.connection == 2
 
 
 def test_a_connection_whose_client_changes_its_name_has_the_new_one() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
-    assert beat(members, 1, a_beat("b", a_consumer("g", "T"), producers=["p"])).changed == ["g"]
-    assert ids(members, "g") == ["b"]
-    assert members.producer_of("a") is None
-    assert members.producer_of("b") is not None
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
+    assert beat(clients, 1, a_beat("b", a_consumer("g", "T"), producers=["p"])).changed == ["g"]
+    assert ids(clients, "g") == ["b"]
+    assert clients.producer_of("a") is None
+    assert clients.producer_of("b") is not None
 
 
 def test_who_leaves_is_gone_and_the_others_are_told() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
-    beat(members, 2, a_beat("b", a_consumer("g", "T")))
-    assert members.leave(1, producer_group="p", consumer_group="g") == ["g"]
-    assert ids(members, "g") == ["b"]
-    assert members.producers("p") == ()
-    assert members.leave(1, producer_group="p", consumer_group="g") == ()
-    assert members.leave(2, consumer_group="g") == []  # nobody is left to be told
-    assert members.consumers("g") is None
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
+    beat(clients, 2, a_beat("b", a_consumer("g", "T")))
+    assert clients.leave(1, producer_group="p", consumer_group="g") == ["g"]
+    assert ids(clients, "g") == ["b"]
+    assert clients.producers("p") == ()
+    assert clients.leave(1, producer_group="p", consumer_group="g") == ()
+    assert clients.leave(2, consumer_group="g") == []  # nobody is left to be told
+    assert clients.consumers("g") is None
 
 
 def test_with_a_connection_go_all_who_came_through_it() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T"), producers=["p"]))
-    beat(members, 2, a_beat("b", a_consumer("g", "T")))
-    assert members.drop(1) == ["g"]
-    assert members.drop(1) == ()
-    assert (ids(members, "g"), ids(members, "h")) == (["b"], [])
-    assert members.producer_of("a") is None
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T"), producers=["p"]))
+    beat(clients, 2, a_beat("b", a_consumer("g", "T")))
+    assert clients.drop(1) == ["g"]
+    assert clients.drop(1) == ()
+    assert (ids(clients, "g"), ids(clients, "h")) == (["b"], [])
+    assert clients.producer_of("a") is None
 
 
 def test_a_group_that_comes_back_begins_anew() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T", version=9)))
-    members.drop(1)
-    beat(members, 1, a_beat("a", a_consumer("g", "T", version=1)))
-    assert members.subscription("g", "T") == Subscription("T", version=1)
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T", version=9)))
+    clients.drop(1)
+    beat(clients, 1, a_beat("a", a_consumer("g", "T", version=1)))
+    assert clients.subscription("g", "T") == Subscription("T", version=1)
 
 
-def expired(members: ConnectedClients, now: float) -> Silent:
+def expired(clients: ConnectedClients, now: float) -> Silent:
     """Return what all steps of a scan have found."""
-    found = list(members.expire(now))
+    found = list(clients.expire(now))
     return Silent([peer for one in found for peer in one.peers], [name for one in found for name in one.changed])
 
 
 def test_silence_is_looked_for_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "SCANNED_A_STEP", 4)
-    members = ConnectedClients()
+    monkeypatch.setattr(clients_module, "SCANNED_A_STEP", 4)
+    clients = ConnectedClients()
     for connection in range(10):
-        beat(members, connection, a_beat(f"c{connection}", a_consumer("g", "T"), producers=["p"]))
-    scan = members.expire(SILENCE_S + 1)
+        beat(clients, connection, a_beat(f"c{connection}", a_consumer("g", "T"), producers=["p"]))
+    scan = clients.expire(SILENCE_S + 1)
     assert [peer.connection for peer in next(scan).peers] == [0, 1]
-    members.drop(3)  # while others are served
+    clients.drop(3)  # while others are served
     assert [[peer.connection for peer in silent.peers] for silent in scan] == [[2, 4], [5, 6], [7, 8], [9]]
-    assert repr(members) == repr(ConnectedClients())
+    assert repr(clients) == repr(ConnectedClients())
 
 
 def test_who_is_silent_for_two_minutes_is_gone_just_after() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
-    beat(members, 2, a_beat("b", a_consumer("g", "T")), now=60.0)
-    assert expired(members, SILENCE_S) == ([], [])
-    silent = expired(members, SILENCE_S + 0.1)
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
+    beat(clients, 2, a_beat("b", a_consumer("g", "T")), now=60.0)
+    assert expired(clients, SILENCE_S) == ([], [])
+    silent = expired(clients, SILENCE_S + 0.1)
     assert [peer.connection for peer in silent.peers] == [1]
     assert silent.changed == ["g"]
-    assert ids(members, "g") == ["b"]
-    assert members.drop(1) == ()
+    assert ids(clients, "g") == ["b"]
+    assert clients.drop(1) == ()
 
 
 def test_a_group_that_a_client_no_longer_speaks_of_loses_it_while_its_connection_stays() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T")))
-    beat(members, 2, a_beat("b", a_consumer("h", "T")))
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T")))
+    beat(clients, 2, a_beat("b", a_consumer("h", "T")))
     for now in (100.0, 200.0):
-        beat(members, 1, a_beat("a", a_consumer("g", "T")), now)
-        beat(members, 2, a_beat("b", a_consumer("h", "T")), now)
-    assert expired(members, 200.0) == ([], ["h"])
-    assert (ids(members, "g"), ids(members, "h")) == (["a"], ["b"])
+        beat(clients, 1, a_beat("a", a_consumer("g", "T")), now)
+        beat(clients, 2, a_beat("b", a_consumer("h", "T")), now)
+    assert expired(clients, 200.0) == ([], ["h"])
+    assert (ids(clients, "g"), ids(clients, "h")) == (["a"], ["b"])
 
 
 # -------------------------------------------------------------------------------------------------------- producers
 
 
 def test_producers_take_turns_and_those_that_are_gone_have_none() -> None:
-    members = ConnectedClients()
+    clients = ConnectedClients()
     peers = [a_peer(number)[0] for number in range(3)]
     for number, peer in enumerate(peers):
-        members.beat(peer, a_beat(f"c{number}", producers=["p"]), "JAVA", 479, 0.0)
-    assert {id(members.next_producer("p")) for _ in range(3)} == {id(peer) for peer in peers}
+        clients.beat(peer, a_beat(f"c{number}", producers=["p"]), "JAVA", 479, 0.0)
+    assert {id(clients.next_producer("p")) for _ in range(3)} == {id(peer) for peer in peers}
     peers[1].gone = True
-    assert {id(members.next_producer("p")) for _ in range(4)} == {id(peers[0]), id(peers[2])}
+    assert {id(clients.next_producer("p")) for _ in range(4)} == {id(peers[0]), id(peers[2])}
     peers[0].gone = peers[2].gone = True
-    assert members.next_producer("p") is None
-    assert members.next_producer("q") is None
+    assert clients.next_producer("p") is None
+    assert clients.next_producer("q") is None
 
 
 def test_a_producer_is_found_as_long_as_it_is_in_a_group() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", producers=["p", "q"]))
-    members.leave(1, producer_group="p")
-    assert members.producer_of("a") is not None
-    members.leave(1, producer_group="q")
-    assert members.producer_of("a") is None
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", producers=["p", "q"]))
+    clients.leave(1, producer_group="p")
+    assert clients.producer_of("a") is not None
+    clients.leave(1, producer_group="q")
+    assert clients.producer_of("a") is None
 
 
 def test_a_consumer_is_no_producer() -> None:
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T")))
-    assert members.producer_of("a") is None
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T")))
+    assert clients.producer_of("a") is None
 
 
 # ----------------------------------------------------------------------------------------------------------- bounds
@@ -330,25 +330,25 @@ def test_a_consumer_is_no_producer() -> None:
 def test_a_heartbeat_for_which_there_is_no_room_is_refused_whole(
     monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
-    monkeypatch.setattr(members_module, bound, most)
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
+    monkeypatch.setattr(clients_module, bound, most)
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
     with pytest.raises(RefusedError, match="no room") as refused:
-        beat(members, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T", "U"), producers=["p"]))
+        beat(clients, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T", "U"), producers=["p"]))
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
-    assert members.consumers("h") is None
-    beat(members, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
-    members.drop(1)
-    beat(members, 1, a_beat("a", a_consumer("h", "T", "U")))
+    assert clients.consumers("h") is None
+    beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
+    clients.drop(1)
+    beat(clients, 1, a_beat("a", a_consumer("h", "T", "U")))
 
 
 def test_a_group_has_so_many_members_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members_module, "GROUP_MEMBERS_MAX", 1)
-    members = ConnectedClients()
-    beat(members, 1, a_beat("a", a_consumer("g", "T")))
-    beat(members, 1, a_beat("a", a_consumer("g", "T")))
+    monkeypatch.setattr(clients_module, "GROUP_MEMBERS_MAX", 1)
+    clients = ConnectedClients()
+    beat(clients, 1, a_beat("a", a_consumer("g", "T")))
+    beat(clients, 1, a_beat("a", a_consumer("g", "T")))
     with pytest.raises(RefusedError, match="no room"):
-        beat(members, 2, a_beat("b", a_consumer("g", "T")))
+        beat(clients, 2, a_beat("b", a_consumer("g", "T")))
 
 
 # ------------------------------------------------------------------------------------------------- against a model
@@ -363,7 +363,7 @@ class MembersAgainstAModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.members = ConnectedClients()
+        self.clients = ConnectedClients()
         self.rows: list[tuple[str, str, int, str, float]] = []
         self.subscriptions: dict[str, dict[str, int]] = {}
         self.now = 0.0
@@ -418,7 +418,7 @@ class MembersAgainstAModel(RuleBasedStateMachine):
             for group, topics in consumed.items()
         ]
         heartbeat = a_beat(client, *consumers, producers=produced, fingerprint=1, whole=whole)
-        outcome = self.members.beat(self.peers[connection], heartbeat, "JAVA", 479, self.now)
+        outcome = self.clients.beat(self.peers[connection], heartbeat, "JAVA", 479, self.now)
         assert set(outcome.changed) == changed
 
     @rule(connection=st.integers(0, 3), group=st.sampled_from(GROUPS), kind=st.sampled_from("pc"))
@@ -428,14 +428,14 @@ class MembersAgainstAModel(RuleBasedStateMachine):
         self.forget_empty()
         changed = self.told({group}) if kind == "c" and len(self.rows) < before else set()
         names = {"producer_group": group} if kind == "p" else {"consumer_group": group}
-        assert set(self.members.leave(connection, **names)) == changed
+        assert set(self.clients.leave(connection, **names)) == changed
 
     @rule(connection=st.integers(0, 3))
     def drop(self, connection: int) -> None:
         changed = {row[1] for row in self.rows if row[0] == "c" and row[2] == connection}
         self.rows = [row for row in self.rows if row[2] != connection]
         self.forget_empty()
-        assert set(self.members.drop(connection)) == self.told(changed)
+        assert set(self.clients.drop(connection)) == self.told(changed)
 
     @rule(seconds=st.sampled_from([1.0, 50.0, SILENCE_S + 1]))
     def expire(self, seconds: float) -> None:
@@ -443,7 +443,7 @@ class MembersAgainstAModel(RuleBasedStateMachine):
         silent = [row for row in self.rows if self.now - row[4] > SILENCE_S]
         self.rows = [row for row in self.rows if row not in silent]
         self.forget_empty()
-        outcome = expired(self.members, self.now)
+        outcome = expired(self.clients, self.now)
         assert set(outcome.changed) == self.told({row[1] for row in silent if row[0] == "c"})
         left = {row[2] for row in self.rows}
         assert {peer.connection for peer in outcome.peers} == {row[2] for row in silent} - left
@@ -452,25 +452,25 @@ class MembersAgainstAModel(RuleBasedStateMachine):
     def both_agree(self) -> None:
         for group in GROUPS:
             consuming = {(row[2], row[3], row[4]) for row in self.rows if row[:2] == ("c", group)}
-            known = self.members.consumers(group)
-            members = set() if known is None else known.members
-            assert {(one.peer.connection, one.client_id, one.heard_at) for one in members} == consuming
+            known = self.clients.consumers(group)
+            clients = set() if known is None else known.members
+            assert {(one.peer.connection, one.client_id, one.heard_at) for one in clients} == consuming
             versions = {} if known is None else {topic: one.version for topic, one in known.subscriptions.items()}
             assert versions == self.subscriptions.get(group, {})
             producing = {(row[2], row[3]) for row in self.rows if row[:2] == ("p", group)}
-            assert {(one.peer.connection, one.client_id) for one in self.members.producers(group)} == producing
+            assert {(one.peer.connection, one.client_id) for one in self.clients.producers(group)} == producing
         for client in CLIENTS:
-            found = self.members.producer_of(client)
+            found = self.clients.producer_of(client)
             connections = {row[2] for row in self.rows if row[0] == "p" and row[3] == client}
             assert found is None or found.connection in connections
 
     @invariant()
     def nothing_is_left_over(self) -> None:
-        assert self.members._memberships == len(self.rows)
-        assert self.members._connections.keys() == {row[2] for row in self.rows}
+        assert self.clients._memberships == len(self.rows)
+        assert self.clients._connections.keys() == {row[2] for row in self.rows}
         if not self.rows:
-            assert self.members._subscription_bytes == 0
-            assert not self.members._producing
+            assert self.clients._subscription_bytes == 0
+            assert not self.clients._producing
 
 
 MembersAgainstAModel.TestCase.settings = settings(max_examples=60, stateful_step_count=25)

@@ -48,10 +48,10 @@ def test_what_is_no_name_is_no_group(path: Path, name: str) -> None:
 
 
 def test_where_groups_are_not_made_by_coming_only_the_systems_own_are(path: Path) -> None:
-    groups = loaded(path, settings(auto_create_subscription_group=False))
+    groups = loaded(path, settings(auto_create_groups=False))
     assert groups.find("readers") is None
     assert groups.find("CID_RMQ_SYS_inner") is not None
-    strict = loaded(path, settings(auto_create_subscription_group=False, enable_create_sys_group=False))
+    strict = loaded(path, settings(auto_create_groups=False, auto_create_system_groups=False))
     assert strict.find("CID_RMQ_SYS_inner") is None
     assert strict.find("TOOLS_CONSUMER") is not None
 
@@ -81,7 +81,7 @@ def test_a_group_may_be_forbidden_a_topic_and_allowed_it_again(path: Path) -> No
     assert not groups.set_forbidden("g", "B", forbidden=True)
     assert groups.set_forbidden("g", "A", forbidden=False)
     assert [groups.is_forbidden("g", topic) for topic in "AB"] == [False, True]
-    groups.keeper.save_now()
+    groups.table_file.save_now()
     assert json.loads(path.read_bytes())["forbiddenTable"] == {"g": {"B": 4}}
     assert loaded(path).is_forbidden("g", "B")
     groups.delete("g")
@@ -101,8 +101,8 @@ def test_a_table_of_apache_is_opened_and_written_back(path: Path) -> None:
     groups = loaded(path)
     assert groups.get("two-group") == GroupConfig("two-group", retry_times_max=3)
     assert groups.version.counter == 7
-    groups.keeper.touch()
-    groups.keeper.save_now()
+    groups.table_file.touch()
+    groups.table_file.save_now()
     before, after = json.loads(golden_line("client/group-configs.txt")), json.loads(path.read_bytes())
     assert after == before
 
@@ -112,7 +112,7 @@ def test_what_a_group_may_subscribe_and_what_only_apache_understands_is_kept(pat
     write(path, json.dumps({"subscriptionGroupTable": {"g": group}}).encode())
     groups = loaded(path)
     groups.find("other")
-    groups.keeper.save_now()
+    groups.table_file.save_now()
     stored = json.loads(path.read_bytes())["subscriptionGroupTable"]
     assert group.items() <= stored["g"].items()
     assert "subscriptionDataSet" not in stored["other"]

@@ -61,7 +61,7 @@ def test_up_to_where_messages_were_given_is_known_until_the_end(path: Path) -> N
     assert offsets.pulled("g", "T", 0) == 2
     offsets.note_pull("g", "T", 0, 9)
     assert offsets.pulled("g", "T", 0) == 9
-    offsets.keeper.save_now()
+    offsets.table_file.save_now()
     assert loaded(path).pulled("g", "T", 0) == 2
 
 
@@ -126,7 +126,7 @@ def test_the_largest_table_is_opened_again(tmp_path: Path) -> None:
     for number in range(OFFSETS_MAX // QUEUES_MAX):
         for queue_id in range(QUEUES_MAX):
             offsets.commit(f"g{number}", "T", queue_id, number)
-    offsets.keeper.save_now()
+    offsets.table_file.save_now()
     again = loaded(path)
     assert repr(again) == repr(offsets)
     assert again.get("g7", "T", QUEUES_MAX - 1) == 7
@@ -149,7 +149,7 @@ def test_the_file_is_written_as_apaches_broker_reads_it(path: Path) -> None:
     offsets = loaded(path)
     offsets.commit("g", "T", 1, 12)
     offsets.commit("g", "%RETRY%g", 0, 0)
-    offsets.keeper.save_now()
+    offsets.table_file.save_now()
     assert path.read_bytes() == (
         b'{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":1700000000000},"groupTopicMap":{"g":["T","%RETRY%g"]},'
         b'"offsetTable":{"T@g":{"1":12},"%RETRY%g@g":{"0":0}}}'
@@ -230,7 +230,7 @@ def test_whatever_is_done_it_is_as_in_the_model_and_again_so_after_a_restart(ste
                         key = (group, topic, queue_id)
                         assert offsets.get(*key) == model.resets.get(key, model.offsets.get(key))
         assert repr(offsets).startswith(f"<ConsumerOffsets {len(model.offsets)} ")
-        offsets.keeper.save_now()
+        offsets.table_file.save_now()
         again = loaded(path)
         for key in model.offsets:
             assert again.get(*key) == model.offsets[key]

@@ -23,46 +23,46 @@ def waiting(tmp_path: Path) -> Iterator[Waiting]:
 def test_a_message_without_a_level_does_not_wait(waiting: Waiting) -> None:
     for properties in ({}, {"DELAY": "0"}, {"DELAY": "-1"}, {"XDELAY": "3"}):
         plain = draft(properties)
-        assert waiting.delays.park(plain) is plain
+        assert waiting.delays.schedule(plain) is plain
 
 
 def test_a_message_with_a_level_is_put_aside(waiting: Waiting) -> None:
-    parked = waiting.delays.park(draft({"TAGS": "paid", "DELAY": "2"}))
-    assert (parked.topic, parked.queue_id) == (SCHEDULE_TOPIC, 1)
-    assert parked.raw_properties == b"TAGS\x01paid\x02DELAY\x012\x02REAL_TOPIC\x01Orders\x02REAL_QID\x012\x02"
+    scheduled = waiting.delays.schedule(draft({"TAGS": "paid", "DELAY": "2"}))
+    assert (scheduled.topic, scheduled.queue_id) == (SCHEDULE_TOPIC, 1)
+    assert scheduled.raw_properties == b"TAGS\x01paid\x02DELAY\x012\x02REAL_TOPIC\x01Orders\x02REAL_QID\x012\x02"
 
 
 def test_a_level_beyond_the_last_is_the_last(waiting: Waiting) -> None:
-    parked = waiting.delays.park(draft({"DELAY": "99"}))
-    assert parked.queue_id == 2
-    assert b"DELAY\x013\x02" in parked.raw_properties
+    scheduled = waiting.delays.schedule(draft({"DELAY": "99"}))
+    assert scheduled.queue_id == 2
+    assert b"DELAY\x013\x02" in scheduled.raw_properties
 
 
 def test_a_level_wins_over_times(waiting: Waiting) -> None:
     times = {"TIMER_DELAY_SEC": "9", "TIMER_DELAY_MS": "9", "TIMER_DELIVER_MS": "9"}
-    parked = waiting.delays.park(draft({**times, "DELAY": "1"}))
-    assert b"TIMER_" not in parked.raw_properties
+    scheduled = waiting.delays.schedule(draft({**times, "DELAY": "1"}))
+    assert b"TIMER_" not in scheduled.raw_properties
     plain = draft({**times, "DELAY": "1"})
-    assert waiting.timers.park(plain, START_MS) is plain
+    assert waiting.timers.schedule(plain, START_MS) is plain
 
 
 def test_a_level_that_is_no_number_is_refused(waiting: Waiting) -> None:
     with pytest.raises(RefusedError) as refused:
-        waiting.delays.park(draft({"DELAY": "1_0"}))
+        waiting.delays.schedule(draft({"DELAY": "1_0"}))
     assert refused.value.code == ResponseCode.MESSAGE_ILLEGAL
 
 
 def test_half_messages_do_not_wait(waiting: Waiting) -> None:
     half = draft({"DELAY": "1"}, sys_flag=int(TransactionState.PREPARED))
-    assert waiting.delays.park(half) is half
+    assert waiting.delays.schedule(half) is half
     committed = draft({"DELAY": "1"}, sys_flag=int(TransactionState.COMMITTED))
-    assert waiting.delays.park(committed).topic == SCHEDULE_TOPIC
+    assert waiting.delays.schedule(committed).topic == SCHEDULE_TOPIC
 
 
 def test_what_is_put_aside_again_and_again_does_not_grow(waiting: Waiting) -> None:
-    once = waiting.delays.park(draft({"DELAY": "1"}))
-    again = waiting.delays.park(draft({}))
-    again = waiting.delays.park(type(once)("Orders", 2, once.body, once.raw_properties, 0, PRODUCER, HOST))
+    once = waiting.delays.schedule(draft({"DELAY": "1"}))
+    again = waiting.delays.schedule(draft({}))
+    again = waiting.delays.schedule(type(once)("Orders", 2, once.body, once.raw_properties, 0, PRODUCER, HOST))
     assert len(again.raw_properties) == len(once.raw_properties)
 
 

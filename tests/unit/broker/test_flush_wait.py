@@ -126,7 +126,7 @@ async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
     with pytest.raises(StoreClosedError, match="could not be flushed"):
         room.append()
     disk.forgets = False
-    room.flushing.hurry()
+    room.flushing.flush_soon()
     async with asyncio.timeout(5):
         await room.flushing.run()  # it has nothing to do any more
     assert (room.flushes, room.store.flushed_position) == (1, 0)
@@ -136,8 +136,8 @@ async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
 async def test_what_nobody_waits_for_is_flushed_soon_if_somebody_hurries(make: Make) -> None:
     room = make(CountingDisk())
     room.append()
-    room.flushing.hurry()
-    room.flushing.hurry()
+    room.flushing.flush_soon()
+    room.flushing.flush_soon()
     await eventually(lambda: room.flushes == 1)
     assert room.store.flushed_position == room.store.max_position
     await room.flushing.stop()
@@ -149,11 +149,11 @@ async def test_what_is_wanted_while_a_flush_is_under_way_is_not_forgotten(make: 
     room = make(disk)
     disk.stick()
     room.append()
-    room.flushing.hurry()
+    room.flushing.flush_soon()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     room.append()
-    room.flushing.hurry()
+    room.flushing.flush_soon()
     disk.move()
     await eventually(lambda: room.store.flushed_position == room.store.max_position)
     assert room.flushes == 2
@@ -175,14 +175,14 @@ async def test_now_and_then_whatever_there_is_is_flushed(make: Make) -> None:
 async def test_those_who_wait_now_can_be_waited_for(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
-    await room.flushing.settled()
+    await room.flushing.drain()
     disk.stick()
     room.wait("a")
-    settled = asyncio.ensure_future(room.flushing.settled())
+    drained = asyncio.ensure_future(room.flushing.drain())
     await asyncio.sleep(0)
-    assert not settled.done()
+    assert not drained.done()
     disk.move()
-    await settled
+    await drained
     assert room.told == [("a", Flushed.DONE)]
     await room.flushing.stop()
 
@@ -202,7 +202,7 @@ async def test_the_end_waits_for_the_flush_under_way_and_fails_the_rest(make: Ma
     await stopping
     assert room.told == [("a", Flushed.DONE), ("b", Flushed.FAILED)]
     room.wait("c")
-    room.flushing.hurry()
+    room.flushing.flush_soon()
     assert room.told[-1] == ("c", Flushed.FAILED)
 
 

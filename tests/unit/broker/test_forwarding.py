@@ -23,12 +23,12 @@ from tests.unit.broker.state import BROKER, HOST, State
 
 @pytest.fixture
 def on(state: State) -> ForwardingHandlers:
-    return ForwardingHandlers(state.members, state.store, state.topics, state.groups, state.identity)
+    return ForwardingHandlers(state.clients, state.store, state.topics, state.groups, state.identity)
 
 
 def join(state: State, connection: int, client_id: str, version: int = 479) -> NotingLine:
     peer, line = a_peer(connection)
-    state.members.beat(peer, a_beat(client_id, a_consumer("g", "T")), "JAVA", version, 0.0)
+    state.clients.beat(peer, a_beat(client_id, a_consumer("g", "T")), "JAVA", version, 0.0)
     return line
 
 
@@ -68,7 +68,7 @@ async def test_a_consumer_that_goes_meanwhile_is_said_to_have_gone(state: State,
 
     peer, _ = a_peer(1)
     peer.line = Cut()
-    state.members.beat(peer, a_beat("c1", a_consumer("g", "T")), "JAVA", 479, 0.0)
+    state.clients.beat(peer, a_beat("c1", a_consumer("g", "T")), "JAVA", 479, 0.0)
     answer = await state.ask(on.running, RUNNING)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark is not None

@@ -105,7 +105,7 @@ async def test_groups_are_told_whole_and_in_pages(state: State) -> None:
 async def test_who_asks_for_a_group_makes_it_where_that_is_allowed(state: State) -> None:
     response = await state.ask(state.on_groups.get, encode_group_config_query("g"))
     assert decode_group_config(response.body) == GroupConfig("g")
-    state.config = settings(auto_create_subscription_group=False)
+    state.config = settings(auto_create_groups=False)
     strict = State(state.folder / "strict", state.config)
     response = await strict.ask(strict.on_groups.get, encode_group_config_query("g"))
     strict.close()

@@ -60,11 +60,11 @@ async def test_a_mistake_of_ours_is_not_hidden() -> None:
 
 
 async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
-    keepers = [TableFile(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
-    for keeper in keepers[:2]:
-        keeper.touch()
-    await save_all(keepers)
-    assert [keeper.load(dict) for keeper in keepers] == [{}, {}, None]
+    table_files = [TableFile(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
+    for table_file in table_files[:2]:
+        table_file.touch()
+    await save_all(table_files)
+    assert [table_file.load(dict) for table_file in table_files] == [{}, {}, None]
 
 
 class MeasuredDisk(Disk):
@@ -102,7 +102,7 @@ def clock_at(hour: int) -> ManualClock:
 
 def test_old_messages_go_at_the_hour_that_is_set(store: MessageStore) -> None:
     clock = clock_at(3)
-    retention = Retention(store, BrokerConfig(delete_when="05;17"), clock)
+    retention = Retention(store, BrokerConfig(delete_hour_list="05;17"), clock)
     before = filled(store, clock)
     retention.clean()
     clock.advance(3600)
@@ -115,7 +115,7 @@ def test_old_messages_go_at_the_hour_that_is_set(store: MessageStore) -> None:
 
 def test_an_operator_need_not_wait_for_the_hour(store: MessageStore) -> None:
     clock = clock_at(3)
-    retention = Retention(store, BrokerConfig(delete_when="05"), clock)
+    retention = Retention(store, BrokerConfig(delete_hour_list="05"), clock)
     before = filled(store, clock)
     clock.advance(60)
     retention.clean_now()
@@ -128,7 +128,7 @@ def test_an_operator_need_not_wait_for_the_hour(store: MessageStore) -> None:
 def test_a_clock_that_was_set_back_removes_nothing(store: MessageStore) -> None:
     clock = clock_at(5)
     before = filled(store, clock)
-    Retention(store, BrokerConfig(delete_when="05"), clock_at(4)).clean_now()
+    Retention(store, BrokerConfig(delete_hour_list="05"), clock_at(4)).clean_now()
     assert len(store._log.segments) == before
 
 

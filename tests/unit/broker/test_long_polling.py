@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 
 from skyroute.broker.delivery import long_polling
-from skyroute.broker.delivery.long_polling import LongPolling, ParkedPull
+from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.command import Response
 from tests.support.clock import ManualClock
 
 
-class Reader(ParkedPull):
+class Reader(SuspendedPull):
     """A pull that finds what the test puts there."""
 
     def __init__(self, queue: tuple[str, int] = ("T", 0), *, connection: int = 1, deadline: float = 15.0) -> None:
@@ -31,10 +31,10 @@ class Reader(ParkedPull):
         return self.finds() or Response(19)
 
 
-def parked(*readers: Reader, clock: ManualClock | None = None) -> LongPolling:
+def suspended(*readers: Reader, clock: ManualClock | None = None) -> LongPolling:
     pulls = LongPolling((clock or ManualClock()).monotonic)
     for reader in readers:
-        assert pulls.park(reader) is reader.answer
+        assert pulls.suspend(reader) is reader.answer
     return pulls
 
 
@@ -45,7 +45,7 @@ async def turn() -> None:
 
 async def test_many_messages_of_one_turn_wake_once() -> None:
     reader, other = Reader(), Reader(("T", 1))
-    pulls = parked(reader, other)
+    pulls = suspended(reader, other)
     for _ in range(3):
         pulls.arrived("T", 0)
     pulls.arrived("Nobody", 0)
@@ -63,7 +63,7 @@ async def test_many_messages_of_one_turn_wake_once() -> None:
 async def test_each_who_waits_at_a_queue_looks_for_itself() -> None:
     readers = [Reader() for _ in range(3)]
     readers[1].finds = Response
-    pulls = parked(*readers)
+    pulls = suspended(*readers)
     pulls.arrived("T", 0)
     await turn()
     assert [reader.looks for reader in readers] == [1, 1, 1]
@@ -72,7 +72,7 @@ async def test_each_who_waits_at_a_queue_looks_for_itself() -> None:
 
 async def test_messages_that_are_not_shown_yet_wake_nobody() -> None:
     reader = Reader()
-    pulls = parked(reader)
+    pulls = suspended(reader)
     pulls.only_when_told = True
     pulls.arrived("T", 0)
     await turn()
@@ -86,7 +86,7 @@ async def test_messages_that_are_not_shown_yet_wake_nobody() -> None:
 def test_a_queue_is_looked_at_for_other_reasons_at_once() -> None:
     reader = Reader()
     reader.finds = lambda: Response(21)
-    pulls = parked(reader)
+    pulls = suspended(reader)
     pulls.wake_queue("T", 1)
     pulls.wake_queue("T", 0)
     assert reader.answers == [Response(21)]
@@ -94,7 +94,7 @@ def test_a_queue_is_looked_at_for_other_reasons_at_once() -> None:
 
 def test_nobody_is_given_up_early_nor_much_too_late() -> None:
     readers = [Reader(deadline=deadline) for deadline in (10.0, 10.1, 10.24, 10.25, 30.0)]
-    pulls = parked(*readers)
+    pulls = suspended(*readers)
     given_up_at: dict[float, float] = {}
     for tick in range(8 * 4, 12 * 8):
         now = tick / 8
@@ -110,14 +110,14 @@ def test_nobody_is_given_up_early_nor_much_too_late() -> None:
 def test_who_is_given_up_is_given_what_there_is() -> None:
     reader = Reader(deadline=1.0)
     reader.finds = lambda: Response(body=b"late")
-    parked(reader).expire(2.0)
+    suspended(reader).expire(2.0)
     assert [answer.body for answer in reader.answers] == [b"late"]
 
 
 def test_those_of_an_ended_connection_are_forgotten() -> None:
     mine = [Reader(connection=1), Reader(("T", 1), connection=1)]
     other = Reader(connection=2)
-    pulls = parked(*mine, other)
+    pulls = suspended(*mine, other)
     pulls.drop(1)
     pulls.drop(1)
     pulls.drop(7)
@@ -127,10 +127,10 @@ def test_those_of_an_ended_connection_are_forgotten() -> None:
 
 
 def test_there_is_an_end_to_how_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_polling, "PARKED_MAX", 2)
-    pulls = parked(Reader())
+    monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 2)
+    pulls = suspended(Reader())
     before = pulls.is_full
-    pulls.park(Reader())
+    pulls.suspend(Reader())
     assert (before, pulls.is_full) == (False, True)
     assert repr(pulls) == "<LongPolling 2 on 1 queues>"
 
@@ -145,7 +145,7 @@ def test_one_that_fails_is_told_why_and_hinders_nobody(expires: bool) -> None:
 
     refused, failed, served = Reader(deadline=1), Reader(deadline=1), Reader(deadline=1)
     refused.finds, failed.finds, served.finds = refuse, fail, Response
-    pulls = parked(refused, failed, served)
+    pulls = suspended(refused, failed, served)
     if expires:
         pulls.expire(5)
     else:
@@ -158,7 +158,7 @@ def test_one_that_fails_is_told_why_and_hinders_nobody(expires: bool) -> None:
 
 async def test_time_is_watched_all_the_time() -> None:
     reader = Reader(deadline=5.0)
-    pulls = parked(reader)
+    pulls = suspended(reader)
     running = asyncio.ensure_future(pulls.run())
     given: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     reader.answer.then(lambda _: given.set_result(None))
@@ -186,7 +186,7 @@ class Slow(Reader):
 async def test_many_who_wait_look_a_few_at_a_time_and_once_for_each_arrival() -> None:
     clock = ManualClock()
     readers = [Slow(clock) for _ in range(50)]
-    pulls = parked(*readers, clock=clock)
+    pulls = suspended(*readers, clock=clock)
     pulls.arrived("T", 0)
     await turn()
     assert sum(reader.looks for reader in readers) == 3
@@ -201,7 +201,7 @@ async def test_many_who_wait_look_a_few_at_a_time_and_once_for_each_arrival() ->
 async def test_many_queues_are_looked_at_a_few_at_a_time() -> None:
     clock = ManualClock()
     readers = [Slow(clock, queue_id=number) for number in range(30)]
-    pulls = parked(*readers, clock=clock)
+    pulls = suspended(*readers, clock=clock)
     for number in range(30):
         pulls.arrived("T", number)
     for _ in range(20):
@@ -214,7 +214,7 @@ async def test_many_queues_are_looked_at_a_few_at_a_time() -> None:
 async def test_many_are_given_up_a_few_at_a_time() -> None:
     clock = ManualClock()
     readers = [Slow(clock) for _ in range(50)]
-    pulls = parked(*readers, clock=clock)
+    pulls = suspended(*readers, clock=clock)
     clock.advance(2)
     for _ in range(20):
         before = len(pulls)
@@ -228,7 +228,7 @@ async def test_many_are_given_up_a_few_at_a_time() -> None:
 async def test_one_that_was_dropped_meanwhile_is_not_served() -> None:
     clock = ManualClock()
     readers = [Slow(clock, connection) for connection in range(20)]
-    pulls = parked(*readers, clock=clock)
+    pulls = suspended(*readers, clock=clock)
     pulls.arrived("T", 0)
     await turn()
     for reader in readers:
@@ -245,7 +245,7 @@ async def test_a_tick_whose_pulls_were_all_answered_meanwhile_is_passed_over() -
     clock = ManualClock()
     slow = [Slow(clock) for _ in range(5)]
     later, last = Reader(("T", 1), deadline=clock.monotonic() + 1.5), Reader(("T", 2), deadline=clock.monotonic() + 2)
-    pulls = parked(*slow, later, last, clock=clock)
+    pulls = suspended(*slow, later, last, clock=clock)
     clock.advance(3)
     pulls.expire(clock.monotonic())  # some of the first tick are answered, the others wait for the next turn
     assert len(pulls) > 2

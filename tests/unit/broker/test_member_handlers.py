@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from skyroute.broker.clients.change_notifications import MemberNotices
+from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.handlers.long_answers import STEP_PARTS
 from skyroute.broker.handlers.members import HEARTBEAT_BYTES_MAX, MemberHandlers
@@ -57,18 +57,20 @@ class Room:
         state = self.state
         self.locks = QueueLocks()
         self.waiting: list[Callable[[], None]] = []
-        notices = MemberNotices(state.members, state.groups, state.config, lambda _, then: self.waiting.append(then))
+        notifications = ChangeNotifications(
+            state.clients, state.groups, state.config, lambda _, then: self.waiting.append(then)
+        )
         self.on = MemberHandlers(
-            state.members,
+            state.clients,
             self.locks,
             state.topics,
             state.groups,
-            notices,
+            notifications,
             state.announce,
             state.config,
             state.clock,
-            state.pace,
-            state.pace,
+            state.step_runner,
+            state.step_runner,
         )
         self.peer, self.line = a_peer(1)
 
@@ -136,21 +138,21 @@ async def test_a_group_without_retry_queues_gets_no_topic(room: Room) -> None:
 
 
 async def test_a_group_that_may_not_be_made_is_passed_over_silently(room: Room) -> None:
-    room.state.config.auto_create_subscription_group = False
+    room.state.config.auto_create_groups = False
     room.state.groups.put(GroupConfig("known"))
     response = await room.beat(a_consumer("g", "T"), a_consumer("known", "T"), producers=("p",))
     assert response.code == 0
-    assert room.state.members.consumers("g") is None
-    assert room.state.members.consumers("known") is not None
-    assert room.state.members.producers("p")
+    assert room.state.clients.consumers("g") is None
+    assert room.state.clients.consumers("known") is not None
+    assert room.state.clients.producers("p")
 
 
 async def test_pull_consumers_may_be_turned_away(room: Room) -> None:
-    room.state.config.reject_pull_consumer_enable = True
+    room.state.config.reject_pull_consumers = True
     puller = msgspec.structs.replace(a_consumer("g", "T"), consume_type=ConsumeType.PULL)
     await room.beat(puller, a_consumer("h", "T"))
-    assert room.state.members.consumers("g") is None
-    assert room.state.members.consumers("h") is not None
+    assert room.state.clients.consumers("g") is None
+    assert room.state.clients.consumers("h") is not None
 
 
 async def test_members_are_told_of_each_other(room: Room) -> None:
@@ -177,7 +179,7 @@ async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
     told = len(line.told)
     assert room.ask(room.on.leave, encode_unregistration("c", producer_group="p")).code == 0
     assert room.ask(room.on.leave, encode_unregistration("c", consumer_group="g")).code == 0
-    assert room.state.members.producers("p") == ()
+    assert room.state.clients.producers("p") == ()
     assert len(line.told) == told + 1
 
 
@@ -198,7 +200,7 @@ async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
 def test_a_client_can_ask_how_it_may_filter(
     room: Room, subscription: Subscription, allowed: bool, code: ResponseCode
 ) -> None:
-    room.state.config.enable_property_filter = allowed
+    room.state.config.property_filter_enabled = allowed
     assert room.ask(room.on.check_client, encode_client_check("c", "g", subscription)).code == code
 
 
@@ -301,9 +303,9 @@ async def test_a_heartbeat_of_many_groups_is_taken_in_steps(room: Room) -> None:
     names = [f"group-{number}" for number in range(20 * PART_GROUPS)]
     request = encode_heartbeat("c", [f"p-{name}" for name in names], [a_consumer(name) for name in names])
     counts: list[int] = []
-    room.state.pace.on_step = lambda: counts.append(len(room.state.members.consumer_groups))
+    room.state.step_runner.on_step = lambda: counts.append(len(room.state.clients.consumer_groups))
     assert (await finish(room, room.on.heartbeat, request)).code == 0
-    assert len(room.state.members.consumer_groups) == len(room.state.members.producer_groups) == len(names)
+    assert len(room.state.clients.consumer_groups) == len(room.state.clients.producer_groups) == len(names)
     assert max(after - before for before, after in pairwise(counts)) <= PART_GROUPS
     assert room.state.topics.get("%RETRY%group-7") in room.state.announced
 
@@ -312,14 +314,14 @@ async def test_a_heartbeat_of_many_topics_is_taken_in_steps(room: Room) -> None:
     topics = [f"topic-{number}" for number in range(1000)]
     consumers = [a_consumer(f"g{number}", *topics) for number in range(6)]
     assert (await finish(room, room.on.heartbeat, encode_heartbeat("c", [], consumers))).code == 0
-    assert room.state.pace.steps >= 5
-    assert all(len(group.subscriptions) == 1000 for group in room.state.members.consumer_groups.values())
+    assert room.state.step_runner.steps >= 5
+    assert all(len(group.subscriptions) == 1000 for group in room.state.clients.consumer_groups.values())
 
 
 async def test_many_queues_are_locked_and_given_back_in_steps(room: Room) -> None:
     queues = [QueueRef("T", "broker-a", queue_id) for queue_id in range(10 * STEP_PARTS)]
     counts: list[int] = []
-    room.state.pace.on_step = lambda: counts.append(len(room.locks))
+    room.state.step_runner.on_step = lambda: counts.append(len(room.locks))
     answer = await finish(room, room.on.lock, encode_lock("c", "g", queues))
     assert decode_locked(answer.body) == frozenset(queues)
     assert max(after - before for before, after in pairwise(counts)) <= STEP_PARTS

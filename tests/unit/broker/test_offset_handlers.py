@@ -150,7 +150,7 @@ async def test_topics_that_members_do_not_want_are_not_copied_while_they_are_the
     state.topics.put(TopicConfig("Old"))
     for topic in ("Orders", "Old"):
         state.offsets.commit("g", topic, 0, 5)
-    state.members.beat(state.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
+    state.clients.beat(state.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
     await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", None, offline=False)))
     assert set(state.offsets.topics_of("h")) == {"Orders"}
     await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", "Old", offline=True)))
@@ -165,7 +165,7 @@ async def test_offsets_are_copied_only_to_what_can_be_a_group(state: State) -> N
 
 async def test_tables_are_told_as_their_files_have_them(state: State) -> None:
     state.offsets.commit("g", "Orders", 0, 5)
-    state.offsets.keeper.save_now()
+    state.offsets.table_file.save_now()
     response = await state.ask(state.on_offsets.all, Request(RequestCode.GET_ALL_CONSUMER_OFFSET))
     assert response.body == (state.folder / "config/consumerOffset.json").read_bytes()
     response = await state.ask(state.on_offsets.all_delays, Request(RequestCode.GET_ALL_DELAY_OFFSET))

@@ -1,4 +1,4 @@
-"""What operators ask of a broker itself, with all its parts and no sockets."""
+"""What operators ask of a broker itself, with all its components and no sockets."""
 
 import re
 from collections.abc import AsyncIterator
@@ -36,17 +36,17 @@ class Room:
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
         self.config = BrokerConfig(
-            store_path_root_dir=str(folder),
-            broker_config_path=str(folder / "broker.properties"),
+            store_path=str(folder),
+            settings_file=str(folder / "broker.properties"),
             broker_name="broker-a",
-            mapped_file_size_commit_log=1 << 20,
-            max_hash_slot_num=16,
-            max_index_num=64,
+            commit_log_file_bytes=1 << 20,
+            index_slots=16,
+            index_entries=64,
         )
         identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
-        self.parts = Components(self.config, identity, self.clock, lambda _connection: None)
-        self.parts.load()
-        self.on = OperationHandlers(self.parts)
+        self.components = Components(self.config, identity, self.clock, lambda _connection: None)
+        self.components.load()
+        self.on = OperationHandlers(self.components)
 
     def state(self) -> dict[str, str]:
         return decode_broker_state(whole(self.on.state(encode_broker_state_query(), PEER)).body)
@@ -61,7 +61,7 @@ def whole(answer: Answer) -> Response:
 async def room(tmp_path: Path) -> AsyncIterator[Room]:
     room = Room(tmp_path)
     yield room
-    await room.parts.kill()
+    await room.components.kill()
 
 
 def test_settings_are_told_with_their_edition(room: Room) -> None:
@@ -73,7 +73,7 @@ def test_settings_are_told_with_their_edition(room: Room) -> None:
 
 def test_settings_can_be_changed_and_kept(room: Room) -> None:
     whole(room.on.update_settings(encode_broker_settings_update({"transactionCheckMax": "3"}), PEER))
-    assert room.config.transaction_check_max == 3
+    assert room.config.transaction_checks_max == 3
     assert "transactionCheckMax=3" in room.config.settings_path.read_text()
     answer = room.on.settings(encode_broker_settings_query(), PEER)
     assert answer.fields is not None
@@ -97,10 +97,10 @@ def test_secrets_are_not_told(room: Room) -> None:
 
 
 def test_how_long_messages_are_kept_changes_at_once(room: Room) -> None:
-    before = room.parts.store.settings
+    before = room.components.store.settings
     update = encode_broker_settings_update({"fileReservedTime": "1", "diskMaxUsedSpaceRatio": "50"})
     whole(room.on.update_settings(update, PEER))
-    assert room.parts.store.settings == replace(before, reserved_ms=3_600_000, disk_used_max=0.5)
+    assert room.components.store.settings == replace(before, reserved_ms=3_600_000, disk_used_max=0.5)
 
 
 async def test_what_is_only_for_the_start_stays(room: Room) -> None:
@@ -110,12 +110,12 @@ async def test_what_is_only_for_the_start_stays(room: Room) -> None:
 
 
 async def test_what_the_broker_allows_is_a_new_edition_of_its_topics(room: Room) -> None:
-    before = room.parts.topics.version
+    before = room.components.topics.version
     answer = room.on.update_settings(encode_broker_settings_update({"brokerPermission": "4"}), PEER)
     assert not isinstance(answer, Response)
     await answer  # type: ignore[misc]  # it is awaitable
     assert room.config.broker_permission == 4
-    assert room.parts.topics.version.counter == before.counter + 1
+    assert room.components.topics.version.counter == before.counter + 1
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_updates_that_may_not_be_are_refused(room: Room, body: bytes, code: int)
 def test_the_state_has_what_apaches_tools_look_for(room: Room) -> None:
     room.clock.advance(10)
     for _ in range(20):
-        room.parts.intake.put_plain(draft("T", 0, b"x" * 100))
-    room.parts.stats.fetched("g", "T", 10, 1000)
+        room.components.appender.put_plain(draft("T", 0, b"x" * 100))
+    room.components.stats.fetched("g", "T", 10, 1000)
     room.clock.advance(90_061)
     state = room.state()
     assert state["brokerVersionDesc"] == "V5_3_3"
@@ -162,14 +162,14 @@ def test_the_state_has_what_apaches_tools_look_for(room: Room) -> None:
 
 def test_delayed_messages_show_in_the_state(room: Room) -> None:
     for _ in range(2):
-        room.parts.intake.put(draft("T", 0, b"x", {"DELAY": "2"}))
+        room.components.appender.put(draft("T", 0, b"x", {"DELAY": "2"}))
         room.clock.advance(3)
-    room.parts.delays.deliver_due(int(room.clock.wall() * 1000))
+    room.components.delays.deliver_due(int(room.clock.wall() * 1000))
     assert room.state()["scheduleMessageOffset_2"] == "1,2"
 
 
 def test_counts_are_told_by_apaches_names(room: Room) -> None:
-    stats = room.parts.stats
+    stats = room.components.stats
     stats.stored("T", 2, 200)
     stats.fetched("g", "T", 1, 100)
     stats.sent_back("g", "T")
@@ -196,7 +196,7 @@ def test_counts_that_nobody_keeps_are_refused(room: Room, name: str, key: str) -
 
 def test_old_messages_go_at_an_operators_word(room: Room) -> None:
     for _ in range(20):
-        room.parts.intake.put_plain(draft("T", 0, b"x" * 100_000))
+        room.components.appender.put_plain(draft("T", 0, b"x" * 100_000))
     room.clock.advance(100 * 3600)
     room.on.delete_expired(encode_expired_log_deletion(), PEER)
-    assert room.parts.store.min_position > 0
+    assert room.components.store.min_position > 0

@@ -58,7 +58,7 @@ async def test_with_a_topic_it_is_told_of_that_one_also_if_the_group_never_came_
 
 async def test_topics_that_members_no_longer_want_are_left_out_unless_they_are_listed(state: State) -> None:
     state.offsets.commit("g", "Orders", 0, 4)
-    state.members.beat(state.peer, a_beat("c", a_consumer("g", "Other")), "JAVA", 479, 0)
+    state.clients.beat(state.peer, a_beat("c", a_consumer("g", "Other")), "JAVA", 479, 0)
     response = await state.ask(state.on_progress.of_group, encode_consume_stats_query("g"))
     assert decode_consume_stats(response.body).queues == {}
     listed = Request(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g", "topicList": "Orders;Unknown;"})
@@ -155,13 +155,13 @@ async def test_an_offset_is_taken_within_the_queue_and_just_behind_it(state: Sta
 
 @pytest.fixture
 def old(state: State) -> State:
-    state.config = settings(use_server_side_reset_offset=False)
+    state.config = settings(server_side_offset_reset=False)
     return state
 
 
 async def test_the_old_way_members_are_told_at_once(old: State) -> None:
     peer, line = a_peer(7)
-    old.members.beat(peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
+    old.clients.beat(peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
     for queue_id in range(2):
         old.offsets.commit("g", "Orders", queue_id, 4)
     response = await old.ask(old.on_progress.reset, encode_reset_order("Orders", "g", END))
@@ -173,7 +173,7 @@ async def test_the_old_way_members_are_told_at_once(old: State) -> None:
 
 
 async def test_without_force_nobody_is_sent_forwards(old: State) -> None:
-    old.members.beat(old.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
+    old.clients.beat(old.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 479, 0)
     for queue_id in range(2):
         old.offsets.commit("g", "Orders", queue_id, 4)
     response = await old.ask(old.on_progress.reset, encode_reset_order("Orders", "g", END, force=False))
@@ -188,7 +188,7 @@ async def test_the_old_way_needs_members_that_understand_it(old: State) -> None:
     response = await old.ask(old.on_progress.reset, encode_reset_order("Orders", "g", END))
     assert response.code == 206
     assert "Consumer not online" in (response.remark or "")
-    old.members.beat(old.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 20, 0)
+    old.clients.beat(old.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 20, 0)
     response = await old.ask(old.on_progress.reset, encode_reset_order("Orders", "g", END))
     assert response.code == 1
     assert "the client does not support this feature" in (response.remark or "")

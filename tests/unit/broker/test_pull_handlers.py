@@ -33,11 +33,11 @@ def handlers(state: State) -> PullHandlers:
     state.topics.put(TopicConfig("Orders", 1, 1))
     return PullHandlers(
         state.store,
-        parked=state.parked,
+        long_polling=state.long_polling,
         topics=state.topics,
         groups=state.groups,
         offsets=state.offsets,
-        members=state.members,
+        clients=state.clients,
         stats=state.stats,
         config=state.config,
         identity=state.identity,
@@ -104,11 +104,11 @@ def test_one_who_waits_is_told_to_come_again_where_the_search_ends_too_early(
     given: list[Response] = []
     answer.then(given.append)
     store(state, a="1")
-    state.parked.wake_queue("Orders", 0)
+    state.long_polling.wake_queue("Orders", 0)
     assert given == []  # all was looked at
     for number in range(2, 40):
         store(state, a=str(number))
-    state.parked.wake_queue("Orders", 0)
+    state.long_polling.wake_queue("Orders", 0)
     assert given[0].code == ResponseCode.PULL_RETRY_IMMEDIATELY
     assert 3 <= next_offset(given[0]) <= 8
 

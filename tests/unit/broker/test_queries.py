@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 @pytest.fixture
 def on(state: State, store: MessageStore) -> QueryHandlers:
-    return QueryHandlers(store, state.topics, state.members, state.config, state.pace, state.clock.monotonic)
+    return QueryHandlers(store, state.topics, state.clients, state.config, state.step_runner, state.clock.monotonic)
 
 
 def put(store: MessageStore, body: bytes, topic: str = "T", **properties: str) -> int:
@@ -110,7 +110,7 @@ async def test_a_groups_subscription_is_shown_with_the_units(
     put(store, b"x")
     query = encode_units_query(UnitsQuery("T", 0, 0, 1, "g"))
     assert json.loads((await state.ask(on.queue_units, query)).body)["filterData"] == "g@T is not online!"
-    state.members.beat(a_peer(1)[0], a_beat("c1", a_consumer("g", "T")), "JAVA", 479, 0.0)
+    state.clients.beat(a_peer(1)[0], a_beat("c1", a_consumer("g", "T")), "JAVA", 479, 0.0)
     body = json.loads((await state.ask(on.queue_units, query)).body)
     assert body["subscriptionData"]["topic"] == "T"
     assert body["filterData"] == "null"

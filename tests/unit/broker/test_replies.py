@@ -42,9 +42,9 @@ class Room:
         self.replier, _ = a_peer(2)
         self.stored: list[Request] = []
         self.store_answer: Answer = STORED
-        self.state.members.beat(self.asker, a_beat("asker", producers=["p"]), "JAVA", 479, 0.0)
+        self.state.clients.beat(self.asker, a_beat("asker", producers=["p"]), "JAVA", 479, 0.0)
         self._on = ReplyHandlers(
-            self.state.members,
+            self.state.clients,
             self.state.topics,
             self._store,
             self.state.identity,
@@ -95,7 +95,7 @@ async def test_a_reply_is_stored_too_and_the_answer_says_where(room: Room, how: 
 
 
 async def test_a_reply_need_not_be_stored(room: Room) -> None:
-    room.state.config.store_reply_message_enable = False
+    room.state.config.store_replies = False
     receipt = decode_send_receipt(await room.reply(REPLY_TO_CLIENT="asker"))
     assert (receipt.offset_id, receipt.queue_id, receipt.queue_offset) == ("0", 0, 0)
     assert room.stored == []

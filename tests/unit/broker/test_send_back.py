@@ -41,29 +41,29 @@ class Room:
         self.state = state
         self.store = state.store
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
-        self.intake = Appender(
+        self.appender = Appender(
             self.store,
-            parked=LongPolling(state.clock.monotonic),
+            long_polling=LongPolling(state.clock.monotonic),
             flushing=flushing,
             stats=state.stats,
             now_ms=state.now_ms,
         )
         folder = state.folder / "config"
-        self.delays = DelayLevels(self.store, self.intake, JsonFile(folder / "delayOffset.json"))
-        self.timers = Timers(self.store, self.intake, TimerCheck(folder / "timercheck", 1_000))
-        self.intake.use(self.delays, self.timers)
+        self.delays = DelayLevels(self.store, self.appender, JsonFile(folder / "delayOffset.json"))
+        self.timers = Timers(self.store, self.appender, TimerCheck(folder / "timercheck", 1_000))
+        self.appender.use(self.delays, self.timers)
         handlers = SendBackHandlers(
-            *(self.store, self.intake, state.topics, state.groups, state.stats),
+            *(self.store, self.appender, state.topics, state.groups, state.stats),
             *(state.announce, state.config, state.identity),
         )
-        recalls = RecallHandlers(self.intake, state.topics, state.config, state.identity)
+        recalls = RecallHandlers(self.appender, state.topics, state.config, state.identity)
         self.send_back_handler = handlers.send_back
         self.recall_handler = recalls.recall
 
     def store_message(self, properties: dict[str, str], topic: str = "Orders", reconsume_times: int = 0) -> Appended:
         raw = encode_properties({"UNIQ_KEY": "U1", **properties})
         draft = Draft(topic, 1, b"coffee", raw, 17, PRODUCER, HOST, flag=3, reconsume_times=reconsume_times)
-        return self.intake.put(draft)
+        return self.appender.put(draft)
 
     async def send_back(
         self, position: int, *, level: int = 0, times_max: int = 16, version: int = OUR_VERSION
@@ -107,8 +107,8 @@ async def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic(room: 
     stored = room.store_message({"TAGS": "paid"})
     assert (await room.send_back(stored.log_position)).code == ResponseCode.SUCCESS
     assert room.state.announced == [TopicConfig("%RETRY%CG", 1, 1)]
-    parked = room.only(SCHEDULE_TOPIC, 2)
-    assert parked.properties == {
+    scheduled = room.only(SCHEDULE_TOPIC, 2)
+    assert scheduled.properties == {
         "UNIQ_KEY": "U1",
         "TAGS": "paid",
         "WAIT": "false",
@@ -127,9 +127,9 @@ async def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic(room: 
 async def test_the_next_time_it_waits_longer_and_keeps_where_it_came_from(room: Room) -> None:
     stored = room.store_message({"RETRY_TOPIC": "Orders", "ORIGIN_MESSAGE_ID": "FIRST"}, "%RETRY%CG", 4)
     await room.send_back(stored.log_position)
-    parked = room.only(SCHEDULE_TOPIC, 6)
-    assert (parked.properties["RETRY_TOPIC"], parked.properties["ORIGIN_MESSAGE_ID"]) == ("Orders", "FIRST")
-    assert parked.reconsume_times == 5
+    scheduled = room.only(SCHEDULE_TOPIC, 6)
+    assert (scheduled.properties["RETRY_TOPIC"], scheduled.properties["ORIGIN_MESSAGE_ID"]) == ("Orders", "FIRST")
+    assert scheduled.reconsume_times == 5
 
 
 async def test_a_consumer_may_choose_the_level(room: Room) -> None:
@@ -192,7 +192,7 @@ async def test_what_cannot_be_taken_back(state: State) -> None:
     assert (await room.send_back(stored.log_position)).code == ResponseCode.NO_PERMISSION
     state.config.broker_permission = 4
     assert (await room.send_back(stored.log_position)).code == ResponseCode.NO_PERMISSION
-    state.config.auto_create_subscription_group = False
+    state.config.auto_create_groups = False
     state.groups.delete("CG")
     assert (await room.send_back(stored.log_position)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
@@ -239,7 +239,7 @@ def test_what_is_sent_to_a_retry_topic_may_be_a_dead_letter(
 
 
 def test_a_retry_topic_of_no_group_is_refused(state: State) -> None:
-    state.config.auto_create_subscription_group = False
+    state.config.auto_create_groups = False
     draft = Draft("%RETRY%CG", 0, b"x", b"", 0, PRODUCER, HOST)
     with pytest.raises(RefusedError) as refused:
         redirect_retry(
@@ -258,13 +258,13 @@ def test_a_retry_topic_of_no_group_is_refused(state: State) -> None:
 
 async def test_a_recalled_message_never_comes(room: Room) -> None:
     state = room.state
-    state.config.recall_message_enable = True
+    state.config.recall_enabled = True
     state.topics.create(TopicConfig("Orders", 2, 2))
     raw = encode_properties({"UNIQ_KEY": "U1", "TIMER_DELAY_SEC": "5"})
-    parked = room.intake.park(Draft("Orders", 1, b"x", raw, 0, PRODUCER, HOST))
-    handle = recall_handle(parked, BROKER)
+    scheduled = room.appender.schedule(Draft("Orders", 1, b"x", raw, 0, PRODUCER, HOST))
+    handle = recall_handle(scheduled, BROKER)
     assert handle is not None
-    room.intake.put_plain(parked)
+    room.appender.put_plain(scheduled)
     answer = await state.ask(room.recall_handler, encode_recall("PG", "Orders", handle))
     assert (answer.code, (answer.fields or {})["msgId"]) == (ResponseCode.SUCCESS, "U1")
     assert room.store.max_offset(TIMER_TOPIC, 0) == 2
@@ -292,7 +292,7 @@ async def test_recalls_that_are_refused(room: Room, topic: str, handle: RecallHa
         handle = encode_recall_handle(RecallHandle(handle.topic, handle.broker_name, due_ms, handle.unique_id))
     request = encode_recall("PG", topic, handle)
     assert (await state.ask(room.recall_handler, request)).code == ResponseCode.NO_PERMISSION
-    state.config.recall_message_enable = True
+    state.config.recall_enabled = True
     assert (await state.ask(room.recall_handler, request)).code == code
 
 

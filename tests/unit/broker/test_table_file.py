@@ -20,7 +20,7 @@ class Table:
         self.path = folder / "table.json"
         self.value = 0
         self.renders: list[int] = []
-        self.keeper = TableFile(JsonFile(self.path, disk), self._render)
+        self.table_file = TableFile(JsonFile(self.path, disk), self._render)
 
     def _render(self) -> list[bytes]:
         self.renders.append(self.value)
@@ -28,23 +28,23 @@ class Table:
 
     def change(self) -> None:
         self.value += 1
-        self.keeper.touch()
+        self.table_file.touch()
 
     @property
     def kept(self) -> object:
-        return Table(self.path.parent).keeper.load(dict)
+        return Table(self.path.parent).table_file.load(dict)
 
 
 async def test_what_was_touched_is_written_and_nothing_else(tmp_path: Path) -> None:
     table = Table(tmp_path)
-    await table.keeper.save()
-    table.keeper.save_now()
+    await table.table_file.save()
+    table.table_file.save_now()
     assert (table.kept, table.renders) == (None, [])
     table.change()
-    await table.keeper.save()
-    await table.keeper.save()
+    await table.table_file.save()
+    await table.table_file.save()
     assert (table.kept, table.renders) == ({"value": 1}, [1])
-    assert repr(table.keeper) == f"<TableFile {table.path} unsaved=0>"
+    assert repr(table.table_file) == f"<TableFile {table.path} unsaved=0>"
 
 
 async def test_many_who_ask_during_a_write_share_the_next(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ async def test_many_who_ask_during_a_write_share_the_next(tmp_path: Path) -> Non
     saves = []
     for _ in range(4):
         table.change()
-        saves.append(asyncio.ensure_future(table.keeper.save()))
+        saves.append(asyncio.ensure_future(table.table_file.save()))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     disk.move()
@@ -67,7 +67,7 @@ async def test_who_no_longer_waits_does_not_end_the_others_write(tmp_path: Path)
     table = Table(tmp_path, disk)
     disk.stick()
     table.change()
-    first, second = (asyncio.ensure_future(table.keeper.save()) for _ in range(2))
+    first, second = (asyncio.ensure_future(table.table_file.save()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.sleep(0)
@@ -80,21 +80,21 @@ async def test_who_no_longer_waits_does_not_end_the_others_write(tmp_path: Path)
 async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
     disk = StuckDisk()
     table = Table(tmp_path, disk)
-    await table.keeper.settled()
+    await table.table_file.finish_writes()
     disk.stick()
     table.change()
-    asker = asyncio.ensure_future(table.keeper.save())
+    asker = asyncio.ensure_future(table.table_file.save())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     asker.cancel()
     table.change()
-    settled = asyncio.ensure_future(table.keeper.settled())
+    finished = asyncio.ensure_future(table.table_file.finish_writes())
     await asyncio.sleep(0)
-    assert not settled.done()
+    assert not finished.done()
     disk.move()
-    await settled
+    await finished
     assert table.kept == {"value": 1}
-    table.keeper.save_now()
+    table.table_file.save_now()
     assert table.kept == {"value": 2}
 
 
@@ -102,17 +102,17 @@ async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path
     disk = ForgetfulDisk()
     table = Table(tmp_path, disk)
     table.change()
-    await table.keeper.save()
+    await table.table_file.save()
     disk.forgets = True
     table.change()
     for _ in range(2):
         with pytest.raises(StoreWriteError):
-            await table.keeper.save()
+            await table.table_file.save()
     with pytest.raises(StoreWriteError):
-        table.keeper.save_now()
+        table.table_file.save_now()
     assert table.kept == {"value": 1}
     disk.forgets = False
-    await table.keeper.save()
+    await table.table_file.save()
     assert table.kept == {"value": 2}
 
 
@@ -123,12 +123,12 @@ async def test_a_failed_write_that_nobody_waits_for_is_no_loose_end(
     table = Table(tmp_path, disk)
     disk.forgets = True
     table.change()
-    asker = asyncio.ensure_future(table.keeper.save())
+    asker = asyncio.ensure_future(table.table_file.save())
     await asyncio.sleep(0)
     asker.cancel()
     await eventually(asker.done)
-    await table.keeper.settled()
+    await table.table_file.finish_writes()
     disk.forgets = False
-    table.keeper.save_now()
+    table.table_file.save_now()
     assert table.kept == {"value": 1}
     assert "never retrieved" not in caplog.text

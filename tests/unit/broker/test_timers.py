@@ -51,9 +51,11 @@ def mark(deliver_ms: int, unique_id: str, topic: str = "Orders") -> Draft:
     ],
 )
 def test_a_message_with_a_time_is_put_aside(waiting: Waiting, properties: dict[str, str], slot_ms: int) -> None:
-    parked = waiting.timers.park(draft(properties), START_MS)
-    assert (parked.topic, parked.queue_id) == (TIMER_TOPIC, 0)
-    assert parked.raw_properties.endswith(b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01Orders\x02REAL_QID\x012\x02" % slot_ms)
+    scheduled = waiting.timers.schedule(draft(properties), START_MS)
+    assert (scheduled.topic, scheduled.queue_id) == (TIMER_TOPIC, 0)
+    assert scheduled.raw_properties.endswith(
+        b"TIMER_OUT_MS\x01%d\x02REAL_TOPIC\x01Orders\x02REAL_QID\x012\x02" % slot_ms
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_a_message_with_a_time_is_put_aside(waiting: Waiting, properties: dict[s
 )
 def test_what_does_not_wait_stays_as_it_is(waiting: Waiting, properties: dict[str, str]) -> None:
     plain = draft(properties)
-    assert waiting.timers.park(plain, START_MS) is plain
+    assert waiting.timers.schedule(plain, START_MS) is plain
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_what_does_not_wait_stays_as_it_is(waiting: Waiting, properties: dict[st
 )
 def test_times_that_may_not_be_are_refused(waiting: Waiting, properties: dict[str, str]) -> None:
     with pytest.raises(RefusedError) as refused:
-        waiting.timers.park(draft(properties), START_MS)
+        waiting.timers.schedule(draft(properties), START_MS)
     assert refused.value.code == ResponseCode.MESSAGE_ILLEGAL
 
 
@@ -89,19 +91,19 @@ def test_times_are_refused_when_timers_are_off(waiting: Waiting) -> None:
     check = TimerCheck(waiting.folder / "config" / "timercheck", 1_000)
     timers = Timers(waiting.store, waiting, check, enabled=False)
     with pytest.raises(RefusedError, match="timerWheelEnable") as refused:
-        timers.park(draft({"TIMER_DELAY_SEC": "1"}), START_MS)
+        timers.schedule(draft({"TIMER_DELAY_SEC": "1"}), START_MS)
     assert refused.value.code == ResponseCode.SYSTEM_ERROR
     plain = draft({})
-    assert timers.park(plain, START_MS) is plain
+    assert timers.schedule(plain, START_MS) is plain
 
 
 def test_what_waits_can_be_recalled_by_its_handle(waiting: Waiting) -> None:
-    parked = waiting.timers.park(at(START_MS + 5_000), START_MS)
-    handle = recall_handle(parked, "broker-a")
+    scheduled = waiting.timers.schedule(at(START_MS + 5_000), START_MS)
+    handle = recall_handle(scheduled, "broker-a")
     assert handle is not None
     assert decode_recall_handle(handle) == RecallHandle("Orders", "broker-a", START_MS + 4_001, "coffee")
-    retried = waiting.timers.park(
-        Draft("%RETRY%CG", 0, b"x", parked.raw_properties.split(b"TIMER_OUT")[0], 0, PRODUCER, HOST), START_MS
+    retried = waiting.timers.schedule(
+        Draft("%RETRY%CG", 0, b"x", scheduled.raw_properties.split(b"TIMER_OUT")[0], 0, PRODUCER, HOST), START_MS
     )
     assert recall_handle(retried, "broker-a") is None
 
@@ -267,7 +269,7 @@ def test_what_apaches_broker_has_in_its_wheel_is_delivered(waiting: Waiting) -> 
 
 def test_what_apaches_broker_has_stored_anew_is_delivered_once(waiting: Waiting) -> None:
     due_ms = START_MS + 3 * DAY_MS
-    renewed = waiting.timers.park(at(due_ms, b"renewed"), START_MS)
+    renewed = waiting.timers.schedule(at(due_ms, b"renewed"), START_MS)
     waiting.put_plain(renewed)
     waiting.put(at(due_ms, b"not yet"))
     waiting.time_ms += DAY_MS

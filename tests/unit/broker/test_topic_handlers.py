@@ -186,7 +186,7 @@ async def test_who_deletes_what_is_not_there_is_told_that_all_is_well(state: Sta
 
 
 async def test_system_topics_may_be_changed_where_the_settings_say_so(state: State) -> None:
-    state.config = settings(validate_system_topic_when_update_topic=False)
+    state.config = settings(protect_system_topics=False)
     response = await state.ask(state.on_topics.update, encode_topic_update(TopicConfig("TBW102", 2, 2, 7)))
     assert response.code == 0
     assert state.topics.get("TBW102") == TopicConfig("TBW102", 2, 2, 7)
@@ -290,7 +290,7 @@ async def test_cleaning_keeps_a_topic_that_is_created_meanwhile(state: State) ->
             state.topics.put(ORDERS)
             state.write("Orders")
 
-    state.pace.on_step = create
+    state.step_runner.on_step = create
     response = await state.ask(state.on_topics.clean_unused_topics, Request(RequestCode.CLEAN_UNUSED_TOPIC))
     assert response.code == 0
     assert (state.store.topics(), state.store.max_offset("Orders", 0)) == ({"Orders"}, 2)

@@ -62,11 +62,11 @@ def test_every_broker_has_these_topics_from_its_start(path: Path) -> None:
 
 def test_settings_say_which_of_them_there_are(path: Path) -> None:
     config = settings(
-        auto_create_topic_enable=False,
-        cluster_topic_enable=False,
-        broker_topic_enable=False,
-        trace_topic_enable=True,
-        timer_wheel_enable=False,
+        auto_create_topics=False,
+        cluster_topic_enabled=False,
+        broker_topic_enabled=False,
+        trace_topic_enabled=True,
+        timers_enabled=False,
     )
     topics = loaded(path, config)
     assert topics.get(DEFAULT_TOPIC) is None
@@ -112,17 +112,17 @@ def test_without_a_model_that_may_be_copied_there_is_no_topic(path: Path) -> Non
 
 
 def test_where_topics_are_not_made_by_sending_retry_topics_still_are(path: Path) -> None:
-    topics = loaded(path, settings(auto_create_topic_enable=False))
+    topics = loaded(path, settings(auto_create_topics=False))
     assert topics.create_for_send("Orders", DEFAULT_TOPIC, 4) is None
     assert topics.create_for_send(retry_topic("g"), DEFAULT_TOPIC, 4) == TopicConfig("%RETRY%g", 1, 1, 6)
 
 
 def test_a_default_topic_from_another_time_is_dropped_where_it_may_not_be_used(path: Path) -> None:
     topics = loaded(path)
-    topics.keeper.touch()
-    topics.keeper.save_now()
+    topics.table_file.touch()
+    topics.table_file.save_now()
     assert loaded(path).get(DEFAULT_TOPIC) is not None
-    assert loaded(path, settings(auto_create_topic_enable=False)).get(DEFAULT_TOPIC) is None
+    assert loaded(path, settings(auto_create_topics=False)).get(DEFAULT_TOPIC) is None
 
 
 def test_what_is_there_already_is_not_made_again(path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_table_of_apache_is_opened_with_all_it_says(path: Path) -> None:
 def test_the_file_is_written_in_apaches_form(path: Path) -> None:
     topics = loaded(path)
     topics.put(TopicConfig("Orders", 4, 8, attributes={"message.type": "FIFO"}))
-    topics.keeper.save_now()
+    topics.table_file.save_now()
     stored = json.loads(path.read_bytes())
     assert stored["dataVersion"] == {"counter": 1, "stateVersion": 0, "timestamp": int(ManualClock().wall() * 1000)}
     assert stored["topicConfigTable"]["Orders"] == {
@@ -196,7 +196,7 @@ def test_what_only_apache_understands_is_written_back(path: Path) -> None:
     write(path, json.dumps({"topicConfigTable": {"Orders": topic}, "newTable": {"a": 1}}).encode())
     topics = loaded(path)
     topics.put(TopicConfig("Other"))
-    topics.keeper.save_now()
+    topics.table_file.save_now()
     stored = json.loads(path.read_bytes())
     assert stored["newTable"] == {"a": 1}
     assert stored["topicConfigTable"]["Orders"]["tierOf"] == {"a": [1, "x"]}
@@ -206,7 +206,7 @@ def test_all_of_it_is_there_again_after_a_restart(path: Path) -> None:
     topics = loaded(path)
     topics.put(TopicConfig("Orders", 4, 8, sys_flag=2, ordered=True))
     topics.delete("BenchmarkTest")
-    topics.keeper.save_now()
+    topics.table_file.save_now()
     again = loaded(path)
     assert again.version == topics.version
     assert again.get("Orders") == topics.get("Orders")

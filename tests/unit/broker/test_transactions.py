@@ -122,7 +122,7 @@ def test_halves_that_end_together_share_a_record(room: Room) -> None:
 
 
 def test_a_record_of_ended_halves_is_as_long_as_the_settings_say(room: Room) -> None:
-    room.config.transaction_op_msg_max_size = 4
+    room.config.op_message_bytes_max = 4
     for half in [room.begin(f"ID{n}") for n in range(5)]:
         end = TransactionEnd(GROUP, half.queue_offset, half.log_position, ROLLBACK)
         room.transactions.end(end, room.now_ms())
@@ -149,7 +149,9 @@ def test_an_end_that_does_not_fit_its_half_is_refused(room: Room, changes: dict[
 
 
 def test_only_halves_can_be_committed(room: Room) -> None:
-    other = room.intake.put_plain(draft("Orders", 3, properties={"PGROUP": GROUP, "REAL_TOPIC": "T", "REAL_QID": "0"}))
+    other = room.appender.put_plain(
+        draft("Orders", 3, properties={"PGROUP": GROUP, "REAL_TOPIC": "T", "REAL_QID": "0"})
+    )
     with pytest.raises(RefusedError, match="Find prepared"):
         room.end(other)
 
@@ -303,7 +305,7 @@ def test_nobody_is_left_alone_for_longer_than_messages_are_kept(room: Room) -> N
 
 
 def test_what_was_asked_too_often_is_given_up(room: Room) -> None:
-    room.config.transaction_check_max = 3
+    room.config.transaction_checks_max = 3
     room.begin("ID1", b"coffee")
     assert [len(room.check()) for _ in range(5)] == [1, 1, 1, 0, 0]
     (given_up,) = read_all(room.store, HALF_GIVEN_UP_TOPIC)
@@ -319,12 +321,12 @@ def test_what_is_older_than_anything_that_is_kept_is_given_up(room: Room) -> Non
 
 
 def test_a_half_that_was_given_up_can_be_asked_for_again(room: Room) -> None:
-    room.config.transaction_check_max = 1
+    room.config.transaction_checks_max = 1
     room.begin("ID1", b"coffee")
     room.check()
     room.check()
     (given_up,) = read_all(room.store, HALF_GIVEN_UP_TOPIC)
-    handlers = TransactionHandlers(room.transactions, room.intake, room.identity)
+    handlers = TransactionHandlers(room.transactions, room.appender, room.identity)
     peer, _ = a_peer(1)
     message_id = encode_offset_id(HERE, given_up.log_position)
     assert handlers.resume(encode_resume_check(HALF_GIVEN_UP_TOPIC, message_id), peer).code == ResponseCode.SUCCESS
@@ -470,7 +472,7 @@ def test_halves_of_apaches_brokers_are_understood(room: Room) -> None:
     known = {"TRAN_MSG": "true", "PGROUP": GROUP, "REAL_TOPIC": "Orders", "REAL_QID": "3", "WAIT": "true"}
 
     def put(unique_id: str, **more: str) -> None:
-        room.intake.put_plain(draft(HALF_TOPIC, 0, b"x", {**known, "UNIQ_KEY": unique_id, **more}))
+        room.appender.put_plain(draft(HALF_TOPIC, 0, b"x", {**known, "UNIQ_KEY": unique_id, **more}))
 
     put("done")
     patient = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "600"}
@@ -478,10 +480,10 @@ def test_halves_of_apaches_brokers_are_understood(room: Room) -> None:
     put("ended", **patient)
     put("carried", TRAN_PREPARED_QUEUE_OFFSET="1", **patient)
     put("ended", TRAN_PREPARED_QUEUE_OFFSET="2", **patient)
-    room.intake.put_plain(draft(HALF_DONE_TOPIC, 0, b"0", {"TAGS": "d", "WAIT": "true"}))
-    room.intake.put_plain(draft(HALF_DONE_TOPIC, 0, b"2,", {"TAGS": "d"}))
-    room.intake.put_plain(draft(HALF_DONE_TOPIC, 0, b"1,3,", {"TAGS": "x"}))
-    room.intake.put_plain(draft(HALF_DONE_TOPIC, 0, b"junk,,-1,999999999999999999999999,", {"TAGS": "d"}))
+    room.appender.put_plain(draft(HALF_DONE_TOPIC, 0, b"0", {"TAGS": "d", "WAIT": "true"}))
+    room.appender.put_plain(draft(HALF_DONE_TOPIC, 0, b"2,", {"TAGS": "d"}))
+    room.appender.put_plain(draft(HALF_DONE_TOPIC, 0, b"1,3,", {"TAGS": "x"}))
+    room.appender.put_plain(draft(HALF_DONE_TOPIC, 0, b"junk,,-1,999999999999999999999999,", {"TAGS": "d"}))
     room.reopen()
     assert room.transactions.open_count == 1
     halves = read_all(room.store, HALF_TOPIC)
@@ -511,7 +513,7 @@ async def test_producers_are_asked_in_turn(room: Room) -> None:
     lines = []
     for connection in (1, 2):
         peer, line = a_peer(connection)
-        room.members.beat(peer, a_beat(f"client-{connection}", producers=[GROUP]), "JAVA", 479, 0.0)
+        room.clients.beat(peer, a_beat(f"client-{connection}", producers=[GROUP]), "JAVA", 479, 0.0)
         lines.append(line)
     for n in range(4):
         room.begin(f"ID{n}")
@@ -523,7 +525,7 @@ async def test_producers_are_asked_in_turn(room: Room) -> None:
 
 
 async def test_others_have_their_turn_while_very_many_are_given_up(room: Room) -> None:
-    room.config.transaction_check_max = 0
+    room.config.transaction_checks_max = 0
     for n in range(500):
         room.begin(f"ID{n}")
     room.clock.advance(31)
@@ -537,7 +539,7 @@ async def test_others_have_their_turn_while_very_many_are_given_up(room: Room) -
 
 
 async def test_a_group_without_producers_loses_nothing(room: Room) -> None:
-    room.config.transaction_check_max = 2
+    room.config.transaction_checks_max = 2
     room.begin()
     for _ in range(3):
         room.clock.advance(31)
@@ -547,7 +549,7 @@ async def test_a_group_without_producers_loses_nothing(room: Room) -> None:
 
 
 async def test_ends_without_an_answer_are_noted_together_in_the_same_turn(room: Room) -> None:
-    handlers = TransactionHandlers(room.transactions, room.intake, room.identity)
+    handlers = TransactionHandlers(room.transactions, room.appender, room.identity)
     peer, _ = a_peer(1)
     for half in [room.begin(f"ID{n}") for n in range(3)]:
         request = encode_end_transaction(
@@ -561,7 +563,7 @@ async def test_ends_without_an_answer_are_noted_together_in_the_same_turn(room: 
 
 
 async def test_whoever_waits_for_an_answer_has_it_noted_first(room: Room) -> None:
-    handlers = TransactionHandlers(room.transactions, room.intake, room.identity)
+    handlers = TransactionHandlers(room.transactions, room.appender, room.identity)
     peer, _ = a_peer(1)
     half = room.begin()
     request = encode_end_transaction(TransactionEnd(GROUP, half.queue_offset, half.log_position, ROLLBACK))

@@ -39,7 +39,7 @@ class Room:
     def __init__(self, folder: Path, *, disk: Disk | None = None) -> None:
         self.folder = folder
         self.clock = ManualClock()
-        self.config = BrokerConfig(store_path_root_dir=str(folder))
+        self.config = BrokerConfig(store_path=str(folder))
         self.identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
         self.announced: list[str] = []
         self.disk = disk or HastyDisk()
@@ -54,22 +54,22 @@ class Room:
         self.offsets = ConsumerOffsets(JsonFile(self.folder / "consumerOffset.json", self.disk), self.now_ms)
         self.offsets.load()
         self.topics = Topics(JsonFile(self.folder / "topics.json", self.disk), self.config, self.now_ms)
-        self.members = ConnectedClients()
+        self.clients = ConnectedClients()
         self.stats = Stats(self.clock)
         flushing = Flushing(self.store, interval_s=1, timeout_s=lambda: 1, on_flushed=lambda: None)
-        self.intake = Appender(
+        self.appender = Appender(
             self.store,
-            parked=LongPolling(self.clock.monotonic),
+            long_polling=LongPolling(self.clock.monotonic),
             flushing=flushing,
             stats=self.stats,
             now_ms=self.now_ms,
         )
         self.transactions = Transactions(
             self.store,
-            self.intake,
+            self.appender,
             offsets=self.offsets,
             topics=self.topics,
-            members=self.members,
+            clients=self.clients,
             config=self.config,
             identity=self.identity,
             announce=self._announce,
@@ -81,7 +81,7 @@ class Room:
 
     def close(self) -> None:
         self.store.close()
-        self.offsets.keeper.save_now()
+        self.offsets.table_file.save_now()
 
     def reopen(self) -> None:
         self.close()
@@ -100,7 +100,7 @@ class Room:
         sent = msgspec.structs.replace(
             draft("Orders", 3, body, known, sys_flag=0x4, flag=7), born_at_ms=self.now_ms() - born_before_s * 1000
         )
-        return self.intake.put_plain(self.transactions.prepare(sent))
+        return self.appender.put_plain(self.transactions.prepare(sent))
 
     def end(
         self,

@@ -84,10 +84,10 @@ class Waiting:
         return self.store.append(draft, self.time_ms)
 
     def put(self, draft: Draft) -> Appended:
-        parked = self.delays.park(draft)
-        if parked is draft:
-            parked = self.timers.park(draft, self.time_ms)
-        return self.put_plain(parked)
+        scheduled = self.delays.schedule(draft)
+        if scheduled is draft:
+            scheduled = self.timers.schedule(draft, self.time_ms)
+        return self.put_plain(scheduled)
 
     # Time.
 

@@ -119,7 +119,7 @@ def test_an_advertised_port_that_is_none_is_refused(advertise: str) -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["-D", "brokerRole=SLAVE"], "brokerRole=SLAVE from the command line cannot be served"),
+        (["-D", "brokerRole=SLAVE"], "brokerRole=SLAVE from the command line is not supported"),
         (["--advertise", "0.0.0.0", "-D", "listenPort=0"], "give the address that clients can reach with brokerIP1"),
         (["-c", "none.conf"], "cannot read properties file none.conf: No such file or directory"),
     ],

@@ -157,6 +157,7 @@ def test_it_boots_answers_and_stops(
         with RawConnection(f"127.0.0.1:{server.port}") as line:
             assert line.call(GET_ROUTE, {"topic": "TopicTest"}).code == TOPIC_NOT_EXIST
         errors = assert_stops_with_success(server, number)
+        assert "INFO skyroute.settings.config - setting listenPort=" in errors
     assert f"name server stopping signal={number.name}" in errors
 
 

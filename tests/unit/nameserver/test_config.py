@@ -64,7 +64,7 @@ def test_the_defaults_are_javas(caplog: pytest.LogCaptureFixture) -> None:
     assert config.connect_timeout_s == 3.0
     assert config.shutdown_wait_s == 30.0
     assert config.prologue_timeout_s == 10.0
-    assert config.frame_max_length == 16 * 1024 * 1024
+    assert config.frame_bytes_max == 16 * 1024 * 1024
     assert config.rocketmq_home is None
     assert config.tls == TlsSettings()
     assert caplog.records == []
@@ -109,8 +109,8 @@ def test_properties_of_the_java_machine_stand_behind_settings(tmp_path: Path) ->
         "com.rocketmq.remoting.client.connect.timeout=100\n",
     )
     config = NameServerConfig.load(path)
-    assert config.frame_max_length == 33554432
-    assert config.server_socket_snd_buf_size == 4096
+    assert config.frame_bytes_max == 33554432
+    assert config.send_buffer_bytes == 4096
     assert config.inert == {"clientSocketSndBufSize": "65536"}
     assert config.connect_timeout_s == 0.1
     assert config.extras == {}
@@ -206,9 +206,7 @@ def test_settings_without_meaning_are_accepted_and_said_once(tmp_path: Path, cap
     path = properties_file(tmp_path, "serverWorkerThreads=4\ndefaultThreadPoolNums=99\nlistenPort=1")
     config = NameServerConfig.load(path)
     assert parse_properties(config.render())["defaultThreadPoolNums"] == "99"
-    assert warnings(caplog) == [
-        "settings without meaning here are accepted keys=defaultThreadPoolNums,serverWorkerThreads"
-    ]
+    assert warnings(caplog) == ["settings without effect keys=defaultThreadPoolNums,serverWorkerThreads"]
 
 
 def test_unknown_settings_are_kept_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -216,7 +214,7 @@ def test_unknown_settings_are_kept_and_said_once(tmp_path: Path, caplog: pytest.
     assert config.extras == {"zebra": "a b", "apple": "1", "user.region": "x"}
     assert {"zebra=a b", "apple=1", "user.region=x"} <= set(config.render_all().splitlines())
     assert {"zebra=******", "apple=******", "user.region=******"} <= set(config.render().splitlines())
-    assert warnings(caplog) == ["unknown settings are kept without effect keys=apple,user.region,zebra"]
+    assert warnings(caplog) == ["unknown settings, kept without effect keys=apple,user.region,zebra"]
 
 
 def test_a_line_break_in_a_value_does_not_pass_for_a_setting(tmp_path: Path) -> None:

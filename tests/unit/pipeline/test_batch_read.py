@@ -244,7 +244,7 @@ def test_every_message_is_read_once_in_order_at_any_pull_size(cluster: Cluster, 
 
 def test_a_broker_with_small_pull_responses_is_read_to_the_end() -> None:
     """Apache's broker returns at most 32 messages for any pull."""
-    with started_cluster(in_memory=True, max_transfer_count_on_message_in_memory=32) as small:
+    with started_cluster(in_memory=True, pull_messages_max=32) as small:
         make_topic(small, "Few", queues=1)
         send(small, "Few", 3_000)
         assert bodies(read(small, topic="Few")) == numbers(0, 3_000)
@@ -393,7 +393,7 @@ def test_a_server_that_is_not_a_broker_is_an_error(cluster: Cluster, response: b
 
 
 def test_deleted_messages_are_an_error_or_are_skipped() -> None:
-    with started_cluster(in_memory=True, mapped_file_size_commit_log=16_384) as small:
+    with started_cluster(in_memory=True, commit_log_file_bytes=16_384) as small:
         make_topic(small, "Old", queues=1)
         for first in range(0, 300, 50):
             send(small, "Old", 50, first=first)

@@ -199,7 +199,7 @@ def test_a_recreated_topic_is_data_loss(rocketmq: Cluster) -> None:
 
 
 def test_messages_deleted_before_they_were_read_are_data_loss() -> None:
-    with started_cluster(in_memory=True, mapped_file_size_commit_log=16_384) as own:
+    with started_cluster(in_memory=True, commit_log_file_bytes=16_384) as own:
         make_topic(own, "Gone", queues=1)
         for first in range(0, 300, 50):
             send(own, "Gone", 50, first=first)

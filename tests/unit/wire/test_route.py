@@ -338,6 +338,12 @@ def test_any_route_is_written_as_its_members_would_be(route: TopicRoute) -> None
         assert encode_route(route, dialect) == dumps(route_members(route), dialect)
 
 
+@pytest.mark.parametrize("spelling", [b"topicSysFlag", b"topicSynFlag"])
+def test_a_route_has_the_system_flag_in_the_spelling_of_4x_too(spelling: bytes) -> None:
+    body = b'{"queueDatas":[{"brokerName":"a","perm":6,"readQueueNums":8,"writeQueueNums":4,"%b":1}]}' % spelling
+    assert [queues.settings.sys_flag for queues in decode_route(body).queues] == [1]
+
+
 @pytest.mark.parametrize("body", [b"{}", b'{"brokerDatas":null,"queueDatas":null,"filterServerTable":null}'])
 def test_a_route_that_lacks_its_containers_is_empty(body: bytes) -> None:
     assert decode_route(body) == TopicRoute((), ())

@@ -24,13 +24,13 @@ def _call_later(delay_s: float, then: Callable[[], None]) -> None:
     asyncio.get_running_loop().call_later(delay_s, then)
 
 
-class MemberNotices:
+class ChangeNotifications:
     """Tells groups at once, and those that were told just now, a little later."""
 
     def __init__(
-        self, members: ConnectedClients, groups: Groups, config: BrokerConfig, call_later: CallLater = _call_later
+        self, clients: ConnectedClients, groups: Groups, config: BrokerConfig, call_later: CallLater = _call_later
     ) -> None:
-        self._members = members
+        self._clients = clients
         self._groups = groups
         self._config = config
         self._call_later = call_later
@@ -43,7 +43,7 @@ class MemberNotices:
 
     def put(self, groups: Iterable[str]) -> None:
         """Note that the members of these groups have to be told."""
-        if not self._config.notify_consumer_ids_changed_enable:
+        if not self._config.notify_group_changes:
             return
         for group in groups:
             settings = self._groups.get(group)
@@ -60,7 +60,7 @@ class MemberNotices:
             self._work.append(self._tell(group))
 
     def _tell(self, group: str) -> Iterator[None]:
-        known = self._members.consumers(group)
+        known = self._clients.consumers(group)
         if known is None:
             del self._told[group]
             return

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from skyroute.broker.clients.change_notifications import MemberNotices
+from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.config import BrokerConfig
@@ -24,16 +24,16 @@ class ClientExpiryScan:
 
     def __init__(
         self,
-        members: ConnectedClients,
+        clients: ConnectedClients,
         locks: QueueLocks,
-        notices: MemberNotices,
+        notifications: ChangeNotifications,
         close_connection: Callable[[int], None],
         config: BrokerConfig,
         clock: Clock,
     ) -> None:
-        self._members = members
+        self._clients = clients
         self._locks = locks
-        self._notices = notices
+        self._notifications = notifications
         self._close_connection = close_connection
         self._config = config
         self._clock = clock
@@ -46,9 +46,9 @@ class ClientExpiryScan:
             log.warning("client scan late, eviction postponed to the next scan late_s=%.1f", self._lateness.late_s)
             return
         self._locks.expire(now)
-        for silent in self._members.expire(now, self._config.channel_expired_timeout / 1000):
+        for silent in self._clients.expire(now, self._config.client_expiry_s):
             for peer in silent.peers:
                 log.info("client silent peer=%s", peer.address)
                 self._close_connection(peer.connection)
-            self._notices.put(silent.changed)
+            self._notifications.put(silent.changed)
             await asyncio.sleep(0)

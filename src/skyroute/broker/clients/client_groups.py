@@ -12,7 +12,7 @@ from skyroute.wire.calls.clients import ConsumerData, ConsumeType, MessageModel,
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class GroupMember:
     """A client in one group, through one connection."""
 
     peer: Peer
@@ -23,15 +23,15 @@ class Member:
     """When a heartbeat last spoke of it in this group; monotonic seconds."""
 
 
-class Roster:
+class ClientGroup:
     """The members of one group: at most one for each connection, and one for each client id."""
 
     __slots__ = ("_by_client", "_by_connection", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._by_connection: dict[int, Member] = {}
-        self._by_client: dict[str, Member] = {}
+        self._by_connection: dict[int, GroupMember] = {}
+        self._by_client: dict[str, GroupMember] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} members={len(self._by_connection)}>"
@@ -40,18 +40,18 @@ class Roster:
         return len(self._by_connection)
 
     @property
-    def members(self) -> Collection[Member]:
+    def members(self) -> Collection[GroupMember]:
         return self._by_connection.values()
 
-    def find(self, client_id: str) -> Member | None:
+    def find(self, client_id: str) -> GroupMember | None:
         """Return the member with this client id."""
         return self._by_client.get(client_id)
 
-    def on(self, connection: int) -> Member | None:
+    def on(self, connection: int) -> GroupMember | None:
         """Return the member that is in through this connection."""
         return self._by_connection.get(connection)
 
-    def add(self, member: Member) -> list[Member]:
+    def add(self, member: GroupMember) -> list[GroupMember]:
         """Let a member in, and return whom it replaces: who came through its connection, or had its client id."""
         there, namesake = self._by_connection.get(member.peer.connection), self._by_client.get(member.client_id)
         replaced = [old for old in (there, namesake) if old is not None]
@@ -63,13 +63,13 @@ class Roster:
         self._by_client[member.client_id] = member
         return replaced
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: GroupMember) -> None:
         """Take out a member that is in."""
         del self._by_connection[member.peer.connection]
         del self._by_client[member.client_id]
 
 
-class ProducerGroup(Roster):
+class ProducerGroup(ClientGroup):
     """Producers who can stand in for each other."""
 
     __slots__ = ("_turn",)
@@ -87,7 +87,7 @@ class ProducerGroup(Roster):
         return peers[self._turn]
 
 
-class ConsumerGroup(Roster):
+class ConsumerGroup(ClientGroup):
     """Consumers who share one progress, and what they say they want. The last of them to speak is believed."""
 
     __slots__ = ("fingerprint", "model", "start_from", "subscriptions", "type")
@@ -98,9 +98,9 @@ class ConsumerGroup(Roster):
         """By topic."""
         self.fingerprint: int | None = None
         """Of the subscriptions, as the last heartbeat gave it; None before the first."""
-        self.settle(consumer)
+        self.update(consumer)
 
-    def settle(self, consumer: ConsumerData) -> None:
+    def update(self, consumer: ConsumerData) -> None:
         """Believe what a heartbeat says of how this group consumes."""
         self.type: ConsumeType = consumer.consume_type
         self.model: MessageModel = consumer.model

@@ -6,7 +6,7 @@ Nothing of it outlives the process. Clients repeat all of it every 30 s, and at 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from skyroute.broker.clients.client_groups import ConsumerGroup, Member, ProducerGroup, Roster
+from skyroute.broker.clients.client_groups import ClientGroup, ConsumerGroup, GroupMember, ProducerGroup
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.clients import ConsumerData, Heartbeat, Subscription
@@ -102,7 +102,7 @@ class ConnectedClients:
     def producer_groups(self) -> Mapping[str, ProducerGroup]:
         return self._producers
 
-    def producers(self, group: str) -> Sequence[Member]:
+    def producers(self, group: str) -> Sequence[GroupMember]:
         """Return the members of a producer group."""
         known = self._producers.get(group)
         return () if known is None else list(known.members)
@@ -141,8 +141,8 @@ class ConnectedClients:
             known_as, group.fingerprint = group.fingerprint, beat.fingerprint
             if known_as != beat.fingerprint and (known_as is not None or beat.without_subscriptions):
                 wants_whole = True
-            group.settle(consumer)
-            has_news = self._join(group, Member(peer, beat.client_id, language or "OTHER", version, now))
+            group.update(consumer)
+            has_news = self._join(group, GroupMember(peer, beat.client_id, language or "OTHER", version, now))
             if not beat.without_subscriptions:
                 has_news |= self._subscribe(group, newer[consumer.group], consumer)
             if has_news and group.is_told_of_members:
@@ -151,7 +151,7 @@ class ConnectedClients:
             producers = self._producers.get(name)
             if producers is None:
                 producers = self._producers[name] = ProducerGroup(name)
-            self._join(producers, Member(peer, beat.client_id, language or "OTHER", version, now))
+            self._join(producers, GroupMember(peer, beat.client_id, language or "OTHER", version, now))
         if beat.producer_groups:
             self._producing[beat.client_id] = peer
         return BeatOutcome(changed, wants_whole)
@@ -165,7 +165,7 @@ class ConnectedClients:
         return newer
 
     def _make_sure_of_room(
-        self, peer: Peer, groups: Iterable[Roster | None], newer: Mapping[str, Iterable[Subscription]]
+        self, peer: Peer, groups: Iterable[ClientGroup | None], newer: Mapping[str, Iterable[Subscription]]
     ) -> None:
         joined = [group for group in groups if group is None or group.on(peer.connection) is None]
         known = self._connections.get(peer.connection)
@@ -183,7 +183,7 @@ class ConnectedClients:
             return
         raise RefusedError(ResponseCode.SYSTEM_BUSY, f"no room for this heartbeat: {reason}")
 
-    def _join(self, group: Roster, member: Member) -> bool:
+    def _join(self, group: ClientGroup, member: GroupMember) -> bool:
         """Let a client into a group, or note that it is still there; return whether it came, or came back."""
         connection = member.peer.connection
         known = group.on(connection)
@@ -258,7 +258,7 @@ class ConnectedClients:
                 peers, changed, scanned = [], {}, 0
         yield Silent(peers, self._to_be_told(changed))
 
-    def _remove_silent(self, group: Roster, connection: int, oldest: float) -> bool:
+    def _remove_silent(self, group: ClientGroup, connection: int, oldest: float) -> bool:
         member = group.on(connection)
         return member is not None and member.heard_at < oldest and self._remove(group, connection)
 
@@ -267,7 +267,7 @@ class ConnectedClients:
             name for name in groups if (group := self._consumers.get(name)) is not None and group.is_told_of_members
         ]
 
-    def _remove(self, group: Roster | None, connection: int) -> bool:
+    def _remove(self, group: ClientGroup | None, connection: int) -> bool:
         member = None if group is None else group.on(connection)
         if group is None or member is None:
             return False
@@ -281,7 +281,7 @@ class ConnectedClients:
                 del self._producers[group.name]
         return True
 
-    def _forget(self, group: Roster, member: Member) -> None:
+    def _forget(self, group: ClientGroup, member: GroupMember) -> None:
         """Note that a member is no longer in a group."""
         self._memberships -= 1
         connection = member.peer.connection

@@ -165,9 +165,9 @@ class Registrar:
 
     def tick(self, now: float) -> None:
         """Begin what is due."""
-        beats = self._config.enable_slave_acting_master and now >= self._beat_at
+        beats = self._config.acting_master_enabled and now >= self._beat_at
         if beats:
-            self._beat_at = now + self._config.broker_heartbeat_interval / 1000
+            self._beat_at = now + self._config.heartbeat_interval_s
         for link in self._links:
             if link.busy:
                 continue
@@ -263,9 +263,9 @@ class Registrar:
                 return
         else:
             link.all_wanted = False
-            wait_s = self._config.register_period_s if link.knows_us else FIRST_PERIOD_S
+            wait_s = self._config.bounded_registration_interval_s if link.knows_us else FIRST_PERIOD_S
             link.due_at = self._clock.monotonic() + wait_s
-            if not self._config.force_register and link.knows_us and not await self._is_outdated(channel):
+            if not self._config.force_registration and link.knows_us and not await self._is_outdated(channel):
                 self._note_success(link)
                 return
             response = await self._call(channel, await self._registration_of_all())
@@ -275,7 +275,7 @@ class Registrar:
         self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
 
     async def _call(self, channel: Channel, request: Request) -> Response:
-        return await channel.call(request, self._config.register_timeout_s)
+        return await channel.call(request, self._config.registration_timeout_s)
 
     async def _is_outdated(self, channel: Channel) -> bool:
         query = encode_version_query(self._registration(), self._topics.version)
@@ -310,7 +310,7 @@ class Registrar:
 
     def _registration(self) -> Registration:
         own, config = self._identity, self._config
-        acting = config.enable_slave_acting_master
+        acting = config.acting_master_enabled
         return Registration(
             cluster=own.cluster,
             broker_name=own.name,
@@ -318,7 +318,7 @@ class Registrar:
             address=own.address,
             ha_address=own.ha_address,
             acting_master=acting,
-            lease_s=config.broker_not_active_timeout_millis / 1000 if acting else None,
+            lease_s=config.lease_s if acting else None,
             table=TopicTable(self._topics.version),
         )
 
@@ -331,14 +331,14 @@ class Registrar:
 
     def _heartbeat(self) -> Request:
         registration = self._registration()
-        if self._config.compatible_with_old_name_srv:
+        if self._config.supports_old_name_servers:
             return encode_version_query(registration, self._topics.version)
         return encode_heartbeat(registration)
 
     async def _registration_of_all(self) -> Request:
         """Write all topics; it is mostly what was said the last time."""
         async with self._writing:
-            always = self._config.compressed_register
+            always = self._config.compress_registration
             made_of = (self._topics.version, self._config.broker_permission, always)
             if self._written is None or self._written[0] != made_of:
                 registration, topics = self._registration(), list(self._topics.all().values())

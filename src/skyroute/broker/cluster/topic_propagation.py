@@ -23,7 +23,7 @@ from skyroute.wire.command import Request, Response
 log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 3.0
-SPREADS_MAX: Final = 64
+PROPAGATIONS_MAX: Final = 64
 """How many topics are made known to others at the same time; those beyond stay where they are made."""
 BROKERS_MAX: Final = 64
 """How many other brokers are told of one topic."""
@@ -45,10 +45,10 @@ class TopicPropagation:
         """Have those brokers make a topic that would have made it if its first message had come to them."""
         if not self._name_servers:
             return
-        if len(self._tasks) >= SPREADS_MAX:
+        if len(self._tasks) >= PROPAGATIONS_MAX:
             log.warning("topic stays on this broker, too many are made at once topic=%s", topic.name)
             return
-        task = asyncio.get_running_loop().create_task(self.spread(topic, default_topic))
+        task = asyncio.get_running_loop().create_task(self.propagate(topic, default_topic))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -58,7 +58,7 @@ class TopicPropagation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def spread(self, topic: TopicConfig, default_topic: str) -> None:
+    async def propagate(self, topic: TopicConfig, default_topic: str) -> None:
         """Do it, and return when it is done as far as it can be."""
         for name_server in self._name_servers:
             try:

@@ -68,7 +68,7 @@ class Flushing:
         return len(self._waiting)
 
     @property
-    def is_over(self) -> bool:
+    def has_stopped(self) -> bool:
         """No flush is begun any more: the end has come, or one has failed."""
         return self._stopped
 
@@ -82,9 +82,9 @@ class Flushing:
         self._waiting.append((log_end, deadline, then))
         if self._late is None:
             self._late = loop.call_at(deadline, self._give_up_late)
-        self.hurry()
+        self.flush_soon()
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Have what was appended put on the disk soon, though perhaps nobody waits for it."""
         if self._task is not None:
             self._is_wanted = True
@@ -106,9 +106,9 @@ class Flushing:
             log.error("flush failed cause=%s", error)  # noqa: TRY400 - its text says it all
             self._store.fail_flush(error)
             self._stopped = True
-            self._settle(None, Flushed.FAILED)
+            self._complete(None, Flushed.FAILED)
         else:
-            self._settle(self._store.flushed_position, Flushed.DONE)
+            self._complete(self._store.flushed_position, Flushed.DONE)
         finally:
             self._task = None
         self._on_flushed()
@@ -118,7 +118,7 @@ class Flushing:
     async def _run(self, flush: Flush) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, flush.run)
 
-    def _settle(self, up_to: int | None, outcome: Flushed) -> None:
+    def _complete(self, up_to: int | None, outcome: Flushed) -> None:
         waiting = self._waiting
         while waiting and (up_to is None or waiting[0][0] <= up_to):
             waiting.popleft()[2](outcome)
@@ -149,7 +149,7 @@ class Flushing:
             flushed = self._store.max_position
             self._task = asyncio.get_running_loop().create_task(self._flush(thorough=thorough))
 
-    async def settled(self) -> None:
+    async def drain(self) -> None:
         """Return when all who wait now have been told."""
         if self._waiting:
             told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -163,7 +163,7 @@ class Flushing:
             self._due.cancel()
         while self._task is not None:
             await asyncio.wait({self._task})
-        self._settle(None, Flushed.FAILED)
+        self._complete(None, Flushed.FAILED)
         if self._late is not None:
             self._late.cancel()
         self._thread.shutdown(wait=False)

@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 K = TypeVar("K")
 R = TypeVar("R")
 
-PARKED_MAX: Final = 200_000
+SUSPENDED_MAX: Final = 200_000
 """How many wait at most, over all queues."""
 TICKS_A_SECOND: Final = 4
 """How exactly the end of a wait is kept."""
 TURN_S: Final = 0.005
-"""Time per turn of the loop for serving parked pulls."""
+"""Time per turn of the loop for serving suspended pulls."""
 
 
-class ParkedPull(ABC):
+class SuspendedPull(ABC):
     """One pull that waits."""
 
     def __init__(self, peer: Peer, queue: tuple[str, int], deadline: float) -> None:
@@ -35,7 +35,7 @@ class ParkedPull(ABC):
         self.deadline_tick = int(deadline * TICKS_A_SECOND) + 1
         self.answer = DeferredResponse()
         self.waits = False
-        """Whether it is parked and not answered yet."""
+        """Whether it is suspended and not answered yet."""
 
     @abstractmethod
     def look(self) -> Response | None:
@@ -55,9 +55,9 @@ class LongPolling:
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._by_queue: dict[tuple[str, int], set[ParkedPull]] = {}
-        self._by_tick: dict[int, set[ParkedPull]] = {}
-        self._by_connection: dict[int, set[ParkedPull]] = {}
+        self._by_queue: dict[tuple[str, int], set[SuspendedPull]] = {}
+        self._by_tick: dict[int, set[SuspendedPull]] = {}
+        self._by_connection: dict[int, set[SuspendedPull]] = {}
         self._woken: set[tuple[str, int]] = set()
         self._looking: dict[tuple[str, int], bool] = {}
         """Queues whose pulls are being checked, and whether to check them again afterwards."""
@@ -79,9 +79,9 @@ class LongPolling:
 
     @property
     def is_full(self) -> bool:
-        return self._count >= PARKED_MAX
+        return self._count >= SUSPENDED_MAX
 
-    def park(self, pull: ParkedPull) -> DeferredResponse:
+    def suspend(self, pull: SuspendedPull) -> DeferredResponse:
         """Let a pull wait."""
         self._by_queue.setdefault(pull.queue, set()).add(pull)
         self._by_tick.setdefault(pull.deadline_tick, set()).add(pull)
@@ -151,13 +151,13 @@ class LongPolling:
         if connection in self._by_connection:
             self._begin([self._forget(list(self._by_connection[connection]))])
 
-    def _forget(self, pulls: Iterable[ParkedPull]) -> Iterator[None]:
+    def _forget(self, pulls: Iterable[SuspendedPull]) -> Iterator[None]:
         for pull in pulls:
             if pull.waits:
                 self._remove(pull)
             yield
 
-    def _remove(self, pull: ParkedPull) -> None:
+    def _remove(self, pull: SuspendedPull) -> None:
         self._count -= 1
         pull.waits = False
         _discard(self._by_queue, pull.queue, pull)
@@ -200,7 +200,7 @@ def _or_why_not(look: Callable[[], R]) -> R | Response:
         return Response.error(f"{type(error).__name__}: {error}")
 
 
-def _discard(table: dict[K, set[ParkedPull]], key: K, pull: ParkedPull) -> None:
+def _discard(table: dict[K, set[SuspendedPull]], key: K, pull: SuspendedPull) -> None:
     pulls = table[key]
     pulls.remove(pull)
     if not pulls:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from skyroute.broker.clients.client_groups import Member
+from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.identity import Identity
 from skyroute.broker.store.message_store import MessageStore
@@ -42,7 +42,7 @@ _V3_1_8_SNAPSHOT: Final = 62
 class ForwardingHandlers:
     """Questions to one consumer, or to all of a group."""
 
-    members: ConnectedClients
+    clients: ConnectedClients
     store: MessageStore
     topics: Topics
     groups: Groups
@@ -77,7 +77,7 @@ class ForwardingHandlers:
         return record
 
     def _pass_on(self, request: Request, group: str, client_id: str, fields: dict[str, str], body: bytes) -> Answer:
-        known = self.members.consumers(group)
+        known = self.clients.consumers(group)
         member = None if known is None else known.find(client_id)
         if member is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
@@ -92,7 +92,7 @@ class ForwardingHandlers:
     def offsets(self, request: Request, _peer: Peer) -> Answer:
         """Have the members of a group tell how far they have got with a topic."""
         query = decode_offsets_query(request)
-        known = self.members.consumers(query.group)
+        known = self.clients.consumers(query.group)
         if known is None:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{query.group}]"
@@ -108,7 +108,7 @@ class ForwardingHandlers:
         return _gather(asked, OffsetsQuery(query.topic, query.group))
 
 
-async def _relay(member: Member, group: str, request: Request) -> Response:
+async def _relay(member: GroupMember, group: str, request: Request) -> Response:
     try:
         answer = await member.peer.call(request, ANSWER_S)
     except CallTimeoutError as error:
@@ -122,11 +122,11 @@ async def _relay(member: Member, group: str, request: Request) -> Response:
     return Response(answer.code, answer.remark, answer.fields, answer.body)
 
 
-async def _gather(members: list[Member], query: OffsetsQuery) -> Response:
+async def _gather(members: list[GroupMember], query: OffsetsQuery) -> Response:
     """Ask all, and tell what those say who answer."""
     found: dict[str, dict[QueueRef, int]] = {}
 
-    async def ask(member: Member) -> None:
+    async def ask(member: GroupMember) -> None:
         try:
             answer = await member.peer.call(encode_offsets_query(query), OFFSETS_ANSWER_S)
             if answer.code == ResponseCode.SUCCESS and answer.body:

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from skyroute.broker.clients.change_notifications import MemberNotices
-from skyroute.broker.clients.client_groups import Member
+from skyroute.broker.clients.change_notifications import ChangeNotifications
+from skyroute.broker.clients.client_groups import GroupMember
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.config import BrokerConfig
@@ -62,16 +62,16 @@ SHORT_HEARTBEAT_BYTES: Final = 32 * 1024
 class MemberHandlers:
     """Heartbeats, goodbyes, locks, and who is in which group."""
 
-    members: ConnectedClients
+    clients: ConnectedClients
     locks: QueueLocks
     topics: Topics
     groups: Groups
-    notices: MemberNotices
+    notifications: ChangeNotifications
     announce: Announce
     config: BrokerConfig
     clock: Clock
-    pace: StepRunner
-    prompt: StepRunner
+    step_runner: StepRunner
+    prompt_runner: StepRunner
     """Lane for heartbeats and locks, which do not wait for long responses."""
 
     def heartbeat(self, request: Request, peer: Peer) -> Answer:
@@ -90,13 +90,13 @@ class MemberHandlers:
     def _take(self, said: Heartbeat, request: Request, peer: Peer) -> tuple[bool, list[TopicConfig]]:
         """Process a heartbeat; return whether the next one must be complete, and the retry topics created."""
         beat = self._welcome(said)
-        outcome = self.members.beat(peer, beat, request.language, request.version, self.clock.monotonic())
-        self.notices.put(outcome.changed)
+        outcome = self.clients.beat(peer, beat, request.language, request.version, self.clock.monotonic())
+        self.notifications.put(outcome.changed)
         return outcome.wants_whole, self._create_retry_topics(beat.consumers)
 
     async def _take_long(self, request: Request, peer: Peer) -> Response:
         """Process a long heartbeat in parts. Components before a refused one stay in effect."""
-        wants_whole, created = await self.prompt.run(self._take_parts(request, peer))
+        wants_whole, created = await self.prompt_runner.run(self._take_parts(request, peer))
         answer = encode_heartbeat_answer(wants_whole=wants_whole)
         return await self._make_known(created, answer) if created else answer
 
@@ -114,7 +114,7 @@ class MemberHandlers:
         welcome = tuple(
             consumer
             for consumer in beat.consumers
-            if not (self.config.reject_pull_consumer_enable and consumer.consume_type is ConsumeType.PULL)
+            if not (self.config.reject_pull_consumers and consumer.consume_type is ConsumeType.PULL)
             and self.groups.find(consumer.group) is not None
         )
         return beat if len(welcome) == len(beat.consumers) else msgspec.structs.replace(beat, consumers=welcome)
@@ -139,30 +139,30 @@ class MemberHandlers:
         return created
 
     async def _make_known(self, created: Collection[TopicConfig], answer: Response) -> Response:
-        await asyncio.gather(self.announce(created), self.topics.keeper.save())
+        await asyncio.gather(self.announce(created), self.topics.table_file.save())
         return answer
 
     def leave(self, request: Request, peer: Peer) -> Response:
         """Have a client leave a group."""
         leaving = decode_unregistration(request)
-        changed = self.members.leave(
+        changed = self.clients.leave(
             peer.connection, producer_group=leaving.producer_group, consumer_group=leaving.consumer_group
         )
-        self.notices.put(changed)
+        self.notifications.put(changed)
         return Response()
 
     def check_client(self, request: Request, _peer: Peer) -> Response:
         """Say whether we can filter as a client wants."""
         wanted = decode_client_check(request).subscription
         if wanted is not None:
-            make_filter(wanted, by_properties=self.config.enable_property_filter)
+            make_filter(wanted, by_properties=self.config.property_filter_enabled)
         return Response()
 
     # Locks
 
     def lock(self, request: Request, _peer: Peer) -> Answer:
         """Give queues to one member of a group alone."""
-        return self.prompt.answer(self._lock(decode_locking(request)))
+        return self.prompt_runner.answer(self._lock(decode_locking(request)))
 
     def _lock(self, wanted: QueueLocking) -> Steps:
         given: list[QueueRef] = []
@@ -174,7 +174,7 @@ class MemberHandlers:
 
     def unlock(self, request: Request, _peer: Peer) -> Answer:
         """Take queues back."""
-        return self.prompt.answer(self._unlock(decode_locking(request)))
+        return self.prompt_runner.answer(self._unlock(decode_locking(request)))
 
     def _unlock(self, given_back: QueueLocking) -> Steps:
         for queues in (yield from _queues(given_back)):
@@ -188,7 +188,7 @@ class MemberHandlers:
     def client_ids(self, request: Request, _peer: Peer) -> Response:
         """Tell a group's members, to those who share its queues out."""
         name = decode_consumer_group(request)
-        group = self.members.consumers(name)
+        group = self.clients.consumers(name)
         if group is None:
             return Response.error(f"no consumer for this group, {name}")
         return Response(body=encode_members(member.client_id for member in group.members))
@@ -196,31 +196,31 @@ class MemberHandlers:
     def consumer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who consumes in a group, and what."""
         name = decode_consumer_group(request)
-        group = self.members.consumers(name)
+        group = self.clients.consumers(name)
         if group is None:
             return Response.error(f"the consumer group[{name}] not online", ResponseCode.CONSUMER_NOT_ONLINE)
         members, subscriptions = list(group.members), list(group.subscriptions.values())
         parts = consumer_connections_parts(
             map(_connection, members), subscriptions, group.type, group.model, group.start_from
         )
-        return self.pace.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(answer_with(in_pieces(parts)))
 
     def producer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who produces in a group."""
         name = decode_producer_group(request)
-        members = self.members.producers(name)
+        members = self.clients.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
-        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
+        return self.step_runner.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
 
     def all_producers(self, _request: Request, _peer: Peer) -> Answer:
         """Tell who produces, by group."""
         groups = (
-            (group.name, map(self._heard, list(group.members))) for group in list(self.members.producer_groups.values())
+            (group.name, map(self._heard, list(group.members))) for group in list(self.clients.producer_groups.values())
         )
-        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))))
+        return self.step_runner.answer(answer_with(in_pieces(producers_parts(groups))))
 
-    def _heard(self, member: Member) -> HeardProducer:
+    def _heard(self, member: GroupMember) -> HeardProducer:
         silence_s = self.clock.monotonic() - member.heard_at
         return HeardProducer(
             member.client_id,
@@ -234,7 +234,7 @@ class MemberHandlers:
     def subscription(self, request: Request, _peer: Peer) -> Response:
         """Tell what a group wants of a topic."""
         query = decode_subscription_query(request)
-        wanted = None if query.topic is None else self.members.subscription(query.group, query.topic)
+        wanted = None if query.topic is None else self.clients.subscription(query.group, query.topic)
         return encode_subscription(query, wanted)
 
 
@@ -248,5 +248,5 @@ def _queues(locking: QueueLocking) -> Generator[None, None, list[list[QueueRef]]
     return parts
 
 
-def _connection(member: Member) -> Connection:
+def _connection(member: GroupMember) -> Connection:
     return Connection(member.client_id, member.peer.address, member.language, member.version)

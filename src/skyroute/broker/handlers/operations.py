@@ -43,23 +43,23 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 class OperationHandlers:
     """Every change is logged with who made it: there is no other guard."""
 
-    def __init__(self, parts: "Components") -> None:
-        self._parts = parts
+    def __init__(self, components: "Components") -> None:
+        self._components = components
         self._started_at_ms = self._now_ms()
         self._settings_version = DataVersion(timestamp_ms=self._started_at_ms)
 
     def _now_ms(self) -> int:
-        return int(self._parts.clock.wall() * 1000)
+        return int(self._components.clock.wall() * 1000)
 
     # ------------------------------------------------------------------------------------------------------- settings
 
     def settings(self, _request: Request, _peer: Peer) -> Response:
         """Tell all settings."""
-        return encode_settings_answer(self._parts.config.render(), self._settings_version)
+        return encode_settings_answer(self._components.config.render(), self._settings_version)
 
     def update_settings(self, request: Request, peer: Peer) -> Answer:
         """Change settings: all that are named, or none."""
-        config = self._parts.config
+        config = self._components.config
         try:
             changed = config.apply_update(request.body.decode())
         except BlackListedError:
@@ -67,7 +67,7 @@ class OperationHandlers:
         except (UnicodeDecodeError, MalformedPropertiesError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"string2Properties error: {error}") from None
         if changed:
-            store = self._parts.store
+            store = self._components.store
             store.settings = config.with_retention(store.settings)
             self._settings_version = next_version(self._settings_version, self._now_ms())
             log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
@@ -75,14 +75,14 @@ class OperationHandlers:
 
     async def _register_anew(self) -> Response:
         """Name servers know what a broker allows by its topics, and look at these only if they are a new edition."""
-        self._parts.topics.renew()
-        await self._parts.registrar.register()
+        self._components.topics.renew()
+        await self._components.registrar.register()
         return Response()
 
     def delete_expired(self, _request: Request, peer: Peer) -> Response:
         """Remove messages that are too old, whatever the hour."""
         log.info("expired messages deleted by operator peer=%s", peer.address)
-        self._parts.retention.clean_now()
+        self._components.retention.clean_now()
         return Response()
 
     # --------------------------------------------------------------------------------------------------------- counts
@@ -96,10 +96,10 @@ class OperationHandlers:
         return encode_broker_stats(found)
 
     def _find_counts(self, query: StatsQuery) -> BrokerStats | None:
-        stats = self._parts.stats
+        stats = self._components.stats
         if query.name in _OF_TOPIC:
             return stats.of_topic(query.key, _OF_TOPIC[query.name])
-        if query.name in _OF_BROKER and query.key == self._parts.identity.cluster:
+        if query.name in _OF_BROKER and query.key == self._components.identity.cluster:
             return stats.of_broker(stored=query.name == "BROKER_PUT_NUMS")
         topic, _, group = query.key.rpartition("@")
         if query.name in _OF_GROUP:
@@ -127,11 +127,11 @@ class OperationHandlers:
         yield "brokerVersion", str(OUR_VERSION)
         yield "bootTimestamp", str(self._started_at_ms)
         yield "runtime", _duration((now_ms - self._started_at_ms) // 1000)
-        opens_at_ms = self._parts.config.start_accept_send_request_time_stamp
+        opens_at_ms = self._components.config.accept_sends_from_ms
         yield "startAcceptSendRequestTimeStamp", str(opens_at_ms)
 
     def _about_store(self) -> Iterator[tuple[str, str]]:
-        store = self._parts.store
+        store = self._components.store
         used = str(round(store.disk_used(), 4))
         oldest_ms = store.oldest_ms
         yield "commitLogDiskRatio", used
@@ -152,17 +152,17 @@ class OperationHandlers:
         yield "remainTransientStoreBufferNumbs", "2147483647"
 
     def _about_waiting(self) -> Iterator[tuple[str, str]]:
-        parts = self._parts
-        for level, (offset, end) in parts.delays.offsets().items():
+        components = self._components
+        for level, (offset, end) in components.delays.offsets().items():
             yield f"scheduleMessageOffset_{level}", f"{offset},{end}"
         yield "timerReadBehind", "0"
-        yield "timerOffsetBehind", str(max(parts.store.max_offset(TIMER_TOPIC, 0) - parts.timers.read_end, 0))
-        yield "timerCongestNum", str(len(parts.timers))
-        yield "timerEnqueueTps", str(parts.stats.put_rate(TIMER_TOPIC))
+        yield "timerOffsetBehind", str(max(components.store.max_offset(TIMER_TOPIC, 0) - components.timers.read_end, 0))
+        yield "timerCongestNum", str(len(components.timers))
+        yield "timerEnqueueTps", str(components.stats.put_rate(TIMER_TOPIC))
         yield "timerDequeueTps", "0.0"
 
     def _about_flow(self) -> Iterator[tuple[str, str]]:
-        stats = self._parts.stats
+        stats = self._components.stats
         totals, rates = stats.totals(), stats.rates()
         for key, name in _RATES.items():
             yield key, " ".join(str(round(getattr(rate, name), 4)) for rate in rates)

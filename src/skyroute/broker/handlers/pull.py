@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import TAG, TAGS_CHARS_MAX, Filter, make_filter, retry_filter
-from skyroute.broker.delivery.long_polling import LongPolling, ParkedPull
+from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
@@ -66,7 +66,7 @@ class _Read(NamedTuple):
     found: QueueRead
 
 
-class _WaitingPull(ParkedPull):
+class _WaitingPull(SuspendedPull):
     """A pull that found nothing. It is admitted anew each time: what its group may have, or wants, may have changed."""
 
     def __init__(
@@ -105,22 +105,22 @@ class PullHandlers:
         self,
         store: MessageStore,
         *,
-        parked: LongPolling,
+        long_polling: LongPolling,
         topics: Topics,
         groups: Groups,
         offsets: ConsumerOffsets,
-        members: ConnectedClients,
+        clients: ConnectedClients,
         stats: Stats,
         config: BrokerConfig,
         identity: Identity,
         monotonic: Callable[[], float],
     ) -> None:
         self._store = store
-        self._parked = parked
+        self._long_polling = long_polling
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
-        self._members = members
+        self._clients = clients
         self._stats = stats
         self._config = config
         self._identity = identity
@@ -135,11 +135,11 @@ class PullHandlers:
         if question.commit_offset is not None:
             self._offsets.commit(question.group, question.topic, question.queue_id, question.commit_offset)
         read = self.read(question, question.offset, wanted)
-        if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._parked.is_full:
+        if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._long_polling.is_full:
             config = self._config
-            wait_ms = question.suspend_ms if config.long_polling_enable else config.short_polling_time_mills
+            wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
             deadline = self._monotonic() + min(wait_ms, SUSPEND_MS_MAX) / 1000
-            return self._parked.park(_WaitingPull(peer, question, request.code, deadline, self))
+            return self._long_polling.suspend(_WaitingPull(peer, question, request.code, deadline, self))
         return self.respond(question, read)
 
     def admit(self, question: PullQuestion, code: int, peer: Peer) -> Filter | Response:
@@ -151,7 +151,7 @@ class PullHandlers:
         config = self._config
         if not config.broker_permission & _READ:
             return _forbid(_Forbidden.BROKER, f"the broker[{self._ip}] pulling message is forbidden")
-        if code == RequestCode.LITE_PULL_MESSAGE and not config.lite_pull_message_enable:
+        if code == RequestCode.LITE_PULL_MESSAGE and not config.lite_pull_enabled:
             return _forbid(_Forbidden.BROKER, f"the broker[{self._ip}] for lite pull consumer is forbidden")
         group = self._groups.find(question.group)
         if group is None:
@@ -173,8 +173,8 @@ class PullHandlers:
                 f"topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{peer.address}]",
             )
         wanted = self._wanted(question, group)
-        if config.filter_support_retry and question.topic == retry_topic(group.name) and isinstance(wanted, Filter):
-            consumers = self._members.consumers(group.name)
+        if config.filter_retry_topics and question.topic == retry_topic(group.name) and isinstance(wanted, Filter):
+            consumers = self._clients.consumers(group.name)
             return wanted if consumers is None else retry_filter(wanted, consumers.subscriptions.values())
         return wanted
 
@@ -184,10 +184,10 @@ class PullHandlers:
 
     def _wanted(self, question: PullQuestion, group: GroupConfig) -> Filter | Response:
         """Return which messages a consumer wants: by its own word, or by its group's heartbeat."""
-        by_properties = self._config.enable_property_filter
+        by_properties = self._config.property_filter_enabled
         if question.expression is not None:
             return make_filter(_subscription_of(question), by_properties=by_properties)
-        consumers = self._members.consumers(question.group)
+        consumers = self._clients.consumers(question.group)
         if consumers is None:
             raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's group info not exist")
         if consumers.model is MessageModel.BROADCASTING and not group.broadcast:
@@ -222,8 +222,8 @@ class PullHandlers:
             topic,
             queue_id,
             offset,
-            min(max(1, question.count_max), config.max_transfer_count_on_message_in_memory),
-            min(max(1, question.bytes_max), config.max_transfer_bytes_on_message_in_memory),
+            min(max(1, question.count_max), config.pull_messages_max),
+            min(max(1, question.bytes_max), config.pull_bytes_max),
             wanted.accept_code,
             wanted.accept_record,
             None if wanted.accept_record is None else self._for_a_while(),

@@ -43,17 +43,17 @@ class QueryHandlers:
 
     store: MessageStore
     topics: Topics
-    members: ConnectedClients
+    clients: ConnectedClients
     config: BrokerConfig
-    pace: StepRunner
+    step_runner: StepRunner
     monotonic: Callable[[], float]
 
     def by_key(self, request: Request, _peer: Peer) -> Answer:
         """Find messages by a key of theirs, or by the id that their producer gave them."""
-        return self.pace.answer(self._by_key(decode_key_query(request)))
+        return self.step_runner.answer(self._by_key(decode_key_query(request)))
 
     def _by_key(self, query: KeyQuery) -> Steps:
-        count_max = self.config.default_query_max_num if query.unique else query.count_max
+        count_max = self.config.query_messages_max if query.unique else query.count_max
         deadline = self.monotonic() + INDEX_WAIT_S
         found = yield from self.store.search_by_key(
             *(query.topic, query.key, count_max, query.begin_ms, query.end_ms, lambda: self.monotonic() < deadline)
@@ -104,7 +104,7 @@ class QueryHandlers:
             min_offset=min_offset,
             max_offset=max_offset,
             group_of=query if query.group else None,
-            subscription=self.members.subscription(query.group, topic) if query.group else None,
+            subscription=self.clients.subscription(query.group, topic) if query.group else None,
         )
 
 

@@ -38,7 +38,7 @@ _BODY: Final = b"0"
 class RecallHandlers:
     """Withdraws messages: a mark is stored in the timer topic for the same time, and is found before the message is."""
 
-    intake: Appender
+    appender: Appender
     topics: Topics
     config: BrokerConfig
     identity: Identity
@@ -46,21 +46,21 @@ class RecallHandlers:
     def recall(self, request: Request, _peer: Peer) -> Answer:
         """Withdraw a message."""
         recall = decode_recall(request)
-        now_ms = self.intake.now_ms()
+        now_ms = self.appender.now_ms()
         handle = self._checked(recall, now_ms)
         try:
-            appended = self.intake.put(self._mark(recall, handle, now_ms))
+            appended = self.appender.put(self._mark(recall, handle, now_ms))
         except (RefusedError, StoreError, RecordError, PropertyError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"recall failed, execute error: {error}") from error
         answer = Response(fields={"msgId": handle.unique_id, REGION: self.config.region_id})
-        wait = self.intake.safe(appended)
+        wait = self.appender.until_flushed(appended)
         return answer if wait is None else _answer_after(wait, answer)
 
     def _checked(self, recall: Recall, now_ms: int) -> RecallHandle:
-        if not self.config.recall_message_enable:
+        if not self.config.recall_enabled:
             raise RefusedError(ResponseCode.NO_PERMISSION, "recall failed, operation is forbidden")
         is_writable = self.config.broker_permission & Permission.WRITE
-        if not is_writable and not self.config.allow_recall_when_broker_not_writeable:
+        if not is_writable and not self.config.recall_when_read_only:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "recall failed, broker service not available")
         if self.topics.get(recall.topic) is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{recall.topic}] not exist")
@@ -72,7 +72,7 @@ class RecallHandlers:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, topic not match")
         if handle.broker_name != self.identity.name:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, broker service not available")
-        if not 0 < handle.due_ms - now_ms < self.config.timer_max_delay_sec * 1000:
+        if not 0 < handle.due_ms - now_ms < self.config.timer_delay_max_s * 1000:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return handle
 

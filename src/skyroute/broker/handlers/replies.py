@@ -39,7 +39,7 @@ PUSH_TIMEOUT_S: Final = 10.0
 class ReplyHandlers:
     """Replies are messages: they go to the one who waits, and, if the settings say so, into the store."""
 
-    members: ConnectedClients
+    clients: ConnectedClients
     topics: Topics
     store: Handler
     """Stores a message as any other."""
@@ -57,7 +57,7 @@ class ReplyHandlers:
             error.fields = more
             raise
         trouble = await self._push(sending, request.body, peer)
-        stored = await self._store(request, peer) if self.config.store_reply_message_enable else None
+        stored = await self._store(request, peer) if self.config.store_replies else None
         if trouble is not None:
             return Response(ResponseCode.SYSTEM_ERROR, trouble, more)
         if stored is not None:
@@ -80,7 +80,7 @@ class ReplyHandlers:
         client_id = split_properties(sending.properties).get(REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{REPLY_TO_CLIENT}] is null"
-        asker = self.members.producer_of(client_id)
+        asker = self.clients.producer_of(client_id)
         if asker is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = int(self.clock.wall() * 1000)

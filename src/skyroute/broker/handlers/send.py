@@ -81,31 +81,31 @@ class SendHandlers:
 
     def __init__(
         self,
-        intake: Appender,
+        appender: Appender,
         *,
         topics: Topics,
         groups: Groups,
         locks: QueueLocks,
         announce: Announce,
-        spreading: TopicPropagation,
+        propagation: TopicPropagation,
         transactions: Transactions,
         config: BrokerConfig,
         identity: Identity,
         clock: Clock,
-        pace: StepRunner,
+        step_runner: StepRunner,
     ) -> None:
-        self._intake = intake
+        self._appender = appender
         self._topics = topics
         self._groups = groups
         self._locks = locks
         self._announce = announce
-        self._spreading = spreading
+        self._propagation = propagation
         self._transactions = transactions
         self._config = config
         self._identity = identity
         self._clock = clock
         self._ids = MessageIds(str(decode_host(identity.raw_store_host).ip), clock.wall)
-        self._pace = pace
+        self._step_runner = step_runner
         self._long_batches = asyncio.Lock()
         """Held while a long batch is encoded, which takes several times its memory."""
         self._unknown: set[str] = set()
@@ -127,7 +127,7 @@ class SendHandlers:
                 topic is None
                 or is_closed_to_senders(sending.topic)
                 or not config.broker_permission & _WRITE
-                or config.start_accept_send_request_time_stamp
+                or config.accept_sends_from_ms
             ):
                 check_send(sending, topic, config, self._identity, self._clock)
             if topic is None or sending.topic in self._unknown:
@@ -172,12 +172,12 @@ class SendHandlers:
         finally:
             self._unknown.discard(sending.topic)
         if is_first:
-            self._spreading.begin(topic, sending.default_topic)
+            self._propagation.begin(topic, sending.default_topic)
         return topic
 
     async def _make_known(self, topic: TopicConfig) -> None:
         try:
-            await asyncio.gather(self._announce([topic]), self._topics.keeper.save())
+            await asyncio.gather(self._announce([topic]), self._topics.table_file.save())
         except StoreError as error:
             raise self._refusal(error) from error
 
@@ -201,7 +201,7 @@ class SendHandlers:
     ) -> Response | DeferredResponse | Awaitable[Response]:
         body = request.body
         raw, unique_id = self._stamped(sending.properties)
-        if not body or len(body) > self._config.max_message_size or len(raw) > PROPERTIES_BYTES_MAX:
+        if not body or len(body) > self._config.message_bytes_max or len(raw) > PROPERTIES_BYTES_MAX:
             raise self._illegal()
         draft = Draft(
             sending.topic,
@@ -232,20 +232,20 @@ class SendHandlers:
             )
             if self._topics.version != edition:
                 made = self._topics.get(draft.topic)
-        intake = self._intake
+        appender = self._appender
         handle: str | None = None
         try:
             if _TRANSACTION_MARK in sending.properties and _is_prepared(draft):
                 self._check_transactions_allowed()
-                parked = self._transactions.prepare(draft)
+                scheduled = self._transactions.prepare(draft)
             else:
-                parked = intake.park(draft)
-                if parked.topic == TIMER_TOPIC:
-                    handle = recall_handle(parked, self._identity.name)
-            appended = intake.put_plain(parked)
+                scheduled = appender.schedule(draft)
+                if scheduled.topic == TIMER_TOPIC:
+                    handle = recall_handle(scheduled, self._identity.name)
+            appended = appender.put_plain(scheduled)
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
-        if intake.waits_for_disk and _NO_WAIT_MARK not in raw:
+        if appender.waits_for_disk and _NO_WAIT_MARK not in raw:
             say = partial(self._receipt, request, appended, queue_id, unique_id, handle)
             answer: Response | DeferredResponse = self._answer_when_safe(appended.log_end, say)
         else:
@@ -299,7 +299,7 @@ class SendHandlers:
             raise self._illegal()
 
     def _check_transactions_allowed(self) -> None:
-        if self._config.reject_transaction_message:
+        if self._config.reject_transactions:
             where = self._identity.address.rpartition(":")[0]
             raise RefusedError(
                 ResponseCode.NO_PERMISSION, f"the broker[{where}] sending transaction message is forbidden"
@@ -315,7 +315,7 @@ class SendHandlers:
         header, unique_id = self._stamped(sending.properties)
         if sending.sys_flag & TRANSACTION_MASK or (find_property(header, DELAY_LEVEL) or "0") != "0":
             raise self._illegal()
-        if not body or len(body) > self._config.max_message_size:
+        if not body or len(body) > self._config.message_bytes_max:
             raise self._illegal()
         items, decoded_to = self._decode(body, 0)
         is_whole = self._topics.keeps_batches(topic.name) and _has_unique_id(sending)
@@ -336,10 +336,10 @@ class SendHandlers:
             return InTurn(self._say_more(storing))
         try:
             if is_whole:
-                whole = self._intake.put_inner_batch(draft, len(items))
+                whole = self._appender.put_inner_batch(draft, len(items))
                 appended = AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
             else:
-                appended = self._intake.put_batch(draft, items)
+                appended = self._appender.put_batch(draft, items)
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
         ids = encode_offset_ids(self._identity.raw_store_host, appended.log_positions)
@@ -365,7 +365,7 @@ class SendHandlers:
             self._trace_on,
             batch_unique_id=sender_id if is_whole else None,
         )
-        if self._intake.waits_for_disk:
+        if self._appender.waits_for_disk:
             return self._answer_when_safe(log_end, partial(encode_send_receipt, receipt))
         return encode_send_receipt(receipt)
 
@@ -375,21 +375,23 @@ class SendHandlers:
         """Store a batch of many messages. It is decoded and encoded in steps, and stored with one write."""
         try:
             async with self._long_batches:
-                appended = await self._pace.run(self._put_long(draft, body, items, decoded_to, is_whole=is_whole))
+                appended = await self._step_runner.run(
+                    self._put_long(draft, body, items, decoded_to, is_whole=is_whole)
+                )
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
-        ids = await self._pace.run(self._ids_of(appended))
+        ids = await self._step_runner.run(self._ids_of(appended))
         answer = self._batch_receipt(
             ids, draft.queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole
         )
         response = await settle(answer)
-        await self._pace.run(self._derive())
+        await self._step_runner.run(self._derive())
         return response
 
     def _put_long(
         self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, *, is_whole: bool
     ) -> Generator[None, None, AppendedBatch]:
-        batch = None if is_whole else self._intake.prepare_batch(draft)
+        batch = None if is_whole else self._appender.prepare_batch(draft)
         messages = 0
         while True:
             messages += len(items)
@@ -401,8 +403,8 @@ class SendHandlers:
             items, decoded_to = self._decode(body, decoded_to)
         self._check_exists(draft.topic)
         if batch is not None:
-            return self._intake.put_prepared(batch)
-        whole = self._intake.put_inner_batch(draft, messages)
+            return self._appender.put_prepared(batch)
+        whole = self._appender.put_inner_batch(draft, messages)
         return AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
 
     def _ids_of(self, appended: AppendedBatch) -> Generator[None, None, str]:
@@ -414,7 +416,7 @@ class SendHandlers:
         return ",".join(parts)
 
     def _derive(self) -> Generator[None, None, None]:
-        while self._intake.derive_step():
+        while self._appender.derive_step():
             yield
 
     def _check_exists(self, topic: str) -> None:
@@ -434,24 +436,24 @@ class SendHandlers:
             else:
                 answer.give(say(ResponseCode.FLUSH_DISK_TIMEOUT if outcome is Flushed.LATE else 0))
 
-        self._intake.when_safe(log_end, settle)
+        self._appender.when_flushed(log_end, settle)
         return answer
 
     def _illegal(self) -> RefusedError:
         return RefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             "the message is illegal, maybe msg body or properties length not matched. "
-            f"msg body length limit {self._config.max_message_size}B, msg properties length limit 32KB.",
+            f"msg body length limit {self._config.message_bytes_max}B, msg properties length limit 32KB.",
         )
 
     def _not_available(self) -> Response:
-        reason = _NOT_AVAILABLE % self._intake.disk_used()
+        reason = _NOT_AVAILABLE % self._appender.disk_used()
         return Response(ResponseCode.SERVICE_NOT_AVAILABLE, reason, dict(self._refusal_fields))
 
     def _refusal(self, error: Exception) -> RefusedError:
         """Say in the protocol's words why nothing was stored."""
         if isinstance(error, StoreFullError | StoreClosedError):
-            return RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE % self._intake.disk_used())
+            return RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE % self._appender.disk_used())
         if isinstance(error, RecordTooLargeError | RecordError):
             return self._illegal()
         return RefusedError(ResponseCode.SYSTEM_ERROR, f"create mapped file failed, server is busy or broken. {error}")
@@ -471,7 +473,7 @@ def check_send(
     Raises:
         RefusedError: it may not.
     """
-    opens_at_ms = config.start_accept_send_request_time_stamp
+    opens_at_ms = config.accept_sends_from_ms
     if clock.wall() * 1000 < opens_at_ms:
         raise RefusedError(
             ResponseCode.SYSTEM_ERROR,

@@ -92,7 +92,7 @@ class SendBackHandlers:
     """Takes messages back."""
 
     store: MessageStore
-    intake: Appender
+    appender: Appender
     topics: Topics
     groups: Groups
     stats: Stats
@@ -155,7 +155,7 @@ class SendBackHandlers:
     ) -> Answer:
         draft = returned(message, topic.name, queue_id, level, self.identity.raw_store_host)
         try:
-            appended = self.intake.put(draft)
+            appended = self.appender.put(draft)
         except (StoreError, RecordError) as error:
             log.warning("message not taken back group=%s reason=%s", group, error)
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the message cannot be stored: {error}") from error
@@ -165,11 +165,13 @@ class SendBackHandlers:
                 "message given up group=%s topic=%s message_id=%s reconsume_times=%d",
                 *(group, topic.name, message.message_id, message.reconsume_times),
             )
-        waits = [wait for wait in (self.intake.safe(appended), *self._made_known(created)) if wait is not None]
+        waits = [
+            wait for wait in (self.appender.until_flushed(appended), *self._made_known(created)) if wait is not None
+        ]
         return _answer_after(waits) if waits else Response()
 
     def _made_known(self, created: list[TopicConfig]) -> list[Awaitable[None]]:
-        return [self.announce(created), self.topics.keeper.save()] if created else []
+        return [self.announce(created), self.topics.table_file.save()] if created else []
 
 
 async def _answer_after(waits: Iterable[Awaitable[None]]) -> Response:

@@ -57,13 +57,13 @@ class TopicHandlers:
 
     topics: Topics
     offsets: ConsumerOffsets
-    members: ConnectedClients
+    clients: ConnectedClients
     store: MessageStore
     stats: Stats
     config: BrokerConfig
     announce: Announce
     now_ms: Callable[[], int]
-    pace: StepRunner
+    step_runner: StepRunner
     kept: Kept = field(default_factory=Kept)
     """The last response with the table of all topics."""
 
@@ -78,7 +78,7 @@ class TopicHandlers:
         return InTurn(self._update_many(decode_topic_updates(request.body), peer))
 
     async def _update_many(self, updates: Sequence[TopicUpdate], peer: Peer) -> Response:
-        changed = await self.pace.run(self._put_all(updates, peer))
+        changed = await self.step_runner.run(self._put_all(updates, peer))
         return await self._make_known(changed) if changed else Response()
 
     def _put_all(self, updates: Sequence[TopicUpdate], peer: Peer) -> Generator[None, None, list[TopicConfig]]:
@@ -113,7 +113,7 @@ class TopicHandlers:
         config, changes = update.config, update.attribute_changes
         _check_name(config.name)
         self._check_not_system(config.name)
-        if changes.get(MESSAGE_TYPE) == MIXED and not self.config.enable_mixed_message_type:
+        if changes.get(MESSAGE_TYPE) == MIXED and not self.config.allow_mixed_message_type:
             raise _invalid("MIXED message type is not supported.")
         for queues in (config.read_queues, config.write_queues):
             if not 0 <= queues <= QUEUES_MAX:
@@ -125,11 +125,11 @@ class TopicHandlers:
         return msgspec.structs.replace(config, attributes=attributes)
 
     def _check_not_system(self, topic: str) -> None:
-        if self.config.validate_system_topic_when_update_topic and self.topics.is_system(topic):
+        if self.config.protect_system_topics and self.topics.is_system(topic):
             raise _invalid(f"The topic[{topic}] is conflict with system topic.")
 
     async def _make_known(self, configs: Collection[TopicConfig]) -> Response:
-        await asyncio.gather(self.announce(configs), self.topics.keeper.save())
+        await asyncio.gather(self.announce(configs), self.topics.table_file.save())
         return Response()
 
     def delete(self, request: Request, peer: Peer) -> Answer:
@@ -152,8 +152,8 @@ class TopicHandlers:
 
     async def _delete(self, names: Collection[str], leaving: ExitStack) -> Response:
         with leaving:
-            await self.pace.run(self._remove(names))
-        await asyncio.gather(self.topics.keeper.save(), self.offsets.keeper.save())
+            await self.step_runner.run(self._remove(names))
+        await asyncio.gather(self.topics.table_file.save(), self.offsets.table_file.save())
         return Response()
 
     def _remove(self, names: Collection[str]) -> Generator[None, None, None]:
@@ -162,7 +162,7 @@ class TopicHandlers:
             yield from self.store.remove_topic(name)
 
     def _pop_retry_topics(self, topic: str) -> list[str]:
-        if not self.config.clear_retry_topic_when_delete_topic:
+        if not self.config.delete_retry_topics:
             return []
         names = [
             pop_retry_topic(group, topic, version=version)
@@ -178,7 +178,7 @@ class TopicHandlers:
         query, topics, version = decode_page_query("Topic", request), self.topics.all(), self.topics.version
         edition = Version(version.counter, version.state_version, version.timestamp_ms)
         if query is None:
-            return self.pace.answer(self._all(edition))
+            return self.step_runner.answer(self._all(edition))
         return encode_topic_page(TopicPage(cut_page(topics, query, edition), edition, len(topics)))
 
     def _all(self, edition: Version) -> Steps:
@@ -204,7 +204,7 @@ class TopicHandlers:
         queue_ids = range(max(config.read_queues, config.write_queues))
         spans = ((queue_id, self._span(topic, queue_id)) for queue_id in queue_ids)
         parts = topic_stats_parts(topic, self.config.broker_name, spans, self.stats.put_rate(topic))
-        return self.pace.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(answer_with(in_pieces(parts)))
 
     def _span(self, topic: str, queue_id: int) -> QueueSpan:
         store = self.store
@@ -215,13 +215,13 @@ class TopicHandlers:
     def readers(self, request: Request, _peer: Peer) -> Answer:
         """Tell which groups read a topic, or have."""
         topic = required_name(request.fields, "topic")
-        return self.pace.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))))
+        return self.step_runner.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))))
 
     def _readers(self, topic: str) -> Iterator[str | None]:
         """Yield each group that reads a topic or has read it, and None for every other group."""
         read = dict.fromkeys(self.offsets.groups_of(topic))
         yield from read
-        for name, group in list(self.members.consumer_groups.items()):
+        for name, group in list(self.clients.consumer_groups.items()):
             yield name if topic in group.subscriptions and name not in read else None
 
     def system_topics(self, _request: Request, _peer: Peer) -> Response:
@@ -238,7 +238,7 @@ class TopicHandlers:
 
     def clean_unused_topics(self, _request: Request, peer: Peer) -> Answer:
         """Remove the queues of topics that are no longer there."""
-        return self.pace.answer(self._clean_unused_topics(peer))
+        return self.step_runner.answer(self._clean_unused_topics(peer))
 
     def _clean_unused_topics(self, peer: Peer) -> Steps:
         for topic in sorted(self.store.topics() - self.topics.all().keys()):

@@ -18,9 +18,9 @@ from skyroute.wire.command import Request, Response
 class TransactionHandlers:
     """The end of a transaction, and an operator's wish to have its producer asked again."""
 
-    def __init__(self, transactions: Transactions, intake: Appender, identity: Identity) -> None:
+    def __init__(self, transactions: Transactions, appender: Appender, identity: Identity) -> None:
         self._transactions = transactions
-        self._intake = intake
+        self._appender = appender
         self._identity = identity
         self._is_due = False
 
@@ -28,7 +28,7 @@ class TransactionHandlers:
         """Commit or roll back. Whoever waits for an answer gets it when nobody will ask again, whatever happens."""
         if self._identity.broker_id != 0:
             raise RefusedError(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
-        self._transactions.end(decode_end_transaction(request), self._intake.now_ms())
+        self._transactions.end(decode_end_transaction(request), self._appender.now_ms())
         if request.is_oneway:
             # All that end in one turn of the loop share a record.
             if not self._is_due:
@@ -36,7 +36,7 @@ class TransactionHandlers:
                 asyncio.get_running_loop().call_soon(self._write_done)
             return Response()
         appended = self._transactions.write_done()
-        wait = None if appended is None else self._intake.safe(appended)
+        wait = None if appended is None else self._appender.until_flushed(appended)
         return Response() if wait is None else _answer_after(wait)
 
     def _write_done(self) -> None:

@@ -13,11 +13,11 @@ from skyroute.broker.scheduling.scheduled_delivery import (
     BACKOFF_MAX_MS,
     Alarm,
     Deliveries,
-    Outlet,
+    PlainAppender,
     as_draft,
-    bound_for,
     level_of,
-    put_aside,
+    real_queue,
+    redirect,
 )
 from skyroute.broker.store.derive import WITHOUT_PLACE
 from skyroute.broker.store.draft import Draft
@@ -56,9 +56,9 @@ def read_delay_offsets(raw: object) -> tuple[dict[int, int], DataVersion | None]
 class DelayLevels:
     """Puts messages with a delay level aside, and delivers them when their time has come."""
 
-    def __init__(self, store: MessageStore, outlet: Outlet, file: JsonFile, *, save_ms: int = SAVE_MS) -> None:
+    def __init__(self, store: MessageStore, appender: PlainAppender, file: JsonFile, *, save_ms: int = SAVE_MS) -> None:
         self._store = store
-        self._outlet = outlet
+        self._appender = appender
         self._note_ms = max(1, save_ms // 2)  # what was noted is written one time later, when it is safe
         self._delays_ms = store.settings.delays_ms
         self._levels = list(range(1, len(self._delays_ms) + 1))
@@ -70,9 +70,9 @@ class DelayLevels:
         """The same at a time since when the log has reached the disk: that may be written."""
         self._noted_at_ms = 0
         self._version = DataVersion()
-        self._deliveries = Deliveries(outlet)
+        self._deliveries = Deliveries(appender)
         self._alarm = Alarm()
-        self.keeper = TableFile(file, lambda: [dumps(self.render(), Dialect.LEGACY)])
+        self.table_file = TableFile(file, lambda: [dumps(self.render(), Dialect.LEGACY)])
 
     def __repr__(self) -> str:
         return f"<DelayLevels levels={len(self._delays_ms)} delivered={self._deliveries.delivered}>"
@@ -83,7 +83,7 @@ class DelayLevels:
         Raises:
             StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load(read_delay_offsets)
+        stored = self.table_file.load(read_delay_offsets)
         if stored is not None:
             self._offsets, version = stored
             self._version = version or self._version
@@ -108,7 +108,7 @@ class DelayLevels:
 
     # -------------------------------------------------------------------------------------------------------- parking
 
-    def park(self, draft: Draft) -> Draft:
+    def schedule(self, draft: Draft) -> Draft:
         """Return what is to be stored of a message in the schedule topic; itself where it has no delay level.
 
         Raises:
@@ -117,12 +117,12 @@ class DelayLevels:
         level = min(level_of(draft.raw_properties), len(self._delays_ms))
         if not level or draft.sys_flag & WITHOUT_PLACE:
             return draft
-        parked = put_aside(draft, SCHEDULE_TOPIC, level - 1, {DELAY_LEVEL: str(level)})
-        raw_properties = parked.raw_properties
+        scheduled = redirect(draft, SCHEDULE_TOPIC, level - 1, {DELAY_LEVEL: str(level)})
+        raw_properties = scheduled.raw_properties
         for name in (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS):
             raw_properties = delete_property(raw_properties, name)
-        self._alarm.set(self._outlet.now_ms() + self._delays_ms[level - 1])
-        return msgspec.structs.replace(parked, raw_properties=raw_properties)
+        self._alarm.set(self._appender.now_ms() + self._delays_ms[level - 1])
+        return msgspec.structs.replace(scheduled, raw_properties=raw_properties)
 
     # ----------------------------------------------------------------------------------------------------- delivering
 
@@ -162,7 +162,7 @@ class DelayLevels:
         except RecordError as error:
             log.warning("record that waited cannot be read position=%d reason=%s", position, error)
             return True
-        target = bound_for(message)
+        target = real_queue(message)
         if target is None:
             return True
         return self._deliveries.put(as_draft(message, *target, message.raw_properties), now_ms)
@@ -183,7 +183,7 @@ class DelayLevels:
     def _accept(self, offsets: dict[int, int], now_ms: int) -> None:
         self._safe = offsets
         self._version = next_version(self._version, now_ms)
-        self.keeper.touch()
+        self.table_file.touch()
 
     def render(self) -> object:
         return {"dataVersion": version_members(self._version), "offsetTable": dict(sorted(self._safe.items()))}
@@ -191,7 +191,7 @@ class DelayLevels:
     async def run(self) -> None:
         """Deliver, and save how far it has come, until cancelled."""
         while True:
-            now_ms = self._outlet.now_ms()
+            now_ms = self._appender.now_ms()
             try:
                 due_ms = self.deliver_due(now_ms)
             except Exception:
@@ -203,7 +203,7 @@ class DelayLevels:
                 self.note(now_ms)
                 note_at_ms = now_ms + self._note_ms
                 try:
-                    await self.keeper.save()
+                    await self.table_file.save()
                 except StoreError as error:
                     log.warning("delay offsets not saved reason=%s", error)
             await self._alarm.sleep(now_ms, note_at_ms if due_ms is None else min(due_ms, note_at_ms))
@@ -215,5 +215,5 @@ class DelayLevels:
             StoreWriteError, StoreFullError: the disk refuses; after the next start some are delivered again.
         """
         if self._offsets != self._safe:
-            self._accept(dict(self._offsets), self._outlet.now_ms())
-        self.keeper.save_now()
+            self._accept(dict(self._offsets), self._appender.now_ms())
+        self.table_file.save_now()

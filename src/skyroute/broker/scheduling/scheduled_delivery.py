@@ -25,7 +25,7 @@ BACKOFF_MAX_MS: Final = 10_000
 """How long nothing is delivered after the store refused, first and at most."""
 
 
-class Outlet(Protocol):
+class PlainAppender(Protocol):
     """What delivered messages go through."""
 
     def now_ms(self) -> int: ...
@@ -72,14 +72,14 @@ def replace_properties(raw_properties: bytes, more: Mapping[str, str]) -> bytes:
         raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
 
 
-def put_aside(draft: Draft, topic: str, queue_id: int, more: Mapping[str, str]) -> Draft:
+def redirect(draft: Draft, topic: str, queue_id: int, more: Mapping[str, str]) -> Draft:
     """Return the draft for a topic of messages that wait; it remembers where it is bound for.
 
     Raises:
         RefusedError: its properties are too long then.
     """
-    bound_for = {REAL_TOPIC: draft.topic, REAL_QUEUE_ID: str(draft.queue_id)}
-    raw_properties = replace_properties(draft.raw_properties, {**more, **bound_for})
+    real_queue = {REAL_TOPIC: draft.topic, REAL_QUEUE_ID: str(draft.queue_id)}
+    raw_properties = replace_properties(draft.raw_properties, {**more, **real_queue})
     return msgspec.structs.replace(draft, topic=topic, queue_id=queue_id, raw_properties=raw_properties)
 
 
@@ -99,13 +99,13 @@ def as_draft(message: StoredMessage, topic: str, queue_id: int, raw_properties: 
     )
 
 
-def bound_for(message: StoredMessage) -> tuple[str, int] | None:
+def real_queue(message: StoredMessage) -> tuple[str, int] | None:
     """Return topic and queue that a message has waited for; None where it says none that may be."""
     topic = find_property(message.raw_properties, REAL_TOPIC)
     queue_id = find_property(message.raw_properties, REAL_QUEUE_ID) or ""
     if topic is None or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10) or topic == HALF_TOPIC:
         log.error(
-            "message that waited discarded topic=%s offset=%d bound_for=%.80r queue_id=%.20r",
+            "message that waited discarded topic=%s offset=%d real_topic=%.80r queue_id=%.20r",
             *(message.topic, message.queue_offset, topic, queue_id),
         )
         return None
@@ -115,8 +115,8 @@ def bound_for(message: StoredMessage) -> tuple[str, int] | None:
 class Deliveries:
     """Stores messages whose time has come; holds back for a while when the store refuses."""
 
-    def __init__(self, outlet: Outlet) -> None:
-        self._outlet = outlet
+    def __init__(self, appender: PlainAppender) -> None:
+        self._appender = appender
         self._backoff_ms = 0
         self.held_until_ms = 0
         self.delivered = 0
@@ -124,14 +124,14 @@ class Deliveries:
     def put(self, draft: Draft, now_ms: int) -> bool:
         """Store a message. False means that it has to be tried again, not before `held_until_ms`."""
         try:
-            self._outlet.put_plain(draft)
+            self._appender.put_plain(draft)
         except (RecordTooLargeError, RecordError, InvalidNameError) as error:
             # It will never fit, and those behind it must not wait for ever.
-            log.error("message that waited discarded bound_for=%s reason=%s", draft.topic, error)  # noqa: TRY400 - its text says it all
+            log.error("message that waited discarded real_topic=%s reason=%s", draft.topic, error)  # noqa: TRY400 - its text says it all
         except StoreError as error:
             self._backoff_ms = min(max(self._backoff_ms * 2, BACKOFF_FIRST_MS), BACKOFF_MAX_MS)
             self.held_until_ms = now_ms + self._backoff_ms
-            log.warning("delivery held back ms=%d bound_for=%s reason=%s", self._backoff_ms, draft.topic, error)
+            log.warning("delivery held back ms=%d real_topic=%s reason=%s", self._backoff_ms, draft.topic, error)
             return False
         else:
             self.delivered += 1

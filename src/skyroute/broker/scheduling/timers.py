@@ -25,12 +25,12 @@ from skyroute.broker.scheduling.scheduled_delivery import (
     BACKOFF_MAX_MS,
     Alarm,
     Deliveries,
-    Outlet,
+    PlainAppender,
     as_draft,
-    bound_for,
     level_of,
     number_of,
-    put_aside,
+    real_queue,
+    redirect,
     replace_properties,
 )
 from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress
@@ -78,9 +78,9 @@ IDLE_MS: Final = 10_000
 LOOK_MS: Final = 100
 
 
-def recall_handle(parked: Draft, broker_name: str) -> str | None:
+def recall_handle(scheduled: Draft, broker_name: str) -> str | None:
     """Return what the producer of a message in the timer topic can recall it with; None where it cannot."""
-    raw_properties = parked.raw_properties
+    raw_properties = scheduled.raw_properties
     topic = find_property(raw_properties, REAL_TOPIC)
     unique_id = find_property(raw_properties, UNIQUE_ID)
     out_ms = number_of(raw_properties, TIMER_OUT_MS)
@@ -96,7 +96,7 @@ class Timers:
     def __init__(
         self,
         store: MessageStore,
-        outlet: Outlet,
+        appender: PlainAppender,
         check: TimerCheck,
         *,
         enabled: bool = True,
@@ -105,7 +105,7 @@ class Timers:
         near_max: int = NEAR_MAX,
     ) -> None:
         self._store = store
-        self._outlet = outlet
+        self._appender = appender
         self._check = check
         self._enabled = enabled
         self._delay_max_s = delay_max_s
@@ -129,8 +129,8 @@ class Timers:
         self._noted_at_ms = 0
         self._handled = 0
         """How many messages were delivered, renewed or dropped."""
-        self._parked_at_ms = 0
-        self._deliveries = Deliveries(outlet)
+        self._scheduled_at_ms = 0
+        self._deliveries = Deliveries(appender)
         self._alarm = Alarm()
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class Timers:
 
     # -------------------------------------------------------------------------------------------------------- parking
 
-    def park(self, draft: Draft, now_ms: int) -> Draft:
+    def schedule(self, draft: Draft, now_ms: int) -> Draft:
         """Return what is to be stored of a message in the timer topic; itself where it is due, or does not wait.
 
         Raises:
@@ -207,10 +207,10 @@ class Timers:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR, f"timer message is under flow control, {SLOT_MAX} wait for the same time"
             )
-        parked = put_aside(draft, TIMER_TOPIC, 0, {TIMER_OUT_MS: str(slot_ms)})
-        self._parked_at_ms = now_ms
+        scheduled = redirect(draft, TIMER_TOPIC, 0, {TIMER_OUT_MS: str(slot_ms)})
+        self._scheduled_at_ms = now_ms
         self._alarm.set(min(slot_ms + self._precision_ms, now_ms + SAVE_MS))
-        return parked
+        return scheduled
 
     @staticmethod
     def _wanted_ms(raw_properties: bytes, now_ms: int) -> int | None:
@@ -343,7 +343,7 @@ class Timers:
     def _deliver(self, slot_ms: int, offset: int, withdrawn: frozenset[str], now_ms: int) -> bool:
         """Deliver a message; also true where there is nothing to deliver."""
         message = self._message_at(offset)
-        target = None if message is None else bound_for(message)
+        target = None if message is None else real_queue(message)
         if message is None or target is None:
             return True
         raw_properties = message.raw_properties
@@ -359,7 +359,7 @@ class Timers:
         try:
             raw_properties = replace_properties(raw_properties, more)
         except RefusedError:
-            log.warning("message has no room for more properties bound_for=%s offset=%d", target[0], offset)
+            log.warning("message has no room for more properties real_topic=%s offset=%d", target[0], offset)
         return self._deliveries.put(as_draft(message, *target, raw_properties), now_ms)
 
     # --------------------------------------------------------------------------------------------------------- saving
@@ -386,7 +386,7 @@ class Timers:
     async def run(self) -> None:
         """Deliver, and save how far it has come, until cancelled."""
         while self._enabled:
-            now_ms = self._outlet.now_ms()
+            now_ms = self._appender.now_ms()
             try:
                 due_ms = self.step(now_ms)
             except Exception:
@@ -400,12 +400,12 @@ class Timers:
                     await self._save(now_ms)
             rest_ms = note_at_ms - now_ms if self._is_busy(now_ms) else IDLE_MS
             if self._store.settings.sync_flush and self._is_busy(now_ms):
-                rest_ms = LOOK_MS  # what was parked is not shown before it is on the disk
+                rest_ms = LOOK_MS  # what was scheduled is not shown before it is on the disk
             await self._alarm.sleep(now_ms, now_ms + rest_ms if due_ms is None else min(due_ms, now_ms + rest_ms))
 
     def _is_busy(self, now_ms: int) -> bool:
         """Return whether something has happened of late, or is not saved yet."""
-        if 0 <= now_ms - self._parked_at_ms < IDLE_MS:
+        if 0 <= now_ms - self._scheduled_at_ms < IDLE_MS:
             return True
         return self._saved != self._noted[1] or self._noted_state != (self._read_end, self._handled)
 
@@ -428,5 +428,5 @@ class Timers:
             StoreWriteError, StoreFullError: the disk refuses; after the next start some are delivered again.
         """
         if self._enabled and (progress := self.progress()) != self._saved:
-            self._check.save(progress, self._outlet.now_ms())
+            self._check.save(progress, self._appender.now_ms())
             self._saved = progress

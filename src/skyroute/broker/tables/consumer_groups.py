@@ -60,7 +60,7 @@ def read_groups(raw: object) -> StoredGroups:
 
 
 class Groups:
-    """The groups by name. Whoever changes one has `keeper` save it."""
+    """The groups by name. Whoever changes one has `table_file` save it."""
 
     def __init__(self, file: JsonFile, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
         self._config = config
@@ -71,7 +71,7 @@ class Groups:
         self._unknown: dict[str, dict[str, Any]] = {}
         self._unknown_rest: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
-        self.keeper = TableFile(file, self.pieces)
+        self.table_file = TableFile(file, self.pieces)
         self.get: Callable[[str], GroupConfig | None] = self._table.get
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class Groups:
         Raises:
             StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load(read_groups)
+        stored = self.table_file.load(read_groups)
         if stored is None:
             return
         self._table.update(stored.groups)
@@ -115,7 +115,7 @@ class Groups:
 
     def _may_be_made(self, name: str) -> bool:
         config = self._config
-        return config.auto_create_subscription_group or (config.enable_create_sys_group and is_system_group(name))
+        return config.auto_create_groups or (config.auto_create_system_groups and is_system_group(name))
 
     def put(self, config: GroupConfig) -> bool:
         """Create or replace a group; False if it was the same before.
@@ -177,7 +177,7 @@ class Groups:
 
     def _changed(self) -> None:
         self.version = next_version(self.version, self._now_ms())
-        self.keeper.touch()
+        self.table_file.touch()
 
     def pieces(self) -> Iterator[bytes]:
         """Return the table as its file holds it, in pieces, all of one data version."""

@@ -77,7 +77,7 @@ class ConsumerOffsets:
         self._commits = 0
         self._unknown: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
-        self.keeper = TableFile(file, self.pieces)
+        self.table_file = TableFile(file, self.pieces)
 
     def __repr__(self) -> str:
         return f"<ConsumerOffsets {self._count} resets={sum(map(len, self._resets.values()))}>"
@@ -88,7 +88,7 @@ class ConsumerOffsets:
         Raises:
             StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load(read_offsets)
+        stored = self.table_file.load(read_offsets)
         if stored is None:
             return
         self._table = stored.offsets
@@ -134,7 +134,7 @@ class ConsumerOffsets:
                 self._note_pair(group, topic)
             self._count += 1
         known[queue_id] = offset
-        self.keeper.touch()
+        self.table_file.touch()
 
     def _note_pair(self, group: str, topic: str) -> None:
         self._topics.setdefault(group, {})[topic] = None
@@ -218,7 +218,7 @@ class ConsumerOffsets:
         self._table[destination, topic] = dict(offsets)
         self._note_pair(destination, topic)
         self._count += more
-        self.keeper.touch()
+        self.table_file.touch()
         return True
 
     def delete_group(self, group: str) -> Generator[None, None, None]:
@@ -236,7 +236,7 @@ class ConsumerOffsets:
             self._resets.pop((group, topic), None)
             _discard(self._topics, group, topic)
             _discard(self._groups, topic, group)
-            self.keeper.touch()
+            self.table_file.touch()
             if not done % OFFSETS_A_STEP:
                 yield
 

@@ -23,7 +23,7 @@ def topics_with_queues(store_folder: Path) -> set[str]:
     return {topic.name for root in roots if root.is_dir() for topic in root.iterdir() if topic.is_dir()}
 
 
-def settle_lost_topics(topics: Topics, store: MessageStore, had_queues: set[str]) -> None:
+def reconcile_topics(topics: Topics, store: MessageStore, had_queues: set[str]) -> None:
     """Restore, delete or keep topics that have messages in the store and no entry in the table.
 
     - Without a folder before the start, in `had_queues`: the topic was deleted, and recovery found its messages again.

@@ -31,7 +31,7 @@ class RequestModes:
 
     def __init__(self, file: JsonFile) -> None:
         self._table: dict[tuple[str, str], RequestMode] = {}
-        self.keeper = TableFile(file, self.pieces)
+        self.table_file = TableFile(file, self.pieces)
 
     def __repr__(self) -> str:
         return f"<RequestModes {len(self._table)}>"
@@ -42,7 +42,7 @@ class RequestModes:
         Raises:
             StoreDamagedError: neither the file nor its backup can be used.
         """
-        self._table = self.keeper.load(read_request_modes) or {}
+        self._table = self.table_file.load(read_request_modes) or {}
 
     def all(self) -> Mapping[tuple[str, str], RequestMode]:
         """Return all modes by topic and group."""
@@ -58,7 +58,7 @@ class RequestModes:
         if key not in self._table and len(self._table) >= REQUEST_MODES_MAX:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"this broker has {REQUEST_MODES_MAX} request modes already")
         self._table[key] = mode
-        self.keeper.touch()
+        self.table_file.touch()
 
     def pieces(self) -> Iterator[bytes]:
         """Return the table as its file holds it, in pieces."""

@@ -66,13 +66,13 @@ class TableFile:
         finally:
             self._writing = None
 
-    async def settled(self) -> None:
+    async def finish_writes(self) -> None:
         """Return when no write is under way; how it ended is its askers' business."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
 
     def save_now(self) -> None:
-        """Write on the caller's thread, for those who end. Nothing may be under way: see `settled`.
+        """Write on the caller's thread, for those who end. Nothing may be under way: see `finish_writes`.
 
         Raises:
             StoreWriteError, StoreFullError: the disk refuses; the file is as it was.

@@ -78,7 +78,7 @@ def read_topics(raw: object) -> StoredTopics:
 
 
 class Topics:
-    """The topics by name. Whoever changes one also makes it known: to the disk by `keeper`, and to name servers."""
+    """The topics by name. Whoever changes one also makes it known: to the disk by `table_file`, and to name servers."""
 
     def __init__(self, file: JsonFile, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
         self._config = config
@@ -94,7 +94,7 @@ class Topics:
         self._file = file
         self.may_lack_topics = False
         """The file was missing or damaged when it was read: topics of this broker may be unknown."""
-        self.keeper = TableFile(file, self.pieces)
+        self.table_file = TableFile(file, self.pieces)
         self.get: Callable[[str], TopicConfig | None] = self._table.get
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class Topics:
         Raises:
             StoreDamagedError: neither the file nor its backup can be used.
         """
-        stored = self.keeper.load(read_topics)
+        stored = self.table_file.load(read_topics)
         self.may_lack_topics = stored is None or self._file.used_backup
         if stored is not None:
             self._table.update(stored.topics)
@@ -115,7 +115,7 @@ class Topics:
             self._unknown = stored.unknown
             self._unknown_rest = stored.unknown_rest
             self.version = stored.version or self.version
-        if not self._config.auto_create_topic_enable:
+        if not self._config.auto_create_topics:
             # As long as it has a route, producers believe that it may stand in for any other.
             self._table.pop(DEFAULT_TOPIC, None)
 
@@ -155,7 +155,7 @@ class Topics:
         return None
 
     def _may_be_model(self, model: TopicConfig) -> bool:
-        if model.name == DEFAULT_TOPIC and not self._config.auto_create_topic_enable:
+        if model.name == DEFAULT_TOPIC and not self._config.auto_create_topics:
             return False
         return bool(model.permission & Permission.INHERIT)
 
@@ -234,7 +234,7 @@ class Topics:
 
     def _changed(self) -> None:
         self.version = next_version(self.version, self._now_ms())
-        self.keeper.touch()
+        self.table_file.touch()
 
     def pieces(self) -> Iterator[bytes]:
         """Return the table as its file holds it, in pieces, all of one data version."""
@@ -247,18 +247,18 @@ def _boot_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     inheritable = _OPEN | Permission.INHERIT
     for name in (SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC, HALF_TOPIC, HALF_DONE_TOPIC):
         yield TopicConfig(name, 1, 1)
-    if config.auto_create_topic_enable:
-        queues = config.default_topic_queue_nums
+    if config.auto_create_topics:
+        queues = config.default_topic_queues
         yield TopicConfig(DEFAULT_TOPIC, queues, queues, inheritable)
     yield TopicConfig(BENCHMARK_TOPIC, _BENCHMARK_QUEUES, _BENCHMARK_QUEUES)
-    cluster, broker = config.broker_cluster_name, config.broker_name
-    yield TopicConfig(cluster, permission=inheritable if config.cluster_topic_enable else Permission.INHERIT)
-    yield TopicConfig(broker, 1, 1, inheritable if config.broker_topic_enable else Permission.INHERIT)
+    cluster, broker = config.cluster_name, config.broker_name
+    yield TopicConfig(cluster, permission=inheritable if config.cluster_topic_enabled else Permission.INHERIT)
+    yield TopicConfig(broker, 1, 1, inheritable if config.broker_topic_enabled else Permission.INHERIT)
     yield TopicConfig(SCHEDULE_TOPIC, _SCHEDULE_QUEUES, _SCHEDULE_QUEUES)
-    if config.trace_topic_enable:
-        yield TopicConfig(config.msg_trace_topic_name, 1, 1)
+    if config.trace_topic_enabled:
+        yield TopicConfig(config.trace_topic, 1, 1)
     yield TopicConfig(reply_topic(cluster), 1, 1)
     yield TopicConfig(f"rmq_sys_REVIVE_LOG_{cluster}", _REVIVE_QUEUES, _REVIVE_QUEUES)
     yield TopicConfig(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, 1, Permission.INHERIT)
-    if config.timer_wheel_enable:
+    if config.timers_enabled:
         yield TopicConfig(TIMER_TOPIC, 1, 1)

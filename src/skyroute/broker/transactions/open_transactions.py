@@ -42,7 +42,7 @@ class OpenTransactions:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self.open: dict[int, OpenHalf] = {}
+        self.halves: dict[int, OpenHalf] = {}
         """By offset, the smallest first."""
         self._read_to = 0
         self._unread = 0
@@ -57,7 +57,7 @@ class OpenTransactions:
         self._done_end = 0
 
     def __repr__(self) -> str:
-        return f"<OpenTransactions open={len(self.open)} read_to={self._read_to}>"
+        return f"<OpenTransactions open={len(self.halves)} read_to={self._read_to}>"
 
     # ---------------------------------------------------------------------------------------------------- at the start
 
@@ -112,9 +112,9 @@ class OpenTransactions:
                 # It was carried on before our time. The producer knows it by where it was, and so does the queue.
                 while origin in self._moved:
                     origin = self._moved[origin]
-                self.open.pop(origin, None)
+                self.halves.pop(origin, None)
                 self._link(origin, offset)
-            self.open[offset] = _open_half(half, was_carried=origin is not None)
+            self.halves[offset] = _open_half(half, was_carried=origin is not None)
         self._read_to = max(self._read_to, end)
 
     def half_at(self, offset: int) -> StoredMessage | None:
@@ -135,7 +135,7 @@ class OpenTransactions:
 
     @property
     def is_full(self) -> bool:
-        return len(self.open) + self._unread - len(self._ended) >= OPEN_MAX
+        return len(self.halves) + self._unread - len(self._ended) >= OPEN_MAX
 
     def expect_one(self) -> None:
         """Note that a half is about to be stored."""
@@ -145,7 +145,7 @@ class OpenTransactions:
         """Return where a half is now that was at this offset once; None where it has ended."""
         while offset in self._moved:
             offset = self._moved[offset]
-        is_open = offset in self.open or (offset >= self._read_to and offset not in self._ended)
+        is_open = offset in self.halves or (offset >= self._read_to and offset not in self._ended)
         return offset if is_open else None
 
     def move(self, offset: int, to: int) -> None:
@@ -168,7 +168,7 @@ class OpenTransactions:
         if offset >= self._read_to:
             self._ended.add(offset)
         else:
-            self.open.pop(offset, None)
+            self.halves.pop(offset, None)
 
     def _link(self, offset: int, to: int) -> None:
         self._moved[offset] = to
@@ -183,7 +183,7 @@ class OpenTransactions:
 
     def floors(self) -> tuple[int, int]:
         """Return up to where both queues are done with: whoever reads them from there on sees all that is open."""
-        half_floor = next(iter(self.open), self._read_to)
+        half_floor = next(iter(self.halves), self._read_to)
         records = self._done_records
         while records and records[0][1] < half_floor:
             records.popleft()

@@ -56,24 +56,24 @@ class Transactions:
     def __init__(
         self,
         store: MessageStore,
-        intake: Appender,
+        appender: Appender,
         *,
         offsets: ConsumerOffsets,
         topics: Topics,
-        members: ConnectedClients,
+        clients: ConnectedClients,
         config: BrokerConfig,
         identity: Identity,
         announce: Announce,
     ) -> None:
         self._store = store
-        self._intake = intake
+        self._appender = appender
         self._offsets = offsets
         self._topics = topics
-        self._members = members
+        self._clients = clients
         self._config = config
         self._identity = identity
         self._announce = announce
-        self._book = OpenTransactions(store)
+        self._open = OpenTransactions(store)
         self._done: list[int] = []
         """Halves that have ended, which no record says yet."""
         self._floors: tuple[int, int] | None = None
@@ -82,13 +82,13 @@ class Transactions:
         """How many ended in which way since the start."""
 
     def __repr__(self) -> str:
-        return f"<Transactions {self._book!r}>"
+        return f"<Transactions {self._open!r}>"
 
     def load(self) -> None:
         """Find out which transactions are open. Called once, before anybody begins or ends one."""
-        self._book.load(self._floor_of(HALF_TOPIC), self._floor_of(HALF_DONE_TOPIC))
-        if self._book.open:
-            log.info("open transactions found count=%d", len(self._book.open))
+        self._open.load(self._floor_of(HALF_TOPIC), self._floor_of(HALF_DONE_TOPIC))
+        if self._open.halves:
+            log.info("open transactions found count=%d", len(self._open.halves))
 
     def _floor_of(self, topic: str) -> int | None:
         return self._offsets.get(GROUP, topic, drafts.HALF_QUEUE_ID)
@@ -96,7 +96,7 @@ class Transactions:
     @property
     def open_count(self) -> int:
         """How many transactions were open when that was last looked at."""
-        return len(self._book.open)
+        return len(self._open.halves)
 
     def prepare(self, draft: Draft) -> Draft:
         """Return the half of a message, to be stored in its place.
@@ -104,10 +104,10 @@ class Transactions:
         Raises:
             RefusedError: there are too many open transactions, or its properties are too long.
         """
-        if self._book.is_full:
+        if self._open.is_full:
             raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{OPEN_MAX} transactions are open; end some of them first")
         half = drafts.half_of(draft)
-        self._book.expect_one()
+        self._open.expect_one()
         return half
 
     # --------------------------------------------------------------------------------------------------------- ending
@@ -121,11 +121,11 @@ class Transactions:
         """
         if end.outcome is TransactionOutcome.UNKNOWN:
             return
-        half = self._book.half_in_log(end.log_position)
+        half = self._open.half_in_log(end.log_position)
         if half is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
         self._check(end, half, now_ms)
-        offset = self._book.find_open(end.half_offset)
+        offset = self._open.find_open(end.half_offset)
         if offset is None:
             # Nothing is lost: whatever is still open is asked for again.
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
@@ -133,16 +133,16 @@ class Transactions:
             draft = drafts.committed(half)
             if draft is None:
                 raise RefusedError(ResponseCode.SYSTEM_ERROR, _NOT_FOUND)
-            self._intake.put(draft)
+            self._appender.put(draft)
             self.committed += 1
         else:
             self.rolled_back += 1
-        self._done += self._book.close(offset)
+        self._done += self._open.close(offset)
 
     def _check(self, end: TransactionEnd, half: StoredMessage, now_ms: int) -> None:
         immune_s = drafts.number_of(half, names.CHECK_IMMUNITY_SECONDS)
         if immune_s is not None and not end.from_check:
-            allowed_ms = max(immune_s * 1000, self._config.transaction_time_out)
+            allowed_ms = max(immune_s * 1000, self._config.transaction_timeout_ms)
             if now_ms - half.born_at_ms > allowed_ms:
                 raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "too late, wait until you are asked")
         if find_property(half.raw_properties, names.PRODUCER_GROUP) != end.producer_group:
@@ -161,14 +161,14 @@ class Transactions:
         appended: Appended | None = None
         while self._done:
             digits = len(str(max(self._done)))
-            offsets = self._done[: max(self._config.transaction_op_msg_max_size // (digits + 1), 1)]
-            draft = drafts.done(offsets, self._identity.raw_store_host, self._intake.now_ms())
+            offsets = self._done[: max(self._config.op_message_bytes_max // (digits + 1), 1)]
+            draft = drafts.done(offsets, self._identity.raw_store_host, self._appender.now_ms())
             try:
-                appended = self._intake.put_plain(draft)
+                appended = self._appender.put_plain(draft)
             except StoreError as error:
                 log.warning("ended transactions are not written down yet count=%d reason=%s", len(self._done), error)
                 return None
-            self._book.note_done_record(appended.queue_offset, max(offsets))
+            self._open.note_done_record(appended.queue_offset, max(offsets))
             del self._done[: len(offsets)]
         return appended
 
@@ -182,11 +182,11 @@ class Transactions:
         Raises:
             StoreError: the disk refuses; the next round goes on from there.
         """
-        self._book.read_on()
-        limit = self._book.end
+        self._open.read_on()
+        limit = self._open.end
         try:
-            for offset, known in list(self._book.open.items()):
-                if offset not in self._book.open:
+            for offset, known in list(self._open.halves.items()):
+                if offset not in self._open.halves:
                     continue  # it has ended while others were asked
                 if self._is_due(known, now_ms - known.since_ms):
                     yield self._ask(offset, known, now_ms)
@@ -198,21 +198,17 @@ class Transactions:
             self._keep_floors()
 
     def _is_due(self, known: OpenHalf, age_ms: int) -> bool:
-        patience_ms = self._config.transaction_time_out if known.immune_ms is None else known.immune_ms
+        patience_ms = self._config.transaction_timeout_ms if known.immune_ms is None else known.immune_ms
         # A copy was stored later than the half, so one that is born in time to come is taken for old enough.
-        return age_ms < 0 or age_ms > min(patience_ms, self._reserved_ms)
-
-    @property
-    def _reserved_ms(self) -> int:
-        return self._config.file_reserved_time * 3_600_000
+        return age_ms < 0 or age_ms > min(patience_ms, self._config.retention_ms)
 
     def _ask(self, offset: int, known: OpenHalf, now_ms: int) -> Question | None:
-        half = self._book.half_in_log(known.position)
+        half = self._open.half_in_log(known.position)
         if half is None:
-            self._book.close(offset)
+            self._open.close(offset)
             return None
         times = drafts.number_of(half, names.TRANSACTION_CHECK_TIMES) or 0
-        if times >= self._config.transaction_check_max or now_ms - half.born_at_ms > self._reserved_ms:
+        if times >= self._config.transaction_checks_max or now_ms - half.born_at_ms > self._config.retention_ms:
             self._give_up(offset, half, times)
             return None
         try:
@@ -226,8 +222,8 @@ class Transactions:
 
     def _give_up(self, offset: int, half: StoredMessage, times: int) -> None:
         self._topics.create(TopicConfig(HALF_GIVEN_UP_TOPIC, 1, 1))
-        appended = self._intake.put_plain(drafts.given_up(half))
-        self._done += self._book.close(offset)
+        appended = self._appender.put_plain(drafts.given_up(half))
+        self._done += self._open.close(offset)
         log.warning(
             "transaction given up topic=%s id=%s asked=%d offset=%d",
             find_property(half.raw_properties, names.REAL_TOPIC),
@@ -237,23 +233,23 @@ class Transactions:
         )
 
     def _carry_on(self, offset: int, known: OpenHalf) -> None:
-        half = self._book.half_in_log(known.position)
+        half = self._open.half_in_log(known.position)
         if half is None:
-            self._book.close(offset)
+            self._open.close(offset)
             return
         try:
             draft = drafts.carried_on(half)
         except RefusedError:  # its properties have no room for where it was
             return
-        appended = self._intake.put_plain(draft)
+        appended = self._appender.put_plain(draft)
         # No record says that it is done: Apache's brokers take that for the end of its copies, too.
-        self._book.expect_one()
-        self._book.move(offset, appended.queue_offset)
+        self._open.expect_one()
+        self._open.move(offset, appended.queue_offset)
 
     def _move(self, offset: int, draft: Draft) -> Appended:
-        appended = self._intake.put_plain(draft)
-        self._book.expect_one()
-        self._book.move(offset, appended.queue_offset)
+        appended = self._appender.put_plain(draft)
+        self._open.expect_one()
+        self._open.move(offset, appended.queue_offset)
         self._done.append(offset)
         return appended
 
@@ -263,7 +259,7 @@ class Transactions:
             half_floor, done_floor = self._floors
             self._offsets.commit(GROUP, HALF_TOPIC, drafts.HALF_QUEUE_ID, half_floor)
             self._offsets.commit(GROUP, HALF_DONE_TOPIC, drafts.HALF_QUEUE_ID, done_floor)
-        self._floors = self._book.floors()
+        self._floors = self._open.floors()
 
     def resume(self, log_position: int) -> Appended:
         """Ask again for a half that was given up, as if nobody had been asked before.
@@ -280,23 +276,23 @@ class Transactions:
                 "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.",
             )
         draft = drafts.asked_again(half, 0)
-        offset = self._book.find_open(half.queue_offset) if half.topic == HALF_TOPIC else None
+        offset = self._open.find_open(half.queue_offset) if half.topic == HALF_TOPIC else None
         if offset is not None:
             return self._move(offset, draft)
-        self._book.expect_one()
-        return self._intake.put_plain(draft)
+        self._open.expect_one()
+        return self._appender.put_plain(draft)
 
     async def ask_producers(self) -> None:
         """Ask once for all that is due."""
         knew_topic = self._topics.get(HALF_GIVEN_UP_TOPIC) is not None
         asked = silent = 0
-        for turn, question in enumerate(self.check(self._intake.now_ms()), 1):
+        for turn, question in enumerate(self.check(self._appender.now_ms()), 1):
             if turn % HALVES_A_TURN == 0:
                 self.write_done()
                 await asyncio.sleep(0)
             if question is None:
                 continue
-            producer = self._members.next_producer(question.group)
+            producer = self._clients.next_producer(question.group)
             if producer is None:
                 silent += 1
             else:
@@ -311,7 +307,7 @@ class Transactions:
     async def run(self) -> None:
         """Ask again and again."""
         while True:
-            await asyncio.sleep(self._config.transaction_check_interval / 1000)
+            await asyncio.sleep(self._config.transaction_check_interval_s)
             try:
                 await self.ask_producers()
             except SkyrouteError as error:

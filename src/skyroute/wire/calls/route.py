@@ -49,9 +49,11 @@ class _QueueData(msgspec.Struct, gc=False):
     writeQueueNums: Int32 = 0  # noqa: N815 - the wire's name
     perm: Int32 = 0
     topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
+    topicSynFlag: Int32 = 0  # noqa: N815 - the same flag as name servers before 4.9 spell it
 
     def value(self) -> QueueSettings:
-        return QueueSettings(self.readQueueNums, self.writeQueueNums, self.perm, self.topicSysFlag)
+        flag = self.topicSysFlag or self.topicSynFlag
+        return QueueSettings(self.readQueueNums, self.writeQueueNums, self.perm, flag)
 
 
 class _Route(msgspec.Struct):
