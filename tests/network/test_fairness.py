@@ -51,7 +51,7 @@ class Asked:
     def __init__(self) -> None:
         self.clock = TickingClock()
         self.traffic = BusyPolling()
-        self.pace = StepRunner(self.traffic, self.clock)
+        self.step_runner = StepRunner(self.traffic, self.clock)
         self.order: list[int] = []
         """Connections, as their requests were carried out."""
         self.closed: list[int] = []
@@ -102,10 +102,10 @@ class Asked:
         return Response(lasting=True)
 
     def _long(self, request: Request, peer: Peer) -> Answer:
-        return InTurn(self.pace.run(self._steps(peer)))
+        return InTurn(self.step_runner.run(self._steps(peer)))
 
     def _long_change(self, request: Request, peer: Peer) -> Answer:
-        return InTurn(self.pace.run(self._change_steps()))
+        return InTurn(self.step_runner.run(self._change_steps()))
 
     def _change_steps(self) -> Generator[None, None, Response]:
         while not self.may_change:

@@ -76,7 +76,7 @@ class Components:
         self.clock = clock
         now_ms = self._now_ms
         traffic = traffic or BusyPolling()
-        self.pace = StepRunner(traffic, clock)
+        self.step_runner = StepRunner(traffic, clock)
         """Lane for responses that may take seconds."""
         self.prompt = StepRunner(traffic, clock)
         """Lane for requests with short client timeouts: long batches, heartbeats and locks."""
@@ -222,7 +222,7 @@ class Components:
             config=self.config,
             identity=self.identity,
             clock=self.clock,
-            pace=self.prompt,
+            step_runner=self.prompt,
         )
         replies = ReplyHandlers(self.members, self.topics, send.send, self.identity, self.config, self.clock)
         transactions = TransactionHandlers(self.transactions, self.intake, self.identity)
@@ -254,14 +254,14 @@ class Components:
         )
         members = MemberHandlers(
             *(self.members, self.locks, self.topics, self.groups, self.notices, announce, self.config, self.clock),
-            pace=self.pace,
+            step_runner=self.step_runner,
             prompt=self.prompt,
         )
         offsets = OffsetHandlers(
             *(self.offsets, self.topics, self.groups, self.members, self.store),
             delay_offsets=self.delays.render,
             young_bytes=bytes_in_memory(),
-            pace=self.pace,
+            step_runner=self.step_runner,
         )
         send_back = SendBackHandlers(
             self.store, self.intake, self.topics, self.groups, self.stats, announce, self.config, self.identity
@@ -297,17 +297,19 @@ class Components:
         now_ms = self._now_ms
         topics = TopicHandlers(
             *(self.topics, self.offsets, self.members, self.store, self.stats, self.config, announce, now_ms),
-            pace=self.pace,
+            step_runner=self.step_runner,
         )
         groups = GroupHandlers(
-            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.pace
+            self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.step_runner
         )
         progress = ProgressHandlers(
             *(self.offsets, self.topics, self.groups, self.members, self.store),
             *(self.stats, self.config, self.identity, now_ms, self.parked.wake_queue),
-            pace=self.pace,
+            step_runner=self.step_runner,
         )
-        queries = QueryHandlers(self.store, self.topics, self.members, self.config, self.pace, self.clock.monotonic)
+        queries = QueryHandlers(
+            self.store, self.topics, self.members, self.config, self.step_runner, self.clock.monotonic
+        )
         operations = OperationHandlers(self)
         forwarding = ForwardingHandlers(self.members, self.store, self.topics, self.groups, self.identity)
         return {

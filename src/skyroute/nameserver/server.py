@@ -59,9 +59,9 @@ class NameServer:
         self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
         self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
         self._traffic = BusyPolling()
-        self._pace = StepRunner(self._traffic, self.clock)
+        self._step_runner = StepRunner(self._traffic, self.clock)
         self._routes = RouteHandlers(
-            self.table, self.kv, config, clock=self.clock, pace=self._pace, upstream=self._upstream
+            self.table, self.kv, config, clock=self.clock, step_runner=self._step_runner, upstream=self._upstream
         )
         self._repeats = self._routes.repeats
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
@@ -215,8 +215,8 @@ class NameServer:
     def _handlers(self) -> dict[int, Handler]:
         """Every request we answer. Whatever is not here is answered "not supported"."""
         routes = self._routes
-        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._pace)
-        kv = KvHandlers(self.kv, self._record, self._pace)
+        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._step_runner)
+        kv = KvHandlers(self.kv, self._record, self._step_runner)
         admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed, self._record)
         return self._watch_handlers() | {
             RequestCode.PUT_KV_CONFIG: kv.put,

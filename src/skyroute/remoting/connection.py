@@ -1,4 +1,4 @@
-"""One accepted connection: its first bytes, its frames, its answers, its pace."""
+"""One accepted connection: its first bytes, its frames, its answers."""
 
 import asyncio
 import logging

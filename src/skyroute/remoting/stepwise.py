@@ -1,7 +1,7 @@
 """Long work in steps, so that other requests are answered in between.
 
 A handler writes long work as a generator that yields between its steps and returns its `Response`, and answers with
-`InTurn(pace.run(steps))`. Rules for such a generator:
+`InTurn(step_runner.run(steps))`. Rules for such a generator:
 
 - A step takes at most a few milliseconds; what is shared may have changed when it goes on after a `yield`.
 - If the peer hangs up, the work on a request in `wire.codes.ABANDONABLE` is closed at its next `yield`. Work on any

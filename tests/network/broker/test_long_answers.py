@@ -57,7 +57,7 @@ async def test_a_peer_that_hangs_up_ends_its_long_answer(cluster: Cluster, line:
 async def test_a_peer_that_hangs_up_behind_questions_that_wait_ends_them_all(cluster: Cluster, line: AsyncLine) -> None:
     """The questions behind the first keep the server from reading, so it is not told of the end."""
     parts, (server, *_) = cluster.broker.parts, cluster.broker._servers
-    async with parts.pace._lane:  # no long answer is made meanwhile
+    async with parts.step_runner._lane:  # no long answer is made meanwhile
         connections = server.connection_count
         asked = (PROGRESS, send("Wide"), STATUS, PROGRESS)
         await line.write(b"".join(encode(request, number) for number, request in enumerate(asked, 1)))

@@ -46,7 +46,7 @@ def settings(**changes: Any) -> BrokerConfig:
 T = TypeVar("T")
 
 
-class CountingPace(StepRunner):
+class CountingStepRunner(StepRunner):
     """Counts the steps of long work, and does something after each."""
 
     steps = 0
@@ -97,7 +97,7 @@ class State:
         self.members = ConnectedClients()
         self.parked = LongPolling(self.clock.monotonic)
         self.stats = Stats(self.clock)
-        self.pace = CountingPace(BusyPolling(), self.clock)
+        self.step_runner = CountingStepRunner(BusyPolling(), self.clock)
         self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)
 
     def now_ms(self) -> int:
@@ -126,12 +126,14 @@ class State:
             self.config,
             self.announce,
             self.now_ms,
-            self.pace,
+            self.step_runner,
         )
 
     @property
     def on_groups(self) -> GroupHandlers:
-        return GroupHandlers(self.groups, self.topics, self.offsets, self.modes, self.stats, self.identity, self.pace)
+        return GroupHandlers(
+            self.groups, self.topics, self.offsets, self.modes, self.stats, self.identity, self.step_runner
+        )
 
     @property
     def on_offsets(self) -> OffsetHandlers:
@@ -143,7 +145,7 @@ class State:
             self.store,
             delay_offsets=lambda: {"offsetTable": {1: 5}},
             young_bytes=1 << 30,
-            pace=self.pace,
+            step_runner=self.step_runner,
         )
 
     @property
@@ -159,7 +161,7 @@ class State:
             self.identity,
             self.now_ms,
             self.parked.wake_queue,
-            self.pace,
+            self.step_runner,
         )
 
     async def ask(self, handler: Handler, request: Request) -> Response:

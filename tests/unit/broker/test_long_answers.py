@@ -50,7 +50,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, state: State, owner: type, name: st
     def next_step() -> None:
         calls.append(0)
 
-    state.pace.on_step = next_step
+    state.step_runner.on_step = next_step
     monkeypatch.setattr(owner, name, counting)
     return lambda: max(calls)
 
@@ -81,7 +81,7 @@ async def test_a_topic_with_many_queues_is_looked_at_in_steps(
     response = await wide.ask(on[code], Request(code, fields))
     assert response.code == 0
     assert response.body.count(b":") >= WIDE
-    assert wide.pace.steps >= WIDE // PARTS_MAX
+    assert wide.step_runner.steps >= WIDE // PARTS_MAX
     assert longest() <= 4 * PARTS_MAX
 
 
@@ -116,18 +116,18 @@ async def test_all_topics_are_told_in_steps_once_for_each_edition(
     told = decode_topic_page(await state.ask(handlers.all, Request()))
     assert told.topics == dict(state.topics.all())
     assert told.total == len(state.topics.all())
-    assert state.pace.steps >= 9
-    steps = state.pace.steps
+    assert state.step_runner.steps >= 9
+    steps = state.step_runner.steps
     assert isinstance(handlers.all(Request(), state.peer), Response)
-    assert state.pace.steps == steps
+    assert state.step_runner.steps == steps
     state.topics.put(TopicConfig("New"))
     assert "New" in decode_topic_page(await state.ask(handlers.all, Request())).topics
     monkeypatch.setattr(long_answers, "KEPT_BYTES_MAX", 1000)
     state.topics.put(TopicConfig("Newer"))
     await state.ask(handlers.all, Request())
-    steps = state.pace.steps
+    steps = state.step_runner.steps
     await state.ask(handlers.all, Request())
-    assert state.pace.steps > steps
+    assert state.step_runner.steps > steps
 
 
 async def test_a_change_between_two_steps_does_not_show(state: State) -> None:
@@ -152,7 +152,7 @@ async def test_all_offsets_are_written_in_steps(state: State) -> None:
     assert max(piece.count(b":") for piece in pieces) <= QUEUES_MAX + OFFSETS_A_STEP
     response = await state.ask(state.on_offsets.all, Request())
     assert response.body == b"".join(pieces)
-    assert state.pace.steps >= 3
+    assert state.step_runner.steps >= 3
     told = fastjson.loads(response.body)
     assert told["offsetTable"]["Wide@g"] == {str(queue_id): 7 for queue_id in range(QUEUES_MAX)}
     assert told["offsetTable"]["T@g42"] == {"0": 42}
@@ -180,7 +180,7 @@ async def test_offsets_of_a_group_with_many_topics_are_forgotten_in_steps(state:
         state.offsets.commit("g", f"T{number}", 0, 1)
     request = Request(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": "true"})
     assert (await state.ask(state.on_groups.delete, request)).code == 0
-    assert state.pace.steps >= 3
+    assert state.step_runner.steps >= 3
     assert state.offsets.topics_of("g") == []
     assert repr(state.offsets).startswith("<ConsumerOffsets 0 ")
 
@@ -197,12 +197,12 @@ async def test_a_topic_with_many_queues_is_deleted_in_steps_and_not_made_again_m
         except RefusedError as error:
             refused.append(error)
 
-    state.pace.on_step = make_again
+    state.step_runner.on_step = make_again
     answer = state.on_topics.delete(Request(fields={"topic": "Wide"}), state.peer)
     assert isinstance(answer, InTurn)
     await answer.work
-    assert state.pace.steps >= 6
-    assert len(refused) == state.pace.steps
+    assert state.step_runner.steps >= 6
+    assert len(refused) == state.step_runner.steps
     assert "is being deleted" in str(refused[0])
     assert state.store.topics() == set()
     state.topics.put(TopicConfig("Wide"))
@@ -215,7 +215,7 @@ async def test_a_list_is_bounded_and_taken_in_steps(state: State, what: str) -> 
     entries = ",".join(f'{{"{name}":"N{number}"}}' for number in range(2000))
     body = f'{{"{what}":[{entries}]}}'.encode()
     assert (await state.ask(handler, Request(body=body))).code == 0
-    assert state.pace.steps >= 2 * 2000 // STEP_PARTS
+    assert state.step_runner.steps >= 2 * 2000 // STEP_PARTS
     assert (state.topics.get("N1999") is not None) or (state.groups.get("N1999") is not None)
     response = await state.ask(handler, Request(body=body.ljust(long_answers.LIST_BYTES_MAX + 1)))
     assert (response.code, "send it in several parts" in (response.remark or "")) == (29, True)

@@ -67,8 +67,8 @@ class Room:
             state.announce,
             state.config,
             state.clock,
-            state.pace,
-            state.pace,
+            state.step_runner,
+            state.step_runner,
         )
         self.peer, self.line = a_peer(1)
 
@@ -301,7 +301,7 @@ async def test_a_heartbeat_of_many_groups_is_taken_in_steps(room: Room) -> None:
     names = [f"group-{number}" for number in range(20 * PART_GROUPS)]
     request = encode_heartbeat("c", [f"p-{name}" for name in names], [a_consumer(name) for name in names])
     counts: list[int] = []
-    room.state.pace.on_step = lambda: counts.append(len(room.state.members.consumer_groups))
+    room.state.step_runner.on_step = lambda: counts.append(len(room.state.members.consumer_groups))
     assert (await finish(room, room.on.heartbeat, request)).code == 0
     assert len(room.state.members.consumer_groups) == len(room.state.members.producer_groups) == len(names)
     assert max(after - before for before, after in pairwise(counts)) <= PART_GROUPS
@@ -312,14 +312,14 @@ async def test_a_heartbeat_of_many_topics_is_taken_in_steps(room: Room) -> None:
     topics = [f"topic-{number}" for number in range(1000)]
     consumers = [a_consumer(f"g{number}", *topics) for number in range(6)]
     assert (await finish(room, room.on.heartbeat, encode_heartbeat("c", [], consumers))).code == 0
-    assert room.state.pace.steps >= 5
+    assert room.state.step_runner.steps >= 5
     assert all(len(group.subscriptions) == 1000 for group in room.state.members.consumer_groups.values())
 
 
 async def test_many_queues_are_locked_and_given_back_in_steps(room: Room) -> None:
     queues = [QueueRef("T", "broker-a", queue_id) for queue_id in range(10 * STEP_PARTS)]
     counts: list[int] = []
-    room.state.pace.on_step = lambda: counts.append(len(room.locks))
+    room.state.step_runner.on_step = lambda: counts.append(len(room.locks))
     answer = await finish(room, room.on.lock, encode_lock("c", "g", queues))
     assert decode_locked(answer.body) == frozenset(queues)
     assert max(after - before for before, after in pairwise(counts)) <= STEP_PARTS

@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 @pytest.fixture
 def on(state: State, store: MessageStore) -> QueryHandlers:
-    return QueryHandlers(store, state.topics, state.members, state.config, state.pace, state.clock.monotonic)
+    return QueryHandlers(store, state.topics, state.members, state.config, state.step_runner, state.clock.monotonic)
 
 
 def put(store: MessageStore, body: bytes, topic: str = "T", **properties: str) -> int:

@@ -290,7 +290,7 @@ async def test_cleaning_keeps_a_topic_that_is_created_meanwhile(state: State) ->
             state.topics.put(ORDERS)
             state.write("Orders")
 
-    state.pace.on_step = create
+    state.step_runner.on_step = create
     response = await state.ask(state.on_topics.clean_unused_topics, Request(RequestCode.CLEAN_UNUSED_TOPIC))
     assert response.code == 0
     assert (state.store.topics(), state.store.max_offset("Orders", 0)) == ({"Orders"}, 2)

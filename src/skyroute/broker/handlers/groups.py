@@ -57,7 +57,7 @@ class GroupHandlers:
     request_modes: RequestModes
     stats: Stats
     identity: Identity
-    pace: StepRunner
+    step_runner: StepRunner
     kept: Kept = field(default_factory=Kept)
     """The last response with the table of all groups."""
 
@@ -72,7 +72,7 @@ class GroupHandlers:
         return InTurn(self._update_many(decode_group_updates(request.body), peer))
 
     async def _update_many(self, updates: Sequence[GroupUpdate], peer: Peer) -> Response:
-        await self.pace.run(self._put_all(updates, peer))
+        await self.step_runner.run(self._put_all(updates, peer))
         return await self._save()
 
     def _put_all(self, updates: Sequence[GroupUpdate], peer: Peer) -> Generator[None, None, None]:
@@ -118,7 +118,7 @@ class GroupHandlers:
 
     async def _delete(self, deletion: GroupDeletion) -> Response:
         if deletion.with_offsets:
-            await self.pace.run(self.offsets.delete_group(deletion.group))
+            await self.step_runner.run(self.offsets.delete_group(deletion.group))
         await asyncio.gather(self.groups.keeper.save(), self.offsets.keeper.save())
         return Response()
 
@@ -127,7 +127,7 @@ class GroupHandlers:
         query, groups, version = decode_page_query("Group", request), self.groups.all(), self.groups.version
         edition = Version(version.counter, version.state_version, version.timestamp_ms)
         if query is None:
-            return self.pace.answer(self._all(edition))
+            return self.step_runner.answer(self._all(edition))
         page = GroupPage(cut_page(groups, query, edition), edition, len(groups))
         return encode_group_page(page, self.groups.forbidden())
 
@@ -169,7 +169,7 @@ class GroupHandlers:
     def topics_of(self, request: Request, _peer: Peer) -> Answer:
         """Tell which topics a group has come anywhere with."""
         topics = self.offsets.topics_of(required_name(request.fields, "group"))
-        return self.pace.answer(answer_with(in_pieces(topic_list_parts(topics, self.identity.address))))
+        return self.step_runner.answer(answer_with(in_pieces(topic_list_parts(topics, self.identity.address))))
 
     # -------------------------------------------------------------------------------------------------- request modes
 
@@ -192,4 +192,4 @@ class GroupHandlers:
 
     def all_request_modes(self, _request: Request, _peer: Peer) -> Answer:
         """Tell all request modes, as their file has them."""
-        return self.pace.answer(answer_with(self.request_modes.pieces()))
+        return self.step_runner.answer(answer_with(self.request_modes.pieces()))

@@ -70,7 +70,7 @@ class MemberHandlers:
     announce: Announce
     config: BrokerConfig
     clock: Clock
-    pace: StepRunner
+    step_runner: StepRunner
     prompt: StepRunner
     """Lane for heartbeats and locks, which do not wait for long responses."""
 
@@ -203,7 +203,7 @@ class MemberHandlers:
         parts = consumer_connections_parts(
             map(_connection, members), subscriptions, group.type, group.model, group.start_from
         )
-        return self.pace.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(answer_with(in_pieces(parts)))
 
     def producer_connections(self, request: Request, _peer: Peer) -> Answer:
         """Tell who produces in a group."""
@@ -211,14 +211,14 @@ class MemberHandlers:
         members = self.members.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
-        return self.pace.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
+        return self.step_runner.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
 
     def all_producers(self, _request: Request, _peer: Peer) -> Answer:
         """Tell who produces, by group."""
         groups = (
             (group.name, map(self._heard, list(group.members))) for group in list(self.members.producer_groups.values())
         )
-        return self.pace.answer(answer_with(in_pieces(producers_parts(groups))))
+        return self.step_runner.answer(answer_with(in_pieces(producers_parts(groups))))
 
     def _heard(self, member: Member) -> HeardProducer:
         silence_s = self.clock.monotonic() - member.heard_at

@@ -60,7 +60,7 @@ class OffsetHandlers:
     """Gives what the file of the delay levels' offsets says."""
     young_bytes: int
     """How far from the log's end the first message of a queue may be for a new group to start there."""
-    pace: StepRunner
+    step_runner: StepRunner
 
     def query(self, request: Request, _peer: Peer) -> Response:
         """Tell where a group goes on in a queue. One that is new to a young queue starts with its first message."""
@@ -124,7 +124,7 @@ class OffsetHandlers:
 
         What points at messages that are gone counts for nobody.
         """
-        return self.pace.answer(self._corrections(decode_correction_query(request)))
+        return self.step_runner.answer(self._corrections(decode_correction_query(request)))
 
     def _corrections(self, query: CorrectionQuery) -> Steps:
         least: dict[int, int] = {}
@@ -153,7 +153,7 @@ class OffsetHandlers:
 
     async def _clone(self, order: CloneOrder, peer: Peer) -> Response:
         topics = self.offsets.topics_of(order.source) if order.topic is None else [order.topic]
-        cloned = await self.pace.run(self._clone_topics(order, topics))
+        cloned = await self.step_runner.run(self._clone_topics(order, topics))
         log.info(
             "offsets copied from=%s to=%s topics=%d of=%d peer=%s",
             *(order.source, order.destination, cloned, len(topics), peer.address),
@@ -178,7 +178,7 @@ class OffsetHandlers:
 
     def all(self, _request: Request, _peer: Peer) -> Answer:
         """Tell all offsets of consumers, as their file has them."""
-        return self.pace.answer(answer_with(self.offsets.pieces()))
+        return self.step_runner.answer(answer_with(self.offsets.pieces()))
 
     def all_delays(self, _request: Request, _peer: Peer) -> Response:
         """Tell how far each delay level has come, as its file has it."""

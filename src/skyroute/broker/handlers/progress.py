@@ -61,12 +61,12 @@ class ProgressHandlers:
     now_ms: Callable[[], int]
     wake: Callable[[str, int], None]
     """Has those who wait at a queue look again."""
-    pace: StepRunner
+    step_runner: StepRunner
 
     def of_group(self, request: Request, _peer: Peer) -> Answer:
         """Return a group's progress, with each queue as of the time it is read."""
         parts = consume_stats_parts(self._of_group(decode_consume_stats_query(request)))
-        return self.pace.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(answer_with(in_pieces(parts)))
 
     def _of_group(self, query: ConsumeStatsQuery) -> Iterator[TopicProgress]:
         topics: Collection[str] = query.topics or self.offsets.topics_of(query.group)
@@ -80,7 +80,7 @@ class ProgressHandlers:
         """Return the progress of all groups, with each queue as of the time it is read."""
         only_ordered = decode_broker_progress_query(request)
         groups = ((group, self._of_topics(group, only_ordered=only_ordered)) for group in list(self.groups.all()))
-        return self.pace.answer(answer_with(in_pieces(broker_progress_parts(self.identity.address, groups))))
+        return self.step_runner.answer(answer_with(in_pieces(broker_progress_parts(self.identity.address, groups))))
 
     def _of_topics(self, group: str, *, only_ordered: bool) -> Iterator[TopicProgress]:
         for topic in self._wanted(group, self.offsets.topics_of(group)):
@@ -115,7 +115,7 @@ class ProgressHandlers:
         queue_ids = range(config.write_queues)
         spans = ((queue_id, self._times(query.group, query.topic, queue_id)) for queue_id in queue_ids)
         parts = time_spans_parts(query.topic, self.identity.name, spans)
-        return self.pace.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(answer_with(in_pieces(parts)))
 
     def _times(self, group: str, topic: str, queue_id: int) -> QueueTimes:
         def stored_ms(offset: int) -> int:
@@ -135,7 +135,7 @@ class ProgressHandlers:
         """Send a group elsewhere: the next pull of each queue is told, or, the old way, its members are at once."""
         order = decode_reset_order(request)
         if not self.config.use_server_side_reset_offset:
-            return self.pace.answer(self._tell_members(order, peer))
+            return self.step_runner.answer(self._tell_members(order, peer))
         if (config := self.topics.get(order.topic)) is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {order.topic} does not exist")
         if self.groups.get(order.group) is None:
@@ -157,14 +157,14 @@ class ProgressHandlers:
             )
 
     async def _reset(self, order: ResetOrder, queue_ids: Sequence[int], peer: Peer) -> Response:
-        targets = await self.pace.run(self._reset_queues(order, queue_ids))
+        targets = await self.step_runner.run(self._reset_queues(order, queue_ids))
         log.info(
             "group sent elsewhere group=%s topic=%s queues=%d timestamp_ms=%d offset=%s peer=%s",
             *(order.group, order.topic, len(targets), order.timestamp_ms, order.offset, peer.address),
         )
         await self.offsets.keeper.save()
         parts = reset_offsets_parts(order.topic, self.identity.name, targets.items())
-        return await self.pace.run(answer_with(in_pieces(parts)))
+        return await self.step_runner.run(answer_with(in_pieces(parts)))
 
     def _reset_queues(self, order: ResetOrder, queue_ids: Sequence[int]) -> Generator[None, None, dict[int, int]]:
         """Reset the queues, or none if the table has no room for their offsets; return the new offsets."""

@@ -45,12 +45,12 @@ class QueryHandlers:
     topics: Topics
     members: ConnectedClients
     config: BrokerConfig
-    pace: StepRunner
+    step_runner: StepRunner
     monotonic: Callable[[], float]
 
     def by_key(self, request: Request, _peer: Peer) -> Answer:
         """Find messages by a key of theirs, or by the id that their producer gave them."""
-        return self.pace.answer(self._by_key(decode_key_query(request)))
+        return self.step_runner.answer(self._by_key(decode_key_query(request)))
 
     def _by_key(self, query: KeyQuery) -> Steps:
         count_max = self.config.default_query_max_num if query.unique else query.count_max

@@ -90,7 +90,7 @@ class SendHandlers:
         config: BrokerConfig,
         identity: Identity,
         clock: Clock,
-        pace: StepRunner,
+        step_runner: StepRunner,
     ) -> None:
         self._intake = intake
         self._topics = topics
@@ -103,7 +103,7 @@ class SendHandlers:
         self._identity = identity
         self._clock = clock
         self._ids = MessageIds(str(decode_host(identity.raw_store_host).ip), clock.wall)
-        self._pace = pace
+        self._step_runner = step_runner
         self._storing: dict[tuple[str, int], asyncio.Event] = {}
         """Queues to which a long batch is being written, and the event set when it is complete."""
         self._unknown: set[str] = set()
@@ -390,13 +390,13 @@ class SendHandlers:
 
         A batch that cannot be decoded stores nothing. If the disk fails or the topic is deleted, some are stored.
         """
-        parts = await self._pace.run(self._decode_rest(body, items, decoded_to))
+        parts = await self._step_runner.run(self._decode_rest(body, items, decoded_to))
         queue = (draft.topic, draft.queue_id)
         while (storing := self._storing.get(queue)) is not None:
             await storing.wait()
         done = self._storing[queue] = asyncio.Event()
         try:
-            ids, queue_offset, log_end = await self._pace.run(self._put_parts(draft, parts, is_whole=is_whole))
+            ids, queue_offset, log_end = await self._step_runner.run(self._put_parts(draft, parts, is_whole=is_whole))
         except (StoreError, RecordError) as error:
             raise self._refusal(error) from error
         finally:

@@ -63,7 +63,7 @@ class TopicHandlers:
     config: BrokerConfig
     announce: Announce
     now_ms: Callable[[], int]
-    pace: StepRunner
+    step_runner: StepRunner
     kept: Kept = field(default_factory=Kept)
     """The last response with the table of all topics."""
 
@@ -78,7 +78,7 @@ class TopicHandlers:
         return InTurn(self._update_many(decode_topic_updates(request.body), peer))
 
     async def _update_many(self, updates: Sequence[TopicUpdate], peer: Peer) -> Response:
-        changed = await self.pace.run(self._put_all(updates, peer))
+        changed = await self.step_runner.run(self._put_all(updates, peer))
         return await self._make_known(changed) if changed else Response()
 
     def _put_all(self, updates: Sequence[TopicUpdate], peer: Peer) -> Generator[None, None, list[TopicConfig]]:
@@ -152,7 +152,7 @@ class TopicHandlers:
 
     async def _delete(self, names: Collection[str], leaving: ExitStack) -> Response:
         with leaving:
-            await self.pace.run(self._remove(names))
+            await self.step_runner.run(self._remove(names))
         await asyncio.gather(self.topics.keeper.save(), self.offsets.keeper.save())
         return Response()
 
@@ -178,7 +178,7 @@ class TopicHandlers:
         query, topics, version = decode_page_query("Topic", request), self.topics.all(), self.topics.version
         edition = Version(version.counter, version.state_version, version.timestamp_ms)
         if query is None:
-            return self.pace.answer(self._all(edition))
+            return self.step_runner.answer(self._all(edition))
         return encode_topic_page(TopicPage(cut_page(topics, query, edition), edition, len(topics)))
 
     def _all(self, edition: Version) -> Steps:
@@ -204,7 +204,7 @@ class TopicHandlers:
         queue_ids = range(max(config.read_queues, config.write_queues))
         spans = ((queue_id, self._span(topic, queue_id)) for queue_id in queue_ids)
         parts = topic_stats_parts(topic, self.config.broker_name, spans, self.stats.put_rate(topic))
-        return self.pace.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(answer_with(in_pieces(parts)))
 
     def _span(self, topic: str, queue_id: int) -> QueueSpan:
         store = self.store
@@ -215,7 +215,7 @@ class TopicHandlers:
     def readers(self, request: Request, _peer: Peer) -> Answer:
         """Tell which groups read a topic, or have."""
         topic = required_name(request.fields, "topic")
-        return self.pace.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))))
+        return self.step_runner.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))))
 
     def _readers(self, topic: str) -> Iterator[str | None]:
         """Yield each group that reads a topic or has read it, and None for every other group."""
@@ -238,7 +238,7 @@ class TopicHandlers:
 
     def clean_unused_topics(self, _request: Request, peer: Peer) -> Answer:
         """Remove the queues of topics that are no longer there."""
-        return self.pace.answer(self._clean_unused_topics(peer))
+        return self.step_runner.answer(self._clean_unused_topics(peer))
 
     def _clean_unused_topics(self, peer: Peer) -> Steps:
         for topic in sorted(self.store.topics() - self.topics.all().keys()):
