@@ -50,8 +50,8 @@ class Asked:
 
     def __init__(self) -> None:
         self.clock = TickingClock()
-        self.traffic = BusyPolling()
-        self.step_runner = StepRunner(self.traffic, self.clock)
+        self.polling = BusyPolling()
+        self.step_runner = StepRunner(self.polling, self.clock)
         self.order: list[int] = []
         """Connections, as their requests were carried out."""
         self.closed: list[int] = []
@@ -74,7 +74,7 @@ class Asked:
             tls=ServerTls(TlsSettings()),
             clock=self.clock,
             on_disconnect=lambda _: None,
-            traffic=self.traffic,
+            polling=self.polling,
         )
 
     @property

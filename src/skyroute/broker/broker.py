@@ -40,7 +40,7 @@ class Broker:
         self._disk = disk
         self._servers: list[Server] = []
         self._background = Background()
-        self._traffic = BusyPolling()
+        self._polling = BusyPolling()
         self._parts: Components | None = None
         self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
         self._pages: Pages | None = None
@@ -86,7 +86,7 @@ class Broker:
             self.address = identity.address
             await self._open_pages()
             self._parts = parts = Components(
-                config, identity, self.clock, self._close_connection, self._disk, self._traffic
+                config, identity, self.clock, self._close_connection, self._disk, self._polling
             )
             parts.load()
             handlers = parts.handlers()
@@ -111,7 +111,7 @@ class Broker:
             clock=self.clock,
             on_disconnect=self._on_disconnect,
             limits=self.config.limits(),
-            traffic=self._traffic,
+            polling=self._polling,
         )
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:

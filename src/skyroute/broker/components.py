@@ -66,7 +66,7 @@ class Components:
         clock: Clock,
         close_connection: Callable[[int], None],
         disk: Disk | None = None,
-        traffic: BusyPolling | None = None,
+        polling: BusyPolling | None = None,
     ) -> None:
         # Whatever of the settings turns out to be wrong does so before the store is opened.
         tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
@@ -75,10 +75,10 @@ class Components:
         self.identity = identity
         self.clock = clock
         now_ms = self._now_ms
-        traffic = traffic or BusyPolling()
-        self.step_runner = StepRunner(traffic, clock)
+        polling = polling or BusyPolling()
+        self.step_runner = StepRunner(polling, clock)
         """Lane for responses that may take seconds."""
-        self.prompt = StepRunner(traffic, clock)
+        self.prompt = StepRunner(polling, clock)
         """Lane for requests with short client timeouts: long batches, heartbeats and locks."""
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)

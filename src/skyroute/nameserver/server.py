@@ -58,8 +58,8 @@ class NameServer:
         )
         self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
         self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
-        self._traffic = BusyPolling()
-        self._step_runner = StepRunner(self._traffic, self.clock)
+        self._polling = BusyPolling()
+        self._step_runner = StepRunner(self._polling, self.clock)
         self._routes = RouteHandlers(
             self.table, self.kv, config, clock=self.clock, step_runner=self._step_runner, upstream=self._upstream
         )
@@ -106,7 +106,7 @@ class NameServer:
             clock=self.clock,
             on_disconnect=self._on_disconnect,
             limits=config.limits(exempt={RequestCode.REGISTER_BROKER: config.registration_max_length}),
-            traffic=self._traffic,
+            polling=self._polling,
         )
         # A port that is taken is found out before anything is recorded: who tries again and again must not fill the
         # journal with what each start restores.

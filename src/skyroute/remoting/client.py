@@ -68,7 +68,7 @@ class Channel(asyncio.Protocol):
         self._outbox: list[bytes] = []
         """Frames of this turn of the loop."""
         self._outbox_bytes = 0
-        self._traffic = BusyPolling()
+        self._polling = BusyPolling()
         self._writable: asyncio.Future[None] | None = None
         """Set while the peer takes less than we send: done when it has caught up."""
         self._held_back: dict[int, bytes] = {}
@@ -115,7 +115,7 @@ class Channel(asyncio.Protocol):
             self._held_back.clear()
 
     def data_received(self, data: bytes) -> None:
-        self._traffic.heard(monotonic())
+        self._polling.heard(monotonic())
         try:
             for frame in self._decoder.feed(data):
                 command = decode_command(frame)
@@ -164,7 +164,7 @@ class Channel(asyncio.Protocol):
         number = self._last_id = (self._last_id + 1) & 0x7FFFFFFF
         frame = encode_request(request, number)
         deadline = monotonic() + timeout_s
-        call = Call(self._loop.create_future(), number, request.code, timeout_s, deadline, self._traffic.reads)
+        call = Call(self._loop.create_future(), number, request.code, timeout_s, deadline, self._polling.reads)
         self._awaited[number] = call
         if deadline < self._look_at:
             self._plan_look(deadline)
@@ -214,7 +214,7 @@ class Channel(asyncio.Protocol):
             return
         late = f"{self.address} did not answer request {call.code} in {call.timeout_s:.3g} s"
         call.answer.set_exception(CallTimeoutError(late))
-        if call.chunks_heard == self._traffic.reads and not self.closed:
+        if call.chunks_heard == self._polling.reads and not self.closed:
             # A half-open connection looks just like this, and would swallow every later request as well.
             self._hang_up(f"{self.address} was silent for {call.timeout_s:.3g} s")
 

@@ -156,7 +156,7 @@ class ServerContext:
     buffered: ByteBudget
     unsent: ByteBudget
     complaints: Complaints
-    traffic: BusyPolling
+    polling: BusyPolling
     turn_end: WriteBatch
     queue: FairQueue
     on_made: "Callable[[Connection], None]"
@@ -506,7 +506,7 @@ class Connection(asyncio.Protocol):
             self._account()
         if frames and self.closing_since is None:
             self.active_at = now
-            self._service.traffic.heard(now)
+            self._service.polling.heard(now)
             self._answer(frames)
         if decoder.failure is not None:
             self._end_if_broken()
@@ -520,7 +520,7 @@ class Connection(asyncio.Protocol):
 
     def _wait(self, data: bytes) -> None:
         """Keep bytes for later; pause reading if some are kept already."""
-        self._service.traffic.reads += 1
+        self._service.polling.reads += 1
         if self._unread or self._backlog or self._stalled:
             self._pause_reading()
         self._unread += data

@@ -44,7 +44,7 @@ class Server:
         clock: Clock,
         on_disconnect: Callable[[int], None],
         limits: Limits | None = None,
-        traffic: BusyPolling | None = None,
+        polling: BusyPolling | None = None,
     ) -> None:
         limits = limits or Limits()
         self._service = ServerContext(
@@ -55,7 +55,7 @@ class Server:
             buffered=ByteBudget(limits.buffered_bytes_max),
             unsent=ByteBudget(limits.unsent_bytes_max),
             complaints=Complaints(),
-            traffic=traffic or BusyPolling(),
+            polling=polling or BusyPolling(),
             turn_end=WriteBatch(),
             queue=FairQueue(clock.monotonic),
             on_made=self._on_made,

@@ -45,8 +45,8 @@ class StepRunner:
     not. Works that take longer than `ROUND_S` take turns, in the order in which they came.
     """
 
-    def __init__(self, traffic: BusyPolling, clock: Clock) -> None:
-        self._traffic = traffic
+    def __init__(self, polling: BusyPolling, clock: Clock) -> None:
+        self._polling = polling
         self._clock = clock
         self._lane = asyncio.Lock()
 
@@ -79,7 +79,7 @@ class StepRunner:
             steps.close()
 
     async def _rest(self, step_s: float) -> None:
-        reads_before = self._traffic.reads
+        reads_before = self._polling.reads
         await asyncio.sleep(0)  # the loop looks at every socket once
-        if self._traffic.reads != reads_before:
+        if self._polling.reads != reads_before:
             await asyncio.sleep(step_s)

@@ -51,8 +51,8 @@ class CountingStepRunner(StepRunner):
 
     steps = 0
 
-    def __init__(self, traffic: BusyPolling, clock: ManualClock) -> None:
-        super().__init__(traffic, clock)
+    def __init__(self, polling: BusyPolling, clock: ManualClock) -> None:
+        super().__init__(polling, clock)
         self.on_step: Callable[[], None] = int  # type: ignore[assignment]  # which does nothing, too
 
     async def run(self, steps: Generator[None, None, T]) -> T:

@@ -18,9 +18,9 @@ class Bench:
     """A `StepRunner`, and what its work writes down."""
 
     def __init__(self) -> None:
-        self.traffic = BusyPolling()
+        self.polling = BusyPolling()
         self.clock = ManualClock()
-        self.step_runner = StepRunner(self.traffic, self.clock)
+        self.step_runner = StepRunner(self.polling, self.clock)
         self.done: list[str] = []
 
     def work(self, name: str, steps: int, step_s: float = AN_HOUR) -> Generator[None, None, str]:
@@ -41,7 +41,7 @@ class Bench:
         asyncio.get_running_loop().call_soon(self._read)
 
     def _read(self) -> None:
-        self.traffic.reads += 1
+        self.polling.reads += 1
         self.done.append("read")
 
 
@@ -202,11 +202,11 @@ async def test_what_was_read_before_or_during_a_step_is_no_reason_to_rest() -> N
     def busy() -> Generator[None, None, str]:
         for _ in range(3):
             bench.clock.advance(AN_HOUR)
-            bench.traffic.reads += 1
+            bench.polling.reads += 1
             yield
         return "done"
 
-    bench.traffic.reads = 1000
+    bench.polling.reads = 1000
     async with asyncio.timeout(30):
         assert await bench.step_runner.run(busy()) == "done"
 
@@ -240,7 +240,7 @@ async def test_a_step_that_took_no_time_needs_no_rest() -> None:
     loop = asyncio.get_running_loop()
 
     def chatter() -> None:
-        bench.traffic.reads += 1
+        bench.polling.reads += 1
         loop.call_soon(chatter)
 
     async with asyncio.timeout(30):
