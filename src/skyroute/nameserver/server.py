@@ -26,9 +26,9 @@ from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
+from skyroute.remoting.address import join_address
 from skyroute.remoting.background import Background
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.connection import join_address
 from skyroute.remoting.dispatch import Handler
 from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner

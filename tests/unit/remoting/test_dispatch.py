@@ -51,7 +51,7 @@ class Line:
     def __init__(self) -> None:
         self.told: list[Request] = []
 
-    def tell(self, request: Request) -> None:
+    def send_oneway(self, request: Request) -> None:
         self.told.append(request)
 
     async def call(self, request: Request, timeout_s: float) -> Response:
@@ -61,12 +61,12 @@ class Line:
 
 async def test_a_peer_is_told_and_asked_through_its_line_as_long_as_it_is_there() -> None:
     line = Line()
-    peer = Peer(1, "10.0.0.9:1", line=line)
-    peer.tell(Request(40))
+    peer = Peer(1, "10.0.0.9:1", caller=line)
+    peer.send_oneway(Request(40))
     assert (await peer.call(Request(39), 3)).body == b"3"
     assert [request.code for request in line.told] == [40, 39]
     peer.gone = True
-    peer.tell(Request(40))
+    peer.send_oneway(Request(40))
     with pytest.raises(ConnectionLostError, match=r"10\.0\.0\.9:1 is gone"):
         await peer.call(Request(39), 3)
     assert len(line.told) == 2
@@ -74,7 +74,7 @@ async def test_a_peer_is_told_and_asked_through_its_line_as_long_as_it_is_there(
 
 async def test_a_peer_without_a_line_is_gone() -> None:
     peer = Peer(1, "10.0.0.9:1")
-    peer.tell(Request(40))
+    peer.send_oneway(Request(40))
     with pytest.raises(ConnectionLostError):
         await peer.call(Request(39), 3)
 
