@@ -134,7 +134,8 @@ class Channel(asyncio.Protocol):
         Raises:
             ConnectionLostError: the connection has ended.
         """
-        self._check_open()
+        if self.ended.done():
+            raise self._closed_error()
         call = self._conversation.begin(request, self._loop.create_future(), monotonic(), timeout_s)
         if call.deadline < self._check_at:
             self._plan_check(call.deadline)
@@ -151,9 +152,8 @@ class Channel(asyncio.Protocol):
         if self._retired:
             self._close_if_idle()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ConnectionLostError(f"the connection to {self.address} is closed")
+    def _closed_error(self) -> ConnectionLostError:
+        return ConnectionLostError(f"the connection to {self.address} is closed")
 
     def _plan_check(self, deadline: float) -> None:
         if self._timer is not None:
@@ -183,7 +183,8 @@ class Channel(asyncio.Protocol):
         Raises:
             ConnectionLostError: the connection has ended.
         """
-        self._check_open()
+        if self.ended.done():
+            raise self._closed_error()
         self._write(self._conversation.encode_oneway(request))
 
     async def until_writable(self, timeout_s: float = 3.0) -> None:

@@ -38,8 +38,6 @@ class Peer:
     gone: bool = False
     """The connection has ended: nobody may be registered through it any more."""
     caller: Caller | None = field(default=None, repr=False, compare=False)
-    packed_address: bytes = b""
-    """The address as records hold it, once somebody has wanted it so."""
 
     def send_oneway(self, request: Request) -> None:
         """Send a request that has no response. Does nothing if the connection has ended."""

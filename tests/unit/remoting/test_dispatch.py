@@ -6,6 +6,7 @@ import pytest
 
 from skyroute.remoting.dispatch import DeferredResponse, Dispatcher, Peer, settle
 from skyroute.remoting.errors import ConnectionLostError, RefusedError
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
 
@@ -113,3 +114,13 @@ def test_a_peer_that_makes_a_handler_fail_again_and_again_does_not_flood_the_log
     answers = [dispatcher.answer(Request(1), peer) for _ in range(1_000)]
     assert {answer.remark for answer in answers if isinstance(answer, Response)} == {"ValueError: embedded null byte"}
     assert len(caplog.records) == 10  # the 1st, 2nd, 4th … 512th
+
+
+def test_a_refusal_is_answered_with_its_code_reason_and_fields() -> None:
+    fields = {"MSG_REGION": "here"}
+
+    def refuse(request: Request, peer: Peer) -> Response:
+        raise RefusedError(ResponseCode.NO_PERMISSION, "not here", fields)
+
+    response = Dispatcher({7: refuse}).answer(Request(7), Peer(1, "10.0.0.9:1"))
+    assert response == Response(ResponseCode.NO_PERMISSION, "not here", fields)
