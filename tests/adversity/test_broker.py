@@ -173,14 +173,14 @@ async def test_a_consumer_that_does_not_read_costs_its_own_answers_only(cluster:
     for _ in range(100):
         await slow.send(pull(count=3))
     (server,) = cluster.broker._servers
-    await eventually(lambda: server._service.unsent.total > 0)
+    await eventually(lambda: server._context.unsent.total > 0)
     quick = await cluster.line()
     for number in range(50):
         assert (await quick.call(send(body=b"%d" % number))).code == 0
     held = sum(each._transport.get_write_buffer_size() for each in server._connections.values())
     assert held < 16 << 20
     slow.abort()
-    await eventually(lambda: server._service.unsent.total == 0)
+    await eventually(lambda: server._context.unsent.total == 0)
 
 
 async def test_many_who_wait_and_vanish_leave_nothing_behind(cluster: Cluster) -> None:

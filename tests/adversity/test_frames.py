@@ -245,7 +245,7 @@ async def test_first_bytes_must_lead_somewhere_in_time(tmp_path: Path, first: by
         assert here.connections == 1, "whoever has said nothing yet is only idle"
         await line.write(first)
         (connection,) = here.remoting._connections.values()
-        await eventually(lambda: connection.first_byte_at is not None)
+        await eventually(lambda: connection.opening_since is not None)
         here.pass_time(9, scans=False)
         assert here.connections == 1
         here.pass_time(2, scans=False)

@@ -69,7 +69,7 @@ class PreparedRoutesMachine(RouteTableMachine):
         self.served = self.table
         clock = ManualClock()
         self.routes = RouteHandlers(
-            self.table, self.kv, self.config, clock=clock, pace=StepRunner(BusyPolling(), clock)
+            self.table, self.kv, self.config, clock=clock, step_runner=StepRunner(BusyPolling(), clock)
         )
         self.routes.is_warm = self.table.unconfirmed_count > 0
         handlers: dict[int, Handler] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.routes.get_route}

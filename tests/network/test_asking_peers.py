@@ -10,11 +10,12 @@ from functools import partial
 
 import pytest
 
-from skyroute.remoting import connection as connections
+from skyroute.remoting import pending_responses
 from skyroute.remoting.busy_polling import TOGETHER_MAX
-from skyroute.remoting.connection import CALLS_MAX, Limits
 from skyroute.remoting.dispatch import DeferredResponse, Dispatcher, Handler, Peer
 from skyroute.remoting.errors import BindError, CallTimeoutError, ConnectionLostError
+from skyroute.remoting.limits import Limits
+from skyroute.remoting.peer_calls import CALLS_MAX
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
@@ -101,7 +102,7 @@ async def reply(line: AsyncLine, opaque: int, body: bytes = b"", code: int = 0) 
 async def test_a_peer_is_told_something_one_way(host: Host, form: Form) -> None:
     async with line_to(host.address, form=form) as line:
         await line.call(GREET, {"name": "guest"})
-        host.peers["guest"].tell(Request(40, {"consumerGroup": "g"}, body=b"body"))
+        host.peers["guest"].send_oneway(Request(40, {"consumerGroup": "g"}, body=b"body"))
         heard = await line.receive()
         assert (heard.code, heard.fields, heard.body, heard.language) == (40, {"consumerGroup": "g"}, b"body", "JAVA")
         assert heard.is_one_way
@@ -159,7 +160,7 @@ async def test_a_peer_that_hangs_up_fails_the_question(host: Host, guest: AsyncL
     with pytest.raises(ConnectionLostError, match="closed the connection"):
         await call
     assert peer.gone
-    peer.tell(Request(40))
+    peer.send_oneway(Request(40))
     with pytest.raises(ConnectionLostError, match="is gone"):
         await peer.call(Request(39), 5)
     assert host.gone == [peer.connection]
@@ -185,8 +186,8 @@ async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: Asyn
     asked = [await guest.send(WAIT) for _ in range(16)]
     await eventually(lambda: len(host.waiting) == 16)
     host.give_all(bytes(1 << 20))
-    await eventually(lambda: host.server._connections[peer.connection]._waiting)
-    peer.tell(Request(40))
+    await eventually(lambda: host.server._connections[peer.connection].writer.is_blocked)
+    peer.send_oneway(Request(40))
     with pytest.raises(CallTimeoutError, match="takes no more questions"):
         await peer.call(Request(39), 5)
     guest.listen_again()
@@ -231,11 +232,13 @@ async def test_a_late_answer_given_just_before_the_end_is_sent(host: Host, guest
     assert (await guest.answer(asked)).body == b"just in time"
 
 
-@pytest.mark.skipif(not str(connections.__file__).endswith(".py"), reason="compiled code knows its constants by heart")
+@pytest.mark.skipif(
+    not str(pending_responses.__file__).endswith(".py"), reason="compiled code has its constants inlined"
+)
 async def test_who_waits_for_too_much_is_not_read_from_until_there_is_less(
     host: Host, guest: AsyncLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LATER_MAX", 2)
+    monkeypatch.setattr(pending_responses, "DEFERRED_MAX", 2)
     asked = [await guest.send(WAIT) for _ in range(2)]
     await eventually(lambda: len(host.waiting) == 2)
     echoed = await guest.send(ECHO, body=b"at last")
@@ -255,7 +258,7 @@ async def test_late_answers_that_pile_up_end_the_connection() -> None:
         host.give_all(bytes(1 << 20))
         assert connection._transport.get_write_buffer_size() < 10 << 20
         await eventually(lambda: len(host.gone) == 1)
-        assert host.server._service.unsent.total == 0
+        assert host.server._context.unsent.total == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- life
@@ -342,7 +345,7 @@ async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered_un
             answered_before.append(sum(map(has_heard, clients)))
             return Response()
 
-        host.server._service.dispatcher.answer_with({GREET: look})
+        host.server._context.dispatcher.answer_with({GREET: look})
         for number, client in enumerate(clients):
             client.sendall(encode(RawRequest(GREET), number))  # the loop has no turn meanwhile
         await eventually(lambda: all(map(has_heard, clients)))
@@ -356,7 +359,7 @@ async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_tur
         asyncio.get_running_loop().call_soon(partial(connection.close, "enough"))
         return Response(remark="the last word")
 
-    host.server._service.dispatcher.answer_with({GREET: answer_and_close})
+    host.server._context.dispatcher.answer_with({GREET: answer_and_close})
     assert (await guest.call(GREET)).remark == "the last word"
     await eventually(lambda: not host.server._connections)
 
@@ -375,10 +378,10 @@ async def test_what_a_server_asks_does_not_overtake_what_it_answered(host: Host,
     peer = host.peers["guest"]
 
     def answer_and_ask(request: Request, _peer: Peer) -> Response:
-        asyncio.get_running_loop().call_soon(peer.tell, Request(77))
+        asyncio.get_running_loop().call_soon(peer.send_oneway, Request(77))
         return Response(body=request.body)
 
-    host.server._service.dispatcher.answer_with({ECHO: answer_and_ask})
+    host.server._context.dispatcher.answer_with({ECHO: answer_and_ask})
     await guest.write(encode(RawRequest(ECHO, body=b"first"), 500))
     heard = [await guest.receive() for _ in range(2)]
     assert (heard[0].opaque, heard[0].body) == (500, b"first")

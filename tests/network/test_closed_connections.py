@@ -118,10 +118,10 @@ async def test_a_channel_frees_half_an_answer_when_it_ends(tmp_path: Path) -> No
     async with running(tmp_path) as here:
         channel = await connect(here.address)
         channel.data_received(HALF)
-        held = channel._decoder.held_bytes
+        held = channel._conversation.decoder.held_bytes
         assert held >= len(HALF)
         channel.close()
         await channel.ended
-        assert channel._decoder.held_bytes == 0
+        assert channel._conversation.decoder.held_bytes == 0
         del channel
         await eventually(lambda: alive(Channel) == 0)

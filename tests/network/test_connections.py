@@ -58,7 +58,7 @@ async def test_without_an_idle_limit_silence_may_last(tmp_path: Path) -> None:
 async def test_a_frame_that_drips_in_does_not_count_as_activity(nameserver: Running, line: AsyncLine) -> None:
     await line.call(206)
     (connection,) = nameserver.remoting._connections.values()
-    buffered = connection._decoder
+    buffered = connection._conversation.decoder
     for at in range(12):
         await line.write(FRAME[at : at + 1])
         await eventually(lambda at=at: len(buffered.buffer) == at + 1)  # type: ignore[misc]  # a lambda with a default

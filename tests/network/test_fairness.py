@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.connection import LOOK_EVERY
+from skyroute.remoting.connection import CACHED_PER_CHECK
 from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Peer
 from skyroute.remoting.fair_queue import SHARE_S, TURN_S
 from skyroute.remoting.server import Server
@@ -50,8 +50,8 @@ class Asked:
 
     def __init__(self) -> None:
         self.clock = TickingClock()
-        self.traffic = BusyPolling()
-        self.pace = StepRunner(self.traffic, self.clock)
+        self.polling = BusyPolling()
+        self.step_runner = StepRunner(self.polling, self.clock)
         self.order: list[int] = []
         """Connections, as their requests were carried out."""
         self.closed: list[int] = []
@@ -74,7 +74,7 @@ class Asked:
             tls=ServerTls(TlsSettings()),
             clock=self.clock,
             on_disconnect=lambda _: None,
-            traffic=self.traffic,
+            polling=self.polling,
         )
 
     @property
@@ -102,10 +102,10 @@ class Asked:
         return Response(lasting=True)
 
     def _long(self, request: Request, peer: Peer) -> Answer:
-        return InTurn(self.pace.run(self._steps(peer)))
+        return InTurn(self.step_runner.run(self._steps(peer)))
 
     def _long_change(self, request: Request, peer: Peer) -> Answer:
-        return InTurn(self.pace.run(self._change_steps()))
+        return InTurn(self.step_runner.run(self._change_steps()))
 
     def _change_steps(self) -> Generator[None, None, Response]:
         while not self.may_change:
@@ -205,14 +205,14 @@ async def test_a_peer_that_asked_for_much_waits_until_it_asked_for_less(asked: A
         (connection,) = asked.server._connections.values()
         waits = []
         for code in (DEARER, CHEAP, *[CHEAP] * 30):
-            waits.append(connection._must_queue)
+            waits.append(asked.server._context.queue.must_wait(connection.share))
             await line.call(code)
         assert waits[:3] == [False, True, True], "one that costs little does not make up for it"
         assert not waits[-1]
 
 
 async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:
-    repeats = asked.server._service.dispatcher.repeats
+    repeats = asked.server._context.dispatcher.repeats
     async with lines(asked, 2) as (hostile, polite):
         await be_known(polite)
         await hostile.call(LASTING)
@@ -221,7 +221,7 @@ async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:
         await eventually(lambda: repeats.found > 0)
         before = repeats.found
         await polite.call(CHEAP)
-        assert repeats.found - before <= 8 * LOOK_EVERY
+        assert repeats.found - before <= 8 * CACHED_PER_CHECK
 
 
 async def test_requests_are_answered_after_the_peer_has_said_that_nothing_follows(asked: Asked) -> None:

@@ -109,7 +109,7 @@ async def test_time_is_told_in_seconds(tmp_path: Path) -> None:
 
 async def test_whoever_does_not_ask_for_metrics_does_not_pay_for_them(nameserver: Running) -> None:
     assert nameserver.server._pages is None
-    assert type(nameserver.remoting._service.dispatcher) is Dispatcher
+    assert type(nameserver.remoting._context.dispatcher) is Dispatcher
 
 
 # ------------------------------------------------------------------------------------------------------------ routes

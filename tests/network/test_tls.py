@@ -133,7 +133,7 @@ async def test_an_encrypted_stream_cut_short_takes_its_broker_with_it(
 async def test_a_handshake_that_stalls_has_little_time(tmp_path: Path, files: Files) -> None:
     async with running(tmp_path, tls=files.settings()) as here, line_to(here.address) as line:
         await line.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(20))
-        await eventually(lambda: any(each._tls is not None for each in here.remoting._connections.values()))
+        await eventually(lambda: any(each.writer.tls is not None for each in here.remoting._connections.values()))
         here.pass_time(10)
         assert here.connections == 1
         here.pass_time(1)
@@ -167,7 +167,12 @@ async def test_a_peer_can_tell_the_end_of_an_encrypted_stream_from_a_cut(
 
     async with running(tmp_path, tls=files.settings()) as here:
         listening = asyncio.create_task(asyncio.to_thread(listen_to_the_end, here.address))
-        await eventually(lambda: any(not each.opening for each in here.remoting._connections.values()))
+        await eventually(
+            lambda: any(
+                each.writer.tls is not None and each.opening_since is None
+                for each in here.remoting._connections.values()
+            )
+        )
         await here.server.stop()
         assert await listening == b""
 
@@ -216,7 +221,7 @@ async def test_a_certificate_that_nobody_checks_is_refused_as_a_setting(tmp_path
 
 def reload(here: Running) -> bool:
     """Look at the files now, as the server does every half second."""
-    return here.remoting._service.tls.reload_if_changed()
+    return here.remoting._context.tls.reload_if_changed()
 
 
 async def serves(here: Running, authority: trustme.CA) -> bool:

@@ -51,12 +51,12 @@ class Running:
     @property
     def buffered_bytes(self) -> int:
         """What peers have begun to say and not finished."""
-        return self.remoting._service.buffered.total
+        return self.remoting._context.buffered.total
 
     @property
     def unsent_bytes(self) -> int:
         """Answers that peers were too slow to take, as of when each was found to be slow."""
-        return self.remoting._service.unsent.total
+        return self.remoting._context.unsent.total
 
     def scan(self) -> None:
         """Look for expired leases now, whenever the last look was."""

@@ -12,9 +12,9 @@ from skyroute.broker.store.files.disk import Disk
 from skyroute.clock import Clock, SystemClock
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
+from skyroute.remoting.address import join_address
 from skyroute.remoting.background import Background
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.connection import join_address
 from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.server import Server
@@ -111,7 +111,7 @@ class Broker:
             clock=self.clock,
             on_disconnect=self._on_disconnect,
             limits=self.config.limits(),
-            traffic=self._polling,
+            polling=self._polling,
         )
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:

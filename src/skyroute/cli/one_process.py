@@ -18,7 +18,7 @@ from skyroute.cli.serve import RunnableServer, process, run, tell
 from skyroute.errors import SkyrouteError
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
-from skyroute.remoting.connection import join_address
+from skyroute.remoting.address import join_address
 from skyroute.remoting.errors import BindError
 
 if TYPE_CHECKING:

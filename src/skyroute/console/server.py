@@ -19,7 +19,7 @@ from skyroute.console.errors import ConsoleError
 from skyroute.console.guard.connections import ConnectionGuard, WebServer
 from skyroute.console.guard.users import read_users
 from skyroute.console.pages.page_context import PageContext
-from skyroute.remoting.connection import join_address
+from skyroute.remoting.address import join_address
 from skyroute.remoting.server import bind_error
 
 log = logging.getLogger(__name__)

@@ -40,8 +40,8 @@ class _Made(NamedTuple):
 class PreparedLists:
     """Writes and caches lists. Every change of their data must call `forget`."""
 
-    def __init__(self, pace: StepRunner) -> None:
-        self._pace = pace
+    def __init__(self, step_runner: StepRunner) -> None:
+        self._step_runner = step_runner
         self._made: dict[Hashable, _Made] = {}
         self._bytes = 0
         self._revision = 0
@@ -60,7 +60,7 @@ class PreparedLists:
             return made.response
         self._asked += 1
         steps = self._make(key, write, self._asked)
-        return run_through(steps) if size <= STEP else InTurn(self._pace.run(steps))
+        return run_through(steps) if size <= STEP else InTurn(self._step_runner.run(steps))
 
     def forget(self) -> None:
         """Invalidate all cached lists."""

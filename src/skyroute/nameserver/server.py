@@ -26,9 +26,9 @@ from skyroute.nameserver.upstream import Upstream
 from skyroute.nameserver.watch import Watches
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
+from skyroute.remoting.address import join_address
 from skyroute.remoting.background import Background
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.connection import join_address
 from skyroute.remoting.dispatch import Handler
 from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner
@@ -58,10 +58,10 @@ class NameServer:
         )
         self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
         self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
-        self._traffic = BusyPolling()
-        self._pace = StepRunner(self._traffic, self.clock)
+        self._polling = BusyPolling()
+        self._step_runner = StepRunner(self._polling, self.clock)
         self._routes = RouteHandlers(
-            self.table, self.kv, config, clock=self.clock, pace=self._pace, upstream=self._upstream
+            self.table, self.kv, config, clock=self.clock, step_runner=self._step_runner, upstream=self._upstream
         )
         self._repeats = self._routes.repeats
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
@@ -106,7 +106,7 @@ class NameServer:
             clock=self.clock,
             on_disconnect=self._on_disconnect,
             limits=config.limits(exempt={RequestCode.REGISTER_BROKER: config.registration_max_length}),
-            traffic=self._traffic,
+            polling=self._polling,
         )
         # A port that is taken is found out before anything is recorded: who tries again and again must not fill the
         # journal with what each start restores.
@@ -215,8 +215,8 @@ class NameServer:
     def _handlers(self) -> dict[int, Handler]:
         """Every request we answer. Whatever is not here is answered "not supported"."""
         routes = self._routes
-        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._pace)
-        kv = KvHandlers(self.kv, self._record, self._pace)
+        brokers = BrokerHandlers(self.table, self.kv, self.config, self.clock, self._publish, self._step_runner)
+        kv = KvHandlers(self.kv, self._record, self._step_runner)
         admin = AdminHandlers(self.table, self.config, self._publish, self._on_config_changed, self._record)
         return self._watch_handlers() | {
             RequestCode.PUT_KV_CONFIG: kv.put,

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Final
 
-from skyroute.remoting.connection import join_address
+from skyroute.remoting.address import join_address
 from skyroute.remoting.server import bind_error, listens
 from skyroute.settings.errors import ConfigError
 

@@ -4,16 +4,19 @@ The client's own connections return each response as a new object. A Spark task 
 costs more than decoding them, so pulls have a socket of their own.
 """
 
+import math
 import select
 import socket
 import ssl
 from struct import Struct
 from typing import Final, NamedTuple
 
+from skyroute.remoting.address import split_address
 from skyroute.wire.command import Request
+from skyroute.wire.conversation import Conversation
 from skyroute.wire.errors import FrameError
 from skyroute.wire.frame import FRAME_BYTES_MAX
-from skyroute.wire.header import decode_request_header, encode_request
+from skyroute.wire.header import decode_request_header
 
 BUFFER_BYTES: Final = 8 << 20
 
@@ -40,19 +43,21 @@ class PullSocket:
         self.address = address
         self.buffer = bytearray(BUFFER_BYTES)
         """Free for the caller. Reused memory is faster than fresh memory, so it stays with the socket."""
-        host, _, port = address.rpartition(":")
-        plain = socket.create_connection((host.strip("[]"), int(port)), connect_timeout_s)
+        plain = socket.create_connection(split_address(address), connect_timeout_s)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = tls.wrap_socket(plain) if tls is not None else plain
-        self.open_requests = 0
-        """Number of requests without a response yet."""
+        self._conversation: Conversation[None] = Conversation()
         self._lengths = bytearray(_LENGTHS.size)
-        self._last_id = 0
         self.set_timeout(timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Set how long later calls wait for the broker."""
         self._socket.settimeout(timeout_s)
+
+    @property
+    def open_requests(self) -> int:
+        """Number of requests without a response yet."""
+        return len(self._conversation.calls)
 
     @property
     def is_idle(self) -> bool:
@@ -67,10 +72,9 @@ class PullSocket:
         Raises:
             OSError: the connection failed or timed out.
         """
-        self._last_id = (self._last_id + 1) & 0x7FFFFFFF
-        self._socket.sendall(encode_request(request, self._last_id))
-        self.open_requests += 1
-        return self._last_id
+        call = self._conversation.begin(request, None, 0.0, math.inf)  # the socket has the timeout
+        self._socket.sendall(call.frame)
+        return call.request_id
 
     def receive(self) -> ResponseHead:
         """Wait for the next response and read its header. The caller must then read the body with `read_into`.
@@ -92,10 +96,9 @@ class PullSocket:
             self.read_into(memoryview(header))
             command = decode_request_header(word >> 24, bytes(header))
             body_bytes = length - 4 - header_bytes
-            if command.is_response:
-                self.open_requests -= 1
+            if command.is_response and self._conversation.match(command) is not None:
                 return ResponseHead(command.request_id, command, body_bytes)
-            self.read_into(memoryview(bytearray(body_bytes)))  # a request to consumers, such as a rebalance notice
+            self.read_into(memoryview(bytearray(body_bytes)))  # a request to consumers, such as a rebalance
 
     def read_into(self, target: memoryview) -> None:
         """Fill a buffer.

@@ -5,40 +5,27 @@ import logging
 import math
 import ssl
 from collections.abc import Callable
-from typing import Final, cast
-
-import msgspec
+from typing import Final, TypeAlias, cast
 
 from skyroute.clock import SystemClock
+from skyroute.remoting.address import split_address
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
 from skyroute.remoting.log_backoff import LogBackoff
-from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, Response, WrittenRequest
-from skyroute.wire.errors import FrameError
-from skyroute.wire.frame import FrameDecoder
-from skyroute.wire.header import as_response, decode_command, encode_request, response_head
+from skyroute.wire.command import Request, Response, WrittenRequest
+from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, OpenCall
+from skyroute.wire.header import as_response, response_head
 
 log = logging.getLogger(__name__)
 
 monotonic = SystemClock.monotonic
 
-OUTBOX_BYTES_MAX: Final = 64 * 1024
-"""What is held back to be written in one piece: whoever never lets the loop turn must not fill the memory."""
-
 UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
 """Answers that a peer may ask for without taking them; then it is hung up on."""
 
 
-class Call(msgspec.Struct):
-    """A request that waits for its answer."""
-
-    answer: "asyncio.Future[Response]"
-    number: int
-    code: int
-    timeout_s: float
-    deadline: float
-    chunks_heard: int
-    """How often anything had come from the peer when it began to wait."""
+Call: TypeAlias = "OpenCall[asyncio.Future[Response]]"
+"""A request that waits for its response, in `waiter`."""
 
 
 class Channel(asyncio.Protocol):
@@ -59,46 +46,37 @@ class Channel(asyncio.Protocol):
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
-        self._decoder = FrameDecoder()
-        self._last_id = 0
-        self._awaited: dict[int, Call] = {}
-        self._look_at = math.inf
-        """When the first of them is late. One timer for all: one for each would cost more than all else of a call."""
-        self._look_timer: asyncio.TimerHandle | None = None
-        self._outbox: list[bytes] = []
-        """Frames of this turn of the loop."""
-        self._outbox_bytes = 0
-        self._traffic = BusyPolling()
+        self._conversation: Conversation[asyncio.Future[Response]] = Conversation()
+        self._check_at = math.inf
+        """When the first call expires. One timer for all: one for each would cost more than the rest of a call."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._polling = BusyPolling()
         self._writable: asyncio.Future[None] | None = None
-        """Set while the peer takes less than we send: done when it has caught up."""
-        self._held_back: dict[int, bytes] = {}
-        """Frames of calls that began meanwhile, by number."""
+        """Set while the peer reads less than we send: done when it has caught up."""
         self._retired = False
         self._reason: str | None = None
         """Why we ended the connection, if we did."""
-        self.closed = False
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def __repr__(self) -> str:
-        return f"<Channel {self.address} awaited={len(self._awaited)} {'closed' if self.closed else 'open'}>"
+        return f"<Channel {self.address} calls={len(self._conversation.calls)} {'closed' if self.closed else 'open'}>"
+
+    @property
+    def closed(self) -> bool:
+        return self.ended.done()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.closed = True
+        self.ended.set_result(None)
         self.resume_writing()
         reason = self._reason or f"{self.address} closed the connection: {exc or 'no reason'}"
-        for call in self._awaited.values():
-            if not call.answer.done():
-                call.answer.set_exception(ConnectionLostError(reason))
-        self._awaited.clear()
-        self._held_back.clear()
-        self._outbox.clear()
-        self._decoder = FrameDecoder()  # frees a half-read frame, even if the channel is still referenced
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-        self.ended.set_result(None)
+        for call in self._conversation.end():
+            if not call.waiter.done():
+                call.waiter.set_exception(ConnectionLostError(reason))
+        if self._timer is not None:
+            self._timer.cancel()
         if self._on_close is not None:
             self._on_close(self)
 
@@ -110,26 +88,22 @@ class Channel(asyncio.Protocol):
             self._writable.set_result(None)
         self._writable = None
         if not self.closed:
-            for frame in self._held_back.values():
-                self._write(frame)
-            self._held_back.clear()
+            for call in self._conversation.calls.values():
+                if call.frame:
+                    self._write(call.frame)
+                    call.frame = b""
 
     def data_received(self, data: bytes) -> None:
-        self._traffic.heard(monotonic())
-        try:
-            for frame in self._decoder.feed(data):
-                command = decode_command(frame)
-                if command.flag & FLAG_RESPONSE:
-                    call = self._awaited.pop(command.request_id, None)
-                    if call is not None and not call.answer.done():
-                        call.answer.set_result(as_response(command))
-                elif self._on_request is not None:
+        self._polling.heard(monotonic())
+        conversation = self._conversation
+        for call, command in conversation.receive(data):
+            if call is None:
+                if self._on_request is not None:
                     self._on_request(command, self)
-            failure = self._decoder.failure
-        except FrameError as error:
-            failure = str(error)
-        if failure is not None:
-            self._hang_up(f"{self.address} does not speak RocketMQ's protocol: {failure}")
+            elif not call.waiter.done():
+                call.waiter.set_result(as_response(command))
+        if conversation.failure is not None:
+            self._hang_up(f"{self.address} does not speak RocketMQ's protocol: {conversation.failure}")
         if self._retired:
             self._close_if_idle()
 
@@ -149,7 +123,7 @@ class Channel(asyncio.Protocol):
         """
         call = self.begin(request, timeout_s)
         try:
-            return await call.answer
+            return await call.waiter
         except asyncio.CancelledError:
             self.give_up(call)
             raise
@@ -160,63 +134,48 @@ class Channel(asyncio.Protocol):
         Raises:
             ConnectionLostError: the connection has ended.
         """
-        self._check_open()
-        number = self._last_id = (self._last_id + 1) & 0x7FFFFFFF
-        frame = encode_request(request, number)
-        deadline = monotonic() + timeout_s
-        call = Call(self._loop.create_future(), number, request.code, timeout_s, deadline, self._traffic.reads)
-        self._awaited[number] = call
-        if deadline < self._look_at:
-            self._plan_look(deadline)
+        if self.ended.done():
+            raise self._closed_error()
+        call = self._conversation.begin(request, self._loop.create_future(), monotonic(), timeout_s)
+        if call.deadline < self._check_at:
+            self._plan_check(call.deadline)
         if self._writable is None:
-            self._write(frame)
-        else:
-            self._held_back[number] = frame
+            self._write(call.frame)
+            call.frame = b""
         return call
 
     def give_up(self, call: Call) -> None:
         """Forget a call whose answer nobody waits for any more."""
-        self._forget(call)
-        if call.answer.done() and not call.answer.cancelled():
-            call.answer.exception()  # it ended at this very moment, and nobody else will look at it
+        self._conversation.forget(call)
+        if call.waiter.done() and not call.waiter.cancelled():
+            call.waiter.exception()  # marks an error as seen, so that asyncio does not log it
         if self._retired:
             self._close_if_idle()
 
-    def _forget(self, call: Call) -> None:
-        self._awaited.pop(call.number, None)
-        self._held_back.pop(call.number, None)
+    def _closed_error(self) -> ConnectionLostError:
+        return ConnectionLostError(f"the connection to {self.address} is closed")
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ConnectionLostError(f"the connection to {self.address} is closed")
+    def _plan_check(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._check_at = deadline
+        self._timer = self._loop.call_later(max(0.0, deadline - monotonic()), self._check_deadlines)
 
-    def _plan_look(self, deadline: float) -> None:
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-        self._look_at = deadline
-        self._look_timer = self._loop.call_later(max(0.0, deadline - monotonic()), self._look)
-
-    def _look(self) -> None:
-        """End the calls that are late, and plan to look again when the next one is."""
-        self._look_at, self._look_timer = math.inf, None
-        now = monotonic()
-        for call in list(self._awaited.values()):
-            if call.deadline <= now:
-                self._expire(call)
-        if self._awaited:
-            self._plan_look(min(call.deadline for call in self._awaited.values()))
+    def _check_deadlines(self) -> None:
+        """End the calls whose deadline has passed, and plan the next check."""
+        self._check_at, self._timer = math.inf, None
+        for call in self._conversation.expire(monotonic()):
+            if call.waiter.done():
+                continue
+            late = f"{self.address} did not answer request {call.code} in {call.timeout_s:.3g} s"
+            call.waiter.set_exception(CallTimeoutError(late))
+            if call.reads_before == self._conversation.reads and not self.closed:
+                # The connection is probably half-open, and would lose every later request as well.
+                self._hang_up(f"{self.address} was silent for {call.timeout_s:.3g} s")
+        if self._conversation.calls:
+            self._plan_check(self._conversation.next_deadline)
         if self._retired:
             self._close_if_idle()
-
-    def _expire(self, call: Call) -> None:
-        self._forget(call)
-        if call.answer.done():
-            return
-        late = f"{self.address} did not answer request {call.code} in {call.timeout_s:.3g} s"
-        call.answer.set_exception(CallTimeoutError(late))
-        if call.chunks_heard == self._traffic.reads and not self.closed:
-            # A half-open connection looks just like this, and would swallow every later request as well.
-            self._hang_up(f"{self.address} was silent for {call.timeout_s:.3g} s")
 
     def send_oneway(self, request: Request) -> None:
         """Send a request that nobody answers.
@@ -224,10 +183,9 @@ class Channel(asyncio.Protocol):
         Raises:
             ConnectionLostError: the connection has ended.
         """
-        self._check_open()
-        request.flag |= FLAG_ONEWAY
-        self._last_id = (self._last_id + 1) & 0x7FFFFFFF
-        self._write(encode_request(request, self._last_id))
+        if self.ended.done():
+            raise self._closed_error()
+        self._write(self._conversation.encode_oneway(request))
 
     async def until_writable(self, timeout_s: float = 3.0) -> None:
         """Wait while the peer takes less than we send.
@@ -251,19 +209,17 @@ class Channel(asyncio.Protocol):
             self._write(b"".join((head, response.body, *response.more)))
 
     def _write(self, frame: bytes) -> None:
-        # What many tasks say in one turn of the loop goes out in one piece: writing to a socket is dear.
-        if not self._outbox:
+        """Write a frame at the end of this turn of the loop, together with those of other tasks."""
+        conversation = self._conversation
+        if conversation.put((frame,), len(frame)):
             self._loop.call_soon(self._flush)
-        self._outbox.append(frame)
-        self._outbox_bytes += len(frame)
-        if self._outbox_bytes >= OUTBOX_BYTES_MAX:
+        if conversation.outbox_bytes > OUTBOX_BYTES_MAX:
             self._flush()
 
     def _flush(self) -> None:
-        if self._outbox and not self._transport.is_closing():
-            self._transport.write(b"".join(self._outbox))
-        self._outbox.clear()
-        self._outbox_bytes = 0
+        pieces = self._conversation.take_outbox()
+        if pieces and not self._transport.is_closing():
+            self._transport.write(b"".join(pieces))
 
     def retire(self) -> None:
         """End the connection once the calls that are under way are answered."""
@@ -271,7 +227,7 @@ class Channel(asyncio.Protocol):
         self._close_if_idle()
 
     def _close_if_idle(self) -> None:
-        if not self._awaited:
+        if not self._conversation.calls:
             self.close()
 
     def close(self) -> None:
@@ -300,16 +256,17 @@ async def connect(
     Raises:
         ConnectError: nobody answers there, or not in time.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
-        raise ConnectError(f"{address!r} is not an address: host:port is expected")
+    try:
+        host, port = split_address(address)
+    except ValueError as error:
+        raise ConnectError(str(error)) from None
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
             _, channel = await loop.create_connection(
                 lambda: Channel(address, on_request=on_request, on_close=on_close, hang_ups=hang_ups),
-                host.strip("[]"),
-                int(port),
+                host,
+                port,
                 ssl=tls,
             )
     except TimeoutError:

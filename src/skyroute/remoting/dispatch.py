@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 _GO_AWAY: Final = Response(ResponseCode.GO_AWAY, "please go away")
 
 
-class Line(Protocol):
-    """The way back to a peer."""
+class Caller(Protocol):
+    """Sends requests to a peer."""
 
-    def tell(self, request: Request) -> None: ...
+    def send_oneway(self, request: Request) -> None: ...
 
     async def call(self, request: Request, timeout_s: float) -> Response: ...
 
@@ -37,25 +37,23 @@ class Peer:
     """How many of its requests were refused."""
     gone: bool = False
     """The connection has ended: nobody may be registered through it any more."""
-    line: Line | None = field(default=None, repr=False, compare=False)
-    packed_address: bytes = b""
-    """The address as records hold it, once somebody has wanted it so."""
+    caller: Caller | None = field(default=None, repr=False, compare=False)
 
-    def tell(self, request: Request) -> None:
-        """Send a request that nobody answers; to a peer that is gone, nothing."""
-        if self.line is not None and not self.gone:
-            self.line.tell(request)
+    def send_oneway(self, request: Request) -> None:
+        """Send a request that has no response. Does nothing if the connection has ended."""
+        if self.caller is not None and not self.gone:
+            self.caller.send_oneway(request)
 
     async def call(self, request: Request, timeout_s: float) -> Response:
-        """Ask the peer something.
+        """Send a request and wait for its response.
 
         Raises:
-            CallTimeoutError: it did not answer in time.
-            ConnectionLostError: the connection has ended, or does before the answer comes.
+            CallTimeoutError: there was no response in time.
+            ConnectionLostError: the connection ended first.
         """
-        if self.line is None or self.gone:
+        if self.caller is None or self.gone:
             raise ConnectionLostError(f"{self.address} is gone")
-        return await self.line.call(request, timeout_s)
+        return await self.caller.call(request, timeout_s)
 
     def is_worth_a_line(self) -> bool:
         """Count a refusal; true for the 1st, 2nd, 4th, 8th …, so that one peer cannot flood the log."""

@@ -1,6 +1,7 @@
 """What can go wrong with the line between two peers."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from skyroute.errors import SkyrouteError
 
@@ -36,10 +37,9 @@ class CallTimeoutError(RemotingError):
 
 
 class RefusedError(SkyrouteError):
-    """A request is refused, with a code of the protocol's own for the reason."""
+    """A request is refused with a response code, a reason and, if there are any, response fields."""
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, fields: Mapping[str, str] | None = None) -> None:
         super().__init__(reason)
-        self.code = code
-        self.fields: Mapping[str, str] | None = None
-        """What the answer says besides."""
+        self.code: Final = code
+        self.fields: Final = fields

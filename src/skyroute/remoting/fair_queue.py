@@ -15,10 +15,10 @@ from itertools import count
 from typing import Final, Protocol
 
 SHARE_S: Final = 0.002
-"""ServerContext time of one connection per turn; a request that has begun is finished."""
+"""Service time of one connection per turn; a request that has begun is finished."""
 
 TURN_S: Final = 0.005
-"""ServerContext time per turn of the loop: of connections served as they are read, and of waiting ones."""
+"""Service time per turn of the loop: of connections served as they are read, and of waiting ones."""
 
 LIGHT_S: Final = 0.0001
 """A connection that is served in less time never waits: queueing would take as long."""
@@ -33,13 +33,23 @@ It decays quickly, since time during which the process is not scheduled counts a
 """
 
 
+class Share:
+    """A connection's use of the loop, as the queue keeps it."""
+
+    __slots__ = ("cost_s", "is_queued", "virtual_s")
+
+    def __init__(self) -> None:
+        self.cost_s = FIRST_COST_S
+        """Expected service time of the next turn, by the longest of the recent turns."""
+        self.virtual_s = 0.0
+        """Virtual time of the connection."""
+        self.is_queued = False
+
+
 class Waiting(Protocol):
     """A connection, as this queue knows it."""
 
-    cost_s: float
-    """Expected service time of its next turn."""
-    virtual_s: float
-    """Its virtual time, 0.0 at first. The connection adds its service time while the queue is busy."""
+    share: Share
 
     def take_turn(self) -> None:
         """Process requests for about `SHARE_S`; call `add` again if some are left."""
@@ -61,17 +71,30 @@ class FairQueue:
         self._virtual_s = 0.0
         """Virtual start time of the connection served last."""
         self.spent_s = 0.0
-        """ServerContext time of connections served as they were read, since the queue last ran."""
+        """Service time of connections served as they were read, since the queue last ran."""
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, connection: Waiting) -> None:
         """Queue a connection, which must not be in the queue already."""
-        connection.virtual_s = begins = max(self._virtual_s, connection.virtual_s)
-        heappush(self._heap, (begins + connection.cost_s, next(self._numbers), begins, connection))
+        share = connection.share
+        share.is_queued = True
+        share.virtual_s = begins = max(self._virtual_s, share.virtual_s)
+        heappush(self._heap, (begins + share.cost_s, next(self._numbers), begins, connection))
         if not self.is_busy:
             self._plan()
+
+    def must_wait(self, share: Share) -> bool:
+        """Return whether a connection must queue: it was expensive recently, or the loop has used up its `TURN_S`."""
+        return share.cost_s > LIGHT_S and (share.cost_s > SHARE_S or self.spent_s > TURN_S)
+
+    def charge(self, share: Share, took_s: float) -> None:
+        """Add service time to a connection's share."""
+        self.spent_s += took_s
+        if self.is_busy:
+            share.virtual_s += took_s
+        share.cost_s = max(took_s, FADING * share.cost_s)
 
     def _plan(self) -> None:
         self.is_busy = True
@@ -83,6 +106,7 @@ class FairQueue:
             while heap:
                 _, _, begins, connection = heappop(heap)
                 self._virtual_s = max(self._virtual_s, begins)
+                connection.share.is_queued = False
                 connection.take_turn()
                 if self._monotonic() > until:
                     break

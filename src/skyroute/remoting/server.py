@@ -11,12 +11,14 @@ from itertools import count
 from typing import Any, Final
 
 from skyroute.clock import Clock
+from skyroute.remoting.address import join_address
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
-from skyroute.remoting.connection import ByteBudget, Complaints, Connection, Limits, ServerContext, join_address
+from skyroute.remoting.connection import Connection, ServerContext
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.fair_queue import FairQueue
 from skyroute.remoting.free_memory import Trimming, trim
+from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
 from skyroute.remoting.stall_detection import StallDetector
 from skyroute.remoting.tls import ServerTls
 
@@ -44,19 +46,19 @@ class Server:
         clock: Clock,
         on_disconnect: Callable[[int], None],
         limits: Limits | None = None,
-        traffic: BusyPolling | None = None,
+        polling: BusyPolling | None = None,
     ) -> None:
         limits = limits or Limits()
-        self._service = ServerContext(
+        self._context = ServerContext(
             dispatcher=dispatcher,
             tls=tls,
             clock=clock,
             limits=limits,
             buffered=ByteBudget(limits.buffered_bytes_max),
             unsent=ByteBudget(limits.unsent_bytes_max),
-            complaints=Complaints(),
-            traffic=traffic or BusyPolling(),
-            turn_end=WriteBatch(),
+            close_log=CloseLog(),
+            polling=polling or BusyPolling(),
+            write_batch=WriteBatch(),
             queue=FairQueue(clock.monotonic),
             on_made=self._on_made,
             on_lost=self._on_lost,
@@ -76,7 +78,7 @@ class Server:
         self._trimming = Trimming(clock.monotonic())
 
     def __repr__(self) -> str:
-        held = self._service
+        held = self._context
         return (
             f"<Server connections={len(self._connections)} buffered={held.buffered.total} unsent={held.unsent.total}>"
         )
@@ -89,12 +91,12 @@ class Server:
     @property
     def buffered_bytes(self) -> int:
         """What peers have begun to say and not finished, or what waits for its turn."""
-        return self._service.buffered.total
+        return self._context.buffered.total
 
     @property
     def unsent_bytes(self) -> int:
         """Answers that peers were too slow to take, as of when each was last looked at."""
-        return self._service.unsent.total
+        return self._context.unsent.total
 
     # Life
 
@@ -113,7 +115,7 @@ class Server:
         Raises:
             BindError: it cannot be had.
         """
-        loop, limits = asyncio.get_running_loop(), self._service.limits
+        loop, limits = asyncio.get_running_loop(), self._context.limits
         try:
             self._listener = await loop.create_server(
                 self._accept, host, port, backlog=limits.listen_backlog, reuse_address=True, start_serving=False
@@ -147,7 +149,7 @@ class Server:
         if self._listener is None:
             return
         if drain_s > 0:
-            self._service.dispatcher.drain()
+            self._context.dispatcher.drain()
             log.info("server drains seconds=%.0f connections=%d", drain_s, len(self._connections))
             await self._until_empty(drain_s)
         self._stopping = True
@@ -202,15 +204,14 @@ class Server:
         """
         if self._lateness.holds_back(now):
             return
-        limits = self._service.limits
+        limits = self._context.limits
         for connection in list(self._connections.values()):
-            connection.note_progress(now)
-            connection.notice_hang_up()
-            since = connection.closing_since
-            if since is not None:
-                if now - since > CLOSING_S:
+            connection.check(now)
+            closing_since, opening_since = connection.closing_since, connection.opening_since
+            if closing_since is not None:
+                if now - closing_since > CLOSING_S:
                     connection.abort()
-            elif connection.opening and now - (connection.first_byte_at or now) > limits.opening_s:
+            elif opening_since is not None and now - opening_since > limits.opening_s:
                 connection.abort("it began, and its first request or TLS handshake did not follow")
             elif now - connection.active_at > limits.idle_s:
                 log.info("connection closed peer=%s reason=idle", connection.peer.address)
@@ -219,23 +220,23 @@ class Server:
     async def _sweep_for_ever(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            self.sweep(self._service.clock.monotonic())
+            self.sweep(self._context.clock.monotonic())
             self._trim_if_due()
 
     def _trim_if_due(self) -> None:
-        freed = self._service.buffered.freed + self._service.unsent.freed
-        if self._trimming.is_due(freed, self._service.clock.monotonic()):
+        freed = self._context.buffered.freed + self._context.unsent.freed
+        if self._trimming.is_due(freed, self._context.clock.monotonic()):
             trim()
 
     def _accept(self) -> Connection:
-        return Connection(self._service, next(_numbers))
+        return Connection(self._context, next(_numbers))
 
     def _on_made(self, connection: Connection) -> None:
         self._connections[connection.peer.connection] = connection
         if self._stopping:
             connection.abort()
             return
-        allowed = self._service.limits.connections_max
+        allowed = self._context.limits.connections_max
         if len(self._connections) <= allowed:
             return
         self.turned_away += 1

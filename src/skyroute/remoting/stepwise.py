@@ -1,7 +1,7 @@
 """Long work in steps, so that other requests are answered in between.
 
 A handler writes long work as a generator that yields between its steps and returns its `Response`, and answers with
-`InTurn(pace.run(steps))`. Rules for such a generator:
+`InTurn(step_runner.run(steps))`. Rules for such a generator:
 
 - A step takes at most a few milliseconds; what is shared may have changed when it goes on after a `yield`.
 - If the peer hangs up, the work on a request in `wire.codes.ABANDONABLE` is closed at its next `yield`. Work on any
@@ -45,8 +45,8 @@ class StepRunner:
     not. Works that take longer than `ROUND_S` take turns, in the order in which they came.
     """
 
-    def __init__(self, traffic: BusyPolling, clock: Clock) -> None:
-        self._traffic = traffic
+    def __init__(self, polling: BusyPolling, clock: Clock) -> None:
+        self._polling = polling
         self._clock = clock
         self._lane = asyncio.Lock()
 
@@ -79,7 +79,7 @@ class StepRunner:
             steps.close()
 
     async def _rest(self, step_s: float) -> None:
-        reads_before = self._traffic.reads
+        reads_before = self._polling.reads
         await asyncio.sleep(0)  # the loop looks at every socket once
-        if self._traffic.reads != reads_before:
+        if self._polling.reads != reads_before:
             await asyncio.sleep(step_s)

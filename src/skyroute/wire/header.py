@@ -216,14 +216,17 @@ def response_head(response: Response, request_id: int, form: int) -> bytes:
     return _TWO_WORDS.pack(4 + len(header) + body_bytes, form << 24 | len(header)) + header
 
 
-def encode_request(request: Request | WrittenRequest, request_id: int, language: str = OURS) -> bytes:
-    """Write a request's whole frame."""
+def encode_request(
+    request: Request | WrittenRequest, request_id: int, language: str = OURS, flag: int | None = None
+) -> bytes:
+    """Write a request's whole frame; `flag` replaces the flag of a `Request`."""
     if isinstance(request, WrittenRequest):
         header, body = b'%b,"opaque":%d}' % (request.header, request_id), request.body
         return _TWO_WORDS.pack(4 + len(header) + len(body), len(header)) + header + body
     encode = _encode_binary if request.form == FORM_BINARY else _encode_json_header
     version = request.version or OUR_VERSION
-    header = encode(request.code, version, request_id, request.flag, request.remark, request.fields or None, language)
+    flag = request.flag if flag is None else flag
+    header = encode(request.code, version, request_id, flag, request.remark, request.fields or None, language)
     body = request.body
     return _TWO_WORDS.pack(4 + len(header) + len(body), request.form << 24 | len(header)) + header + body
 

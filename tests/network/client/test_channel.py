@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from skyroute.remoting.client import OUTBOX_BYTES_MAX, UNSENT_BYTES_MAX, Channel, connect
+from skyroute.remoting.client import UNSENT_BYTES_MAX, Channel, connect
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
 from skyroute.wire.command import Request, Response
+from skyroute.wire.conversation import OUTBOX_BYTES_MAX
 from tests.network.certificates import client_that_trusts_anyone
 from tests.support import raw
 from tests.support.fake_broker import Reply, encode_reply
@@ -116,8 +117,8 @@ async def test_answers_find_their_calls_in_any_order() -> None:
         for command in reversed(heard):
             await other.answer(command, command.body)
         assert [(await each).body for each in calls] == [b"0", b"1", b"2"]
-        assert channel._awaited == {}
-        assert repr(channel) == f"<Channel {other.address} awaited=0 open>"
+        assert channel._conversation.calls == {}
+        assert repr(channel) == f"<Channel {other.address} calls=0 open>"
 
 
 async def test_an_answer_may_come_one_byte_at_a_time() -> None:
@@ -164,7 +165,7 @@ async def test_a_call_that_is_given_up_leaves_nothing_behind() -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert channel._awaited == {}
+        assert channel._conversation.calls == {}
         await other.answer(command)
         again = call(channel)
         await other.answer(await other.hear())
@@ -173,7 +174,7 @@ async def test_a_call_that_is_given_up_leaves_nothing_behind() -> None:
 
 async def test_numbers_of_requests_begin_again_where_java_would_go_below_zero() -> None:
     async with joined() as (channel, other):
-        channel._last_id = 0x7FFFFFFF - 1
+        channel._conversation._last_id = 0x7FFFFFFF - 1
         for expected in (0x7FFFFFFF, 0, 1):
             waiting = call(channel)
             command = await other.hear()
@@ -193,7 +194,7 @@ async def test_a_line_on_which_nothing_comes_is_taken_for_dead() -> None:
         with pytest.raises(ConnectionLostError, match=r"was silent for 0\.02 s"):
             await patient
         assert channel.closed
-        assert channel._awaited == {}
+        assert channel._conversation.calls == {}
         with pytest.raises(ConnectionLostError, match="is closed"):
             await channel.call(Request(ECHO))
         assert await other.is_hung_up_on()
@@ -221,7 +222,7 @@ async def test_a_line_that_is_cut_in_the_middle_of_a_frame_ends_every_call(cut_a
         for each in calls:
             with pytest.raises(ConnectionLostError, match="closed the connection"):
                 await each
-        assert channel._awaited == {}
+        assert channel._conversation.calls == {}
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ async def test_who_never_lets_the_loop_turn_is_held_back_as_well() -> None:
             channel.send_oneway(Request(ECHO, body=bytes(1024)))
             sent += 1
             assert sent < 100_000
-        assert channel._outbox_bytes < OUTBOX_BYTES_MAX
+        assert channel._conversation.outbox_bytes <= OUTBOX_BYTES_MAX
 
 
 async def test_a_call_waits_until_it_can_be_said_and_no_longer_than_it_may() -> None:
@@ -294,7 +295,7 @@ async def test_a_call_waits_until_it_can_be_said_and_no_longer_than_it_may() -> 
         # Nothing came for so long, which is what a dead line looks like.
         with pytest.raises(ConnectionLostError):
             await late
-        assert channel._awaited == {}
+        assert channel._conversation.calls == {}
 
 
 async def test_a_call_is_said_once_the_peer_listens_again() -> None:
@@ -317,7 +318,7 @@ async def test_a_call_that_was_given_up_before_it_could_be_said_is_never_said() 
             assert command.is_one_way
         await other.answer(command)
         await late
-        assert (channel._awaited, channel._held_back) == ({}, {})
+        assert channel._conversation.calls == {}
 
 
 async def test_a_call_that_ends_twice_at_once_loses_no_exception() -> None:

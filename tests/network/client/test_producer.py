@@ -567,7 +567,7 @@ async def test_sends_under_way_are_bounded_by_count(cluster: FakeCluster) -> Non
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         assert [number for number, each in enumerate(outcomes) if isinstance(each, BaseException)] == [2, 9]
         assert (producer._in_flight.count, producer._in_flight.bytes) == (0, 0)
-        assert all(not channel._awaited for channel in producer.session._open_channels)
+        assert all(not channel._conversation.calls for channel in producer.session._open_channels)
 
 
 async def test_sends_under_way_are_bounded_by_bytes(cluster: FakeCluster) -> None:

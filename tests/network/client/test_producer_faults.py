@@ -40,7 +40,7 @@ def is_at_rest(producer: Producer) -> bool:
         producer._in_flight.count == producer._in_flight.bytes == 0
         and not producer._in_flight._waiting
         and not producer.session._connecting
-        and all(not channel._awaited for channel in producer.session._open_channels)
+        and all(not channel._conversation.calls for channel in producer.session._open_channels)
     )
 
 

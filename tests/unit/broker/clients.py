@@ -23,7 +23,7 @@ class NotingLine:
         self.calls: list[tuple[Request, float]] = []
         self.answer: Response | None = None
 
-    def tell(self, request: Request) -> None:
+    def send_oneway(self, request: Request) -> None:
         self.told.append(request)
 
     async def call(self, request: Request, timeout_s: float) -> Response:
@@ -35,7 +35,7 @@ class NotingLine:
 
 def a_peer(connection: int) -> tuple[Peer, NotingLine]:
     line = NotingLine()
-    return Peer(connection, f"10.0.0.1:{40000 + connection}", line=line), line
+    return Peer(connection, f"10.0.0.1:{40000 + connection}", caller=line), line
 
 
 def a_consumer(

@@ -67,7 +67,7 @@ async def test_a_consumer_that_goes_meanwhile_is_said_to_have_gone(state: State,
             raise ConnectionLostError(f"cut {request.code} {timeout_s}")
 
     peer, _ = a_peer(1)
-    peer.line = Cut()
+    peer.caller = Cut()
     state.clients.beat(peer, a_beat("c1", a_consumer("g", "T")), "JAVA", 479, 0.0)
     answer = await state.ask(on.running, RUNNING)
     assert answer.code == ResponseCode.SYSTEM_ERROR

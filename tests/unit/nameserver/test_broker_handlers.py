@@ -34,7 +34,7 @@ def test_a_broker_has_been_heard_from_while_its_long_registration_waits(tmp_path
         config=NameServerConfig(),
         clock=clock,
         publish=lambda _events: None,
-        pace=StepRunner(BusyPolling(), clock),
+        step_runner=StepRunner(BusyPolling(), clock),
     )
     assert handlers.register(registration(2), peer) == Response(fields={})
     clock.advance(LEASE_S - 0.1)

@@ -161,8 +161,8 @@ def table() -> RouteTable:
 
 def handlers(table: RouteTable) -> RouteHandlers:
     clock = ManualClock()
-    pace = StepRunner(BusyPolling(), clock)
-    return RouteHandlers(table, KvConfig("none.json"), NameServerConfig(), clock=clock, pace=pace)
+    step_runner = StepRunner(BusyPolling(), clock)
+    return RouteHandlers(table, KvConfig("none.json"), NameServerConfig(), clock=clock, step_runner=step_runner)
 
 
 @pytest.mark.parametrize(

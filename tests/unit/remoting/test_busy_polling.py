@@ -26,12 +26,12 @@ def looks_of_loop(*words: list[float]) -> int:
     """Return how often a loop only looked that heard something at these moments, with a long rest after each list."""
 
     async def hear() -> None:
-        traffic = BusyPolling()
+        polling = BusyPolling()
         for moments in words:
             for now in moments:
-                traffic.heard(now)
+                polling.heard(now)
             await asyncio.sleep(LONG_S)
-        assert traffic.reads == sum(map(len, words))
+        assert polling.reads == sum(map(len, words))
 
     selector = CountingSelector()
     loop = asyncio.SelectorEventLoop(selector)

@@ -6,6 +6,7 @@ import pytest
 
 from skyroute.remoting.dispatch import DeferredResponse, Dispatcher, Peer, settle
 from skyroute.remoting.errors import ConnectionLostError, RefusedError
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import FieldError
 
@@ -51,7 +52,7 @@ class Line:
     def __init__(self) -> None:
         self.told: list[Request] = []
 
-    def tell(self, request: Request) -> None:
+    def send_oneway(self, request: Request) -> None:
         self.told.append(request)
 
     async def call(self, request: Request, timeout_s: float) -> Response:
@@ -61,12 +62,12 @@ class Line:
 
 async def test_a_peer_is_told_and_asked_through_its_line_as_long_as_it_is_there() -> None:
     line = Line()
-    peer = Peer(1, "10.0.0.9:1", line=line)
-    peer.tell(Request(40))
+    peer = Peer(1, "10.0.0.9:1", caller=line)
+    peer.send_oneway(Request(40))
     assert (await peer.call(Request(39), 3)).body == b"3"
     assert [request.code for request in line.told] == [40, 39]
     peer.gone = True
-    peer.tell(Request(40))
+    peer.send_oneway(Request(40))
     with pytest.raises(ConnectionLostError, match=r"10\.0\.0\.9:1 is gone"):
         await peer.call(Request(39), 3)
     assert len(line.told) == 2
@@ -74,7 +75,7 @@ async def test_a_peer_is_told_and_asked_through_its_line_as_long_as_it_is_there(
 
 async def test_a_peer_without_a_line_is_gone() -> None:
     peer = Peer(1, "10.0.0.9:1")
-    peer.tell(Request(40))
+    peer.send_oneway(Request(40))
     with pytest.raises(ConnectionLostError):
         await peer.call(Request(39), 3)
 
@@ -113,3 +114,13 @@ def test_a_peer_that_makes_a_handler_fail_again_and_again_does_not_flood_the_log
     answers = [dispatcher.answer(Request(1), peer) for _ in range(1_000)]
     assert {answer.remark for answer in answers if isinstance(answer, Response)} == {"ValueError: embedded null byte"}
     assert len(caplog.records) == 10  # the 1st, 2nd, 4th … 512th
+
+
+def test_a_refusal_is_answered_with_its_code_reason_and_fields() -> None:
+    fields = {"MSG_REGION": "here"}
+
+    def refuse(request: Request, peer: Peer) -> Response:
+        raise RefusedError(ResponseCode.NO_PERMISSION, "not here", fields)
+
+    response = Dispatcher({7: refuse}).answer(Request(7), Peer(1, "10.0.0.9:1"))
+    assert response == Response(ResponseCode.NO_PERMISSION, "not here", fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from skyroute.remoting.fair_queue import FIRST_COST_S, SHARE_S, TURN_S, FairQueue
+from skyroute.remoting.fair_queue import FIRST_COST_S, SHARE_S, TURN_S, FairQueue, Share
 from tests.support.clock import ManualClock
 
 
@@ -39,12 +39,12 @@ class Costly:
         self._bench = bench
         self._name = name
         self._turns = turns
-        self.cost_s = cost_s
-        self.virtual_s = 0.0
+        self.share = Share()
+        self.share.cost_s = cost_s
 
     def take_turn(self) -> None:
-        self._bench.clock.advance(self.cost_s)
-        self.virtual_s += self.cost_s
+        self._bench.clock.advance(self.share.cost_s)
+        self.share.virtual_s += self.share.cost_s
         self._bench.answered.append(self._name)
         self._turns -= 1
         if self._turns:

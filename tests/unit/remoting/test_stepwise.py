@@ -15,12 +15,12 @@ A_MOMENT = 0.05
 
 
 class Bench:
-    """A pace, and what its work writes down."""
+    """A `StepRunner`, and what its work writes down."""
 
     def __init__(self) -> None:
-        self.traffic = BusyPolling()
+        self.polling = BusyPolling()
         self.clock = ManualClock()
-        self.pace = StepRunner(self.traffic, self.clock)
+        self.step_runner = StepRunner(self.polling, self.clock)
         self.done: list[str] = []
 
     def work(self, name: str, steps: int, step_s: float = AN_HOUR) -> Generator[None, None, str]:
@@ -41,7 +41,7 @@ class Bench:
         asyncio.get_running_loop().call_soon(self._read)
 
     def _read(self) -> None:
-        self.traffic.reads += 1
+        self.polling.reads += 1
         self.done.append("read")
 
 
@@ -77,14 +77,14 @@ def test_what_work_in_one_go_raises_is_raised() -> None:
 async def test_paced_work_does_all_steps_in_order_and_gives_the_result(steps: int) -> None:
     bench = Bench()
     async with asyncio.timeout(30):
-        assert await bench.pace.run(bench.work("a", steps)) == "result of a"
+        assert await bench.step_runner.run(bench.work("a", steps)) == "result of a"
     assert bench.done == [*(f"a{number}" for number in range(steps)), "a ends"]
 
 
 async def test_one_long_work_is_done_at_a_time_in_the_order_they_came() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
-        results = await asyncio.gather(*(bench.pace.run(bench.work(name, 3, ROUND_S / 5)) for name in "abc"))
+        results = await asyncio.gather(*(bench.step_runner.run(bench.work(name, 3, ROUND_S / 5)) for name in "abc"))
     assert results == ["result of a", "result of b", "result of c"]
     assert bench.done == [line for name in "abc" for line in (*(f"{name}{n}" for n in range(3)), f"{name} ends")]
 
@@ -97,7 +97,7 @@ async def test_works_that_take_longer_than_a_round_take_turns() -> None:
             bench.work("other", 4, 0.6 * ROUND_S),
             bench.work("short", 1, 0.0),
         ]
-        await asyncio.gather(*map(bench.pace.run, works))
+        await asyncio.gather(*map(bench.step_runner.run, works))
     rounds = "long0 long1 other0 other1 short0 short ends long2 long3 other2 other3 long4 long5 other ends long ends"
     assert " ".join(bench.done) == rounds
 
@@ -115,7 +115,7 @@ async def test_work_is_closed_when_nobody_waits_for_it_any_more() -> None:
 
     running, waiting = work("running"), work("waiting")
     next(waiting)
-    tasks = [asyncio.ensure_future(bench.pace.run(steps)) for steps in (running, waiting)]
+    tasks = [asyncio.ensure_future(bench.step_runner.run(steps)) for steps in (running, waiting)]
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
@@ -127,7 +127,7 @@ async def test_work_on_another_pace_is_not_waited_for() -> None:
     first, second = Bench(), Bench()
     second.done = first.done
     async with asyncio.timeout(30):
-        await asyncio.gather(first.pace.run(first.work("a", 2)), second.pace.run(second.work("b", 2)))
+        await asyncio.gather(first.step_runner.run(first.work("a", 2)), second.step_runner.run(second.work("b", 2)))
     assert first.done.index("b0") < first.done.index("a ends")
 
 
@@ -135,7 +135,7 @@ async def test_what_paced_work_raises_is_raised_and_the_next_has_its_turn() -> N
     bench = Bench()
     async with asyncio.timeout(30):
         broken, good = await asyncio.gather(
-            bench.pace.run(bench.broken(1)), bench.pace.run(bench.work("a", 1)), return_exceptions=True
+            bench.step_runner.run(bench.broken(1)), bench.step_runner.run(bench.work("a", 1)), return_exceptions=True
         )
     assert isinstance(broken, RuntimeError)
     assert good == "result of a"
@@ -145,8 +145,8 @@ async def test_what_paced_work_raises_is_raised_and_the_next_has_its_turn() -> N
 async def test_work_that_is_cancelled_stops_and_the_next_has_its_turn() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
-        endless = asyncio.ensure_future(bench.pace.run(bench.work("endless", 1_000_000_000)))
-        after = asyncio.ensure_future(bench.pace.run(bench.work("a", 1)))
+        endless = asyncio.ensure_future(bench.step_runner.run(bench.work("endless", 1_000_000_000)))
+        after = asyncio.ensure_future(bench.step_runner.run(bench.work("a", 1)))
         asyncio.get_running_loop().call_soon(endless.cancel)
         with pytest.raises(asyncio.CancelledError):
             await endless
@@ -158,8 +158,8 @@ async def test_work_that_is_cancelled_stops_and_the_next_has_its_turn() -> None:
 async def test_work_that_is_cancelled_while_it_rests_stops_and_the_next_has_its_turn() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
-        resting = asyncio.ensure_future(bench.pace.run(bench.work("resting", 2)))
-        after = asyncio.ensure_future(bench.pace.run(bench.work("a", 1)))
+        resting = asyncio.ensure_future(bench.step_runner.run(bench.work("resting", 2)))
+        after = asyncio.ensure_future(bench.step_runner.run(bench.work("a", 1)))
         bench.speak_once()
         loop = asyncio.get_running_loop()
         loop.call_later(A_MOMENT, resting.cancel)
@@ -181,7 +181,7 @@ async def test_others_have_their_turn_between_any_two_steps() -> None:
         loop.call_soon(turn)
 
     async with asyncio.timeout(30):
-        running = asyncio.ensure_future(bench.pace.run(bench.work("a", 3)))
+        running = asyncio.ensure_future(bench.step_runner.run(bench.work("a", 3)))
         turn()
         await running
     steps_at = [at for at, line in enumerate(bench.done) if line.startswith("a")]
@@ -192,7 +192,7 @@ async def test_work_does_not_rest_while_nobody_has_anything_to_say() -> None:
     bench = Bench()
     # By their own clock these steps take forty hours, so a single rest would outlast the test.
     async with asyncio.timeout(30):
-        await bench.pace.run(bench.work("a", 40))
+        await bench.step_runner.run(bench.work("a", 40))
     assert bench.clock.monotonic() - ManualClock().monotonic() == 40 * AN_HOUR
 
 
@@ -202,20 +202,20 @@ async def test_what_was_read_before_or_during_a_step_is_no_reason_to_rest() -> N
     def busy() -> Generator[None, None, str]:
         for _ in range(3):
             bench.clock.advance(AN_HOUR)
-            bench.traffic.reads += 1
+            bench.polling.reads += 1
             yield
         return "done"
 
-    bench.traffic.reads = 1000
+    bench.polling.reads = 1000
     async with asyncio.timeout(30):
-        assert await bench.pace.run(busy()) == "done"
+        assert await bench.step_runner.run(busy()) == "done"
 
 
 async def test_work_rests_as_long_as_its_step_took_once_something_was_read() -> None:
     bench = Bench()
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(30):
-        running = asyncio.ensure_future(bench.pace.run(bench.work("a", 2, A_MOMENT)))
+        running = asyncio.ensure_future(bench.step_runner.run(bench.work("a", 2, A_MOMENT)))
         bench.speak_once()
         began_at = loop.time()
         await running
@@ -227,7 +227,7 @@ async def test_work_rests_as_long_as_its_step_took_once_something_was_read() -> 
 
 async def test_work_rests_for_an_hour_if_its_step_took_one() -> None:
     bench = Bench()
-    running = asyncio.ensure_future(bench.pace.run(bench.work("a", 2)))
+    running = asyncio.ensure_future(bench.step_runner.run(bench.work("a", 2)))
     bench.speak_once()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(A_MOMENT):
@@ -240,10 +240,10 @@ async def test_a_step_that_took_no_time_needs_no_rest() -> None:
     loop = asyncio.get_running_loop()
 
     def chatter() -> None:
-        bench.traffic.reads += 1
+        bench.polling.reads += 1
         loop.call_soon(chatter)
 
     async with asyncio.timeout(30):
-        running = asyncio.ensure_future(bench.pace.run(bench.work("a", 50, 0.0)))
+        running = asyncio.ensure_future(bench.step_runner.run(bench.work("a", 50, 0.0)))
         chatter()
         assert await running == "result of a"

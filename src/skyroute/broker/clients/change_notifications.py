@@ -66,7 +66,7 @@ class ChangeNotifications:
             return
         notice = encode_members_changed(group)
         for member in list(known.members):
-            member.peer.tell(notice)
+            member.peer.send_oneway(notice)
             yield
         self._call_later(GAP_S, lambda: self._end_gap(group))
 

@@ -221,7 +221,7 @@ class ProgressHandlers:
                     ResponseCode.SYSTEM_ERROR,
                     f"the client does not support this feature. version={release_name(member.version)}",
                 )
-            member.peer.tell(encode_offset_reset(order.topic, order.group, order.timestamp_ms, body))
+            member.peer.send_oneway(encode_offset_reset(order.topic, order.group, order.timestamp_ms, body))
             told_bytes += len(body)
             if told_bytes >= TOLD_BYTES_A_STEP:
                 told_bytes = 0

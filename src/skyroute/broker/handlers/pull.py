@@ -206,7 +206,7 @@ class PullHandlers:
         except RefusedError as error:
             # A heartbeat is answered before anybody looks at its expressions, and nothing is kept of a wrong one.
             if error.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
-                error.code = ResponseCode.FILTER_DATA_NOT_EXIST
+                raise RefusedError(ResponseCode.FILTER_DATA_NOT_EXIST, str(error)) from None
             raise
 
     def read(self, question: PullQuestion, offset: int, wanted: Filter) -> _Read:

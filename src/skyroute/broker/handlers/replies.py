@@ -54,8 +54,7 @@ class ReplyHandlers:
         try:
             self._check(sending, peer)
         except RefusedError as error:
-            error.fields = more
-            raise
+            raise RefusedError(error.code, str(error), more) from None
         trouble = await self._push(sending, request.body, peer)
         stored = await self._store(request, peer) if self.config.store_replies else None
         if trouble is not None:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Generator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 from skyroute.broker.appender import Appender
@@ -61,6 +61,9 @@ BATCH_MESSAGES_A_STEP: Final = 1_000
 """Messages of a batch decoded and encoded in one step."""
 BATCH_IDS_A_STEP: Final = 10_000
 """Message ids of a batch encoded in one step."""
+
+PACKED_ADDRESSES_MAX: Final = 16_384
+"""Maximum number of producer addresses that are kept as records hold them."""
 
 _STAMPED: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)
 """Properties that are the broker's to give; a message that is sent on from elsewhere may have them."""
@@ -134,16 +137,14 @@ class SendHandlers:
                 return self._say_more(self._create_and_take(sending, request, peer))
             return self._take(sending, topic, request, peer)
         except RefusedError as error:
-            error.fields = self._refusal_fields
-            raise
+            raise RefusedError(error.code, str(error), self._refusal_fields) from None
 
     async def _say_more(self, answer: Awaitable[Response]) -> Response:
         """Have a refusal that comes late say what any other does."""
         try:
             return await answer
         except RefusedError as error:
-            error.fields = self._refusal_fields
-            raise
+            raise RefusedError(error.code, str(error), self._refusal_fields) from None
 
     async def _create_and_take(self, sending: Sending, request: Request, peer: Peer) -> Response:
         """Create a topic for its first message; name servers know of it before the producer is answered."""
@@ -209,7 +210,7 @@ class SendHandlers:
             body,
             raw,
             sending.born_at_ms,
-            peer.packed_address or _pack_address(peer),
+            _pack_address(peer.address),
             self._identity.raw_store_host,
             sending.sys_flag | MULTI_TAGS if topic.filter_type == "MULTI_TAG" else sending.sys_flag,
             sending.flag,
@@ -325,7 +326,7 @@ class SendHandlers:
             body if is_whole else b"",
             header if is_whole else b"",
             sending.born_at_ms,
-            peer.packed_address or _pack_address(peer),
+            _pack_address(peer.address),
             self._identity.raw_store_host,
             sending.sys_flag | MULTI_TAGS if topic.filter_type == "MULTI_TAG" else sending.sys_flag,
             sending.flag,
@@ -504,13 +505,14 @@ def check_queue(queue_id: int, topic: TopicConfig, peer: Peer) -> None:
         )
 
 
-def _pack_address(peer: Peer) -> bytes:
-    ip, _, port = peer.address.rpartition(":")
+@lru_cache(maxsize=PACKED_ADDRESSES_MAX)
+def _pack_address(address: str) -> bytes:
+    """Return a peer's address as records hold it."""
+    ip, _, port = address.rpartition(":")
     try:
-        peer.packed_address = encode_host(ip.strip("[]"), int(port))
-    except (HostError, ValueError):  # a proxy may say that a client is anywhere
-        peer.packed_address = encode_host("0.0.0.0", 0)
-    return peer.packed_address
+        return encode_host(ip.strip("[]"), int(port))
+    except (HostError, ValueError):  # a proxy may send any address
+        return encode_host("0.0.0.0", 0)
 
 
 def _has_unique_id(sending: Sending) -> bool:

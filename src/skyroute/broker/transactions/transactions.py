@@ -296,7 +296,7 @@ class Transactions:
             if producer is None:
                 silent += 1
             else:
-                producer.tell(encode_transaction_check(question.check))
+                producer.send_oneway(encode_transaction_check(question.check))
                 asked += 1
         if asked or silent:
             log.info("producers asked for their transactions asked=%d nobody_there=%d", asked, silent)

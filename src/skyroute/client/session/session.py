@@ -312,7 +312,7 @@ class Session:
             self._credentials.sign(request)
         call = channel.begin(request, timeout_s)
         try:
-            response = await call.answer
+            response = await call.waiter
         except asyncio.CancelledError:
             channel.give_up(call)
             raise

@@ -47,7 +47,7 @@ class BrokerHandlers:
     config: NameServerConfig
     clock: Clock
     publish: Publish
-    pace: StepRunner
+    step_runner: StepRunner
 
     def register(self, request: Request, peer: Peer) -> Answer:
         """Process a registration: a small one at once, one with a long body or response in steps."""
@@ -57,7 +57,7 @@ class BrokerHandlers:
             return run_through(steps)
         # It may have to wait for others; its broker has been heard from all the same.
         self._renew(registration.key, peer)
-        return InTurn(self.pace.run(steps))
+        return InTurn(self.step_runner.run(steps))
 
     def _register(self, registration: Registration, request: Request, peer: Peer) -> Generator[None, None, Response]:
         registration = replace(registration, fingerprint=body_fingerprint(request))

@@ -19,7 +19,7 @@ class KvHandlers:
 
     kv: KvConfig
     record: Record
-    pace: StepRunner
+    step_runner: StepRunner
 
     def put(self, request: Request, peer: Peer) -> Response:
         where = decode_kv_key(request)
@@ -50,7 +50,7 @@ class KvHandlers:
 
     def list_namespace(self, request: Request, _peer: Peer) -> Answer:
         namespace = required_text(request.fields, "namespace")
-        return self.pace.answer(self._list_namespace(namespace))
+        return self.step_runner.answer(self._list_namespace(namespace))
 
     def _list_namespace(self, namespace: str) -> Steps:
         body = yield from self.kv.write_namespace(namespace)

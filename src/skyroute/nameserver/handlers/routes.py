@@ -56,7 +56,7 @@ class RouteHandlers:
         config: NameServerConfig,
         *,
         clock: Clock,
-        pace: StepRunner,
+        step_runner: StepRunner,
         upstream: Upstream | None = None,
     ) -> None:
         self._table = table
@@ -68,7 +68,7 @@ class RouteHandlers:
         self._prepared = PreparedRoutes(table, self._encode, self._order_config)
         self.repeats = Repeats(self._prepared)
         """Finds the response to a route request by the request's bytes."""
-        self._lists = PreparedLists(pace)
+        self._lists = PreparedLists(step_runner)
         self.is_warm = False
         """Routes were restored from before a restart."""
         self.known_before: frozenset[str] = frozenset()

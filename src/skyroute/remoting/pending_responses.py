@@ -1,0 +1,119 @@
+"""The responses of one connection that handlers give later."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+from skyroute.remoting.dispatch import Answer, DeferredResponse, InTurn, Peer, failure
+from skyroute.remoting.response_writer import ResponseWriter
+from skyroute.wire.codes import ABANDONABLE
+from skyroute.wire.command import Request, Response
+
+TASKS_MAX: Final = 1024
+"""Maximum number of responses of one connection under work before reading stops."""
+
+DEFERRED_MAX: Final = 100_000
+"""Maximum number of `DeferredResponse`s of one connection, such as long polls, before reading stops."""
+
+
+class Responder(Protocol):
+    """A connection, as its pending responses know it."""
+
+    peer: Peer
+    writer: ResponseWriter
+
+    def count_bytes(self) -> None:
+        """Count the buffered bytes again."""
+
+    def resume(self) -> None:
+        """Process waiting requests, if they need not wait any longer."""
+
+
+class PendingResponses:
+    """Counts them, and writes each when it is there."""
+
+    __slots__ = ("_deferred", "_in_turn", "_is_abandonable", "frame_bytes", "has_hung_up", "tasks")
+
+    def __init__(self) -> None:
+        self.tasks = 0
+        """Number of responses that a handler works on."""
+        self._deferred = 0
+        self.frame_bytes = 0
+        """Bytes of the requests under work."""
+        self._in_turn: asyncio.Task[None] | None = None
+        """Work on a response that all later requests wait for."""
+        self._is_abandonable = False
+        self.has_hung_up = False
+        """Whether the peer reads no more responses. What it sent before is still carried out."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next request must wait."""
+        return self._in_turn is not None or self.tasks >= TASKS_MAX or self._deferred >= DEFERRED_MAX
+
+    @property
+    def has_abandonable_work(self) -> bool:
+        """Whether later requests wait for work that is cancelled if the peer hangs up."""
+        return self._in_turn is not None and self._is_abandonable
+
+    def hang_up(self) -> None:
+        """Note that the peer has hung up: cancel work that only served to respond. Other work is finished."""
+        self.has_hung_up = True
+        if self._in_turn is not None and self._is_abandonable:
+            self._in_turn.cancel()
+
+    def add(
+        self,
+        connection: Responder,
+        request: Request,
+        frame_bytes: int,
+        answer: Answer,
+        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
+    ) -> None:
+        """Write a handler's response once it is there."""
+        if isinstance(answer, DeferredResponse):
+            self._deferred += 1
+            # Only the id is kept: the request may be large, and the response may take long.
+            request_id = None if request.is_oneway else request.request_id
+            answer.then(partial(self._end_deferred, connection, request_id, request.form))
+            return
+        self.tasks += 1
+        self.frame_bytes += frame_bytes
+        connection.count_bytes()
+        in_turn = isinstance(answer, InTurn)
+        work = cast("Awaitable[Response]", answer.work if isinstance(answer, InTurn) else answer)
+        task = spawn(self._finish(connection, request, work))
+        task.add_done_callback(partial(self._end_task, connection, work, frame_bytes))
+        if in_turn:
+            self._in_turn = task
+            self._is_abandonable = request.code in ABANDONABLE
+
+    def _end_deferred(self, connection: Responder, request_id: int | None, form: int, response: Response) -> None:
+        self._deferred -= 1
+        if connection.writer.is_closing:
+            return
+        if request_id is not None:
+            connection.writer.respond(response, request_id, form)
+        if self._deferred == DEFERRED_MAX - 1:
+            connection.resume()
+
+    async def _finish(self, connection: Responder, request: Request, work: Awaitable[Response]) -> None:
+        try:
+            response = await work
+        except Exception as error:  # noqa: BLE001 - one peer's request must not end the others' service
+            response = failure(error, request, connection.peer)
+        if not connection.writer.is_closing and not request.is_oneway:
+            connection.writer.respond(response, request.request_id, request.form)
+
+    def _end_task(
+        self, connection: Responder, work: Awaitable[Response], frame_bytes: int, task: "asyncio.Task[None]"
+    ) -> None:
+        if isinstance(work, Coroutine):
+            work.close()  # avoids a warning for a coroutine that was cancelled before it started
+        self.tasks -= 1
+        self.frame_bytes -= frame_bytes
+        if self._in_turn is task:
+            self._in_turn = None
+        connection.count_bytes()
+        connection.resume()
