@@ -318,7 +318,7 @@ class Admin(_Face[AsyncAdmin]):
     _make = AsyncAdmin
     cluster = _waiting(AsyncAdmin.cluster)
     route = _waiting(AsyncAdmin.route)
-    groups_of = _waiting(AsyncAdmin.groups_of)
+    broker_groups = _waiting(AsyncAdmin.broker_groups)
     only_cluster = _waiting(AsyncAdmin.only_cluster)
     addresses = _waiting(AsyncAdmin.addresses)
     serving = _waiting(AsyncAdmin.serving)

@@ -16,8 +16,8 @@ from skyroute.cli.admin.output import print_json
 from skyroute.cli.flags import CONTEXT, name_servers_option
 from skyroute.cli.help import examples
 from skyroute.client.admin import Admin
+from skyroute.client.admin.base import CONCURRENT_CALLS_MAX, call_each
 from skyroute.client.admin.broker_load import BrokerLoad, read_load
-from skyroute.client.admin.calls import ASKED_AT_ONCE, ask_each
 from skyroute.client.errors import ServerFailedError
 from skyroute.client.session.session import ClientArguments
 from skyroute.client.session.signing import Credentials
@@ -110,7 +110,7 @@ class Turns(Generic[Row]):
 
     async def round(self) -> None:
         """Ask about some. What has been answered counts, even if this is cut short."""
-        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+        slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
 
         async def ask(name: str) -> None:
             async with slots:
@@ -184,7 +184,7 @@ class Survey:
     async def _ask_brokers(self, topic: str, ask: Callable[[str], Awaitable[Answer]]) -> dict[str, Answer]:
         """Ask those brokers of a topic that answer: a part of the truth comes sooner than all of it."""
         silent = {load.broker.address for load in self.brokers if load.broker.failure}
-        answers, _ = await ask_each((each for each in await self._admin.serving(topic) if each not in silent), ask)
+        answers, _ = await call_each((each for each in await self._admin.serving(topic) if each not in silent), ask)
         return answers
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyroute.client.admin import Admin
-from skyroute.client.admin.calls import SomeFailedError
+from skyroute.client.admin.base import SomeFailedError
 from skyroute.client.consuming.consumer import Consumer
 from skyroute.client.consuming.pull_consumer import PullConsumer
 from skyroute.client.errors import BrokerRefusedError, ClientError

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from skyroute.client.admin import Admin
-from skyroute.client.admin.calls import ASKED_AT_ONCE, SomeFailedError, UnknownClusterError, ask_all, ask_each
+from skyroute.client.admin.base import CONCURRENT_CALLS_MAX, SomeFailedError, UnknownClusterError, call_all, call_each
 from skyroute.client.admin.topics import RESTARTS_MAX
 from skyroute.client.errors import ClientError, ServerFailedError
 from skyroute.client.session.session import Session
@@ -145,15 +145,15 @@ async def test_who_failed_is_told_and_who_did_not() -> None:
             raise ServerFailedError(1, "no", name)
         return name.upper()
 
-    assert await ask_each("ac", ask) == ({"a": "A", "c": "C"}, {})
-    answers, failures = await ask_each("abc", ask)
+    assert await call_each("ac", ask) == ({"a": "A", "c": "C"}, {})
+    answers, failures = await call_each("abc", ask)
     assert (answers, list(failures)) == ({"a": "A", "c": "C"}, ["b"])
     with pytest.raises(ServerFailedError):
-        await ask_each("b", ask)
+        await call_each("b", ask)
     with pytest.raises(SomeFailedError, match="2 of 2 failed: b: "):
-        await ask_each("bd", ask)
+        await call_each("bd", ask)
     with pytest.raises(SomeFailedError, match="1 of 3 failed: b: ") as raised:
-        await ask_all("abc", ask)
+        await call_all("abc", ask)
     assert raised.value.done == ("a", "c")
     assert isinstance(raised.value.failures["b"], SkyrouteError)
 
@@ -169,5 +169,5 @@ async def test_not_all_are_asked_at_the_same_time() -> None:
         busy -= 1
 
     async with fake_cluster({"T": 1}) as cluster, Admin(cluster.address) as admin:
-        await ask_all(map(str, range(3 * ASKED_AT_ONCE)), ask)
-    assert most == ASKED_AT_ONCE
+        await call_all(map(str, range(3 * CONCURRENT_CALLS_MAX)), ask)
+    assert most == CONCURRENT_CALLS_MAX

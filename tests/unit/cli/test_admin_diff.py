@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from skyroute.cli.admin.commands import admin
-from skyroute.client.admin import Admin, comparison
+from skyroute.client.admin import Admin, name_server_comparison
 from tests.support.fake_broker import FakeCluster, Reply, fake_cluster
 from tests.support.lines import AsyncLine, line_to
 from tests.support.raw import Command, DataVersion, Registration, Topic, mapping
@@ -206,10 +206,10 @@ async def test_a_difference_that_passes_is_none(pair: Pair, monkeypatch: pytest.
     changed = newer(pair.broker, *pair.broker.topics, Topic("New"))
     await pair.tell(pair.first, changed)
     await pair.lines[pair.second].call(216, {"topic": "U"})
-    look = comparison._Look.take
+    look = name_server_comparison._Look.take
     looks: list[Any] = []
 
-    async def look_and_let_go_on(self: comparison._Look, *args: Any) -> Any:
+    async def look_and_let_go_on(self: name_server_comparison._Look, *args: Any) -> Any:
         looks.append(args)
         found = await look(self, *args)
         await pair.tell(pair.second, changed)
@@ -217,9 +217,9 @@ async def test_a_difference_that_passes_is_none(pair: Pair, monkeypatch: pytest.
         await pair.lines[pair.second].call(216, {"topic": "V"})
         return found
 
-    monkeypatch.setattr(comparison._Look, "take", look_and_let_go_on)
+    monkeypatch.setattr(name_server_comparison._Look, "take", look_and_let_go_on)
     async with Admin([pair.first, pair.second]) as admin_calls:
-        found = await comparison.compare_name_servers(admin_calls, settle_s=0.001, ask_brokers=False)
+        found = await name_server_comparison.compare_name_servers(admin_calls, settle_s=0.001, ask_brokers=False)
     assert found.differences == ()
     assert looks == [(), (["New", "U"],)]
 

@@ -11,7 +11,7 @@ from skyroute.cli.admin.command import Answer, admin_command, broker_or_cluster
 from skyroute.cli.admin.output import pairs, table
 from skyroute.client.admin import Admin
 from skyroute.client.admin.broker_load import read_load
-from skyroute.client.admin.cluster import BrokerInfo, ServerTexts
+from skyroute.client.admin.cluster import BrokerInfo, ServerProperties
 from skyroute.errors import SkyrouteError
 from skyroute.settings.secrets import shown
 
@@ -187,7 +187,7 @@ async def cluster_rt(
         while True:
             values: list[dict[str, Any]] = []
             failures: dict[str, SkyrouteError] = {}
-            for group in await admin.groups_of(cluster):
+            for group in await admin.broker_groups(cluster):
                 sends = [await measure(group.name) for _ in range(amount)]
                 errors = [failure for _, failure in sends if failure]
                 # The first one also connects, and does not count.
@@ -243,7 +243,7 @@ async def get_broker_config(admin: Admin, broker: str | None, cluster: str | Non
     return _settings(await admin.broker_settings(broker=broker, cluster=cluster))
 
 
-def _settings(settings: ServerTexts) -> Answer:
+def _settings(settings: ServerProperties) -> Answer:
     # Apache's servers tell everybody their secrets; a terminal and its log need not.
     told = {
         address: {key: shown(key, text) for key, text in found.items()}

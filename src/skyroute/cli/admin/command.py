@@ -14,7 +14,7 @@ from skyroute.cli.flags import CONTEXT
 from skyroute.cli.help import examples
 from skyroute.cli.progress import Progress
 from skyroute.client.admin import Admin
-from skyroute.client.admin.calls import Failures
+from skyroute.client.admin.base import Failures
 from skyroute.client.session.session import ClientArguments
 from skyroute.client.session.signing import Credentials
 from skyroute.errors import SkyrouteError

@@ -8,8 +8,8 @@ import click
 from skyroute.cli.admin.command import Answer, admin_command
 from skyroute.cli.admin.output import local_time, table
 from skyroute.client.admin import Admin
-from skyroute.client.admin.comparison import SETTLE_S, Comparison, compare_name_servers
-from skyroute.client.admin.route_facts import Difference
+from skyroute.client.admin.name_server_comparison import SETTLE_S, Comparison, compare_name_servers
+from skyroute.client.admin.route_comparison import Difference
 
 SAME, DIFFERENT, NOT_ASKED = 0, 1, 2
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from skyroute.client.admin.calls import AdminCalls, Failures, SomeFailedError, ask_all, ask_each
+from skyroute.client.admin.base import AdminBase, Failures, SomeFailedError, call_all, call_each
 from skyroute.client.errors import NotFoundError
 from skyroute.errors import SkyrouteError
 from skyroute.routing.topology import BrokerGroup
@@ -40,14 +40,14 @@ class BrokerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerTexts:
+class ServerProperties:
     """Settings, or the state, by the address of the server whose they are, and the servers that did not tell theirs."""
 
     by_address: Mapping[str, Mapping[str, str]]
     failures: Failures
 
 
-class ClusterAdmin(AdminCalls):
+class ClusterAdmin(AdminBase):
     """Calls about brokers and name servers."""
 
     async def brokers(self, cluster: str | None = None) -> list[BrokerInfo]:
@@ -56,7 +56,7 @@ class ClusterAdmin(AdminCalls):
         Raises:
             UnknownClusterError: there is no such cluster.
         """
-        return await ask_states(self, await self.groups_of(cluster))
+        return await fetch_broker_states(self, await self.broker_groups(cluster))
 
     async def broker_state(self, address: str) -> dict[str, str]:
         """Return what a broker says of its state: counters, rates, disk, by the names it gives them.
@@ -66,7 +66,7 @@ class ClusterAdmin(AdminCalls):
         """
         return decode_broker_state((await self.session.ask(address, encode_broker_state_query())).body)
 
-    async def broker_states(self, *, broker: str | None = None, cluster: str | None = None) -> ServerTexts:
+    async def broker_states(self, *, broker: str | None = None, cluster: str | None = None) -> ServerProperties:
         """Return the state of one broker, or of all brokers of a cluster.
 
         Raises:
@@ -74,9 +74,9 @@ class ClusterAdmin(AdminCalls):
             BrokerRefusedError, RemotingError: none of them says.
         """
         addresses = await self.addresses(broker=broker, cluster=cluster, with_slaves=True)
-        return ServerTexts(*await ask_each(addresses, self.broker_state))
+        return ServerProperties(*await call_each(addresses, self.broker_state))
 
-    async def broker_settings(self, *, broker: str | None = None, cluster: str | None = None) -> ServerTexts:
+    async def broker_settings(self, *, broker: str | None = None, cluster: str | None = None) -> ServerProperties:
         """Return the settings of one broker, or of all brokers of a cluster.
 
         Raises:
@@ -88,7 +88,7 @@ class ClusterAdmin(AdminCalls):
             return decode_settings((await self.session.ask(address, encode_broker_settings_query())).body)
 
         addresses = await self.addresses(broker=broker, cluster=cluster, with_slaves=True)
-        return ServerTexts(*await ask_each(addresses, ask))
+        return ServerProperties(*await call_each(addresses, ask))
 
     async def update_broker_settings(
         self,
@@ -126,25 +126,27 @@ class ClusterAdmin(AdminCalls):
     async def _any(self, broker: str | None, cluster: str | None) -> list[str]:
         if broker is not None or cluster is not None:
             return await self.addresses(broker=broker, cluster=cluster, with_slaves=True)
-        return [address for group in await self.groups_of(None) for address in group.addresses.values()]
+        return [address for group in await self.broker_groups(None) for address in group.addresses.values()]
 
     async def _order(self, addresses: list[str], request: Request) -> list[str]:
         async def ask(address: str) -> Response:
             # Each has its own copy: signing and numbering write into it.
             return await self.session.ask(address, Request(request.code, dict(request.fields), body=request.body))
 
-        return list(await ask_all(addresses, ask))
+        return list(await call_all(addresses, ask))
 
     # ------------------------------------------------------------------------------------------------- name servers
 
-    async def name_server_settings(self) -> ServerTexts:
+    async def name_server_settings(self) -> ServerProperties:
         """Return the settings of all name servers.
 
         Raises:
             BrokerRefusedError, RemotingError: none of them tells.
         """
         answers, failures = await self._ask_name_servers(encode_name_server_settings_query())
-        return ServerTexts({address: decode_settings(answer.body) for address, answer in answers.items()}, failures)
+        return ServerProperties(
+            {address: decode_settings(answer.body) for address, answer in answers.items()}, failures
+        )
 
     async def update_name_server_settings(self, settings: Mapping[str, str]) -> list[str]:
         """Change settings of all name servers while they run; return who did.
@@ -242,7 +244,7 @@ class ClusterAdmin(AdminCalls):
         return await self.delete_kv(ORDER_TOPICS, topic)
 
 
-async def ask_states(admin: ClusterAdmin, groups: Iterable[BrokerGroup]) -> list[BrokerInfo]:
+async def fetch_broker_states(admin: ClusterAdmin, groups: Iterable[BrokerGroup]) -> list[BrokerInfo]:
     """Return every broker of these groups with its state. A group may be given more than once, by several servers."""
     known = {
         (group.cluster, group.name, broker_id): address
@@ -252,7 +254,7 @@ async def ask_states(admin: ClusterAdmin, groups: Iterable[BrokerGroup]) -> list
     states: dict[str, dict[str, str]] = {}
     failures: Failures = {}
     try:
-        states, failures = await ask_each(known.values(), admin.broker_state)
+        states, failures = await call_each(known.values(), admin.broker_state)
     except SomeFailedError as error:
         failures = error.failures
     except SkyrouteError as error:

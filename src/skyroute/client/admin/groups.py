@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from skyroute.client.admin.calls import ask_all
+from skyroute.client.admin.base import call_all
 from skyroute.client.admin.topics import TopicAdmin
 from skyroute.client.consuming import queues
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoBrokerError, NoRouteError
@@ -142,7 +142,7 @@ class GroupAdmin(TopicAdmin):
         async def ask(address: str) -> Response:
             return await self.session.ask(address, encode_group_update(config, attributes))
 
-        return list(await ask_all(await self.addresses(broker=broker, cluster=cluster), ask))
+        return list(await call_all(await self.addresses(broker=broker, cluster=cluster), ask))
 
     async def delete_group(
         self, group: str, *, broker: str | None = None, cluster: str | None = None, with_offsets: bool = False
@@ -158,7 +158,7 @@ class GroupAdmin(TopicAdmin):
         async def ask(address: str) -> Response:
             return await self.session.ask(address, encode_group_deletion(group, with_offsets=with_offsets))
 
-        done = list(await ask_all(await self.addresses(broker=broker, cluster=cluster), ask))
+        done = list(await call_all(await self.addresses(broker=broker, cluster=cluster), ask))
         if cluster is not None:
             await self.delete_topic(retry_topic(group), cluster)
             await self.delete_topic(dead_letter_topic(group), cluster)
@@ -178,7 +178,7 @@ class GroupAdmin(TopicAdmin):
             answer = await self.session.ask(address, encode_consumer_connections_query(group))
             return decode_consumer_connections(answer.body)
 
-        return await first_answer([broker] if broker is not None else await self._group_addresses(group), ask)
+        return await first_success([broker] if broker is not None else await self._group_addresses(group), ask)
 
     async def producers(self, group: str, topic: str) -> list[Connection]:
         """Return who is connected for a producer group, as one broker of a topic that it sends to says.
@@ -192,7 +192,7 @@ class GroupAdmin(TopicAdmin):
             answer = await self.session.ask(address, encode_producer_connections_query(group))
             return sorted(decode_producer_connections(answer.body))
 
-        return await first_answer(await self.serving(topic), ask)
+        return await first_success(await self.serving(topic), ask)
 
     async def running_consumer(self, group: str, client_id: str, *, with_stacks: bool = False) -> RunningConsumer:
         """Return what one consumer of a group says of itself: its queues, its pace, and what its threads do.
@@ -206,7 +206,7 @@ class GroupAdmin(TopicAdmin):
             request = encode_running_query(RunningQuery(group, client_id, with_stacks))
             return decode_running_consumer((await self.session.ask(address, request, RUNNING_TIMEOUT_S)).body)
 
-        return await first_answer(await self._group_addresses(group), ask)
+        return await first_success(await self._group_addresses(group), ask)
 
     async def owners(self, group: str) -> dict[QueueRef, str]:
         """Return which member of a group, by its client id, holds which queue.
@@ -220,7 +220,7 @@ class GroupAdmin(TopicAdmin):
         async def ask(client_id: str) -> RunningConsumer:
             return await self.running_consumer(group, client_id)
 
-        answers = await ask_all(members, ask)
+        answers = await call_all(members, ask)
         return {queue: client_id for client_id, answer in answers.items() for queue in answer.queues}
 
     # ----------------------------------------------------------------------------------------------------- progress
@@ -245,7 +245,7 @@ class GroupAdmin(TopicAdmin):
             answer = await self.session.ask(address, encode_consume_stats_query(group, topic), STATS_TIMEOUT_S)
             return decode_consume_stats(answer.body)
 
-        answers = (await ask_all(await self._group_addresses(group, topic, cluster), ask)).values()
+        answers = (await call_all(await self._group_addresses(group, topic, cluster), ask)).values()
         found = {queue: progress for stats in answers for queue, progress in stats.queues.items()}
         return GroupProgress(group, dict(sorted(found.items())), sum(stats.tps for stats in answers))
 
@@ -311,7 +311,7 @@ class GroupAdmin(TopicAdmin):
                 return await self._move_offline(group, topic, address, when_ms, force=force)
             return decode_reset_offsets(answer.body)
 
-        answers = (await ask_all(await self.serving(topic, cluster), ask)).values()
+        answers = (await call_all(await self.serving(topic, cluster), ask)).values()
         return dict(sorted((queue, offset) for moved in answers for queue, offset in moved.items()))
 
     async def _move_offline(
@@ -373,7 +373,7 @@ class GroupAdmin(TopicAdmin):
         Raises:
             NoBrokerError: no name server knows it.
         """
-        for group in await self.groups_of(None):
+        for group in await self.broker_groups(None):
             if address in group.addresses.values():
                 return group.name
         raise NoBrokerError(f"no name server knows a broker at {address}; see clusterList")
@@ -384,13 +384,13 @@ class GroupAdmin(TopicAdmin):
         Raises:
             NoBrokerError: no name server knows it.
         """
-        for group in await self.groups_of(None):
+        for group in await self.broker_groups(None):
             if group.name == broker_name and (master := group.addresses.get(MASTER_ID)):
                 return master
         raise NoBrokerError(f"no name server knows a master of the name {broker_name}; see clusterList")
 
 
-async def first_answer(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> T:
+async def first_success(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> T:
     """Ask one after the other until one answers.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from skyroute.client.admin.calls import SomeFailedError, ask_each, preferred_address
+from skyroute.client.admin.base import SomeFailedError, call_each, preferred_address
 from skyroute.client.admin.groups import GroupAdmin
 from skyroute.client.consuming import queues
 from skyroute.client.consuming.subscription import make_subscription, read_messages
@@ -91,7 +91,7 @@ class MessageAdmin(GroupAdmin):
         if place is not None:
             # Nothing in an id tells which of the two it is; but the place that one says must be that of a broker.
             address = str(place.store_host)
-            names = {at: group.name for group in await self.groups_of(None) for at in group.addresses.values()}
+            names = {at: group.name for group in await self.broker_groups(None) for at in group.addresses.values()}
             if address in names:
                 try:
                     answer = await self.session.ask(address, encode_view(topic, place.log_position))
@@ -201,7 +201,7 @@ class MessageAdmin(GroupAdmin):
                 return []
             return _with_broker(decode_records(answer.body), names[address])
 
-        answers, failures = await ask_each(names, ask)
+        answers, failures = await call_each(names, ask)
         # An index knows hashes of keys only, so that others may be among what it finds.
         found = [message for messages in answers.values() for message in messages if is_wanted(message)]
         if not found and failures:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from skyroute.client.admin.calls import Failures, ask_all, ask_each
+from skyroute.client.admin.base import Failures, call_all, call_each
 from skyroute.client.admin.cluster import ClusterAdmin
 from skyroute.client.consuming.rebalance import Average
 from skyroute.client.errors import ClientError, ServerFailedError
@@ -112,7 +112,7 @@ class TopicAdmin(ClusterAdmin):
             return decode_topic_stats((await self.session.ask(address, encode_topic_stats_query(topic))).body)
 
         # With a cluster given, its own topic says where the brokers are, as mqadmin does it.
-        answers, failures = await ask_each(await self.serving(cluster or topic), ask)
+        answers, failures = await call_each(await self.serving(cluster or topic), ask)
         queues = {queue: span for stats in answers.values() for queue, span in stats.queues.items()}
         return TopicStatus(topic, dict(sorted(queues.items())), sum(s.put_tps for s in answers.values()), failures)
 
@@ -189,11 +189,11 @@ class TopicAdmin(ClusterAdmin):
         async def ask(address: str) -> Response:
             return await self.session.ask(address, encode_topic_update(config, attributes))
 
-        return list(await ask_all(addresses, ask))
+        return list(await call_all(addresses, ask))
 
     async def _extend_order_config(self, topic: str, queues: int, broker: str | None, cluster: str | None) -> None:
         if cluster is not None:
-            names = [group.name for group in await self.groups_of(cluster)]
+            names = [group.name for group in await self.broker_groups(cluster)]
             entries = {name: f"{name}:{queues}" for name in names}
         else:
             known = [group for group in (await self.cluster()).groups if broker in group.addresses.values()]
@@ -226,7 +226,7 @@ class TopicAdmin(ClusterAdmin):
             config = TopicConfig(topic, now.read_queues, now.write_queues, int(permission), sys_flag=now.sys_flag)
             return await self.session.ask(address, encode_topic_update(config))
 
-        done = await ask_all(addresses, ask)
+        done = await call_all(addresses, ask)
         return {address: (settings[masters[address]].permission, int(permission)) for address in done}
 
     async def delete_topic(self, topic: str, cluster: str) -> list[str]:
@@ -240,7 +240,7 @@ class TopicAdmin(ClusterAdmin):
         async def ask(address: str) -> Response:
             return await self.session.ask(address, encode_topic_deletion(topic))
 
-        done = list(await ask_all(await self.addresses(cluster=cluster), ask))
+        done = list(await call_all(await self.addresses(cluster=cluster), ask))
         await self._tell_name_servers(encode_name_server_topic_deletion(topic, cluster))
         return done
 
@@ -255,7 +255,7 @@ class TopicAdmin(ClusterAdmin):
         async def ask(address: str) -> list[str]:
             return decode_topic_readers((await self.session.ask(address, encode_topic_readers_query(topic))).body)
 
-        answers = await ask_all(await self.serving(topic), ask)
+        answers = await call_all(await self.serving(topic), ask)
         return sorted({group for groups in answers.values() for group in groups})
 
     async def topic_uses(self) -> tuple[list[TopicUse], Failures]:
@@ -272,7 +272,7 @@ class TopicAdmin(ClusterAdmin):
             clusters = [cluster for cluster, brokers in view.clusters.items() if names.intersection(brokers)]
             return TopicUse(topic, tuple(clusters), tuple(await self.readers(topic)))
 
-        answers, failures = await ask_each(topics, use)
+        answers, failures = await call_each(topics, use)
         return list(answers.values()), failures
 
     async def allocation(self, topic: str, client_ids: Sequence[str]) -> dict[str, list[QueueRef]]:
@@ -294,7 +294,7 @@ class TopicAdmin(ClusterAdmin):
             NoNameServerError: none answers.
             SomeFailedError: not one topic could be asked about.
         """
-        answers, failures = await ask_each(await self._plain_topics(), self.topic_traffic)
+        answers, failures = await call_each(await self._plain_topics(), self.topic_traffic)
         return [row for rows in answers.values() for row in rows], failures
 
     async def _plain_topics(self) -> list[str]:
@@ -325,7 +325,7 @@ class TopicAdmin(ClusterAdmin):
                     raise
                 return BrokerStats()
 
-        counts = (await ask_all(addresses, ask)).values()
+        counts = (await call_all(addresses, ask)).values()
         return sum(count.minute.tps for count in counts), sum(count.sum_of_day for count in counts)
 
     async def _lag(self, addresses: list[str], group: str, topic: str) -> int:
@@ -335,4 +335,4 @@ class TopicAdmin(ClusterAdmin):
             )  # fmt: skip
             return sum(progress.lag for progress in stats.queues.values())
 
-        return max(0, sum((await ask_all(addresses, ask)).values()))
+        return max(0, sum((await call_all(addresses, ask)).values()))

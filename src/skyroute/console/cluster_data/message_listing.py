@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from skyroute.client.admin import Admin
-from skyroute.client.admin.calls import Failures, ask_each
+from skyroute.client.admin.base import Failures, call_each
 from skyroute.client.admin.messages import MESSAGES_A_PULL
 from skyroute.console.cluster_data.body_preview import harmless, preview
 from skyroute.console.errors import ConsoleError
@@ -153,7 +153,7 @@ async def newest_first(
             failures.setdefault(broker, error)
             raise
 
-    counts, _ = await ask_each(by_name, begin)
+    counts, _ = await call_each(by_name, begin)
     tails = [by_name[name] for name in counts]
     rows: list[Row] = []
     is_cut = False

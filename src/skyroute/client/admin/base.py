@@ -14,7 +14,7 @@ from skyroute.wire.calls.topics import decode_cluster_view, encode_cluster_query
 
 T = TypeVar("T")
 
-ASKED_AT_ONCE: Final = 16
+CONCURRENT_CALLS_MAX: Final = 16
 """How many servers, or about how many topics, are asked at the same time."""
 
 Failures = Mapping[str, SkyrouteError]
@@ -38,7 +38,7 @@ class UnknownClusterError(ClientError):
     """The name servers know no cluster of this name."""
 
 
-async def ask_each(
+async def call_each(
     names: Iterable[str], ask: Callable[[str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, SkyrouteError]]:
     """Ask many addresses, or about many topics, at the same time; return the answers and the failures, both by name.
@@ -48,7 +48,7 @@ async def ask_each(
         SomeFailedError: all failed.
     """
     names = list(dict.fromkeys(names))
-    turns = asyncio.Semaphore(ASKED_AT_ONCE)
+    turns = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
 
     async def ask_in_turn(name: str) -> T:
         async with turns:
@@ -69,20 +69,20 @@ async def ask_each(
     return answers, failures
 
 
-async def ask_all(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+async def call_all(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
     """Ask all at the same time, and return the answers by address.
 
     Raises:
         SkyrouteError: it was just one, and it failed.
         SomeFailedError: some failed; what the others did is not undone.
     """
-    answers, failures = await ask_each(addresses, ask)
+    answers, failures = await call_each(addresses, ask)
     if failures:
         raise SomeFailedError(answers, failures)
     return answers
 
 
-class AdminCalls:
+class AdminBase:
     """The session of an admin, and the ways to find brokers. Each part of `Admin` adds its own calls."""
 
     def __init__(
@@ -140,7 +140,7 @@ class AdminCalls:
         """
         return await self.session.routes.refresh(topic)
 
-    async def groups_of(self, cluster: str | None) -> tuple[BrokerGroup, ...]:
+    async def broker_groups(self, cluster: str | None) -> tuple[BrokerGroup, ...]:
         """Return the broker groups of a cluster, or of all.
 
         Raises:
@@ -183,7 +183,7 @@ class AdminCalls:
             return [broker]
         found = [
             address
-            for group in await self.groups_of(cluster)
+            for group in await self.broker_groups(cluster)
             for broker_id, address in group.addresses.items()
             if with_slaves or broker_id == MASTER_ID
         ]
