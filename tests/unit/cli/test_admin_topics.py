@@ -232,7 +232,7 @@ async def test_update_topic_perm() -> None:
         assert (request.fields["perm"], request.fields["readQueueNums"]) == ("4", "2")
         result = await run(cluster, "updateTopicPerm", "-t", "Orders", "-p", "4", "-b", "127.0.0.1:1")
         assert result.exit_code == 1
-        assert "127.0.0.1:1: no master that has the topic Orders" in result.stderr
+        assert "127.0.0.1:1: not a master with the topic Orders" in result.stderr
         assert len(cluster.seen(17)) == 1
 
 

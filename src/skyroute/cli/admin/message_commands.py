@@ -13,7 +13,8 @@ from skyroute.cli.admin.command import Answer, admin_command
 from skyroute.cli.admin.output import local_time, pairs, table
 from skyroute.cli.admin.parameters import MOMENT_FORM, charset, moment
 from skyroute.client.admin import Admin
-from skyroute.client.admin.messages import READER_GROUP, MessageTrack, index_key
+from skyroute.client.admin.messages import MessageTrack, index_key
+from skyroute.client.admin.names import READER_GROUP
 from skyroute.client.errors import ClientError
 from skyroute.client.results import SendResult
 from skyroute.errors import SkyrouteError

@@ -1,28 +1,35 @@
-"""What every part of the admin needs: a session, addresses to ask, and an account of who answered and who did not."""
+"""What every group of admin calls needs: a session, broker addresses, and calls to many servers at once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, Self, TypeVar, Unpack
 
-from skyroute.client.arguments import check_session
+from skyroute.client.admin.names import Names
+from skyroute.client.arguments import check_flags, check_session, check_texts, check_texts_or_none
 from skyroute.client.errors import ClientError, NoBrokerError
 from skyroute.client.session.session import ClientArguments, Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX, TIMER_TOPIC
 from skyroute.routing.topology import MASTER_ID, BrokerGroup, ClusterView, TopicRoute
-from skyroute.wire.calls.topics import decode_cluster_view, encode_cluster_query
+from skyroute.wire.calls.topics import Version, decode_cluster_view, encode_cluster_query
 
 T = TypeVar("T")
 
 CONCURRENT_CALLS_MAX: Final = 16
-"""How many servers, or about how many topics, are asked at the same time."""
+"""Calls that `call_each` has in flight at a time."""
+
+PAGING_RESTARTS_MAX: Final = 10
+"""How often a broker's table may change while its pages are read."""
 
 Failures = Mapping[str, SkyrouteError]
-"""Addresses that did not answer, or refused, and why; or topics that could not be asked about."""
+"""Errors by server address, or by topic."""
+
+Page = tuple[dict[str, T], Version, int | None]
+"""Entries of a broker's table, its version, and how many entries it has; None: the broker sent all of them."""
 
 
 class SomeFailedError(ClientError):
-    """Of several servers that were asked, or topics, not all went well: `done` did, and `failures` says why not."""
+    """Some of several calls failed: `done` names those that succeeded, `failures` has the other errors."""
 
     def __init__(self, done: Iterable[str], failures: Failures) -> None:
         self.done = tuple(done)
@@ -39,23 +46,23 @@ class UnknownClusterError(ClientError):
 
 
 async def call_each(
-    names: Iterable[str], ask: Callable[[str], Awaitable[T]]
+    names: Iterable[str], call: Callable[[str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, SkyrouteError]]:
-    """Ask many addresses, or about many topics, at the same time; return the answers and the failures, both by name.
+    """Call a function for each address or topic concurrently; return results and errors by name.
 
     Raises:
-        SkyrouteError: it was just one, and it failed.
-        SomeFailedError: all failed.
+        SkyrouteError: there was one name, and its call failed.
+        SomeFailedError: all calls failed.
     """
     names = list(dict.fromkeys(names))
-    turns = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
+    slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
 
-    async def ask_in_turn(name: str) -> T:
-        async with turns:
-            return await ask(name)
+    async def call_in_slot(name: str) -> T:
+        async with slots:
+            return await call(name)
 
-    outcomes = await asyncio.gather(*map(ask_in_turn, names), return_exceptions=True)
-    answers: dict[str, T] = {}
+    outcomes = await asyncio.gather(*map(call_in_slot, names), return_exceptions=True)
+    results: dict[str, T] = {}
     failures: dict[str, SkyrouteError] = {}
     for name, outcome in zip(names, outcomes, strict=True):
         if isinstance(outcome, SkyrouteError):
@@ -63,27 +70,55 @@ async def call_each(
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
-            answers[name] = outcome
-    if failures and not answers:
+            results[name] = outcome
+    if failures and not results:
         raise next(iter(failures.values())) if len(failures) == 1 else SomeFailedError((), failures)
-    return answers, failures
+    return results, failures
 
 
-async def call_all(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-    """Ask all at the same time, and return the answers by address.
+async def call_all(names: Iterable[str], call: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """Call a function for each address or topic concurrently, and return the results by name.
 
     Raises:
-        SkyrouteError: it was just one, and it failed.
-        SomeFailedError: some failed; what the others did is not undone.
+        SkyrouteError: there was one name, and its call failed.
+        SomeFailedError: some calls failed; the effects of the others remain.
     """
-    answers, failures = await call_each(addresses, ask)
+    results, failures = await call_each(names, call)
     if failures:
-        raise SomeFailedError(answers, failures)
-    return answers
+        raise SomeFailedError(results, failures)
+    return results
+
+
+async def read_pages(broker: str, read: Callable[[int, Version | None], Awaitable[Page[T]]]) -> dict[str, T]:
+    """Read a broker's table of topics or groups page by page, from the start again when its version changes.
+
+    Args:
+        broker: Address, for the error.
+        read: Reads the page that starts at an index of a version; a broker starts at 0 if its version differs.
+
+    Raises:
+        ClientError: the table changed more than `PAGING_RESTARTS_MAX` times.
+    """
+    entries, version, total = await read(0, None)
+    found, restarts = dict(entries), 0
+    while total is not None and len(found) < total:
+        entries, current, total = await read(len(found), version)
+        if current != version:
+            restarts += 1
+            if restarts > PAGING_RESTARTS_MAX:
+                raise ClientError(f"the table of {broker} changed {restarts} times while it was read; try again later")
+            found, version = {}, current
+        if entries.keys() <= found.keys():  # the broker has fewer entries than its total says
+            break
+        found |= entries
+    return found
 
 
 class AdminBase:
-    """The session of an admin, and the ways to find brokers. Each part of `Admin` adds its own calls."""
+    """The session of an admin, and how to find brokers. Subclasses add calls by area.
+
+    Public methods take and return short names (see `names`); private ones take and return full names.
+    """
 
     def __init__(
         self,
@@ -92,17 +127,18 @@ class AdminBase:
         session: Session | None = None,
         **client: Unpack[ClientArguments],
     ) -> None:
-        """Take the addresses of name servers, or a session that others use as well. Nothing is connected yet.
+        """Take name server addresses, or a session to share. Connections open with the first call.
 
         Raises:
-            ArgumentError: an argument makes no sense.
-            ClientError: there is no usable address of a name server.
-            TlsError: the files for TLS cannot be used.
+            ArgumentError: an argument is invalid.
+            ClientError: no usable name server address.
+            TlsError: the TLS files cannot be used.
         """
         if session is not None:
             check_session(session, Session, **client)
         self._owns_session = session is None
         self.session = session if session is not None else Session(name_servers, **client)
+        self._names = Names(self.session.namespace)
 
     def __repr__(self) -> str:
         return f"<Admin {self.session!r}>"
@@ -115,70 +151,75 @@ class AdminBase:
         await self.stop()
 
     async def start(self) -> None:
-        """Make ready; connections are opened when first needed."""
+        """Start the session, unless it is shared."""
         if self._owns_session:
             await self.session.start()
 
     async def stop(self) -> None:
-        """Close the connections, if they are nobody else's."""
+        """Close the connections, unless the session is shared."""
         if self._owns_session:
             await self.session.stop()
 
     async def cluster(self) -> ClusterView:
-        """Return every cluster and every broker that the name servers know.
+        """Return all clusters and brokers that the name servers know.
 
         Raises:
-            NoNameServerError: none answers.
+            NoNameServerError: no name server responds.
         """
         return decode_cluster_view((await self.session.ask_name_server(encode_cluster_query())).body)
 
     async def route(self, topic: str) -> TopicRoute:
-        """Return where a topic is, as the name servers say now.
+        """Return the current route of a topic: its brokers and queues.
 
         Raises:
-            NoRouteError: they know of no such topic.
+            NoRouteError: the name servers do not know the topic.
         """
+        check_texts(topic=topic)
+        return await self._route(self._names.full(topic))
+
+    async def _route(self, topic: str) -> TopicRoute:
         return await self.session.routes.refresh(topic)
 
     async def broker_groups(self, cluster: str | None) -> tuple[BrokerGroup, ...]:
-        """Return the broker groups of a cluster, or of all.
+        """Return the broker groups of a cluster, or of all clusters for None.
 
         Raises:
             UnknownClusterError: there is no such cluster.
         """
+        check_texts_or_none(cluster=cluster)
         view = await self.cluster()
         if cluster is None:
             return view.groups
         if cluster not in view.clusters:
-            known = ", ".join(view.clusters) or "none at all"
+            known = ", ".join(view.clusters) or "no cluster"
             raise UnknownClusterError(f"there is no cluster {cluster}; the name servers know {known}")
         return tuple(group for group in view.groups if group.name in view.clusters[cluster])
 
     async def only_cluster(self) -> str:
-        """Return the cluster that is meant when nobody says which: the only one.
+        """Return the name of the only cluster.
 
         Raises:
-            UnknownClusterError: there is none, or more than one.
+            UnknownClusterError: there is no cluster, or more than one.
         """
         clusters = list((await self.cluster()).clusters)
         if len(clusters) != 1:
-            raise UnknownClusterError(
-                f"say which cluster; the name servers know {', '.join(clusters) or 'none at all'}"
-            )
+            raise UnknownClusterError(f"say which cluster; the name servers know {', '.join(clusters) or 'no cluster'}")
         return clusters[0]
 
     async def addresses(
         self, *, broker: str | None = None, cluster: str | None = None, with_slaves: bool = False
     ) -> list[str]:
-        """Return one broker's address as it is, or those of a cluster's masters, or of all its brokers.
+        """Return the given broker address, or the addresses of a cluster's masters, or of all its brokers.
 
         Raises:
-            ClientError: neither or both are given.
+            ClientError: neither or both of `broker` and `cluster` are given.
             UnknownClusterError: there is no such cluster.
-            NoBrokerError: it has no brokers to ask.
+            NoBrokerError: the cluster has no such broker now.
         """
+        check_texts_or_none(broker=broker, cluster=cluster)
+        check_flags(with_slaves=with_slaves)
         if (broker is None) == (cluster is None):
-            raise ClientError("say which broker (its address), or which cluster: one of the two")
+            raise ClientError("give either a broker (its address) or a cluster")
         if broker is not None:
             return [broker]
         found = [
@@ -192,18 +233,23 @@ class AdminBase:
         return found
 
     async def serving(self, topic: str, cluster: str | None = None) -> list[str]:
-        """Return one address of every broker group that has a topic: its master, or else a slave.
+        """Return one address per broker group that has the topic: its master, else a slave.
 
-        Light queues and the timer have no route of their own: theirs is that of the topic, or cluster, named besides.
+        Light queues (`%LMQ%`) and the timer topic have no route: give their parent topic, or the cluster, as `cluster`.
 
         Raises:
-            NoRouteError: the name servers know of no such topic.
+            NoRouteError: the name servers do not know the topic.
         """
+        check_texts(topic=topic)
+        check_texts_or_none(cluster=cluster)
+        return await self._serving(self._names.full(topic), cluster)
+
+    async def _serving(self, topic: str, cluster: str | None = None) -> list[str]:
         if cluster and (topic.startswith(LIGHT_QUEUE_PREFIX) or topic == TIMER_TOPIC):
             topic = cluster
-        return [address for group in (await self.route(topic)).groups if (address := preferred_address(group))]
+        return [address for group in (await self._route(topic)).groups if (address := preferred_address(group))]
 
 
 def preferred_address(group: BrokerGroup) -> str | None:
-    """Return where a group's master is, or else a slave, or None."""
+    """Return the address of a group's master, else of a slave, else None."""
     return group.addresses.get(MASTER_ID) or next(iter(group.addresses.values()), None)
