@@ -10,9 +10,7 @@ One event loop runs for all of it, in a thread of its own that starts with the f
 Every call waits for its turn there, and may be made from any thread but that one.
 """
 
-import asyncio
 import functools
-import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -29,89 +27,25 @@ from skyroute.client.errors import ClientError
 from skyroute.client.producing.producer import Producer as AsyncProducer
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
+from skyroute.remoting.loops import LoopThread
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-log = logging.getLogger(__name__)
-
-
-class _LoopThread:
-    """An event loop in a thread, for callers in other threads."""
-
-    def __init__(self) -> None:
-        self._pid = os.getpid()
-        self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._serve, name="skyroute blocking", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                self._loop.run_forever()
-            except (SystemExit, KeyboardInterrupt) as error:
-                # A handler that is asynchronous raised it here; whoever waits for other things must not wait for ever.
-                log.exception("%s cannot end the program from here", type(error).__name__)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether it runs in this process; a fork takes the object along, and not the thread."""
-        return self._pid == os.getpid()
-
-    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        if threading.current_thread() is self._thread:
-            coroutine.close()
-            raise ClientError("a blocking call would wait for itself here: use the asynchronous names from `skyroute`")
-        tasks: list[asyncio.Task[R]] = []
-        exits: list[BaseException] = []
-        ended = threading.Event()
-
-        async def work() -> R:
-            try:
-                return await coroutine
-            except (SystemExit, KeyboardInterrupt) as error:
-                exits.append(error)  # it is for the caller's thread, and would end the loop of all others in this one
-                raise asyncio.CancelledError from None
-
-        def begin() -> None:
-            tasks.append(self._loop.create_task(work()))
-            tasks[0].add_done_callback(lambda _: ended.set())
-
-        def cancel() -> None:
-            tasks[0].cancel()
-
-        self._loop.call_soon_threadsafe(begin)
-        try:
-            ended.wait()
-        except BaseException:
-            # Ctrl-C: what was begun is ended properly, such as a consumer that commits, unless it is pressed again.
-            self._loop.call_soon_threadsafe(cancel)
-            ended.wait()
-            raise
-        if exits:
-            raise exits[0]
-        return tasks[0].result()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # noqa: PLC0415 - not everywhere, and not for those who bring a loop of their own
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
 _lock = threading.Lock()
-_loop_thread: _LoopThread | None = None
+_loop_thread: LoopThread | None = None
 
 
 def _run(coroutine: Coroutine[Any, Any, R]) -> R:
     global _loop_thread  # noqa: PLW0603 - one loop for all, made when it is first needed
     with _lock:
-        if _loop_thread is None or not _loop_thread.is_ours:
-            _loop_thread = _LoopThread()
+        if _loop_thread is None or not _loop_thread.is_alive:
+            _loop_thread = LoopThread("skyroute blocking")
         thread = _loop_thread
-    return thread.run(coroutine)
+    if thread.is_current:
+        coroutine.close()
+        raise ClientError("a blocking call would wait for itself here: use the asynchronous names from `skyroute`")
+    return thread.call(coroutine)
 
 
 class _Startable(Protocol):
@@ -318,7 +252,7 @@ class Admin(_Face[AsyncAdmin]):
     _make = AsyncAdmin
     cluster = _waiting(AsyncAdmin.cluster)
     route = _waiting(AsyncAdmin.route)
-    groups_of = _waiting(AsyncAdmin.groups_of)
+    broker_groups = _waiting(AsyncAdmin.broker_groups)
     only_cluster = _waiting(AsyncAdmin.only_cluster)
     addresses = _waiting(AsyncAdmin.addresses)
     serving = _waiting(AsyncAdmin.serving)

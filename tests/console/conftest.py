@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 
 from skyroute.console.config import ConsoleConfig
 from skyroute.console.server import Console
+from skyroute.remoting.loops import LoopThread
 from skyroute.testing import Cluster, cluster
-from skyroute.testing.threads import LoopThread
 from tests.support.browsing import Serve
 
 LOOK_S = 1.0

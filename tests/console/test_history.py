@@ -13,7 +13,7 @@ from skyroute.broker.config import BrokerConfig
 from skyroute.console.server import Console
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
-from skyroute.testing.threads import LoopThread
+from skyroute.remoting.loops import LoopThread
 from tests.support.browsing import Serve, check_accessible
 
 LIVE_MS = 20_000

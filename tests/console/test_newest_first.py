@@ -12,8 +12,8 @@ from skyroute.client.admin import Admin
 from skyroute.console.cluster_data.message_listing import Place, newest_first, read_place, row_of
 from skyroute.console.errors import ConsoleError
 from skyroute.console.pages.page_context import ROWS
+from skyroute.remoting.loops import LoopThread
 from skyroute.testing import Cluster
-from skyroute.testing.threads import LoopThread
 
 
 def test_pages_are_a_sorted_whole_cut_in_pieces(real_cluster: Cluster) -> None:

@@ -18,9 +18,9 @@ from skyroute.console.cluster_data.watcher import RATES_MAX, Inventory, Look, Na
 from skyroute.console.config import ConsoleConfig
 from skyroute.console.pages.page_context import PageContext
 from skyroute.console.server import Console
+from skyroute.remoting.loops import LoopThread
 from skyroute.routing.topology import BrokerGroup, ClusterView
 from skyroute.testing import Cluster, cluster
-from skyroute.testing.threads import LoopThread
 from skyroute.wire.calls.settings import decode_broker_state
 from skyroute.wire.calls.topics import TopicConfig
 from tests.support.browsing import Serve, check_accessible

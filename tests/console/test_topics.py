@@ -8,8 +8,8 @@ from skyroute.blocking import Admin, Producer
 from skyroute.client.admin.groups import END
 from skyroute.client.session.session import Session
 from skyroute.console.server import Console
+from skyroute.remoting.loops import LoopThread
 from skyroute.testing import Cluster
-from skyroute.testing.threads import LoopThread
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.topics import encode_write_permission
 from tests.support.browsing import Serve, check_accessible

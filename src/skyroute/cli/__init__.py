@@ -1,1 +1,1 @@
-"""Words on the command line to calls of the other rooms."""
+"""The command line: parses options and calls the other packages."""

@@ -1,13 +1,12 @@
-"""`skyroute broker`: the flags of Java's mqbroker."""
+"""`skyroute broker`: takes the options of mqbroker."""
 
 import os
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from skyroute.cli.flags import CONTEXT, metrics_option, settings_option
-from skyroute.cli.help import examples
 from skyroute.cli.logs import LogSettings, log_options
+from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_option
 
 if TYPE_CHECKING:
     from skyroute.broker.broker import Broker
@@ -23,15 +22,15 @@ _IMPORTANT: Final = frozenset(
 
 
 def advertise_option_settings(advertise: str | None) -> dict[str, str]:
-    """The settings that `--advertise HOST` or `--advertise HOST:PORT` stands for.
+    """Return the settings of `--advertise HOST` or `--advertise HOST:PORT`.
 
     Raises:
-        click.BadParameter: the port is none.
+        click.BadParameter: the port is invalid.
     """
     if not advertise:
         return {}
     host, colon, port = advertise.rpartition(":")
-    # An address of version 6 has colons of its own, and brackets only where a port follows.
+    # An IPv6 address contains colons, and has brackets only before a port.
     if not colon or (":" in host and not host.endswith("]")):
         return {"brokerIP1": advertise.strip("[]")}
     if not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
@@ -52,15 +51,17 @@ def advertise_option_settings(advertise: str | None) -> dict[str, str]:
     "--namesrvAddr",
     "name_servers",
     metavar="HOST:PORT;...",
-    help="Name servers to register at. Defaults to the setting namesrvAddr, and that to the variable NAMESRV_ADDR.",
+    help="Name servers to register with. Default: the setting namesrvAddr, else the variable NAMESRV_ADDR.",
 )
-@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with settings: broker.conf.")
+@click.option(
+    "-c", "--configFile", "config_file", metavar="FILE", help="Properties file with the settings (broker.conf)."
+)
 @click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")
-@click.option("-m", "--printImportantConfig", "print_important", is_flag=True, help="Print the main ones and exit.")
+@click.option("-m", "--printImportantConfig", "print_important", is_flag=True, help="Print the main settings and exit.")
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="The address that clients are told, where it is not the one we would find out: brokerIP1.",
+    help="Address that clients connect to (setting brokerIP1). Default: the interface to the name servers.",
 )
 @settings_option
 @metrics_option
@@ -78,13 +79,13 @@ def broker(
 ) -> None:
     """Run a broker that stores and delivers messages.
 
-    It takes the flags and the properties file of mqbroker, and stops on SIGTERM and SIGINT.
+    Takes the options and the properties file of mqbroker. Stops on SIGTERM and SIGINT.
     """
     from skyroute.broker.broker import Broker  # noqa: PLC0415 - help and completion need no server
     from skyroute.broker.config import BrokerConfig  # noqa: PLC0415 - as above
-    from skyroute.cli.serve import process, run, tell  # noqa: PLC0415 - as above
+    from skyroute.cli.server_process import print_line, run, server_command  # noqa: PLC0415 - as above
 
-    with process("broker", log_settings):
+    with server_command("broker", log_settings):
         options |= advertise_option_settings(advertise)
         if name_servers:
             options["namesrvAddr"] = name_servers
@@ -92,19 +93,19 @@ def broker(
             options["metricsPort"] = str(metrics_port)
         config = BrokerConfig.load(config_file, options=options, environment=os.environ)
         if config_file is not None:
-            tell(f"load config properties file OK, {config_file}")
+            print_line(f"load config properties file OK, {config_file}")
         if print_config or print_important:
             lines = config.render_all().splitlines()
-            tell("\n".join(line for line in lines if print_config or line.partition("=")[0] in _IMPORTANT))
+            print_line("\n".join(line for line in lines if print_config or line.partition("=")[0] in _IMPORTANT))
             return
         server = Broker(config)
-        run("broker", [config], [server], lambda: tell(_boot_line(server)))
+        run("broker", [config], [server], lambda: print_line(_boot_line(server)))
 
 
 def _boot_line(server: "Broker") -> str:
     config = server.config
-    found_at = f" and name server is {';'.join(config.name_servers)}" if config.name_servers else ""
+    name_servers = f" and name server is {';'.join(config.name_servers)}" if config.name_servers else ""
     return (
         f"The broker[{config.broker_name}, {server.address}] boot success. "
-        f"serializeType={config.serialize_type}{found_at}"
+        f"serializeType={config.serialize_type}{name_servers}"
     )

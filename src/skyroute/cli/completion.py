@@ -1,15 +1,15 @@
-"""`skyroute completion`: what shells need to complete our words."""
+"""`skyroute completion`: the script that makes a shell complete `skyroute` commands."""
 
 from typing import Final
 
 import click
 from click.shell_completion import get_completion_class
 
-from skyroute.cli.help import examples
+from skyroute.cli.options import examples
 
 SHELLS: Final = ("bash", "zsh", "fish")
 VARIABLE: Final = "_SKYROUTE_COMPLETE"
-"""What click looks for: set by the shell, with the words so far, when somebody presses tab."""
+"""Environment variable that the script sets, and click reads, when tab is pressed."""
 
 
 @click.command(
@@ -23,9 +23,9 @@ VARIABLE: Final = "_SKYROUTE_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete commands and options.
+    """Print the shell completion script.
 
-    It completes `skyroute`, where that is on the PATH; a shell that is open already has to read it once.
+    It completes commands and options of `skyroute`, which must be on the PATH. Open shells need to load it once.
     """
     kind = get_completion_class(shell)
     assert kind is not None

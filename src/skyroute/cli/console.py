@@ -1,4 +1,4 @@
-"""`skyroute console`: the cluster in a web browser."""
+"""`skyroute console`: the web console of a cluster."""
 
 import sys
 from importlib.util import find_spec
@@ -6,26 +6,24 @@ from pathlib import Path
 
 import click
 
-from skyroute.cli.flags import CONTEXT, name_servers_option
-from skyroute.cli.help import examples
 from skyroute.cli.logs import LogSettings, log_options
-from skyroute.cli.serve import process, run, tell
+from skyroute.cli.options import CONTEXT, client_options, examples, name_servers_option
+from skyroute.cli.server_process import print_line, run, server_command
 from skyroute.client.session.session import ClientArguments
-from skyroute.client.session.signing import Credentials
 from skyroute.remoting.errors import BindError
 from skyroute.settings.networks import Networks, parse_networks
 
 
 def missing_extra() -> str | None:
-    """Return what to do before a console can be had, or None."""
+    """Return how to install the console's packages if they are missing, else None."""
     if all(find_spec(name) for name in ("starlette", "jinja2", "uvicorn")):
         return None
     return "the console needs packages that are not installed: pip install 'skyroute[console]'"
 
 
-def _networks(_context: click.Context, _option: click.Parameter, words: tuple[str, ...]) -> Networks:
+def _networks(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> Networks:
     try:
-        return parse_networks(",".join(words))
+        return parse_networks(",".join(values))
     except ValueError as error:
         raise click.BadParameter(f"{error} (expected addresses or networks like 10.0.0.5 or 10.0.0.0/8)") from None
 
@@ -40,36 +38,43 @@ def _networks(_context: click.Context, _option: click.Parameter, words: tuple[st
     ),
 )
 @name_servers_option
-@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=8088, show_default=True, help="0: any.")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", metavar="PORT", type=click.IntRange(0, 65535), default=8088, show_default=True, help="0: any free."
+)
 @click.option(
     "--data",
     metavar="FOLDER",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Holds the users and the audit log; ~/skyroute/console unless given.",
+    help="Folder of users and audit log. Default: ~/skyroute/console.",
 )
-@click.option("--sign-in/--no-sign-in", default=None, help="Have people sign in: if others than this machine can come.")
-@click.option("--name", "names", metavar="HOST", multiple=True, help="Another name under which browsers come here.")
+@click.option("--sign-in/--no-sign-in", default=None, help="Require sign-in. Default: unless --host is loopback.")
+@click.option("--name", "names", metavar="HOST", multiple=True, help="Another host name of this console; repeatable.")
 @click.option(
     "--trusted-proxy",
     "trusted_proxies",
     metavar="ADDRESS",
     multiple=True,
     callback=_networks,
-    help="A proxy, or a network of them, whose X-Forwarded-For, -Proto and -Host are believed.",
+    help="Address or network of a proxy whose X-Forwarded-For, -Proto and -Host headers are used; repeatable.",
 )
 @click.option(
     "--journal",
     "journals",
     metavar="[NAME=]FOLDER",
     multiple=True,
-    help="The journal of a name server on this machine (its memoryPath), for the page of route history.",
+    help="Journal of a name server on this machine (its memoryPath), for the route history page; repeatable.",
 )
-@click.option("--certificate", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="For https.")
-@click.option("--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Its private key.")
-@click.option("--access-key", metavar="KEY", envvar="ROCKETMQ_ACCESS_KEY", show_envvar=True, help="Who we are.")
-@click.option("--secret-key", metavar="KEY", envvar="ROCKETMQ_SECRET_KEY", show_envvar=True, help="What proves it.")
-@click.option("--tls", is_flag=True, help="Speak TLS with the cluster, and check nobody's certificate.")
+@click.option(
+    "--certificate",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TLS certificate, to serve HTTPS.",
+)
+@click.option(
+    "--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Private key of the certificate."
+)
+@client_options
 @log_options("warning")
 @click.pass_context
 def console(
@@ -84,15 +89,12 @@ def console(
     journals: tuple[str, ...],
     certificate: Path | None,
     key: Path | None,
-    access_key: str | None,
-    secret_key: str | None,
+    client: ClientArguments,
     log_settings: LogSettings,
-    *,
-    tls: bool,
 ) -> None:
-    """Serve a web page about a cluster, Apache's or ours.
+    """Serve the web console of a cluster.
 
-    It stops on SIGTERM and SIGINT. Whoever is to sign in is made with `skyroute console user`.
+    The cluster may be of Apache RocketMQ or Skyroute. `skyroute console user` adds users. Stops on SIGTERM and SIGINT.
     """
     if context.invoked_subcommand is not None:
         return
@@ -102,10 +104,7 @@ def console(
     from skyroute.console.config import ConsoleConfig, default_folder  # noqa: PLC0415 - an extra
     from skyroute.console.server import Console  # noqa: PLC0415 - an extra
 
-    client: ClientArguments = {"tls": tls}
-    if access_key:
-        client["credentials"] = Credentials(access_key, secret_key or "")
-    with process("console", log_settings):
+    with server_command("console", log_settings):
         served = Console(
             ConsoleConfig(
                 name_servers=name_servers,
@@ -122,7 +121,7 @@ def console(
             )
         )
         try:
-            run("console", [], [served], lambda: tell(f"Console      {served.url}\nReady; ctrl-C stops it."))
+            run("console", [], [served], lambda: print_line(f"Console      {served.url}\nReady; ctrl-C stops it."))
         except BindError as error:
             print(f"skyroute console: {error}", file=sys.stderr)
             sys.exit(1)
@@ -136,11 +135,13 @@ def _journal(text: str) -> tuple[str, Path]:
 @console.command()
 @click.argument("name")
 @click.option("--role", type=click.Choice(["viewer", "operator"]), default="viewer", show_default=True)
-@click.option("--remove", is_flag=True, help="Take this user away.")
-@click.option("--data", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="As for the console.")
+@click.option("--remove", is_flag=True, help="Remove the user.")
+@click.option(
+    "--data", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="Data folder of the console."
+)
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 def user(name: str, role: str, data: Path | None, *, remove: bool, password_stdin: bool) -> None:
-    """Add somebody who may sign in, change their password and role, or take them away."""
+    """Add a user, change password and role of a user, or remove a user."""
     from skyroute.console.config import USERS_NAME, default_folder  # noqa: PLC0415 - an extra
     from skyroute.console.errors import UsersError  # noqa: PLC0415 - an extra
     from skyroute.console.guard.users import Role, make_user, read_users, write_users  # noqa: PLC0415 - an extra
@@ -150,7 +151,7 @@ def user(name: str, role: str, data: Path | None, *, remove: bool, password_stdi
         users = read_users(path)
         if remove:
             if users.pop(name, None) is None:
-                raise click.ClickException(f"there is no user {name} in {path}")
+                raise click.ClickException(f"no user {name} in {path}")
         else:
             password = (
                 sys.stdin.readline().rstrip("\n")

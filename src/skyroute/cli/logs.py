@@ -1,4 +1,4 @@
-"""How the commands that serve log: as lines for people or as JSON, to stderr or to a file that is kept small."""
+"""Logging of the server commands: text or JSON lines, to standard error or to a rotated file."""
 
 import json
 import logging
@@ -18,21 +18,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 FILES_KEPT: Final = 5
-"""Besides the one that is written; the oldest goes."""
-LINES: Final = "%(asctime)s %(levelname)s %(name)s - %(message)s"
+"""Rotated files besides the current one."""
+TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s - %(message)s"
 
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, how and where."""
+    """Level, format and file of the log."""
 
     level: str = "info"
-    form: str = "text"
+    format: str = "text"
     file: str | None = None
 
 
 def log_options(level: str) -> Callable[[F], F]:
-    """Add `--log-level`, `--log-format` and `--log-file`; the command is given them as `log_settings`."""
+    """Add `--log-level`, `--log-format` and `--log-file`; the command gets them as `log_settings`."""
 
     def add(command: F) -> Any:
         @wraps(command)
@@ -46,20 +46,20 @@ def log_options(level: str) -> Callable[[F], F]:
                     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
                     default=level,
                     show_default=True,
-                    help="The least serious log lines to write.",
+                    help="Lowest level to log.",
                 ),
                 click.option(
                     "--log-format",
                     type=click.Choice(["text", "json"]),
                     default="text",
                     show_default=True,
-                    help="Lines for people, or one JSON object a line.",
+                    help="Text lines, or one JSON object per line.",
                 ),
                 click.option(
                     "--log-file",
                     metavar="FILE",
                     type=click.Path(dir_okay=False),
-                    help=f"Write there and not to stderr; kept to {FILES_KEPT + 1} files of {FILE_BYTES_MAX >> 20} MB.",
+                    help=f"Log to this file, not to stderr; keeps {FILES_KEPT + 1} files of {FILE_BYTES_MAX >> 20} MB.",
                 ),
             )
         ):
@@ -70,7 +70,7 @@ def log_options(level: str) -> Callable[[F], F]:
 
 
 def start_logging(settings: LogSettings) -> None:
-    """Begin to log.
+    """Configure the root logger.
 
     Raises:
         FileWriteError: the file cannot be written.
@@ -89,20 +89,20 @@ def start_logging(settings: LogSettings) -> None:
             raise FileWriteError(
                 f"cannot write {settings.file}: {error.strerror}; choose another --log-file"
             ) from error
-    handler.setFormatter(JsonLines() if settings.form == "json" else logging.Formatter(LINES))
+    handler.setFormatter(JsonLines() if settings.format == "json" else logging.Formatter(TEXT_FORMAT))
     logging.basicConfig(level=settings.level.upper(), handlers=[handler])
 
 
 class JsonLines(logging.Formatter):
-    """A record as one JSON object on one line."""
+    """Formats a record as a JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        told = {
+        fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return json.dumps(told)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)

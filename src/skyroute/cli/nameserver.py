@@ -1,12 +1,11 @@
-"""`skyroute nameserver`: the flags of Java's mqnamesrv."""
+"""`skyroute nameserver`: takes the options of mqnamesrv."""
 
 import os
 
 import click
 
-from skyroute.cli.flags import CONTEXT, metrics_option, settings_option
-from skyroute.cli.help import examples
 from skyroute.cli.logs import LogSettings, log_options
+from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_option
 
 
 @click.command(
@@ -24,10 +23,10 @@ from skyroute.cli.logs import LogSettings, log_options
     metavar="HOST:PORT;...",
     envvar="NAMESRV_ADDR",
     default="",
-    help="Name servers to ask for routes that are not known here, where clusterTest is set. "
-    "Defaults to the variable NAMESRV_ADDR.",
+    show_envvar=True,
+    help="With clusterTest=true: name servers that look up routes this one does not have.",
 )
-@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with settings.")
+@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with the settings.")
 @click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")
 @settings_option
 @metrics_option
@@ -41,22 +40,22 @@ def nameserver(
     *,
     print_config: bool,
 ) -> None:
-    """Run a name server for brokers and clients of RocketMQ.
+    """Run a name server for RocketMQ brokers and clients.
 
-    It takes the flags and the properties file of mqnamesrv, and stops on SIGTERM and SIGINT.
+    Takes the options and the properties file of mqnamesrv. Stops on SIGTERM and SIGINT.
     """
-    from skyroute.cli.serve import process, run, tell  # noqa: PLC0415 - help and completion need no server
+    from skyroute.cli.server_process import print_line, run, server_command  # noqa: PLC0415 - help and completion need no server
     from skyroute.nameserver.config import NameServerConfig  # noqa: PLC0415 - as above
     from skyroute.nameserver.server import NameServer  # noqa: PLC0415 - as above
 
-    with process("nameserver", log_settings):
+    with server_command("nameserver", log_settings):
         if metrics_port is not None:
             options["metricsPort"] = str(metrics_port)
         config = NameServerConfig.load(config_file, options=options, environment=os.environ)
         if config_file is not None:
-            tell(f"load config properties file OK, {config_file}")
+            print_line(f"load config properties file OK, {config_file}")
         if print_config:
-            tell(config.render_all().rstrip("\n"))
+            print_line(config.render_all().rstrip("\n"))
             return
         server = NameServer(
             config, upstream=tuple(address.strip() for address in upstream.split(";") if address.strip())
@@ -65,7 +64,7 @@ def nameserver(
             "name server",
             [config],
             [server],
-            lambda: tell(
+            lambda: print_line(
                 f"The Name Server boot success. serializeType={config.serialize_type}, address {server.address}"
             ),
         )

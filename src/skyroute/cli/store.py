@@ -1,4 +1,4 @@
-"""`skyroute store verify` and `repair`: the files of a broker that does not run."""
+"""`skyroute store verify` and `repair`: check and repair the files of a stopped broker."""
 
 import sys
 import time
@@ -22,13 +22,12 @@ from skyroute.broker.tables.attributes import BATCH_QUEUE, QUEUE_TYPE
 from skyroute.broker.tables.stored_tables import TABLES
 from skyroute.broker.tables.topics import read_topics
 from skyroute.cli.admin.output import print_json
-from skyroute.cli.flags import CONTEXT, settings_option
-from skyroute.cli.help import examples
-from skyroute.cli.progress import Progress
+from skyroute.cli.options import CONTEXT, examples, settings_option
+from skyroute.cli.progress_line import ProgressLine
 from skyroute.errors import SkyrouteError
 
 FINDINGS_SHOWN: Final = 100
-"""How many findings are printed; --json has more."""
+"""Findings that are printed; --json has more."""
 CANNOT_CHECK: Final = 2
 
 _Command = Callable[..., Any]
@@ -46,17 +45,17 @@ def store() -> None:
     """Check and repair the files of a stopped broker."""
 
 
-def _of_store(command: _Command) -> _Command:
-    """Give a command the folder, and the options that say how its files were written."""
+def _store_options(command: _Command) -> _Command:
+    """Add the store folder, the options with its settings, and --json."""
     path = click.argument("path", type=click.Path(path_type=Path))
     config = click.option(
         "-c",
         "--configFile",
         "config_file",
         metavar="FILE",
-        help="The broker's settings: needed where it sets sizes of files that are not the defaults.",
+        help="Settings file of the broker: needed if it sets file sizes.",
     )
-    as_json = click.option("--json", "as_json", is_flag=True, help="The result for a program.")
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     return path(config(settings_option(as_json(command))))
 
 
@@ -66,16 +65,16 @@ def _of_store(command: _Command) -> _Command:
         "skyroute store verify ~/store -D mappedFileSizeCommitLog=67108864 --json",
     )
 )
-@_of_store
+@_store_options
 def verify(path: Path, config_file: str | None, options: dict[str, str], *, as_json: bool) -> None:
-    """Check every record, queue, index entry and table of a store, and change nothing.
+    """Check every record, queue, index entry and table of a store. Changes nothing.
 
-    Exit code: 0 if all is sound, 1 if something is not, 2 if it cannot be checked.
+    Exit code 0: no damage. 1: damage found. 2: the store cannot be checked.
     """
     try:
         report = _verify(path, _settings(path, config_file, options))
     except SkyrouteError as error:
-        _give_up(error, as_json=as_json)
+        _fail(error, as_json=as_json)
     _print_report(path, report, as_json=as_json)
     sys.exit(1 if report.count else 0)
 
@@ -86,31 +85,32 @@ def verify(path: Path, config_file: str | None, options: dict[str, str], *, as_j
         "skyroute store repair ~/store --to /mnt/store -c broker.conf",
     )
 )
-@_of_store
+@_store_options
 @click.option(
-    "--to", "target", type=click.Path(path_type=Path), required=True, help="A new folder for the copy that is made."
+    "--to", "target", type=click.Path(path_type=Path), required=True, help="New folder for the repaired copy."
 )
 def repair(path: Path, target: Path, config_file: str | None, options: dict[str, str], *, as_json: bool) -> None:
-    """Make a sound copy of a store: every good record at its position, queues and index rebuilt, damage left out.
+    """Copy a store without its damage.
 
-    The store itself is not changed. Point storePathRootDir to the copy to use it.
+    Every valid record keeps its position; queues and index are rebuilt. The store itself is not changed. To use the
+    copy, set storePathRootDir to it.
 
-    Exit code: 0 if the copy is sound, 1 if not, 2 if none could be made.
+    Exit code 0: the copy has no damage. 1: it has. 2: no copy could be made.
     """
     try:
         settings = _settings(path, config_file, options)
-        work = Repair(path, target, TABLES, damage_of, settings, partial(_keeps_batches, path))
-        with Progress("repairing:", work.how_far):
+        work = Repair(path, target, TABLES, damage_of, settings, partial(_is_batch_topic, path))
+        with ProgressLine("repairing:", work.how_far):
             repaired = work.run(int(time.time() * 1000))
         report = work.report
     except SkyrouteError as error:
-        _give_up(error, as_json=as_json)
+        _fail(error, as_json=as_json)
     if as_json:
         print_json({"path": str(path), "to": str(target), **asdict(repaired), "verified": _as_dict(report)})
     else:
         click.echo(
-            f"{target} has {repaired.records} records. Lost: {repaired.lost_bytes} bytes of the log "
-            f"in {repaired.lost_ranges} places."
+            f"{target} has {repaired.records} records. Lost: {repaired.lost_bytes} bytes of the commit log "
+            f"in {repaired.lost_ranges} ranges."
         )
         for loss in repaired.losses:
             click.echo(f"LOST {loss}")
@@ -119,7 +119,7 @@ def repair(path: Path, target: Path, config_file: str | None, options: dict[str,
 
 
 def _settings(path: Path, config_file: str | None, options: dict[str, str]) -> StoreSettings | None:
-    """Return the sizes that were given; None where none were, and files have to tell."""
+    """Return the given settings, or None: file sizes are then read from the files."""
     own = path / "config" / "broker.properties"
     if config_file is None and not options and not own.exists():
         return None
@@ -129,8 +129,8 @@ def _settings(path: Path, config_file: str | None, options: dict[str, str]) -> S
     return BrokerConfig.load(file, options=given, environment={}).store_settings()
 
 
-def _keeps_batches(path: Path, topic: str) -> bool:
-    """Return whether the table of topics, or its backup, says that a topic keeps batches whole."""
+def _is_batch_topic(path: Path, topic: str) -> bool:
+    """Return whether a topic is a batch topic (`queue.type=BatchCQ`), by the topic table or its backup."""
     for name in ("topics.json", "topics.json.bak"):
         try:
             found = read_json(path / "config" / name, read_topics).topics.get(topic)
@@ -141,13 +141,12 @@ def _keeps_batches(path: Path, topic: str) -> bool:
 
 
 def _verify(path: Path, settings: StoreSettings | None) -> Report:
-
     check = StoreCheck(path, TABLES, damage_of, settings)
-    with Progress("checking:", check.how_far):
+    with ProgressLine("checking:", check.how_far):
         return check.run()
 
 
-def _give_up(error: Exception, *, as_json: bool) -> NoReturn:
+def _fail(error: Exception, *, as_json: bool) -> NoReturn:
     if as_json:
         print_json({"error": str(error)})
     else:
@@ -182,4 +181,4 @@ def _print_report(path: Path, report: Report, *, as_json: bool) -> None:
         areas = ", ".join(f"{area} {count}" for area, count in sorted(report.by_area.items()))
         click.echo(f"{report.count} findings ({areas}) in {path}. Checked: {checked or 'nothing'}.")
     else:
-        click.echo(f"{path} is sound. Checked: {checked or 'nothing'}.")
+        click.echo(f"{path} has no damage. Checked: {checked or 'nothing'}.")

@@ -1,4 +1,4 @@
-"""`skyroute top`: brokers, the busiest topics and the groups that are furthest behind, on one screen."""
+"""`skyroute top`: brokers, the busiest topics and the groups with the most lag, on one screen."""
 
 import asyncio
 import sys
@@ -13,14 +13,12 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import click
 
 from skyroute.cli.admin.output import print_json
-from skyroute.cli.flags import CONTEXT, name_servers_option
-from skyroute.cli.help import examples
+from skyroute.cli.options import CONTEXT, client_options, examples, name_servers_option
 from skyroute.client.admin import Admin
+from skyroute.client.admin.base import CONCURRENT_CALLS_MAX, call_each
 from skyroute.client.admin.broker_load import BrokerLoad, read_load
-from skyroute.client.admin.calls import ASKED_AT_ONCE, ask_each
 from skyroute.client.errors import ServerFailedError
 from skyroute.client.session.session import ClientArguments
-from skyroute.client.session.signing import Credentials
 from skyroute.errors import SkyrouteError
 from skyroute.message.reserved_topics import (
     group_of,
@@ -32,18 +30,18 @@ from skyroute.message.reserved_topics import (
 from skyroute.wire.calls.groups import ConsumeStats, decode_consume_stats, encode_consume_stats_query
 from skyroute.wire.calls.settings import BrokerStats, decode_broker_stats, encode_broker_stats_query
 
-ASKED_A_ROUND: Final = 40
-"""About how many topics, and how many groups, brokers are asked in one round. A cluster may have ten thousand."""
-ROUND_S: Final = 5.0
-"""A broker that stands still must not stop the screen: whoever has not answered by then is asked in another round."""
-NAMES_S: Final = 30.0
-"""How often to ask which topics there are."""
-ONCE_S: Final = 5.0
-"""With --once, rounds go on until everybody was asked about, or for so long."""
+SAMPLED_PER_ROUND: Final = 40
+"""Topics, and groups, that one round reads. A cluster may have ten thousand."""
+ROUND_TIMEOUT_S: Final = 5.0
+"""Longest duration of a round: a broker that hangs must not stop the screen."""
+NAMES_INTERVAL_S: Final = 30.0
+"""Time between reads of the list of topics."""
+ONCE_TIMEOUT_S: Final = 5.0
+"""With --once, rounds continue until all topics and groups are read, or for this long."""
 
 
 class Topic(NamedTuple):
-    """What comes into a topic, over the last minute and the last day."""
+    """Messages stored in a topic: rate of the last minute, count of the last day."""
 
     name: str
     in_tps: float
@@ -55,13 +53,13 @@ class Topic(NamedTuple):
 
 
 class Group(NamedTuple):
-    """How far behind a consumer group is."""
+    """Lag of a consumer group."""
 
     name: str
     lag: int
     out_tps: float
     worst_topic: str | None
-    """With which topic it is furthest behind."""
+    """The topic with the most lag."""
 
     @property
     def size(self) -> float:
@@ -69,22 +67,22 @@ class Group(NamedTuple):
 
 
 Row = TypeVar("Row", Topic, Group)
-Answer = TypeVar("Answer")
+R = TypeVar("R")
 
 
-class Turns(Generic[Row]):
-    """Asks about some of many in every round: half are the largest so far, the others come in turn."""
+class Sampler(Generic[Row]):
+    """Reads some of many rows in every round: half are the largest so far, the others rotate."""
 
-    def __init__(self, ask: Callable[[str], Awaitable[Row]], count: int) -> None:
-        self._ask: Callable[[str], Awaitable[Row]] = ask
+    def __init__(self, read: Callable[[str], Awaitable[Row]], count: int) -> None:
+        self._read: Callable[[str], Awaitable[Row]] = read
         self._count = count
         self._last = ""
         self.names: Sequence[str] = ()
         self.found: dict[str, Row | None] = {}
-        """None: it could not be told."""
+        """None: reading it failed."""
 
     def rows(self, *, by_name: bool = False) -> list[Row]:
-        """Return what is known, the largest first."""
+        """Return the rows read so far, the largest first."""
         rows = [row for row in self.found.values() if row is not None]
         return sorted(rows, key=lambda row: row.name if by_name else (-row.size, row.name))
 
@@ -92,108 +90,107 @@ class Turns(Generic[Row]):
     def is_complete(self) -> bool:
         return len(self.found) >= len(self.names)
 
-    def meet(self, names: Sequence[str]) -> None:
-        """Learn, in order, which there are now."""
+    def update_names(self, names: Sequence[str]) -> None:
+        """Set the names that exist now, sorted."""
         present = set(names)
         self.names = names
         self.found = {name: row for name, row in self.found.items() if name in present}
 
     def choose(self) -> list[str]:
-        """Return about whom to ask next."""
+        """Return the names to read in this round."""
         sizes = {name: row.size for name, row in self.found.items() if row is not None and row.size > 0}
         chosen = nlargest(self._count // 2, sizes, key=lambda name: sizes[name])
         others = sorted(set(self.names).difference(chosen))
         start = bisect_right(others, self._last)
-        in_turn = (others[start:] + others[:start])[: self._count - len(chosen)]
-        self._last = in_turn[-1] if in_turn else ""
-        return chosen + in_turn
+        rotated = (others[start:] + others[:start])[: self._count - len(chosen)]
+        self._last = rotated[-1] if rotated else ""
+        return chosen + rotated
 
     async def round(self) -> None:
-        """Ask about some. What has been answered counts, even if this is cut short."""
-        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+        """Read some rows. If the round is cancelled, the rows read so far remain."""
+        slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
 
-        async def ask(name: str) -> None:
+        async def read(name: str) -> None:
             async with slots:
                 try:
-                    self.found[name] = await self._ask(name)
+                    self.found[name] = await self._read(name)
                 except SkyrouteError:
-                    self.found.setdefault(name, None)  # what was known before is better than nothing
+                    self.found.setdefault(name, None)  # keep the last row that was read
 
-        await asyncio.gather(*map(ask, self.choose()))
+        await asyncio.gather(*map(read, self.choose()))
 
 
-class Survey:
-    """What is known of a cluster, and a little more after every round."""
+class ClusterSample:
+    """Brokers, topics and groups of a cluster; every round reads some more."""
 
     def __init__(self, admin: Admin, count: int) -> None:
         self._admin = admin
         self._clock = admin.session.clock
         self._names_until = 0.0
         self.brokers: list[BrokerLoad] = []
-        self.topics = Turns(self._ask_topic, count)
-        self.groups = Turns(self._ask_group, count)
+        self.topics = Sampler(self._read_topic, count)
+        self.groups = Sampler(self._read_group, count)
 
-    async def take(self) -> None:
-        """Ask every broker how it is, and about some topics and groups.
+    async def update(self) -> None:
+        """Read the state of every broker, and some topics and groups.
 
         Raises:
-            NoNameServerError: none answers.
+            NoNameServerError: no name server responds.
         """
         if self._clock.monotonic() >= self._names_until:
             topics = sorted(await self._admin.topics())
-            self._names_until = self._clock.monotonic() + NAMES_S
-            self.topics.meet([name for name in topics if not _is_of_the_system(name)])
-            self.groups.meet(sorted({group_of(name) or "" for name in topics if is_retry_topic(name)}))
+            self._names_until = self._clock.monotonic() + NAMES_INTERVAL_S
+            self.topics.update_names([name for name in topics if not _is_internal(name)])
+            self.groups.update_names(sorted({group_of(name) or "" for name in topics if is_retry_topic(name)}))
         with suppress(TimeoutError):
-            async with asyncio.timeout(ROUND_S):
+            async with asyncio.timeout(ROUND_TIMEOUT_S):
                 self.brokers = [read_load(broker) for broker in await self._admin.brokers()]
                 await asyncio.gather(self.topics.round(), self.groups.round())
 
-    async def take_all(self) -> None:
-        """Go on until everybody was asked about, or for `ONCE_S`."""
-        until = self._clock.monotonic() + ONCE_S
-        await self.take()
+    async def update_all(self) -> None:
+        """Update until all topics and groups are read, or for `ONCE_TIMEOUT_S`."""
+        until = self._clock.monotonic() + ONCE_TIMEOUT_S
+        await self.update()
         while self._clock.monotonic() < until and not (self.topics.is_complete and self.groups.is_complete):
-            await self.take()
+            await self.update()
 
-    async def _ask_topic(self, topic: str) -> Topic:
-        async def ask(address: str) -> BrokerStats:
+    async def _read_topic(self, topic: str) -> Topic:
+        async def call(address: str) -> BrokerStats:
             request = encode_broker_stats_query("TOPIC_PUT_NUMS", topic)
             try:
                 return decode_broker_stats((await self._admin.session.ask(address, request)).body)
             except ServerFailedError:
-                return BrokerStats()  # so brokers say that they have stored nothing of it
+                return BrokerStats()  # a broker that has stored nothing of the topic responds with an error
 
-        answers = (await self._ask_brokers(topic, ask)).values()
-        return Topic(topic, sum(stats.minute.tps for stats in answers), sum(stats.sum_of_day for stats in answers))
+        results = (await self._call_brokers(topic, call)).values()
+        return Topic(topic, sum(stats.minute.tps for stats in results), sum(stats.sum_of_day for stats in results))
 
-    async def _ask_group(self, group: str) -> Group:
-        async def ask(address: str) -> ConsumeStats:
-            return decode_consume_stats(
-                (await self._admin.session.ask(address, encode_consume_stats_query(group))).body
-            )  # fmt: skip
+    async def _read_group(self, group: str) -> Group:
+        async def call(address: str) -> ConsumeStats:
+            response = await self._admin.session.ask(address, encode_consume_stats_query(group))
+            return decode_consume_stats(response.body)
 
-        answers = (await self._ask_brokers(retry_topic(group), ask)).values()
+        results = (await self._call_brokers(retry_topic(group), call)).values()
         lags: Counter[str] = Counter()
-        for stats in answers:
+        for stats in results:
             for queue, progress in stats.queues.items():
                 lags[queue.topic] += max(0, progress.lag)
         worst, most = max(lags.items(), key=lambda each: each[1], default=("", 0))
-        return Group(group, lags.total(), sum(stats.tps for stats in answers), worst if most else None)
+        return Group(group, lags.total(), sum(stats.tps for stats in results), worst if most else None)
 
-    async def _ask_brokers(self, topic: str, ask: Callable[[str], Awaitable[Answer]]) -> dict[str, Answer]:
-        """Ask those brokers of a topic that answer: a part of the truth comes sooner than all of it."""
-        silent = {load.broker.address for load in self.brokers if load.broker.failure}
-        answers, _ = await ask_each((each for each in await self._admin.serving(topic) if each not in silent), ask)
-        return answers
+    async def _call_brokers(self, topic: str, call: Callable[[str], Awaitable[R]]) -> dict[str, R]:
+        """Call the brokers of a topic, except those that failed in this round: they would delay the others."""
+        failed = {load.broker.address for load in self.brokers if load.broker.failure}
+        results, _ = await call_each((each for each in await self._admin.serving(topic) if each not in failed), call)
+        return results
 
 
-def _is_of_the_system(topic: str) -> bool:
+def _is_internal(topic: str) -> bool:
     return is_system_topic(topic) or is_retry_topic(topic) or is_dead_letter_topic(topic)
 
 
-def _as_values(survey: Survey) -> dict[str, object]:
-    """Return all that is known, for programs."""
+def _as_values(sample: ClusterSample) -> dict[str, object]:
+    """Return the sample as JSON values."""
     return {
         "brokers": [
             {
@@ -209,14 +206,14 @@ def _as_values(survey: Survey) -> dict[str, object]:
                 "disk_ratio": load.disk,
                 "failure": str(load.broker.failure) if load.broker.failure else None,
             }
-            for load in survey.brokers
+            for load in sample.brokers
         ],
-        "topics": [row._asdict() for row in survey.topics.rows()],
-        "topics_asked": len(survey.topics.found),
-        "topics_total": len(survey.topics.names),
-        "groups": [row._asdict() for row in survey.groups.rows()],
-        "groups_asked": len(survey.groups.found),
-        "groups_total": len(survey.groups.names),
+        "topics": [row._asdict() for row in sample.topics.rows()],
+        "topics_read": len(sample.topics.found),
+        "topics_total": len(sample.topics.names),
+        "groups": [row._asdict() for row in sample.groups.rows()],
+        "groups_read": len(sample.groups.found),
+        "groups_total": len(sample.groups.names),
     }
 
 
@@ -224,7 +221,7 @@ def _as_values(survey: Survey) -> dict[str, object]:
     context_settings=CONTEXT,
     epilog=examples(
         "skyroute top -n 127.0.0.1:9876",
-        "skyroute top -n 127.0.0.1:9876 --once --json        # for programs",
+        "skyroute top -n 127.0.0.1:9876 --once --json        # for scripts",
     ),
 )
 @name_servers_option
@@ -236,65 +233,58 @@ def _as_values(survey: Survey) -> dict[str, object]:
     metavar="SECONDS",
     default=3.0,
     show_default=True,
-    help="How long to wait between two rounds.",
+    help="Time between two updates.",
 )
 @click.option(
-    "--asked",
+    "--sample",
     "count",
     type=click.IntRange(2, 1_000),
-    default=ASKED_A_ROUND,
+    default=SAMPLED_PER_ROUND,
     show_default=True,
-    help="About how many topics, and groups, to ask in a round: the largest, and others in turn.",
+    help="Topics, and groups, to read per update: the largest, and others in rotation.",
 )
-@click.option("--once", is_flag=True, help="Print one screen, and end.")
-@click.option("--json", "as_json", is_flag=True, help="With --once: print JSON, for programs.")
-@click.option("--access-key", metavar="KEY", envvar="ROCKETMQ_ACCESS_KEY", show_envvar=True, help="Who we are.")
-@click.option("--secret-key", metavar="KEY", envvar="ROCKETMQ_SECRET_KEY", show_envvar=True, help="What proves it.")
-@click.option("--tls", is_flag=True, help="Speak TLS, and check nobody's certificate.")
+@click.option("--once", is_flag=True, help="Print one screen and exit.")
+@click.option("--json", "as_json", is_flag=True, help="With --once: print JSON.")
+@client_options
 def top(
     name_servers: str,
     interval_s: float,
     count: int,
-    access_key: str | None,
-    secret_key: str | None,
+    client: ClientArguments,
     *,
     once: bool,
     as_json: bool,
-    tls: bool,
 ) -> None:
-    """Watch brokers, topics and groups on the terminal.
+    """Show live rates and lag of a cluster on the terminal.
 
-    The busiest topics are shown, and the groups that are furthest behind. q ends it; s sorts by name, and back. Rates
-    of brokers are of the last ten seconds, those of topics of the last minute.
+    Shows all brokers, the busiest topics and the groups with the most lag. Keys: q quits, s sorts by name or by load.
+    Broker rates cover the last ten seconds, topic rates the last minute.
     """
     if as_json and not once:
-        raise click.UsageError("--json is for one answer: give --once as well.")
+        raise click.UsageError("--json needs --once.")
     if not once and not sys.stdout.isatty():
-        raise click.UsageError("This is no terminal: give --once to have one screen printed.")
+        raise click.UsageError("Standard output is not a terminal: add --once to print one screen.")
     if not as_json and find_spec("rich") is None:
         raise click.ClickException("top needs a package that is not installed: pip install 'skyroute[top]'")
-    client: ClientArguments = {"tls": tls}
-    if access_key:
-        client["credentials"] = Credentials(access_key, secret_key or "")
 
     async def work() -> None:
         async with Admin(name_servers, **client) as admin:
-            survey = Survey(admin, count)
+            sample = ClusterSample(admin, count)
             if once:
-                await survey.take_all()
+                await sample.update_all()
                 if as_json:
-                    print_json(_as_values(survey))
+                    print_json(_as_values(sample))
                     return
-            from skyroute.cli.top_screen import print_screen, watch  # noqa: PLC0415 - an extra
+            from skyroute.cli.top_screen import print_screen, show_live  # noqa: PLC0415 - an extra
 
             if once:
-                print_screen(survey)
+                print_screen(sample)
             else:
-                await watch(survey, name_servers, interval_s)
+                await show_live(sample, name_servers, interval_s)
 
     try:
         asyncio.run(work())
     except SkyrouteError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
-        pass  # as with q
+        pass  # same as q

@@ -1,4 +1,4 @@
-"""What `skyroute top` looks like. The only file that imports Rich, which is an extra."""
+"""The screen of `skyroute top`. Only this file imports Rich, an optional package."""
 
 import asyncio
 import logging
@@ -16,28 +16,28 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from skyroute.cli.top import Survey, Turns
+from skyroute.cli.top import ClusterSample, Sampler
 from skyroute.errors import SkyrouteError
 
 HEADS: Final = 2
-"""Lines of a table that are no rows."""
+"""Lines of a table besides its rows: title and header."""
 BROKERS_SHARE: Final = 0.4
-"""How much of the rows brokers may have."""
+"""Share of the screen for brokers."""
 PRINTED_LINES: Final = 50
-"""Of a screen that is printed, and scrolls."""
+"""Lines that --once prints."""
 WIDE: Final = 110
-"""Columns from which on topics and groups stand side by side."""
+"""Terminal width from which topics and groups are side by side."""
 
 
-def print_screen(survey: Survey) -> None:
-    """Print what is known."""
+def print_screen(sample: ClusterSample) -> None:
+    """Print one screen."""
     console = Console()
-    console.print(draw(survey, console.width, PRINTED_LINES))
+    console.print(draw(sample, console.width, PRINTED_LINES))
 
 
-async def watch(survey: Survey, name_servers: str, interval_s: float) -> None:
-    """Show what is known, and more of it after every round, until somebody presses q."""
-    logging.getLogger("skyroute").addHandler(logging.NullHandler())  # lines of log would stand across the screen
+async def show_live(sample: ClusterSample, name_servers: str, interval_s: float) -> None:
+    """Update the screen every `interval_s` until q is pressed."""
+    logging.getLogger("skyroute").addHandler(logging.NullHandler())  # log lines would overwrite the screen
     by_name, failure = False, ""
     ended = asyncio.Event()
     with Live(screen=True, auto_refresh=False) as live:
@@ -45,12 +45,11 @@ async def watch(survey: Survey, name_servers: str, interval_s: float) -> None:
         def show() -> None:
             size = live.console.size
             lines = size.height - 1 - bool(failure)
-            parts: list[RenderableType] = [draw(survey, size.width, lines, by_name=by_name)]
+            parts: list[RenderableType] = [draw(sample, size.width, lines, by_name=by_name)]
             if failure:
                 parts.insert(0, Text(failure, "bold red", no_wrap=True, overflow="ellipsis"))
-            keys = (
-                f"{escape(name_servers)} · every {interval_s:g} s · q ends · s sorts by {'load' if by_name else 'name'}"
-            )
+            other = "load" if by_name else "name"
+            keys = f"{escape(name_servers)} · every {interval_s:g} s · q quits · s sorts by {other}"
             live.update(Group(*parts, Text.from_markup(keys, style="dim")), refresh=True)
 
         def press(key: str) -> None:
@@ -61,11 +60,11 @@ async def watch(survey: Survey, name_servers: str, interval_s: float) -> None:
                 by_name = not by_name
                 show()
 
-        async def go_on() -> None:
+        async def update() -> None:
             nonlocal failure
             while True:
                 try:
-                    await survey.take()
+                    await sample.update()
                     failure = ""
                 except SkyrouteError as error:
                     failure = str(error)
@@ -74,17 +73,17 @@ async def watch(survey: Survey, name_servers: str, interval_s: float) -> None:
 
         with _keys(press):
             show()
-            going, ending = asyncio.create_task(go_on()), asyncio.create_task(ended.wait())
-            await asyncio.wait([going, ending], return_when=asyncio.FIRST_COMPLETED)
+            updating, ending = asyncio.create_task(update()), asyncio.create_task(ended.wait())
+            await asyncio.wait([updating, ending], return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
-            if going.done():
-                going.result()  # it only ends by a bug
-            going.cancel()
+            if updating.done():
+                updating.result()  # raises: the loop has no other end
+            updating.cancel()
 
 
 @contextmanager
 def _keys(press: Callable[[str], None]) -> Iterator[None]:
-    """Call `press` with every key, at once and without an echo, if there is a keyboard."""
+    """Call `press` with every key, without echo, if standard input is a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -94,7 +93,7 @@ def _keys(press: Callable[[str], None]) -> Iterator[None]:
     tty.setcbreak(keyboard)
 
     def read() -> None:
-        for key in os.read(keyboard, 32).decode("ascii", "replace") or "q":  # nothing: the terminal is gone
+        for key in os.read(keyboard, 32).decode("ascii", "replace") or "q":  # no bytes: the terminal is closed
             press(key)
 
     loop.add_reader(keyboard, read)
@@ -105,15 +104,15 @@ def _keys(press: Callable[[str], None]) -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
-def draw(survey: Survey, width: int, lines: int, *, by_name: bool = False) -> RenderableType:
-    """Return the three tables, with so many lines in all."""
+def draw(sample: ClusterSample, width: int, lines: int, *, by_name: bool = False) -> RenderableType:
+    """Return the three tables, `lines` high in total."""
     side_by_side = width >= WIDE
-    for_brokers = min(len(survey.brokers), max(3, int(lines * BROKERS_SHARE) - HEADS))
+    for_brokers = min(len(sample.brokers), max(3, int(lines * BROKERS_SHARE) - HEADS))
     left = max(4, lines - for_brokers - (2 if side_by_side else 3) * HEADS)
-    for_groups = left if side_by_side else min(len(survey.groups.found), left // 2)
+    for_groups = left if side_by_side else min(len(sample.groups.found), left // 2)
     for_topics = left if side_by_side else left - for_groups
-    topics, groups = _topics(survey, for_topics, by_name=by_name), _groups(survey, for_groups, by_name=by_name)
-    brokers = _brokers(survey, for_brokers, by_name=by_name)
+    topics, groups = _topics(sample, for_topics, by_name=by_name), _groups(sample, for_groups, by_name=by_name)
+    brokers = _brokers(sample, for_brokers, by_name=by_name)
     if not side_by_side:
         return Group(brokers, topics, groups)
     pair = Table.grid(expand=True, padding=(0, 1))
@@ -132,11 +131,11 @@ def _table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
     return table
 
 
-def _brokers(survey: Survey, rows: int, *, by_name: bool) -> Table:
-    loads = survey.brokers
-    silent = sum(load.broker.failure is not None for load in loads)
+def _brokers(sample: ClusterSample, rows: int, *, by_name: bool) -> Table:
+    loads = sample.brokers
+    failed = sum(load.broker.failure is not None for load in loads)
     into, out = (sum(getattr(load, which) or 0 for load in loads) for which in ("into", "out"))
-    title = f"Brokers: {len(loads)}, {silent} silent · in {into:,.1f}/s · out {out:,.1f}/s"
+    title = f"Brokers: {len(loads)}, {failed} not responding · in {into:,.1f}/s · out {out:,.1f}/s"
     table = _table(
         title + _cut(rows, len(loads)),
         ("Broker", "Address"),
@@ -144,12 +143,12 @@ def _brokers(survey: Survey, rows: int, *, by_name: bool) -> Table:
     )
     if not by_name:
         loads = sorted(loads, key=lambda load: -((load.into or 0) + (load.out or 0)))
-        loads = sorted(loads, key=lambda load: load.broker.failure is None)  # trouble first
+        loads = sorted(loads, key=lambda load: load.broker.failure is None)  # failed ones first
     for load in loads[:rows]:
         broker = load.broker
         name = f"{broker.name}/{broker.broker_id}"
         if broker.failure:
-            table.add_row(Text(name), Text(broker.address), Text("does not answer", "bold red"))
+            table.add_row(Text(name), Text(broker.address), Text("no response", "bold red"))
             continue
         disk = "" if load.disk is None else f"{load.disk:.0%}"
         table.add_row(
@@ -165,24 +164,24 @@ def _brokers(survey: Survey, rows: int, *, by_name: bool) -> Table:
     return table
 
 
-def _topics(survey: Survey, rows: int, *, by_name: bool) -> Table:
-    table = _table(_title("Topics", survey.topics, rows), ("Topic",), ("In/s", "In a day"))
-    for row in survey.topics.rows(by_name=by_name)[:rows]:
+def _topics(sample: ClusterSample, rows: int, *, by_name: bool) -> Table:
+    table = _table(_title("Topics", sample.topics, rows), ("Topic",), ("In/s", "In 24 h"))
+    for row in sample.topics.rows(by_name=by_name)[:rows]:
         table.add_row(Text(row.name), _rate(row.in_tps), _count(row.in_day))
     return table
 
 
-def _groups(survey: Survey, rows: int, *, by_name: bool) -> Table:
-    table = _table(_title("Groups", survey.groups, rows), ("Group", "Most in"), ("Waiting", "Out/s"))
-    for row in survey.groups.rows(by_name=by_name)[:rows]:
-        waiting = Text(_count(row.lag), "yellow" if row.lag else "")
-        table.add_row(Text(row.name), Text(row.worst_topic or ""), waiting, _rate(row.out_tps))
+def _groups(sample: ClusterSample, rows: int, *, by_name: bool) -> Table:
+    table = _table(_title("Groups", sample.groups, rows), ("Group", "Most lag in"), ("Lag", "Out/s"))
+    for row in sample.groups.rows(by_name=by_name)[:rows]:
+        lag = Text(_count(row.lag), "yellow" if row.lag else "")
+        table.add_row(Text(row.name), Text(row.worst_topic or ""), lag, _rate(row.out_tps))
     return table
 
 
-def _title(what: str, turns: Turns[Any], rows: int) -> str:
-    asked = "" if turns.is_complete else f", {len(turns.found):,} of them asked so far"
-    return f"{what}: {len(turns.names):,}{asked}{_cut(rows, len(turns.found))}"
+def _title(what: str, sampler: Sampler[Any], rows: int) -> str:
+    read = "" if sampler.is_complete else f", {len(sampler.found):,} read so far"
+    return f"{what}: {len(sampler.names):,}{read}{_cut(rows, len(sampler.found))}"
 
 
 def _cut(shown: int, known: int) -> str:

@@ -1,13 +1,12 @@
-"""`skyroute up`: a whole cluster in one process, to try things and to develop with."""
+"""`skyroute up`: a whole cluster in one process, for development."""
 
 from pathlib import Path
 from typing import Final
 
 import click
 
-from skyroute.cli.flags import CONTEXT, metrics_option, settings_option
-from skyroute.cli.help import examples
 from skyroute.cli.logs import LogSettings, log_options
+from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_option
 
 DATA: Final = "skyroute-data"
 
@@ -26,7 +25,7 @@ DATA: Final = "skyroute-data"
     type=click.Path(file_okay=False, path_type=Path),
     default=DATA,
     show_default=True,
-    help="Where messages, topics and offsets are kept. They are there again the next time.",
+    help="Folder of messages, topics and offsets; the next start reads them again.",
 )
 @click.option(
     "--port",
@@ -34,7 +33,7 @@ DATA: Final = "skyroute-data"
     type=click.IntRange(0, 65535),
     default=10911,
     show_default=True,
-    help="The broker's port; 0 for any that is free.",
+    help="Port of the broker; 0: any free port.",
 )
 @click.option(
     "--ns-port",
@@ -42,14 +41,14 @@ DATA: Final = "skyroute-data"
     type=click.IntRange(0, 65535),
     default=9876,
     show_default=True,
-    help="The name server's port; 0 for any that is free.",
+    help="Port of the name server; 0: any free port.",
 )
 @click.option(
     "--bind",
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Where to listen: 0.0.0.0 lets other machines in.",
+    help="Address to listen on; 0.0.0.0 accepts connections from other machines.",
 )
 @click.option(
     "--console-port",
@@ -57,10 +56,10 @@ DATA: Final = "skyroute-data"
     type=click.IntRange(0, 65535),
     default=8088,
     show_default=True,
-    help="The web console's port; 0 for any that is free.",
+    help="Port of the web console; 0: any free port.",
 )
-@click.option("--no-console", is_flag=True, help="Do without the web console.")
-@click.option("--advertise", metavar="HOST[:PORT]", help="The address of the broker that clients are told.")
+@click.option("--no-console", is_flag=True, help="Do not start the web console.")
+@click.option("--advertise", metavar="HOST[:PORT]", help="Address that clients use to connect to the broker.")
 @settings_option
 @metrics_option
 @log_options("warning")
@@ -79,10 +78,10 @@ def up(
 ) -> None:
     """Run a name server, a broker and a web console in one process.
 
-    Settings given with -D are the broker's. It stops on ctrl-C. With --metrics-port PORT the name server's metrics are
-    there, and the broker's at the next port.
+    Settings of -D apply to the broker. With --metrics-port PORT, the name server serves metrics on PORT and the broker
+    on PORT + 1. Stops on ctrl-C.
     """
-    from skyroute.cli.one_process import run_cluster  # noqa: PLC0415 - help and completion need no server
+    from skyroute.cli.all_in_one import run_cluster  # noqa: PLC0415 - help and completion need no server
 
     run_cluster(
         data.absolute(),

@@ -12,8 +12,10 @@ from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
-from skyroute.testing.threads import LoopThread
+from skyroute.remoting.loops import LoopThread
 
+CALL_TIMEOUT_S: Final = 30.0
+"""How long a server may take to start or stop."""
 _LOOPBACK: Final = "127.0.0.1"
 _MEMORY: Final = Path("/dev/shm")
 _SMALL_FILES: Final = {
@@ -40,18 +42,18 @@ class _TestBroker:
 
     def start(self) -> None:
         broker = Broker(self.config)
-        self.thread.call(broker.start())
+        self.thread.call(broker.start(), CALL_TIMEOUT_S)
         self._broker, self.address = broker, broker.address
 
     def stop(self) -> None:
         self.thread.resume()
         if (broker := self._take()) is not None:
-            self.thread.call(broker.stop())
+            self.thread.call(broker.stop(), CALL_TIMEOUT_S)
 
     def kill(self) -> None:
         self.thread.resume()
         if (broker := self._take()) is not None:
-            self.thread.call(broker.kill())
+            self.thread.call(broker.kill(), CALL_TIMEOUT_S)
 
     def _take(self) -> Broker | None:
         broker, self._broker = self._broker, None
@@ -155,7 +157,7 @@ class Cluster:
         self._name_server_thread = LoopThread("name servers")
         for number in range(name_servers):
             server = NameServer(_name_server_config(self._folder / f"namesrv-{number}"))
-            self._name_server_thread.call(server.start())
+            self._name_server_thread.call(server.start(), CALL_TIMEOUT_S)
             self._name_servers.append(server)
         for number in range(brokers):
             values: dict[str, Any] = {
@@ -178,7 +180,7 @@ class Cluster:
         thread, self._name_server_thread = self._name_server_thread, None
         if thread is not None:
             for server in self._name_servers:
-                thread.call(server.stop())
+                thread.call(server.stop(), CALL_TIMEOUT_S)
             thread.close()
         self._brokers.clear()
         self._name_servers.clear()

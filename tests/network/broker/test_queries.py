@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skyroute.client.admin import Admin
-from skyroute.client.admin.calls import SomeFailedError
+from skyroute.client.admin.base import SomeFailedError
 from skyroute.client.consuming.consumer import Consumer
 from skyroute.client.consuming.pull_consumer import PullConsumer
 from skyroute.client.errors import BrokerRefusedError, ClientError
@@ -86,7 +86,7 @@ async def test_a_silent_broker_hides_nothing_that_others_have(
 
 async def test_no_group_goes_on_where_one_is_that_nobody_knows(place: OneBroker, admin: Admin) -> None:
     await send(place, Message("Orders", b"one"))
-    with pytest.raises(ClientError, match="the group misspelt has consumed nothing of Orders"):
+    with pytest.raises(ClientError, match="the group misspelt has no offsets in Orders"):
         await admin.clone_offsets("misspelt", "g", "Orders")
 
 

@@ -1,22 +1,19 @@
-"""An admin of a namespace speaks of topics and groups as the applications of that namespace do."""
+"""An admin with a namespace takes and returns topic and group names without the namespace."""
 
 from __future__ import annotations
 
 import asyncio
 
 from skyroute import Admin, Consumer, Message, Producer, PullConsumer, QueueRef, StartPosition, blocking
-from skyroute.client.admin.face import Names
-from skyroute.client.admin.groups import GroupSummary
-from skyroute.client.admin.topics import TopicTraffic, TopicUse
+from skyroute.client.admin.names import READER_GROUP, Names
 from skyroute.testing import Cluster
 from skyroute.testing import cluster as own_cluster
-from skyroute.wire.calls.clients import Subscription
 from skyroute.wire.calls.groups import GroupConfig
 from tests.network.client.consumers import HURRIED, Inbox
 from tests.support.lines import eventually
 
 
-async def test_everything_is_called_as_in_the_namespace() -> None:
+async def test_every_call_uses_the_names_of_the_namespace() -> None:
     async with own_cluster() as real:
         name_servers, broker = real.name_server_address, real.broker_addresses[0]
         async with (
@@ -50,15 +47,15 @@ async def test_everything_is_called_as_in_the_namespace() -> None:
             assert (await admin.group_config("g", broker)).name == "g"
             assert set(await admin.group_configs(broker)) == {"g"}
             assert "tenant%g" in await everybody.group_configs(broker)
-            await consumed(admin, name_servers, queue)
+            await check_group_calls(admin, name_servers, queue)
 
             await admin.delete_topic("Orders", await admin.only_cluster())
             assert "Orders" not in await admin.topics()
             assert {"Others", "elsewhere%Orders"} <= set(await everybody.topics())
 
 
-async def consumed(admin: Admin, name_servers: str, queue: QueueRef) -> None:
-    """What a group of the namespace has consumed, and what can be done about it."""
+async def check_group_calls(admin: Admin, name_servers: str, queue: QueueRef) -> None:
+    """Check the calls about a group that has consumed one message of the queue."""
     inbox = Inbox()
     consumer = Consumer("g", name_servers, namespace="tenant", start=StartPosition.FIRST, pace=HURRIED)
     consumer.subscribe("Orders", handler=inbox)
@@ -67,7 +64,7 @@ async def consumed(admin: Admin, name_servers: str, queue: QueueRef) -> None:
         assert inbox.messages[0].topic == "Orders"
         life = consumer._life
         assert life is not None
-        await eventually(lambda: len(life.ownership.owned) == 2)  # of the retry topic too: a name server knows of it
+        await eventually(lambda: len(life.ownership.owned) == 2)  # the retry topic's queue too: its route exists
         assert await admin.groups() == ["g"]
         members = await admin.consumers("g")
         assert set(members.subscriptions) == {"Orders", "%RETRY%g"}
@@ -83,6 +80,10 @@ async def consumed(admin: Admin, name_servers: str, queue: QueueRef) -> None:
     assert await admin.readers("Orders") == ["g"]
     uses, _ = await admin.topic_uses()
     assert [(use.topic, use.groups) for use in uses] == [("Orders", ("g",))]
+    rows, _ = await admin.traffic()
+    assert [(row.topic, row.group) for row in rows] == [("Orders", "g")]
+    assert await admin.reset_to_time("g", "Orders", 0) == {queue: 0}
+    await admin.reset_queue("g", queue, 1)
     message = await admin.message_at(queue, 0)
     assert [track.group for track in await admin.track(message)] == ["g"]
     await admin.reset_queue("g", queue, 0)
@@ -93,7 +94,7 @@ async def consumed(admin: Admin, name_servers: str, queue: QueueRef) -> None:
         assert await reader.committed(queue) == 0
 
 
-async def test_a_script_has_it_too() -> None:
+async def test_the_blocking_admin_takes_a_namespace() -> None:
     def script(real: Cluster) -> None:
         with blocking.Admin(real.name_server_address, namespace="tenant") as admin:
             admin.create_topic("Orders", broker=real.broker_addresses[0])
@@ -103,17 +104,20 @@ async def test_a_script_has_it_too() -> None:
         await asyncio.to_thread(script, real)
 
 
-def test_names_go_in_and_come_out() -> None:
+def test_names_translate_between_short_and_full() -> None:
     names = Names("tenant")
-    queue, inside = QueueRef("T", "b", 0), QueueRef("tenant%T", "b", 0)
-    assert names.into(queue) == names.into(inside) == inside
-    assert names.into("%RETRY%g") == "%RETRY%tenant%g"
-    assert names.into("RMQ_SYS_TRACE_TOPIC") == "RMQ_SYS_TRACE_TOPIC"
-    assert names.out_of({inside: [inside, (inside, 5)]}) == {queue: [queue, (queue, 5)]}
-    assert names.out_of(Subscription("tenant%T")) == Subscription("T")
-    assert names.out_of(TopicUse("tenant%T", ("C",), ("tenant%g", "h"))) == TopicUse("T", ("C",), ("g", "h"))
-    assert names.out_of(TopicTraffic("tenant%T", None, 0, 0.0, 0.0, 0, 0)).topic == "T"
-    assert names.out_of(TopicTraffic("tenant%T", "tenant%g", 0, 0.0, 0.0, 0, 0)).group == "g"
-    assert names.out_of(GroupSummary("tenant%g", None, None)) == GroupSummary("g", None, None)
-    assert names.out_of("tenant%T") == "tenant%T"  # it may be anything
-    assert names.out_of(QueueRef("other%T", "b", 0)) == QueueRef("other%T", "b", 0)
+    queue, full = QueueRef("T", "b", 0), QueueRef("tenant%T", "b", 0)
+    assert names.full_queue(queue) == names.full_queue(full) == full
+    assert names.full("%RETRY%g") == "%RETRY%tenant%g"
+    assert names.full("RMQ_SYS_TRACE_TOPIC") == "RMQ_SYS_TRACE_TOPIC"
+    assert names.full(READER_GROUP) == READER_GROUP
+    assert names.short_queues({full: 5}) == {queue: 5}
+    assert names.short_queue(QueueRef("other%T", "b", 0)) == QueueRef("other%T", "b", 0)
+    assert names.short_configs({"tenant%g": GroupConfig("tenant%g"), "h": GroupConfig("h")}) == {"g": GroupConfig("g")}
+
+
+def test_without_a_namespace_names_stay_as_they_are() -> None:
+    names = Names(None)
+    assert names.full("T") == names.short("T") == "T"
+    assert names.owns("T")
+    assert names.owns("tenant%T")

@@ -1,167 +1,194 @@
-"""The admin's calls about topics and clusters, beyond what the commands show."""
+"""Admin calls about topics and clusters: paging, the default cluster, and calls to many servers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from skyroute.client.admin import Admin
-from skyroute.client.admin.calls import ASKED_AT_ONCE, SomeFailedError, UnknownClusterError, ask_all, ask_each
-from skyroute.client.admin.topics import RESTARTS_MAX
+from skyroute.client.admin.base import (
+    CONCURRENT_CALLS_MAX,
+    PAGING_RESTARTS_MAX,
+    SomeFailedError,
+    UnknownClusterError,
+    call_all,
+    call_each,
+)
 from skyroute.client.errors import ClientError, ServerFailedError
 from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError
+from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import RequestCode
 from tests.support.fake_broker import BROKER, CLUSTER, NAME_SERVER, FakeCluster, Peer, Reply, fake_cluster
 from tests.support.raw import Command
 
 
 def tell_clusters(cluster: FakeCluster, *names: str) -> None:
-    """Have the name server answer 106: every cluster has the same brokers."""
+    """Have the name server return clusters that all have the same brokers."""
     brokers = {
         server.name: {"brokerName": server.name, "cluster": CLUSTER, "brokerAddrs": {0: server.address}}
         for server in cluster.brokers
     }
     info = {"brokerAddrTable": brokers, "clusterAddrTable": {name: list(brokers) for name in names}}
     reply = Reply(body=json.dumps(info).encode())
-    cluster.on(106, lambda _command, _peer: reply, broker=NAME_SERVER)
+    cluster.on(RequestCode.GET_BROKER_CLUSTER_INFO, lambda _command, _peer: reply, broker=NAME_SERVER)
 
 
-class Topics:
-    """A broker's table of topics, told in pages as Apache's brokers do."""
+class PagedTable:
+    """A broker's table of topics or groups, returned in pages as Apache's brokers do."""
 
-    def __init__(self, count: int, page: int) -> None:
+    def __init__(self, count: int, page: int, kind: str = "topic") -> None:
         self.names = [f"T{number:02}" for number in range(count)]
         self.version = 1
-        self.asked: list[int] = []
+        self.starts: list[int] = []
         self._page = page
+        self._kind = kind
+        self._table, self._name = {
+            "topic": ("topicConfigTable", "topicName"),
+            "group": ("subscriptionGroupTable", "groupName"),
+        }[kind]
 
     def __call__(self, command: Command, _peer: Peer) -> Reply:
-        start = int(command.fields["topicSeq"])
+        start = int(command.fields[f"{self._kind}Seq"])
         if command.fields["dataVersion"] and json.loads(command.fields["dataVersion"])["counter"] != self.version:
             start = 0
-        self.asked.append(start)
-        table = {name: {"topicName": name, "perm": 6} for name in self.names[start : start + self._page]}
-        body = {"topicConfigTable": table, "dataVersion": {"counter": self.version, "stateVersion": 0, "timestamp": 5}}
+        self.starts.append(start)
+        table = {name: {self._name: name} for name in self.names[start : start + self._page]}
+        body = {self._table: table, "dataVersion": {"counter": self.version, "stateVersion": 0, "timestamp": 5}}
         self.after_page()
-        return Reply(fields={"totalTopicNum": str(len(self.names))}, body=json.dumps(body).encode())
+        total = {f"total{self._kind.title()}Num": str(len(self.names))}
+        return Reply(fields=total, body=json.dumps(body).encode())
 
     def after_page(self) -> None:
         pass
 
 
-async def test_topics_come_in_pages() -> None:
+async def topic_configs(table: PagedTable) -> dict[str, TopicConfig]:
     async with fake_cluster() as cluster, Admin(cluster.address) as admin:
-        topics = Topics(count=7, page=3)
-        cluster.on(21, topics, broker=BROKER)
-        found = await admin.topic_configs(cluster.broker().address)
-    assert list(found) == topics.names
-    assert found["T00"] == TopicConfig("T00")
-    assert topics.asked == [0, 3, 6]
+        cluster.on(RequestCode.GET_ALL_TOPIC_CONFIG, table, broker=BROKER)
+        return await admin.topic_configs(cluster.broker().address)
 
 
-async def test_a_table_that_changes_between_pages_is_read_anew() -> None:
-    class Changing(Topics):
+async def group_configs(table: PagedTable) -> dict[str, GroupConfig]:
+    async with fake_cluster() as cluster, Admin(cluster.address) as admin:
+        cluster.on(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, table, broker=BROKER)
+        return await admin.group_configs(cluster.broker().address)
+
+
+async def test_topics_are_read_page_by_page() -> None:
+    table = PagedTable(count=7, page=3)
+    found = await topic_configs(table)
+    assert list(found) == table.names
+    assert found["T00"].name == "T00"
+    assert table.starts == [0, 3, 6]
+
+
+async def test_groups_are_read_page_by_page() -> None:
+    table = PagedTable(count=7, page=3, kind="group")
+    found = await group_configs(table)
+    assert list(found) == table.names
+    assert found["T00"] == GroupConfig("T00")
+    assert table.starts == [0, 3, 6]
+
+
+async def test_a_table_that_changes_between_pages_is_read_from_the_start_again() -> None:
+    class Changing(PagedTable):
         def after_page(self) -> None:
-            if self.asked == [0, 3]:
+            if self.starts == [0, 3]:
                 self.names = ["A", *self.names[1:]]
                 self.version += 1
 
-    async with fake_cluster() as cluster, Admin(cluster.address) as admin:
-        topics = Changing(count=7, page=3)
-        cluster.on(21, topics, broker=BROKER)
-        found = await admin.topic_configs(cluster.broker().address)
-    assert list(found) == topics.names
-    assert topics.asked == [0, 3, 0, 3, 6]
+    table = Changing(count=7, page=3)
+    assert list(await topic_configs(table)) == table.names
+    assert table.starts == [0, 3, 0, 3, 6]
 
 
-async def test_a_broker_that_tells_less_than_it_promised_is_not_asked_for_ever() -> None:
-    class Short(Topics):
+async def test_paging_ends_when_a_broker_has_fewer_entries_than_its_total() -> None:
+    class Short(PagedTable):
         def __call__(self, command: Command, peer: Peer) -> Reply:
             return Reply(fields={"totalTopicNum": "99"}, body=super().__call__(command, peer).body)
 
-    async with fake_cluster() as cluster, Admin(cluster.address) as admin:
-        cluster.on(21, Short(count=4, page=3), broker=BROKER)
-        assert len(await admin.topic_configs(cluster.broker().address)) == 4
+    assert len(await topic_configs(Short(count=4, page=3))) == 4
 
 
-async def test_a_table_that_never_stops_changing_is_given_up() -> None:
-    class Restless(Topics):
+@pytest.mark.parametrize(("kind", "read"), [("topic", topic_configs), ("group", group_configs)])
+async def test_paging_gives_up_on_a_table_that_changes_with_every_page(
+    kind: str, read: Callable[[PagedTable], Awaitable[object]]
+) -> None:
+    class Restless(PagedTable):
         def after_page(self) -> None:
             self.version += 1
 
-    async with fake_cluster() as cluster, Admin(cluster.address) as admin:
-        topics = Restless(count=7, page=3)
-        cluster.on(21, topics, broker=BROKER)
-        with pytest.raises(ClientError, match="change faster than they can be read"):
-            await admin.topic_configs(cluster.broker().address)
-    assert len(topics.asked) == RESTARTS_MAX + 2
+    table = Restless(count=7, page=3, kind=kind)
+    with pytest.raises(ClientError, match=r"changed 11 times while it was read; try again later"):
+        await read(table)
+    assert len(table.starts) == PAGING_RESTARTS_MAX + 2
 
 
-async def test_a_broker_that_repeats_itself_is_not_asked_for_ever() -> None:
-    class Deaf(Topics):
+async def test_paging_ends_when_a_broker_repeats_its_first_page() -> None:
+    class Deaf(PagedTable):
         def __call__(self, command: Command, peer: Peer) -> Reply:
             command.fields["topicSeq"] = "0"
             return super().__call__(command, peer)
 
-    async with fake_cluster() as cluster, Admin(cluster.address) as admin:
-        cluster.on(21, Deaf(count=7, page=3), broker=BROKER)
-        assert len(await admin.topic_configs(cluster.broker().address)) == 3
+    assert len(await topic_configs(Deaf(count=7, page=3))) == 3
 
 
 async def test_a_new_topic_goes_to_the_only_cluster() -> None:
     async with fake_cluster(brokers=("a", "b")) as cluster, Admin(cluster.address) as admin:
         tell_clusters(cluster, CLUSTER)
-        cluster.on(17, lambda _command, _peer: Reply())
+        cluster.on(RequestCode.UPDATE_AND_CREATE_TOPIC, lambda _command, _peer: Reply())
         assert await admin.create_topic("New") == [server.address for server in cluster.brokers]
 
 
-@pytest.mark.parametrize(("names", "known"), [((), "none at all"), (("East", "West"), "East, West")])
-async def test_which_cluster_must_be_said_if_there_is_not_just_one(names: tuple[str, ...], known: str) -> None:
+@pytest.mark.parametrize(("names", "known"), [((), "no cluster"), (("East", "West"), "East, West")])
+async def test_create_topic_needs_a_cluster_unless_there_is_exactly_one(names: tuple[str, ...], known: str) -> None:
     async with fake_cluster() as cluster, Admin(cluster.address) as admin:
         tell_clusters(cluster, *names)
         with pytest.raises(UnknownClusterError, match=f"say which cluster; the name servers know {known}"):
             await admin.create_topic("New")
-        assert not cluster.seen(17)
+        assert not cluster.seen(RequestCode.UPDATE_AND_CREATE_TOPIC)
 
 
-async def test_a_broker_and_a_cluster_are_one_too_many() -> None:
+async def test_a_broker_and_a_cluster_together_are_refused() -> None:
     async with fake_cluster() as cluster, Admin(cluster.address) as admin:
-        with pytest.raises(ClientError, match="one of the two"):
+        with pytest.raises(ClientError, match="either a broker"):
             await admin.create_topic("New", broker=cluster.broker().address, cluster=CLUSTER)
 
 
-async def test_a_session_of_others_is_left_running() -> None:
+async def test_a_shared_session_is_not_stopped() -> None:
     async with fake_cluster({"T": 1}) as cluster, Session(cluster.address) as session:
         async with Admin(session=session) as admin:
             assert (await admin.route("T")).queues
         assert (await session.routes.refresh("T")).queues
 
 
-async def test_who_failed_is_told_and_who_did_not() -> None:
-    async def ask(name: str) -> str:
+async def test_calls_to_many_report_each_failure() -> None:
+    async def call(name: str) -> str:
         if name in "bd":
             raise ServerFailedError(1, "no", name)
         return name.upper()
 
-    assert await ask_each("ac", ask) == ({"a": "A", "c": "C"}, {})
-    answers, failures = await ask_each("abc", ask)
-    assert (answers, list(failures)) == ({"a": "A", "c": "C"}, ["b"])
+    assert await call_each("ac", call) == ({"a": "A", "c": "C"}, {})
+    results, failures = await call_each("abc", call)
+    assert (results, list(failures)) == ({"a": "A", "c": "C"}, ["b"])
     with pytest.raises(ServerFailedError):
-        await ask_each("b", ask)
+        await call_each("b", call)
     with pytest.raises(SomeFailedError, match="2 of 2 failed: b: "):
-        await ask_each("bd", ask)
+        await call_each("bd", call)
     with pytest.raises(SomeFailedError, match="1 of 3 failed: b: ") as raised:
-        await ask_all("abc", ask)
+        await call_all("abc", call)
     assert raised.value.done == ("a", "c")
     assert isinstance(raised.value.failures["b"], SkyrouteError)
 
 
-async def test_not_all_are_asked_at_the_same_time() -> None:
+async def test_calls_to_many_are_bounded_in_number() -> None:
     busy = most = 0
 
-    async def ask(_name: str) -> None:
+    async def call(_name: str) -> None:
         nonlocal busy, most
         busy += 1
         most = max(most, busy)
@@ -169,5 +196,5 @@ async def test_not_all_are_asked_at_the_same_time() -> None:
         busy -= 1
 
     async with fake_cluster({"T": 1}) as cluster, Admin(cluster.address) as admin:
-        await ask_all(map(str, range(3 * ASKED_AT_ONCE)), ask)
-    assert most == ASKED_AT_ONCE
+        await call_all(map(str, range(3 * CONCURRENT_CALLS_MAX)), call)
+    assert most == CONCURRENT_CALLS_MAX

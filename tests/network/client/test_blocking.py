@@ -243,7 +243,7 @@ async def test_a_handler_that_exits_does_not_take_the_event_loop_along(
 
     cluster.put(cluster.queue("T"), b"x")
     await asyncio.wait_for(asyncio.to_thread(script), 10.0)
-    assert "SystemExit cannot end the program from here" in caplog.messages
+    assert "task tried to exit the program error=SystemExit" in caplog.messages
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("enough"), GeneratorExit()], ids=repr)

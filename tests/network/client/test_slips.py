@@ -23,7 +23,6 @@ from skyroute import (
     TransactionOutcome,
     blocking,
 )
-from skyroute.client.admin.face import NOT_CALLS
 from skyroute.client.errors import ArgumentError
 from skyroute.message.errors import InvalidMessageError, InvalidNameError, TagExpressionError
 from skyroute.message.message import StoredMessage
@@ -170,7 +169,7 @@ def calls_of(kind: Any) -> list[tuple[str, Any]]:
     return [
         (name, method)
         for name, method in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_") and name not in {*NOT_CALLS, "run", "producer_groups", "consumer_data"}
+        if not name.startswith("_") and name not in {"start", "stop", "run", "producer_groups", "consumer_data"}
     ]
 
 
@@ -236,6 +235,19 @@ async def test_no_slip_makes_the_admin_raise_anything_but_our_own() -> None:
         await give_slips(admin, Admin, fine_values(await stored()))
     async with Admin(NOWHERE, namespace="tenant") as admin:
         await give_slips(admin, Admin, fine_values(await stored()))
+
+
+async def test_every_admin_argument_is_checked_before_a_request_is_sent() -> None:
+    fine = fine_values(await stored())
+    async with Admin(NOWHERE) as admin:
+        for name, method in calls_of(Admin):
+            parameters = list(inspect.signature(method).parameters.values())[1:]
+            wanted = {p.name: fine[p.name] for p in parameters if p.default is p.empty}
+            if name == "put_order_config":
+                wanted["config"] = "broker-a:4"
+            for parameter in parameters:
+                with pytest.raises(ArgumentError, match=parameter.name):
+                    await getattr(admin, name)(**(wanted | {parameter.name: object()}))
 
 
 async def test_no_slip_makes_a_producer_raise_anything_but_our_own() -> None:

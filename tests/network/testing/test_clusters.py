@@ -26,18 +26,18 @@ def names_of_brokers(admin: Admin) -> list[str]:
     return [broker.name for broker in admin.brokers()]
 
 
-def test_a_cluster_takes_messages_and_leaves_nothing_behind() -> None:
+def test_a_cluster_stores_messages_and_deletes_its_files_and_threads() -> None:
     threads = threading.active_count()
     with cluster() as c:
         folder = c.folder
         assert send(c) == "broker-0"
         assert folder.is_dir()
     assert not folder.exists()
-    # The blocking client keeps one of its own.
+    # The blocking client has a thread of its own.
     assert threading.active_count() <= threads + 1
 
 
-def test_the_example_of_the_docstring_is_true() -> None:
+def test_the_docstring_example_runs() -> None:
     assert doctest.testmod(skyroute.testing.clusters) == (0, 4)
 
 
@@ -50,7 +50,7 @@ def test_it_starts_in_less_than_300_ms() -> None:
     assert min(took) < 0.3
 
 
-def test_there_may_be_several_of_each() -> None:
+def test_several_brokers_and_name_servers() -> None:
     with cluster(brokers=3, name_servers=2, in_memory=True) as c:
         assert len(set(c.broker_addresses)) == 3
         assert len(c.name_server_addresses) == 2
@@ -59,17 +59,17 @@ def test_there_may_be_several_of_each() -> None:
                 assert names_of_brokers(admin) == ["broker-0", "broker-1", "broker-2"]
 
 
-def test_there_may_be_no_broker() -> None:
+def test_a_cluster_without_brokers() -> None:
     with cluster(brokers=0) as c, pytest.raises(SkyrouteError):
         send(c)
 
 
-def test_settings_are_those_of_the_brokers() -> None:
+def test_settings_are_passed_to_the_brokers() -> None:
     with cluster(auto_create_topics=False, in_memory=True) as c, pytest.raises(SkyrouteError):
         send(c)
 
 
-def test_a_setting_that_nobody_knows_is_refused_and_leaves_nothing_behind() -> None:
+def test_an_unknown_setting_is_refused_and_leaves_no_files() -> None:
     threads = threading.active_count()
     with pytest.raises(TypeError, match="frobnicate"), cluster(frobnicate=1):
         pass
@@ -79,12 +79,12 @@ def test_a_setting_that_nobody_knows_is_refused_and_leaves_nothing_behind() -> N
 
 
 @pytest.mark.parametrize(("brokers", "name_servers"), [(-1, 1), (1, 0)])
-def test_there_is_at_least_one_name_server(brokers: int, name_servers: int) -> None:
+def test_a_cluster_needs_a_name_server(brokers: int, name_servers: int) -> None:
     with pytest.raises(ValueError, match="at least one name server"):
         cluster(brokers=brokers, name_servers=name_servers)
 
 
-def test_a_paused_broker_answers_nobody_until_it_goes_on() -> None:
+def test_a_paused_broker_sends_no_response_until_it_is_resumed() -> None:
     with cluster(in_memory=True) as c:
         send(c)
         c.pause_broker()
@@ -96,13 +96,13 @@ def test_a_paused_broker_answers_nobody_until_it_goes_on() -> None:
         assert send(c) == "broker-0"
 
 
-def test_a_cluster_with_a_paused_broker_ends_all_the_same() -> None:
+def test_a_cluster_with_a_paused_broker_stops() -> None:
     with cluster(in_memory=True) as c:
         c.pause_broker()
     assert not c.broker_addresses
 
 
-def test_a_killed_broker_is_gone_and_comes_back_with_what_it_had() -> None:
+def test_a_killed_broker_restarts_with_its_messages() -> None:
     with cluster(brokers=2, in_memory=True) as c:
         host, _, port = c.broker_addresses[1].rpartition(":")
         with Admin(c.name_server_address) as admin, Producer("billing", c.name_server_address) as producer:
@@ -116,7 +116,7 @@ def test_a_killed_broker_is_gone_and_comes_back_with_what_it_had() -> None:
             assert names_of_brokers(admin) == ["broker-0", "broker-1"]
 
 
-def test_a_stopped_broker_has_said_goodbye() -> None:
+def test_a_stopped_broker_has_unregistered() -> None:
     with cluster(brokers=2, in_memory=True) as c, Admin(c.name_server_address) as admin:
         c.stop_broker(0)
         c.stop_broker(0)
@@ -125,7 +125,7 @@ def test_a_stopped_broker_has_said_goodbye() -> None:
         assert names_of_brokers(admin) == ["broker-0", "broker-1"]
 
 
-async def test_it_can_be_had_inside_a_loop() -> None:
+async def test_a_cluster_is_an_async_context_manager() -> None:
     async with cluster(in_memory=True) as c, skyroute.Producer("billing", c.name_server_address) as producer:
         assert (await producer.send(Message("Orders", b"one"))).queue.broker_name == "broker-0"
 
@@ -133,7 +133,7 @@ async def test_it_can_be_had_inside_a_loop() -> None:
 # pytest
 
 
-def test_pytest_gives_a_cluster_to_whoever_asks(pytester: pytest.Pytester) -> None:
+def test_the_pytest_fixture_starts_a_cluster(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         from skyroute import Message
         from skyroute.blocking import Producer
@@ -150,7 +150,7 @@ def test_pytest_gives_a_cluster_to_whoever_asks(pytester: pytest.Pytester) -> No
     result.assert_outcomes(passed=2)
 
 
-def test_pytest_pays_nothing_where_nobody_asks() -> None:
+def test_the_pytest_plugin_imports_no_server() -> None:
     check = "import sys, pytest, skyroute.testing.plugin; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert not {"msgspec", "uvloop", "skyroute.broker", "skyroute.client"} & set(run.stdout.split())

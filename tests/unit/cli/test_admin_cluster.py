@@ -1,4 +1,4 @@
-"""Commands about brokers and name servers, run against servers that answer by hand-written bytes."""
+"""Commands about brokers and name servers, run against a fake cluster."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ import re
 
 import pytest
 
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import CLUSTER, NAME_SERVER, FakeCluster, Reply
 from tests.unit.cli.admin_cluster import admin_cluster, answer_json, cells, invoke, run, run_json
 from tests.unit.wire.golden import golden_line
 
 
-def tell_state(cluster: FakeCluster, broker: str, **changes: str | None) -> None:
-    """Have a broker answer 28 as a real one did, but for some changes."""
+def return_state(cluster: FakeCluster, broker: str, **changes: str | None) -> None:
+    """Have a broker return the state of a recorded broker, with changes."""
     table = json.loads(golden_line("client/broker-state.txt"))["table"] | changes
     answer_json(
-        cluster, 28, {"table": {key: value for key, value in table.items() if value is not None}}, broker=broker
+        cluster,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        {"table": {key: value for key, value in table.items() if value is not None}},
+        broker=broker,
     )
 
 
 async def test_cluster_list() -> None:
     async with admin_cluster("a") as cluster:
-        tell_state(cluster, "a", putTps="1.239 7.0 8.0", sendThreadPoolQueueSize="3", timerCongestNum="25000")
+        return_state(cluster, "a", putTps="1.239 7.0 8.0", sendThreadPoolQueueSize="3", timerCongestNum="25000")
         head, row = (await run(cluster, "clusterList")).stdout.splitlines()
         value = await run_json(cluster, "clusterList", "-c", CLUSTER)
     assert re.split(r"  +", head) == [
@@ -38,18 +42,18 @@ async def test_cluster_list() -> None:
 
 
 @pytest.mark.parametrize("earliest", ["-1", "soon", None])
-async def test_what_a_broker_does_not_say_is_not_made_up(earliest: str | None) -> None:
+async def test_a_missing_state_value_is_printed_as_unknown(earliest: str | None) -> None:
     async with admin_cluster("a") as cluster:
-        tell_state(cluster, "a", earliestMessageTimeStamp=earliest, ackThreadPoolQueueSize=None, putTps="")
+        return_state(cluster, "a", earliestMessageTimeStamp=earliest, ackThreadPoolQueueSize=None, putTps="")
         (broker,) = await run_json(cluster, "clusterList")
         assert (broker["kept_hours"], broker["ack_queue"], broker["in_tps"]) == (None, None, None)
         assert "|N,0ms)" in (await run(cluster, "clusterList")).stdout
 
 
-async def test_a_broker_that_does_not_answer_stays_in_the_list() -> None:
+async def test_a_broker_that_fails_stays_in_the_list() -> None:
     async with admin_cluster("a", "b") as cluster:
-        tell_state(cluster, "a")
-        cluster.refuse(28, 2, "too busy", broker="b")
+        return_state(cluster, "a")
+        cluster.refuse(RequestCode.GET_BROKER_RUNTIME_INFO, ResponseCode.SYSTEM_BUSY, "too busy", broker="b")
         result = await run(cluster, "clusterList")
         address = cluster.broker("b").address
         assert cells(result.stdout)[2] == [CLUSTER, "b", "0", address]
@@ -57,7 +61,7 @@ async def test_a_broker_that_does_not_answer_stays_in_the_list() -> None:
         assert result.stderr == (
             f"skyroute admin clusterList: {address}: {address} refused with 2 (SYSTEM_BUSY): too busy\n"
         )
-        cluster.refuse(28, 2, "too busy", broker="a")
+        cluster.refuse(RequestCode.GET_BROKER_RUNTIME_INFO, ResponseCode.SYSTEM_BUSY, "too busy", broker="a")
         result = await run(cluster, "clusterList", "-m", "--json")
     assert result.exit_code == 1
     assert [entry["in_today"] for entry in json.loads(result.stdout)] == [None, None]
@@ -67,18 +71,22 @@ async def test_a_broker_that_does_not_answer_stays_in_the_list() -> None:
 async def test_cluster_list_with_more_stats() -> None:
     async with admin_cluster("a") as cluster:
         counts = {"YesterdayMorning": "10", "TodayMorning": "15", "TodayNow": "18"}
-        tell_state(
+        return_state(
             cluster, "a", **{f"msg{kind}Total{when}": n for kind in ("Put", "Get") for when, n in counts.items()}
         )
         rows = cells((await run(cluster, "clusterList", "-m")).stdout)
     assert rows[1] == [CLUSTER, "a", "5", "5", "3", "3"]
 
 
-async def test_cluster_list_again_and_again_until_it_fails() -> None:
+async def test_cluster_list_repeats_with_an_interval() -> None:
     async with admin_cluster("a") as cluster:
-        tell_state(cluster, "a")
-        told = iter([await cluster_info(cluster)] * 2)
-        cluster.on(106, lambda _command, _peer: next(told, Reply(1, remark="that is all")), broker=NAME_SERVER)
+        return_state(cluster, "a")
+        replies = iter([await cluster_info(cluster)] * 2)
+        cluster.on(
+            RequestCode.GET_BROKER_CLUSTER_INFO,
+            lambda _command, _peer: next(replies, Reply(ResponseCode.SYSTEM_ERROR, remark="that is all")),
+            broker=NAME_SERVER,
+        )
         result = await run(cluster, "clusterList", "-i", "0")
     assert result.stdout.count("#Cluster Name") == 2
     assert result.exit_code == 1
@@ -90,7 +98,7 @@ async def cluster_info(cluster: FakeCluster) -> Reply:
     return Reply(body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {CLUSTER: ["a"]}}).encode())
 
 
-async def test_cluster_rt_sends_to_the_topic_of_the_brokers_name() -> None:
+async def test_cluster_rt_sends_to_the_topic_with_the_brokers_name() -> None:
     async with admin_cluster("a", topic="a") as cluster:
         (value,) = await run_json(cluster, "clusterRT", "-a", "3", "-s", "10")
         assert [record.body for queue in (0, 1) for record in cluster.stored(cluster.queue("a", queue, "a"))] == [
@@ -102,10 +110,10 @@ async def test_cluster_rt_sends_to_the_topic_of_the_brokers_name() -> None:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\|room\|FakeCluster\|a\|\d+\n", line)
 
 
-async def test_sends_that_fail_are_counted_and_told() -> None:
+async def test_cluster_rt_counts_and_reports_failed_sends() -> None:
     async with admin_cluster("a", topic="a") as cluster:
-        for code in (10, 310, 320):
-            cluster.refuse(code, 16, "not here")
+        for code in (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE):
+            cluster.refuse(code, ResponseCode.NO_PERMISSION, "not here")
         result = await run(cluster, "clusterRT", "-a", "2", "--json")
     assert json.loads(result.stdout)[0]["failures"] == 2
     assert result.exit_code == 1
@@ -114,8 +122,8 @@ async def test_sends_that_fail_are_counted_and_told() -> None:
 
 async def test_broker_status() -> None:
     async with admin_cluster("a", "b") as cluster:
-        tell_state(cluster, "a")
-        tell_state(cluster, "b", brokerVersionDesc="V4_9_7")
+        return_state(cluster, "a")
+        return_state(cluster, "b", brokerVersionDesc="V4_9_7")
         first, second = (server.address for server in cluster.brokers)
         lines = (await run(cluster, "brokerStatus", "-b", first)).stdout.splitlines()
         assert ["brokerVersionDesc", ":", "V5_5_0"] in [line.split() for line in lines]
@@ -125,20 +133,20 @@ async def test_broker_status() -> None:
     assert value[second]["brokerVersionDesc"] == "V4_9_7"
 
 
-async def test_settings_of_brokers() -> None:
+async def test_get_broker_config() -> None:
     async with admin_cluster("a", "b") as cluster:
-        cluster.on(26, lambda _command, _peer: Reply(body=b"brokerName=x\nbrokerId=0\n"))
+        cluster.on(RequestCode.GET_BROKER_CONFIG, lambda _command, _peer: Reply(body=b"brokerName=x\nbrokerId=0\n"))
         first, second = (server.address for server in cluster.brokers)
         text = (await run(cluster, "getBrokerConfig", "-b", first)).stdout
         assert text == f"============{first}============\nbrokerId   = 0\nbrokerName = x\n"
-        cluster.refuse(26, 1, "no", broker="b")
+        cluster.refuse(RequestCode.GET_BROKER_CONFIG, ResponseCode.SYSTEM_ERROR, "no", broker="b")
         result = await run(cluster, "getBrokerConfig", "-c", CLUSTER, "--json")
     assert json.loads(result.stdout) == {first: {"brokerId": "0", "brokerName": "x"}}
     assert result.exit_code == 1
     assert second in result.stderr
 
 
-async def test_secrets_of_a_server_that_tells_them_are_not_shown() -> None:
+async def test_secrets_in_settings_are_masked() -> None:
     async with admin_cluster("a") as cluster:
         cluster.on(
             26, lambda _command, _peer: Reply(body=b"brokerId=0\ninitAuthenticationUser={u:geheim}\nmyPasswd=\n")
@@ -150,22 +158,32 @@ async def test_secrets_of_a_server_that_tells_them_are_not_shown() -> None:
     assert shown == {server.address: {"brokerId": "0", "initAuthenticationUser": "******", "myPasswd": ""}}
 
 
-async def test_settings_of_brokers_are_changed() -> None:
+async def test_update_broker_config_changes_a_setting_on_every_master() -> None:
     async with admin_cluster("a", "b") as cluster:
-        cluster.on(25, lambda _command, _peer: Reply())
+        cluster.on(RequestCode.UPDATE_BROKER_CONFIG, lambda _command, _peer: Reply())
         addresses = [server.address for server in cluster.brokers]
         words = ("updateBrokerConfig", "-k", "flushDiskType", "-v", "SYNC_FLUSH")
         result = await run(cluster, *words, "-c", CLUSTER)
         assert result.stdout.splitlines() == [f"update broker config success, {address}" for address in addresses]
-        assert [command.body for command in cluster.seen(25)] == [b"flushDiskType=SYNC_FLUSH\n"] * 2
-        cluster.refuse(25, 16, "Can not update config in black list.", broker="b")
+        assert [command.body for command in cluster.seen(RequestCode.UPDATE_BROKER_CONFIG)] == [
+            b"flushDiskType=SYNC_FLUSH\n"
+        ] * 2
+        cluster.refuse(
+            RequestCode.UPDATE_BROKER_CONFIG,
+            ResponseCode.NO_PERMISSION,
+            "Can not update config in black list.",
+            broker="b",
+        )
         result = await run(cluster, *words, "-b", addresses[1])
     assert result.exit_code == 1
     assert "black list" in result.stderr
 
 
-@pytest.mark.parametrize(("command", "code"), [("cleanExpiredCQ", 306), ("cleanUnusedTopic", 316)])
-async def test_cleaning(command: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [("cleanExpiredCQ", RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE), ("cleanUnusedTopic", RequestCode.CLEAN_UNUSED_TOPIC)],
+)
+async def test_cleaning_runs_on_all_brokers_a_cluster_or_one_broker(command: str, code: int) -> None:
     async with admin_cluster("a", "b") as cluster:
         cluster.on(code, lambda _command, _peer: Reply())
         addresses = [server.address for server in cluster.brokers]
@@ -175,20 +193,24 @@ async def test_cleaning(command: str, code: int) -> None:
         assert len(cluster.seen(code)) == 5
 
 
-async def test_settings_of_name_servers() -> None:
+async def test_name_server_settings_are_printed_and_changed() -> None:
     async with admin_cluster() as cluster:
-        cluster.on(319, lambda _command, _peer: Reply(body=b"a=1\n"), broker=NAME_SERVER)
-        cluster.on(318, lambda _command, _peer: Reply(), broker=NAME_SERVER)
+        cluster.on(RequestCode.GET_NAMESRV_CONFIG, lambda _command, _peer: Reply(body=b"a=1\n"), broker=NAME_SERVER)
+        cluster.on(RequestCode.UPDATE_NAMESRV_CONFIG, lambda _command, _peer: Reply(), broker=NAME_SERVER)
         assert await run_json(cluster, "getNamesrvConfig") == {cluster.address: {"a": "1"}}
         await run_json(cluster, "updateNamesrvConfig", "-k", "a", "-v", "2")
-        (request,) = cluster.seen(318)
+        (request,) = cluster.seen(RequestCode.UPDATE_NAMESRV_CONFIG)
         assert request.body == b"a=2\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "field"), [("wipeWritePerm", 205, "wipeTopicCount"), ("addWritePerm", 327, "addTopicCount")]
+    ("command", "code", "field"),
+    [
+        ("wipeWritePerm", RequestCode.WIPE_WRITE_PERM_OF_BROKER, "wipeTopicCount"),
+        ("addWritePerm", RequestCode.ADD_WRITE_PERM_OF_BROKER, "addTopicCount"),
+    ],
 )
-async def test_write_permission(command: str, code: int, field: str) -> None:
+async def test_write_permission_reports_the_number_of_topics(command: str, code: int, field: str) -> None:
     async with admin_cluster() as cluster:
         cluster.on(code, lambda _command, _peer: Reply(fields={field: "17"}), broker=NAME_SERVER)
         result = await run(cluster, command, "-b", "a")
@@ -196,19 +218,19 @@ async def test_write_permission(command: str, code: int, field: str) -> None:
         assert await run_json(cluster, command, "-b", "a") == [{"name_server": cluster.address, "topics": 17}]
 
 
-async def test_key_value_config() -> None:
+async def test_key_value_config_is_set_and_deleted() -> None:
     async with admin_cluster() as cluster:
-        for code in (100, 102):
+        for code in (RequestCode.PUT_KV_CONFIG, RequestCode.DELETE_KV_CONFIG):
             cluster.on(code, lambda _command, _peer: Reply(), broker=NAME_SERVER)
         place = ("-s", "space", "-k", "key")
         assert await run_json(cluster, "updateKvConfig", *place, "-v", "=v") == {"name_servers": [cluster.address]}
         assert await run_json(cluster, "deleteKvConfig", *place) == {"name_servers": [cluster.address]}
-        assert cluster.seen(100)[0].fields == {"namespace": "space", "key": "key", "value": "=v"}
-        assert cluster.seen(102)[0].fields == {"namespace": "space", "key": "key"}
+        assert cluster.seen(RequestCode.PUT_KV_CONFIG)[0].fields == {"namespace": "space", "key": "key", "value": "=v"}
+        assert cluster.seen(RequestCode.DELETE_KV_CONFIG)[0].fields == {"namespace": "space", "key": "key"}
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "message"),
     [
         (["clusterList", "-i", "often"], "Invalid value for '-i'"),
         (["clusterRT", "-a", "1"], "Invalid value for '-a'"),
@@ -216,10 +238,10 @@ async def test_key_value_config() -> None:
         (["updateNamesrvConfig", "-v", "a"], "Missing option '-k'"),
         (["wipeWritePerm"], "Missing option '-b'"),
         (["updateKvConfig", "-k", "a", "-v", "b"], "Missing option '-s'"),
-        (["cleanExpiredCQ", "-b", "h:1", "-c", "C"], "one of the two"),
+        (["cleanExpiredCQ", "-b", "h:1", "-c", "C"], "either -b"),
     ],
 )
-def test_wrong_words_are_usage_errors(words: list[str], complaint: str) -> None:
-    result = invoke(words)
+def test_invalid_options_are_usage_errors(arguments: list[str], message: str) -> None:
+    result = invoke(arguments)
     assert result.exit_code == 2
-    assert complaint in result.stderr
+    assert message in result.stderr

@@ -1,4 +1,4 @@
-"""Commands about groups: what they ask, what they print, and how they fail."""
+"""Commands about groups: requests, output and errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import CLUSTER, FakeCluster, Reply
 from tests.unit.cli.admin_cluster import admin_cluster, answer_json, cells, invoke, run, run_json
 from tests.unit.wire.golden import golden_line
@@ -20,23 +21,23 @@ PROGRESS = (
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[FakeCluster]:
-    """One broker, which knows the group `g`."""
+    """A cluster with one broker that has the group `g`."""
     async with admin_cluster() as cluster:
         cluster.topics["%RETRY%g"] = 1
-        cluster.on(208, lambda _command, _peer: Reply(body=PROGRESS))
+        cluster.on(RequestCode.GET_CONSUME_STATS, lambda _command, _peer: Reply(body=PROGRESS))
         connections = Reply(body=golden_line("client/consumer-connections.txt"))
-        cluster.on(203, lambda _command, _peer: connections)
+        cluster.on(RequestCode.GET_CONSUMER_CONNECTION_LIST, lambda _command, _peer: connections)
         yield cluster
 
 
 # --------------------------------------------------------------------------------------------------------- settings
 
 
-async def test_a_group_is_made_with_mqadmins_defaults(cluster: FakeCluster) -> None:
-    answer_json(cluster, 200, {})
+async def test_a_group_is_created_with_the_defaults_of_mqadmin(cluster: FakeCluster) -> None:
+    answer_json(cluster, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {})
     result = await run(cluster, "updateSubGroup", "-c", CLUSTER, "-g", "g", "-r", "5", "--attributes", "+a=b,-c")
     assert result.exit_code == 0
-    (asked,) = cluster.seen(200)
+    (asked,) = cluster.seen(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     config = json.loads(asked.body)
     assert (config["groupName"], config["retryMaxTimes"]) == ("g", 5)
     assert (config["consumeBroadcastEnable"], config["consumeFromMinEnable"]) == (False, False)
@@ -44,36 +45,45 @@ async def test_a_group_is_made_with_mqadmins_defaults(cluster: FakeCluster) -> N
     assert f"create subscription group to {cluster.broker().address} success." in result.stdout
 
 
-async def test_a_retry_policy_goes_to_the_broker_as_it_is(cluster: FakeCluster) -> None:
-    answer_json(cluster, 200, {})
+async def test_a_retry_policy_is_sent_unchanged(cluster: FakeCluster) -> None:
+    answer_json(cluster, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {})
     policy = {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000]}}
     told = await run_json(
         cluster, "updateSubGroup", "-b", cluster.broker().address, "-g", "g", "-p", json.dumps(policy)
     )
-    assert json.loads(cluster.seen(200)[0].body)["groupRetryPolicy"] == policy
+    assert (
+        json.loads(cluster.seen(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)[0].body)["groupRetryPolicy"] == policy
+    )
     assert told["group"]["retry_policy"] == policy
 
 
-async def test_deleting_from_a_cluster_takes_what_was_to_be_tried_again_too(cluster: FakeCluster) -> None:
-    for code in (207, 215, 216):
+async def test_deleting_a_group_from_a_cluster_deletes_its_retry_and_dead_letter_topics(cluster: FakeCluster) -> None:
+    for code in (
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        RequestCode.DELETE_TOPIC_IN_NAMESRV,
+    ):
         answer_json(cluster, code, {}, broker=None)
     result = await run(cluster, "deleteSubGroup", "-c", CLUSTER, "-g", "g", "-r", "true")
     assert result.exit_code == 0
-    assert cluster.seen(207)[0].fields["cleanOffset"] == "true"
-    assert [asked.fields["topic"] for asked in cluster.seen(215)] == ["%RETRY%g", "%DLQ%g"]
+    assert cluster.seen(RequestCode.DELETE_SUBSCRIPTIONGROUP)[0].fields["cleanOffset"] == "true"
+    assert [asked.fields["topic"] for asked in cluster.seen(RequestCode.DELETE_TOPIC_IN_BROKER)] == [
+        "%RETRY%g",
+        "%DLQ%g",
+    ]
 
 
-async def test_deleting_from_one_broker_leaves_the_topics(cluster: FakeCluster) -> None:
-    answer_json(cluster, 207, {})
+async def test_deleting_a_group_from_one_broker_keeps_the_topics(cluster: FakeCluster) -> None:
+    answer_json(cluster, RequestCode.DELETE_SUBSCRIPTIONGROUP, {})
     await run_json(cluster, "deleteSubGroup", "-b", cluster.broker().address, "-g", "g")
-    assert cluster.seen(207)[0].fields["cleanOffset"] == "false"
-    assert cluster.seen(215) == []
+    assert cluster.seen(RequestCode.DELETE_SUBSCRIPTIONGROUP)[0].fields["cleanOffset"] == "false"
+    assert cluster.seen(RequestCode.DELETE_TOPIC_IN_BROKER) == []
 
 
 # ------------------------------------------------------------------------------------------------------ connections
 
 
-async def test_consumers_are_listed_with_what_they_subscribe_to(cluster: FakeCluster) -> None:
+async def test_members_are_listed_with_their_subscriptions(cluster: FakeCluster) -> None:
     lines = (await run(cluster, "consumerConnection", "-g", "g")).stdout.splitlines()
     assert lines[0].split() == ["#ClientId", "#ClientAddr", "#Language", "#Version"]
     assert lines[1].split() == ["192.0.2.2@25552#1794733113236656013", "127.0.0.1:39730", "PYTHON", "V5_3_3"]
@@ -82,23 +92,27 @@ async def test_consumers_are_listed_with_what_they_subscribe_to(cluster: FakeClu
     assert [each["expression"] for each in told["subscriptions"]] == ["*", "TagA || TagB"]
 
 
-async def test_a_group_without_members_is_one_line(cluster: FakeCluster) -> None:
-    cluster.refuse(203, 206, "the consumer group[g] not online\nand so on")
+async def test_a_group_without_members_is_an_error_in_one_line(cluster: FakeCluster) -> None:
+    cluster.refuse(
+        RequestCode.GET_CONSUMER_CONNECTION_LIST,
+        ResponseCode.CONSUMER_NOT_ONLINE,
+        "the consumer group[g] not online\nand so on",
+    )
     result = await run(cluster, "consumerConnection", "-g", "g")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.count("\n") == 1
     assert "not online" in result.stderr
 
 
-async def test_an_unknown_group_is_said_to_be_unknown(cluster: FakeCluster) -> None:
+async def test_an_unknown_group_is_an_error(cluster: FakeCluster) -> None:
     result = await run(cluster, "consumerConnection", "-g", "nobody")
     assert result.exit_code == 1
     assert "no broker knows the consumer group nobody" in result.stderr
 
 
-async def test_producers_are_numbered(cluster: FakeCluster) -> None:
+async def test_members_of_a_producer_group_are_numbered(cluster: FakeCluster) -> None:
     producers = Reply(body=golden_line("client/producer-connections.txt"))
-    cluster.on(204, lambda _command, _peer: producers)
+    cluster.on(RequestCode.GET_PRODUCER_CONNECTION_LIST, lambda _command, _peer: producers)
     result = await run(cluster, "producerConnection", "-g", "p", "-t", "Orders")
     assert cells(result.stdout)[1][0] == "0001"
     (told,) = await run_json(cluster, "producerConnection", "-g", "p", "-t", "Orders")
@@ -108,7 +122,7 @@ async def test_producers_are_numbered(cluster: FakeCluster) -> None:
 # --------------------------------------------------------------------------------------------------------- progress
 
 
-async def test_progress_is_printed_queue_by_queue_with_totals(cluster: FakeCluster) -> None:
+async def test_progress_is_printed_by_queue_with_totals(cluster: FakeCluster) -> None:
     result = await run(cluster, "consumerProgress", "-g", "g")
     table = cells(result.stdout)
     assert table[1][:7] == ["Orders", "broker-a", "0", "5", "5", "0", "0"]
@@ -116,14 +130,14 @@ async def test_progress_is_printed_queue_by_queue_with_totals(cluster: FakeClust
     assert result.stdout.endswith("Consume TPS: 1.50\nConsume Diff Total: 5\nConsume Inflight Total: 3\n")
 
 
-async def test_progress_for_programs_has_times_as_numbers(cluster: FakeCluster) -> None:
+async def test_progress_in_json_has_times_in_milliseconds(cluster: FakeCluster) -> None:
     told = await run_json(cluster, "consumerProgress", "-g", "g", "-t", "Orders")
-    assert cluster.seen(208)[0].fields["topic"] == "Orders"
+    assert cluster.seen(RequestCode.GET_CONSUME_STATS)[0].fields["topic"] == "Orders"
     assert [each["last_at_ms"] for each in told["queues"]] == [1_758_275_140_000, None]
     assert (told["diff_total"], told["inflight_total"], told["tps"]) == (5, 3, 1.5)
 
 
-async def test_all_groups_are_printed_at_a_glance(cluster: FakeCluster) -> None:
+async def test_progress_without_a_group_is_a_summary_of_all(cluster: FakeCluster) -> None:
     (told,) = await run_json(cluster, "consumerProgress")
     assert told == {
         "group": "g",
@@ -136,104 +150,109 @@ async def test_all_groups_are_printed_at_a_glance(cluster: FakeCluster) -> None:
     }
 
 
-async def test_a_group_that_cannot_be_looked_at_is_named_and_the_rest_is_printed(cluster: FakeCluster) -> None:
-    cluster.refuse(208, 1, "no")
+async def test_a_group_that_fails_is_reported_and_the_others_are_printed(cluster: FakeCluster) -> None:
+    cluster.refuse(RequestCode.GET_CONSUME_STATS, ResponseCode.SYSTEM_ERROR, "no")
     result = await run(cluster, "consumerProgress")
     assert result.exit_code == 1
     assert "g: " in result.stderr
     assert cells(result.stdout)[1][0] == "g"
 
 
-async def test_of_several_brokers_one_that_fails_is_named() -> None:
+async def test_progress_names_the_broker_that_failed() -> None:
     async with admin_cluster("broker-a", "broker-b") as cluster:
         cluster.topics["%RETRY%g"] = 1
-        cluster.on(208, lambda _command, _peer: Reply(body=PROGRESS))
-        cluster.refuse(208, 1, "no", broker="broker-b")
+        cluster.on(RequestCode.GET_CONSUME_STATS, lambda _command, _peer: Reply(body=PROGRESS))
+        cluster.refuse(RequestCode.GET_CONSUME_STATS, ResponseCode.SYSTEM_ERROR, "no", broker="broker-b")
         result = await run(cluster, "consumerProgress", "-g", "g")
     assert result.exit_code == 1
     assert f"1 of 2 failed: {cluster.broker('broker-b').address}" in result.stderr
 
 
-async def test_one_member_tells_of_its_queues_and_its_pace(cluster: FakeCluster) -> None:
+async def test_the_state_of_one_member_has_queues_and_rates(cluster: FakeCluster) -> None:
     running = Reply(body=golden_line("client/running-consumer.txt"))
-    cluster.on(307, lambda _command, _peer: running)
+    cluster.on(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda _command, _peer: running)
     result = await run(cluster, "consumerStatus", "-g", "g", "-i", "someone", "-s")
     assert result.exit_code == 0
     for title in ("#Consumer Properties#", "#Consumer Subscription#", "#Consumer Offset#", "#Consumer RT&TPS#"):
         assert title in result.stdout
-    (asked,) = cluster.seen(307)
+    (asked,) = cluster.seen(RequestCode.GET_CONSUMER_RUNNING_INFO)
     assert (asked.fields["clientId"], asked.fields["jstackEnable"]) == ("someone", "true")
 
 
-async def test_all_members_are_compared(cluster: FakeCluster) -> None:
+async def test_the_subscriptions_of_all_members_are_compared(cluster: FakeCluster) -> None:
     running = Reply(body=golden_line("client/running-consumer.txt"))
-    cluster.on(307, lambda _command, _peer: running)
+    cluster.on(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda _command, _peer: running)
     told = await run_json(cluster, "consumerStatus", "-g", "g")
     assert [each["client_id"] for each in told["consumers"]] == ["192.0.2.2@25552#1794733113236656013"]
     assert told["same_subscription"] is True
 
 
-# --------------------------------------------------------------------------------------------------- moving groups
+# --------------------------------------------------------------------------------------------------- offset resets
 
 
-async def test_a_group_is_moved_to_a_time(cluster: FakeCluster) -> None:
+async def test_offsets_are_reset_to_a_time(cluster: FakeCluster) -> None:
     moved = Reply(body=b'{"offsetTable":{{"brokerName":"broker-a","queueId":1,"topic":"Orders"}:3}}')
-    cluster.on(222, lambda _command, _peer: moved)
+    cluster.on(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, lambda _command, _peer: moved)
     told = await run_json(cluster, "resetOffsetByTime", "-g", "g", "-t", "Orders", "-s", "1000", "-f", "false")
     assert told == [{"broker_name": "broker-a", "queue_id": 1, "offset": 3}]
-    (asked,) = cluster.seen(222)
+    (asked,) = cluster.seen(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     assert (asked.fields["timestamp"], asked.fields["isForce"]) == ("1000", "false")
 
 
-async def test_where_the_broker_moves_connected_members_only_the_rest_is_moved_from_here(cluster: FakeCluster) -> None:
+async def test_offsets_are_written_by_the_command_if_the_broker_only_resets_connected_members(
+    cluster: FakeCluster,
+) -> None:
     for number in range(3):
         cluster.put(cluster.queue("Orders", 0), b"%d" % number)
-    cluster.refuse(222, 206, "not online")
+    cluster.refuse(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResponseCode.CONSUMER_NOT_ONLINE, "not online")
     told = await run_json(cluster, "resetOffsetByTime", "-g", "g", "-t", "Orders", "-s", "-1")
     assert {each["queue_id"]: each["offset"] for each in told} == {0: 3, 1: 0}
-    assert {asked.fields["commitOffset"] for asked in cluster.seen(15)} == {"3", "0"}
+    assert {asked.fields["commitOffset"] for asked in cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET)} == {"3", "0"}
 
 
-async def test_one_queue_is_moved_to_an_offset(cluster: FakeCluster) -> None:
-    answer_json(cluster, 222, {"offsetTable": {}})
+async def test_one_queue_is_reset_to_an_offset(cluster: FakeCluster) -> None:
+    answer_json(cluster, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"offsetTable": {}})
     words = ("-g", "g", "-t", "Orders", "-s", "now", "-b", cluster.broker().address, "-q", "1", "-o", "0")
     await run_json(cluster, "resetOffsetByTime", *words)
-    (update,), (order,) = cluster.seen(15), cluster.seen(222)
+    (update,), (order,) = (
+        cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET),
+        cluster.seen(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET),
+    )
     assert (update.fields["queueId"], update.fields["commitOffset"]) == ("1", "0")
     assert (order.fields["queueId"], order.fields["offset"]) == ("1", "0")
 
 
-async def test_offsets_are_cloned_for_the_topic(cluster: FakeCluster) -> None:
+async def test_offsets_are_copied_to_another_group(cluster: FakeCluster) -> None:
     cluster.offsets.update({("g", cluster.queue("Orders", 0)): 5, ("g", cluster.queue("Orders", 1)): 7})
     told = await run_json(cluster, "cloneGroupOffset", "-s", "g", "-d", "other", "-t", "Orders")
     assert {each["queue_id"]: each["offset"] for each in told} == {0: 5, 1: 7}
-    assert {asked.fields["consumerGroup"] for asked in cluster.seen(15)} == {"other"}
+    assert {asked.fields["consumerGroup"] for asked in cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET)} == {"other"}
 
 
-async def test_nothing_to_clone_is_a_failure(cluster: FakeCluster) -> None:
+async def test_cloning_a_group_without_offsets_is_an_error(cluster: FakeCluster) -> None:
     result = await run(cluster, "cloneGroupOffset", "-s", "misspelt", "-d", "other", "-t", "Orders")
     assert result.exit_code == 1
     assert "nothing to clone" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "message"),
     [
-        ("updateSubGroup -g g", "one of the two"),
-        ("updateSubGroup -g g -b a:1 -c c", "one of the two"),
+        ("updateSubGroup -g g", "either -b"),
+        ("updateSubGroup -g g -b a:1 -c c", "either -b"),
         ("updateSubGroup -b a:1", "Missing option '-g'"),
         ("updateSubGroup -b a:1 -g g -s maybe", "'maybe' is not a valid boolean"),
         ("updateSubGroup -b a:1 -g g -p [1]", "not a JSON object"),
-        ("updateSubGroup -b a:1 -g g --attributes a=b", "write +name=value or -name"),
-        ("resetOffsetByTime -g g -t t -s soon", "'soon' is no time"),
-        ("resetOffsetByTime -g g -t t -s 2026-02-31#00:00:00:000", "is no time"),
+        ("updateSubGroup -b a:1 -g g --attributes a=b", "expected +name=value or -name"),
+        ("resetOffsetByTime -g g -t t -s soon", "'soon' is not a time"),
+        ("resetOffsetByTime -g g -t t -s 2026-02-31#00:00:00:000", "is not a time"),
         ("resetOffsetByTime -g g -t t -s now -q 1", "-b and -q go together"),
-        ("resetOffsetByTime -g g -t t -s now -o 1", "-o moves in one queue"),
+        ("resetOffsetByTime -g g -t t -s now -o 1", "-o needs -b and -q"),
         ("cloneGroupOffset -s a -d b", "Missing option '-t'"),
         ("producerConnection -g g", "Missing option '-t'"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_a_usage_error(words: str, complaint: str) -> None:
-    result = invoke([*words.split(), "-n", "127.0.0.1:1"])
+def test_invalid_options_are_usage_errors(arguments: str, message: str) -> None:
+    result = invoke([*arguments.split(), "-n", "127.0.0.1:1"])
     assert result.exit_code == 2
-    assert complaint in result.stderr
+    assert message in result.stderr

@@ -1,4 +1,4 @@
-"""Commands about messages: what they ask, what they print, and how they fail."""
+"""Commands about messages: requests, output and errors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from click.testing import Result
 
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import BROKER, FakeCluster, Peer, Reply, offset_id
 from tests.support.raw import Command
 from tests.unit.cli.admin_cluster import admin_cluster, answer_json, cells, invoke, run, run_json
@@ -18,28 +19,32 @@ UNIQUE_ID = "C00002025EBF801781BC4A0510E6F400"
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[FakeCluster]:
-    """One broker with three messages in queue 0; its index finds all, and nobody reads the topic."""
+    """A broker with three messages in queue 0. Its index returns all of them; no group reads the topic."""
     async with admin_cluster() as cluster:
         queue = cluster.queue("Orders", 0)
         cluster.put(queue, b"first", tag="A", keys="k1 k2", properties={"UNIQ_KEY": UNIQUE_ID})
         cluster.put(queue, b"second", tag="B", keys="k2", properties={"UNIQ_KEY": "other"})
         cluster.put(queue, b"\x1b[2Jthird\xff", tag="A", keys="k3")
-        answer_json(cluster, 300, {"groupList": []})
+        answer_json(cluster, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"groupList": []})
 
         def everything(_command: Command, _peer: Peer) -> Reply:
             return Reply(body=b"".join(record.data for record in cluster.stored(queue)))
 
         def at_place(command: Command, _peer: Peer) -> Reply:
             found = [r.data for r in cluster.stored(queue) if str(r.position) == command.fields["offset"]]
-            return Reply(body=found[0]) if found else Reply(1, remark="can not find message by offset")
+            return (
+                Reply(body=found[0])
+                if found
+                else Reply(ResponseCode.SYSTEM_ERROR, remark="can not find message by offset")
+            )
 
-        cluster.on(12, everything)
-        cluster.on(33, at_place)
+        cluster.on(RequestCode.QUERY_MESSAGE, everything)
+        cluster.on(RequestCode.VIEW_MESSAGE_BY_ID, at_place)
         yield cluster
 
 
 def values(result: Result) -> list[dict[str, object]]:
-    """The JSON values that a command printed, one to a line."""
+    """Return the JSON values that a command printed, one per line."""
     assert (result.exit_code, result.stderr) == (0, "")
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -47,66 +52,66 @@ def values(result: Result) -> list[dict[str, object]]:
 # --------------------------------------------------------------------------------------------------------- finding
 
 
-async def test_of_what_an_index_finds_only_the_key_itself_counts(cluster: FakeCluster) -> None:
+async def test_messages_with_other_keys_are_removed_from_the_result_of_the_index(cluster: FakeCluster) -> None:
     result = await run(cluster, "queryMsgByKey", "-t", "Orders", "-k", "k2")
     assert [row[0] for row in cells(result.stdout)] == ["#Message", UNIQUE_ID, "other"]
     told = await run_json(cluster, "queryMsgByKey", "-t", "Orders", "-k", "k2", "-m", "5", "-b", "1", "-e", "2")
     assert [each["body"] for each in told] == ["first", "second"]
-    fields = cluster.seen(12)[-1].fields
+    fields = cluster.seen(RequestCode.QUERY_MESSAGE)[-1].fields
     assert (fields["maxNum"], fields["beginTimestamp"], fields["endTimestamp"]) == ("5", "1", "2")
 
 
-async def test_tags_are_looked_up_where_brokers_can(cluster: FakeCluster) -> None:
+async def test_a_query_by_tag_sends_the_index_type(cluster: FakeCluster) -> None:
     told = await run_json(cluster, "queryMsgByKey", "-t", "Orders", "-k", "B", "-p", "T", "-l", "0@Orders@T@B@x@0")
     assert [each["message_id"] for each in told] == ["other"]
     assert told[0]["index_key"].startswith("1758272400000@Orders@T@B@other@")
-    fields = cluster.seen(12)[0].fields
+    fields = cluster.seen(RequestCode.QUERY_MESSAGE)[0].fields
     assert (fields["indexType"], fields["lastKey"]) == ("T", "0@Orders@T@B@x@0")
 
 
-async def test_no_message_is_a_failure(cluster: FakeCluster) -> None:
-    cluster.refuse(12, 22, "can not find message")
+async def test_a_message_that_does_not_exist_is_an_error(cluster: FakeCluster) -> None:
+    cluster.refuse(RequestCode.QUERY_MESSAGE, ResponseCode.QUERY_NOT_FOUND, "can not find message")
     for words in (("queryMsgByKey", "-k", "k1"), ("queryMsgByUniqueKey", "-i", UNIQUE_ID), ("queryMsgById", "-i", "x")):
         result = await run(cluster, words[0], "-t", "Orders", *words[1:])
         assert (result.exit_code, result.stdout) == (1, "")
         assert "no message of Orders has" in result.stderr
 
 
-async def test_a_broker_that_cannot_look_is_no_lack_of_messages(cluster: FakeCluster) -> None:
-    cluster.refuse(12, 1, "the index is broken")
+async def test_a_failed_query_is_not_reported_as_a_missing_message(cluster: FakeCluster) -> None:
+    cluster.refuse(RequestCode.QUERY_MESSAGE, ResponseCode.SYSTEM_ERROR, "the index is broken")
     result = await run(cluster, "queryMsgByKey", "-t", "Orders", "-k", "k1")
     assert result.exit_code == 1
     assert "the index is broken" in result.stderr
 
 
-async def test_a_message_is_found_by_either_id(cluster: FakeCluster) -> None:
+async def test_a_message_is_found_by_unique_id_and_by_offset_id(cluster: FakeCluster) -> None:
     position = cluster.stored(cluster.queue("Orders", 0))[1].position
     place = offset_id(cluster.broker().address, position)
     found = values(await run(cluster, "queryMsgById", "-t", "Orders", "-i", f"{UNIQUE_ID},{place}", "--json"))
     assert [each["body"] for each in found] == ["first", "second"]
-    assert len(cluster.seen(33)) == 1  # the sender's id names no broker, so nobody is called there
+    assert len(cluster.seen(RequestCode.VIEW_MESSAGE_BY_ID)) == 1  # the unique id contains no broker address
 
 
-async def test_a_place_without_a_message_may_still_be_a_senders_id(cluster: FakeCluster) -> None:
+async def test_an_id_without_a_record_at_its_position_is_tried_as_a_unique_id(cluster: FakeCluster) -> None:
     place = offset_id(cluster.broker().address, 77)
     cluster.put(cluster.queue("Orders", 0), b"odd", properties={"UNIQ_KEY": place})
     (found,) = values(await run(cluster, "queryMsgById", "-t", "Orders", "-i", place, "--json"))
     assert found["body"] == "odd"
 
 
-async def test_a_message_is_printed_with_what_became_of_it(cluster: FakeCluster) -> None:
+async def test_a_message_is_printed_with_its_tracking(cluster: FakeCluster) -> None:
     result = await run(cluster, "queryMsgByUniqueKey", "-t", "Orders", "-i", UNIQUE_ID)
     lines = {line.partition(":")[0]: line.partition(":")[2].strip() for line in result.stdout.splitlines()}
     assert (lines["Tags"], lines["Keys"], lines["Message Body"]) == ("[A]", "[k1 k2]", "first")
     assert "WARN: No Consumer" in result.stdout
 
 
-async def test_where_nobody_can_say_who_reads_a_topic_the_message_is_printed_all_the_same(cluster: FakeCluster) -> None:
-    cluster.refuse(300, 1, "no")
+async def test_a_message_is_printed_even_if_its_groups_cannot_be_read(cluster: FakeCluster) -> None:
+    cluster.refuse(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, ResponseCode.SYSTEM_ERROR, "no")
     result = await run(cluster, "queryMsgByUniqueKey", "-t", "Orders", "-i", UNIQUE_ID)
     assert result.exit_code == 1
     assert "Message Body:" in result.stdout
-    assert "who has consumed it" in result.stderr
+    assert "consumer groups: " in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -128,31 +133,35 @@ async def test_where_nobody_can_say_who_reads_a_topic_the_message_is_printed_all
         (None, 1, "NOT_ONLINE"),
     ],
 )
-async def test_what_became_of_a_message(
+async def test_tracking_of_a_message(
     cluster: FakeCluster, connected: dict[str, object] | None, consumed_to: int, track: str
 ) -> None:
     cluster.topics["%RETRY%g"] = 1
-    answer_json(cluster, 300, {"groupList": ["g"]})
+    answer_json(cluster, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"groupList": ["g"]})
     if connected is None:
-        cluster.refuse(203, 206, "not online")
+        cluster.refuse(RequestCode.GET_CONSUMER_CONNECTION_LIST, ResponseCode.CONSUMER_NOT_ONLINE, "not online")
     else:
-        answer_json(cluster, 203, connected)
+        answer_json(cluster, RequestCode.GET_CONSUMER_CONNECTION_LIST, connected)
     queue = b'{"brokerName":"broker-a","queueId":0,"topic":"Orders"}'
     stats = Reply(body=b'{"offsetTable":{%s:{"consumerOffset":%d}}}' % (queue, consumed_to))
-    cluster.on(208, lambda _command, _peer: stats)
+    cluster.on(RequestCode.GET_CONSUME_STATS, lambda _command, _peer: stats)
     told = await run_json(cluster, "queryMsgByOffset", "-t", "Orders", "-b", BROKER, "-i", "0", "-o", "0")
     assert [(each["group"], each["track"]) for each in told["tracks"]] == [("g", track)]
 
 
-async def test_a_consumer_handles_a_message_now(cluster: FakeCluster) -> None:
-    answer_json(cluster, 309, {"consumeResult": "CR_LATER", "spentTimeMills": 3, "remark": "later"})
+async def test_a_message_is_consumed_directly_by_a_member(cluster: FakeCluster) -> None:
+    answer_json(
+        cluster,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        {"consumeResult": "CR_LATER", "spentTimeMills": 3, "remark": "later"},
+    )
     words = ("-t", "Orders", "-i", UNIQUE_ID, "-g", "g", "-d", "someone")
     told = await run_json(cluster, "queryMsgByUniqueKey", *words)
     assert (told["result"], told["remark"], told["spent_ms"]) == ("CR_LATER", "later", 3)
-    assert cluster.seen(309)[0].fields["clientId"] == "someone"
+    assert cluster.seen(RequestCode.CONSUME_MESSAGE_DIRECTLY)[0].fields["clientId"] == "someone"
 
 
-async def test_a_message_is_sent_once_more(cluster: FakeCluster) -> None:
+async def test_a_message_is_sent_again(cluster: FakeCluster) -> None:
     told = await run_json(cluster, "queryMsgById", "-t", "Orders", "-i", UNIQUE_ID, "-s", "true")
     assert told["send_result"] == "SEND_OK"
     assert cluster.stored_bodies("Orders").count(b"first") == 2
@@ -161,34 +170,34 @@ async def test_a_message_is_sent_once_more(cluster: FakeCluster) -> None:
 # --------------------------------------------------------------------------------------------------------- reading
 
 
-async def test_messages_are_printed_and_cannot_steer_the_terminal(cluster: FakeCluster) -> None:
+async def test_terminal_escape_sequences_in_messages_are_escaped(cluster: FakeCluster) -> None:
     lines = (await run(cluster, "printMsg", "-t", "Orders")).stdout.splitlines()
     assert len(lines) == 3
     assert lines[0].endswith("TAGS: A KEYS: k1 k2 BODY: first")
     assert lines[2].endswith("BODY: \\x1b[2Jthird\\xff")
 
 
-async def test_messages_for_programs_keep_every_byte(cluster: FakeCluster) -> None:
+async def test_json_has_the_body_in_base64(cluster: FakeCluster) -> None:
     found = values(await run(cluster, "printMsg", "-t", "Orders", "-s", "A", "--json"))
     assert [each["body"] for each in found] == ["first", None]
     assert base64.b64decode(str(found[1]["body_base64"])) == b"\x1b[2Jthird\xff"
 
 
-async def test_bodies_can_be_left_out(cluster: FakeCluster) -> None:
+async def test_bodies_can_be_omitted(cluster: FakeCluster) -> None:
     result = await run(cluster, "printMsg", "-t", "Orders", "-d", "false")
     assert "first" not in result.stdout
     assert "BODY: NOT PRINT BODY" in result.stdout
 
 
-async def test_reading_ends_at_the_number_and_moves_nobody(cluster: FakeCluster) -> None:
+async def test_consume_message_stops_at_the_maximum_and_commits_nothing(cluster: FakeCluster) -> None:
     words = ("-t", "Orders", "-b", BROKER, "-i", "0", "-o", "1", "-c", "1", "-g", "mine")
     (found,) = values(await run(cluster, "consumeMessage", *words, "--json"))
     assert (found["body"], found["queue_offset"]) == ("second", 1)
-    assert cluster.seen(11)[0].fields["consumerGroup"] == "mine"
-    assert cluster.seen(15) == []
+    assert cluster.seen(RequestCode.PULL_MESSAGE)[0].fields["consumerGroup"] == "mine"
+    assert cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET) == []
 
 
-async def test_a_queue_that_is_not_there_is_a_failure(cluster: FakeCluster) -> None:
+async def test_a_queue_that_does_not_exist_is_an_error(cluster: FakeCluster) -> None:
     result = await run(cluster, "consumeMessage", "-t", "Orders", "-b", BROKER, "-i", "9")
     assert result.exit_code == 1
     assert "no such queue" in result.stderr
@@ -197,7 +206,7 @@ async def test_a_queue_that_is_not_there_is_a_failure(cluster: FakeCluster) -> N
 # --------------------------------------------------------------------------------------------------------- sending
 
 
-async def test_a_message_is_sent_to_the_queue_that_was_named(cluster: FakeCluster) -> None:
+async def test_a_message_is_sent_to_the_given_queue(cluster: FakeCluster) -> None:
     words = ("-t", "Orders", "-p", "hellö", "-k", "a b", "-c", "T", "-b", BROKER, "-i", "1")
     table = cells((await run(cluster, "sendMessage", *words)).stdout)
     assert table[1][:3] == [BROKER, "1", "SEND_OK"]
@@ -205,46 +214,46 @@ async def test_a_message_is_sent_to_the_queue_that_was_named(cluster: FakeCluste
     assert (record.body, record.tag, record.properties["KEYS"]) == ("hellö".encode(), "T", "a b")
 
 
-async def test_a_send_that_fails_is_one_line(cluster: FakeCluster) -> None:
-    cluster.refuse(310, 16, "no permission")
+async def test_a_failed_send_is_an_error_in_one_line(cluster: FakeCluster) -> None:
+    cluster.refuse(RequestCode.SEND_MESSAGE_V2, ResponseCode.NO_PERMISSION, "no permission")
     result = await run(cluster, "sendMessage", "-t", "Orders", "-p", "x")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.count("\n") == 1
 
 
-async def test_sends_are_timed_queue_after_queue(cluster: FakeCluster) -> None:
+async def test_send_latency_is_measured_on_every_queue(cluster: FakeCluster) -> None:
     told = await run_json(cluster, "checkMsgSendRT", "-t", "Orders", "-a", "3", "-s", "10")
     assert [(each["queue_id"], each["ok"]) for each in told["sends"]] == [(0, True), (1, True), (0, True)]
     assert told["average_ms"] > 0
     assert b"a" * 10 in cluster.stored_bodies("Orders")
 
 
-async def test_a_timed_send_that_fails_is_shown_as_such(cluster: FakeCluster) -> None:
-    cluster.refuse(310, 13, "too large", times=1)
+async def test_a_failed_send_is_printed_in_the_latency_table(cluster: FakeCluster) -> None:
+    cluster.refuse(RequestCode.SEND_MESSAGE_V2, ResponseCode.MESSAGE_ILLEGAL, "too large", times=1)
     result = await run(cluster, "checkMsgSendRT", "-t", "Orders", "-a", "3")
     assert result.exit_code == 1
     assert [row[2] for row in cells(result.stdout)[1:4]] == ["false", "true", "true"]
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "message"),
     [
         ("queryMsgById -t t", "Missing option '-i'"),
         ("queryMsgById -t t -i x -g g", "-g and -d go together"),
-        ("queryMsgById -t t -i x -f nonsense", "is no charset"),
+        ("queryMsgById -t t -i x -f nonsense", "unknown charset"),
         ("queryMsgByKey -t t -k k -m 0", "0 is not in the range"),
         ("queryMsgByKey -t t -k k -p X", "'X' is not one of"),
         ("queryMsgByOffset -t t -b b -i 0 -o -1", "-1 is not in the range"),
-        ("printMsg -t t -b yesterday", "is no time"),
-        ("consumeMessage -t t -i 1", "say which, with -b"),
-        ("consumeMessage -t t -b b -o 1", "say which, with -b and -i"),
+        ("printMsg -t t -b yesterday", "is not a time"),
+        ("consumeMessage -t t -i 1", "-i needs -b"),
+        ("consumeMessage -t t -b b -o 1", "-o needs -b and -i"),
         ("consumeMessage -t t -s 2 -e 1", "-s must not be later than -e"),
         ("sendMessage -t t", "Missing option '-p'"),
-        ("sendMessage -t t -p x -i 1", "say which, with -b"),
+        ("sendMessage -t t -p x -i 1", "-i needs -b"),
         ("checkMsgSendRT -t t -a 1", "1 is not in the range"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_a_usage_error(words: str, complaint: str) -> None:
-    result = invoke([*words.split(), "-n", "127.0.0.1:1"])
+def test_invalid_options_are_usage_errors(arguments: str, message: str) -> None:
+    result = invoke([*arguments.split(), "-n", "127.0.0.1:1"])
     assert result.exit_code == 2
-    assert complaint in result.stderr
+    assert message in result.stderr

@@ -1,4 +1,4 @@
-"""Commands about topics, run against servers that answer by hand-written bytes."""
+"""Commands about topics, run against a fake cluster."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import json
 
 import pytest
 
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import CLUSTER, NAME_SERVER, FakeCluster, Peer, Reply
 from tests.support.raw import Command
 from tests.unit.cli.admin_cluster import admin_cluster, answer_json, cells, invoke, run, run_json
 
 
 def offsets(cluster: FakeCluster, broker: str) -> None:
-    """Have a broker answer 202: Java writes queues as keys without quotes around them."""
+    """Have a broker return offsets of queues. Java writes queues as JSON keys without quotes."""
     spans = ",".join(
         f'{{"brokerName":"{broker}","queueId":{queue},"topic":"Orders"}}:'
         f'{{"lastUpdateTimestamp":{1_758_275_140_000 if queue else 0},"maxOffset":{queue * 5},"minOffset":{queue}}}'
         for queue in (1, 0)
     )
     reply = Reply(body=f'{{"offsetTable":{{{spans}}},"topicPutTps":1.5}}'.encode())
-    cluster.on(202, lambda _command, _peer: reply, broker=broker)
+    cluster.on(RequestCode.GET_TOPIC_STATS_INFO, lambda _command, _peer: reply, broker=broker)
 
 
 async def test_topic_list() -> None:
@@ -30,8 +31,8 @@ async def test_topic_list() -> None:
 
 async def test_topic_list_with_clusters_and_groups() -> None:
     async with admin_cluster("a", "b") as cluster:
-        answer_json(cluster, 300, {"groupList": ["two", "one"]}, broker="a")
-        answer_json(cluster, 300, {"groupList": ["two"]}, broker="b")
+        answer_json(cluster, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"groupList": ["two", "one"]}, broker="a")
+        answer_json(cluster, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"groupList": ["two"]}, broker="b")
         assert await run_json(cluster, "topicList", "-c") == [
             {"topic": "Orders", "clusters": [CLUSTER], "groups": ["one", "two"]}
         ]
@@ -85,10 +86,10 @@ async def test_topic_status() -> None:
     assert value["queues"][0]["updated_at_ms"] is None
 
 
-async def test_a_broker_that_fails_is_named_and_the_others_are_shown() -> None:
+async def test_topic_status_reports_a_failed_broker_and_prints_the_others() -> None:
     async with admin_cluster("a", "b") as cluster:
         offsets(cluster, "a")
-        cluster.refuse(202, 17, "no such topic", broker="b")
+        cluster.refuse(RequestCode.GET_TOPIC_STATS_INFO, ResponseCode.TOPIC_NOT_EXIST, "no such topic", broker="b")
         result = await run(cluster, "topicStatus", "-t", "Orders", "--json")
         failed = cluster.broker("b").address
     assert result.exit_code == 1
@@ -111,13 +112,15 @@ async def test_allocate_mq() -> None:
 async def test_stats_all() -> None:
     async with admin_cluster("a", "b") as cluster:
         count = {"sum": 7, "tps": 0.5, "avgpt": 0.0}
-        answer_json(cluster, 300, {"groupList": ["g"]})
-        answer_json(cluster, 315, {"statsMinute": count}, broker="a")
-        cluster.refuse(315, 1, "The stats <N> <k> not exist", broker="b")
+        answer_json(cluster, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"groupList": ["g"]})
+        answer_json(cluster, RequestCode.VIEW_BROKER_STATS_DATA, {"statsMinute": count}, broker="a")
+        cluster.refuse(
+            RequestCode.VIEW_BROKER_STATS_DATA, ResponseCode.SYSTEM_ERROR, "The stats <N> <k> not exist", broker="b"
+        )
         queue = '{"brokerName":"a","queueId":0,"topic":"Orders"}'
         span = '{"brokerOffset":9,"consumerOffset":5,"pullOffset":9,"lastTimestamp":0}'
         reply = Reply(body=f'{{"consumeTps":0.0,"offsetTable":{{{queue}:{span}}}}}'.encode())
-        cluster.on(208, lambda _command, _peer: reply)
+        cluster.on(RequestCode.GET_CONSUME_STATS, lambda _command, _peer: reply)
         value = await run_json(cluster, "statsAll")
         rows = cells((await run(cluster, "statsAll", "-a", "-t", "Orders")).stdout)
     assert value == [
@@ -134,14 +137,14 @@ async def test_stats_all() -> None:
     assert rows[1] == ["Orders", "g", "8", "0.50", "0.50", "7", "7"]
 
 
-async def test_stats_of_a_topic_that_nobody_reads() -> None:
+async def test_stats_of_a_topic_without_consumer_groups() -> None:
     async with admin_cluster() as cluster:
-        answer_json(cluster, 300, {"groupList": []})
-        cluster.refuse(315, 1, "The stats <N> <k> not exist")
+        answer_json(cluster, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"groupList": []})
+        cluster.refuse(RequestCode.VIEW_BROKER_STATS_DATA, ResponseCode.SYSTEM_ERROR, "The stats <N> <k> not exist")
         rows = cells((await run(cluster, "statsAll")).stdout)
         assert rows[1] == ["Orders", "0", "0.00", "0", "NO_CONSUMER"]
         assert len(cells((await run(cluster, "statsAll", "-a")).stdout)) == 1
-        cluster.refuse(315, 1, "the disk is gone")
+        cluster.refuse(RequestCode.VIEW_BROKER_STATS_DATA, ResponseCode.SYSTEM_ERROR, "the disk is gone")
         result = await run(cluster, "statsAll")
     assert result.exit_code == 1
     assert "the disk is gone" in result.stderr
@@ -150,12 +153,12 @@ async def test_stats_of_a_topic_that_nobody_reads() -> None:
 # ----------------------------------------------------------------------------------------------------------- changing
 
 
-async def test_update_topic_asks_every_master() -> None:
+async def test_update_topic_changes_every_master() -> None:
     async with admin_cluster("a", "b") as cluster:
-        cluster.on(17, lambda _command, _peer: Reply())
+        cluster.on(RequestCode.UPDATE_AND_CREATE_TOPIC, lambda _command, _peer: Reply())
         words = ("-t", "New", "-c", CLUSTER, "-r", "3", "-w", "4", "-p", "4", "-u", "true", "-s", "TRUE")
         result = await run(cluster, "updateTopic", *words, "-a", "+message.type=FIFO,-other")
-        requests = cluster.seen(17)
+        requests = cluster.seen(RequestCode.UPDATE_AND_CREATE_TOPIC)
     assert result.stdout.splitlines() == [f"create topic to {server.address} success." for server in cluster.brokers]
     assert len(requests) == 2
     fields = requests[0].fields
@@ -164,27 +167,31 @@ async def test_update_topic_asks_every_master() -> None:
     assert fields["attributes"] == "+message.type=FIFO,-other"
 
 
-async def test_what_did_not_go_everywhere_has_failed() -> None:
+async def test_update_topic_fails_if_one_broker_fails() -> None:
     async with admin_cluster("a", "b") as cluster:
-        cluster.on(17, lambda _command, _peer: Reply(), broker="a")
-        cluster.refuse(17, 29, "not so", broker="b")
+        cluster.on(RequestCode.UPDATE_AND_CREATE_TOPIC, lambda _command, _peer: Reply(), broker="a")
+        cluster.refuse(RequestCode.UPDATE_AND_CREATE_TOPIC, ResponseCode.INVALID_PARAMETER, "not so", broker="b")
         result = await run(cluster, "updateTopic", "-t", "New", "-c", CLUSTER)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "1 of 2 failed: " in result.stderr
     assert "not so" in result.stderr
 
 
-async def test_an_ordered_topic_has_its_queues_said_at_the_name_servers() -> None:
+async def test_an_ordered_topic_gets_an_order_config() -> None:
     async with admin_cluster("a", "b") as cluster:
         kept = {"Orders": "x:1;a:7"}
-        cluster.on(17, lambda _command, _peer: Reply())
-        cluster.on(101, lambda command, _peer: Reply(fields={"value": kept[command.fields["key"]]}), broker=NAME_SERVER)
+        cluster.on(RequestCode.UPDATE_AND_CREATE_TOPIC, lambda _command, _peer: Reply())
+        cluster.on(
+            RequestCode.GET_KV_CONFIG,
+            lambda command, _peer: Reply(fields={"value": kept[command.fields["key"]]}),
+            broker=NAME_SERVER,
+        )
 
         def keep(command: Command, _peer: Peer) -> Reply:
             kept[command.fields["key"]] = command.fields["value"]
             return Reply()
 
-        cluster.on(100, keep, broker=NAME_SERVER)
+        cluster.on(RequestCode.PUT_KV_CONFIG, keep, broker=NAME_SERVER)
         address = cluster.broker("a").address
         one = await run_json(cluster, "updateTopic", "-t", "Orders", "-b", address, "-o", "true", "-w", "5")
         assert one == {"topic": "Orders", "brokers": [address], "order_config": "x:1;a:5"}
@@ -193,7 +200,7 @@ async def test_an_ordered_topic_has_its_queues_said_at_the_name_servers() -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "message"),
     [
         (["updateTopic", "-c", "C"], "Missing option '-t'"),
         (["updateTopic", "-c", "C", "-t", "T", "-r", "x"], "Invalid value for '-r'"),
@@ -208,13 +215,13 @@ async def test_an_ordered_topic_has_its_queues_said_at_the_name_servers() -> Non
         (["topicRoute"], "Missing option '-t'"),
     ],
 )
-def test_wrong_words_are_usage_errors(words: list[str], complaint: str) -> None:
-    result = invoke(words)
+def test_invalid_options_are_usage_errors(arguments: list[str], message: str) -> None:
+    result = invoke(arguments)
     assert result.exit_code == 2
-    assert complaint in result.stderr
+    assert message in result.stderr
 
 
-async def test_an_illegal_name_reaches_nobody() -> None:
+async def test_an_invalid_topic_name_sends_no_request() -> None:
     async with admin_cluster() as cluster:
         result = await run(cluster, "updateTopic", "-t", "a b", "-c", CLUSTER)
         assert result.exit_code == 1
@@ -224,33 +231,33 @@ async def test_an_illegal_name_reaches_nobody() -> None:
 
 async def test_update_topic_perm() -> None:
     async with admin_cluster("a") as cluster:
-        cluster.on(17, lambda _command, _peer: Reply())
+        cluster.on(RequestCode.UPDATE_AND_CREATE_TOPIC, lambda _command, _peer: Reply())
         address = cluster.broker("a").address
         value = await run_json(cluster, "updateTopicPerm", "-t", "Orders", "-p", "4", "-b", address)
         assert value == [{"address": address, "before": 6, "after": 4}]
-        (request,) = cluster.seen(17)
+        (request,) = cluster.seen(RequestCode.UPDATE_AND_CREATE_TOPIC)
         assert (request.fields["perm"], request.fields["readQueueNums"]) == ("4", "2")
         result = await run(cluster, "updateTopicPerm", "-t", "Orders", "-p", "4", "-b", "127.0.0.1:1")
         assert result.exit_code == 1
-        assert "127.0.0.1:1: no master that has the topic Orders" in result.stderr
-        assert len(cluster.seen(17)) == 1
+        assert "127.0.0.1:1: not a master with the topic Orders" in result.stderr
+        assert len(cluster.seen(RequestCode.UPDATE_AND_CREATE_TOPIC)) == 1
 
 
-async def test_delete_topic_asks_brokers_first() -> None:
+async def test_delete_topic_deletes_from_brokers_first() -> None:
     async with admin_cluster("a", "b") as cluster:
-        cluster.on(215, lambda _command, _peer: Reply())
-        cluster.on(216, lambda _command, _peer: Reply(), broker=NAME_SERVER)
+        cluster.on(RequestCode.DELETE_TOPIC_IN_BROKER, lambda _command, _peer: Reply())
+        cluster.on(RequestCode.DELETE_TOPIC_IN_NAMESRV, lambda _command, _peer: Reply(), broker=NAME_SERVER)
         result = await run(cluster, "deleteTopic", "-t", "Orders", "-c", CLUSTER)
         assert result.stdout == f"delete topic [Orders] from cluster [{CLUSTER}] success.\n"
         assert [command.code for _, command in cluster.heard][-3:] == [215, 215, 216]
         assert cluster.heard[-1][1].fields["clusterName"] == CLUSTER
-        cluster.refuse(215, 1, "no", broker="b")
+        cluster.refuse(RequestCode.DELETE_TOPIC_IN_BROKER, ResponseCode.SYSTEM_ERROR, "no", broker="b")
         result = await run(cluster, "deleteTopic", "-t", "Orders", "-c", CLUSTER)
         assert result.exit_code == 1
-        assert len(cluster.seen(216)) == 1
+        assert len(cluster.seen(RequestCode.DELETE_TOPIC_IN_NAMESRV)) == 1
 
 
-async def test_an_unknown_cluster_is_answered_with_the_known_ones() -> None:
+async def test_the_error_of_an_unknown_cluster_lists_the_known_ones() -> None:
     async with admin_cluster() as cluster:
         result = await run(cluster, "deleteTopic", "-t", "Orders", "-c", "Nope")
     assert result.exit_code == 1
@@ -260,16 +267,18 @@ async def test_an_unknown_cluster_is_answered_with_the_known_ones() -> None:
 async def test_update_order_conf() -> None:
     async with admin_cluster() as cluster:
         words = ("updateOrderConf", "-t", "Orders", "-m")
-        for code in (100, 102):
+        for code in (RequestCode.PUT_KV_CONFIG, RequestCode.DELETE_KV_CONFIG):
             cluster.on(code, lambda _command, _peer: Reply(), broker=NAME_SERVER)
-        cluster.on(101, lambda _command, _peer: Reply(fields={"value": "a:4"}), broker=NAME_SERVER)
+        cluster.on(
+            RequestCode.GET_KV_CONFIG, lambda _command, _peer: Reply(fields={"value": "a:4"}), broker=NAME_SERVER
+        )
         assert await run_json(cluster, *words, "put", "-v", "a:4") == {"topic": "Orders", "order_config": "a:4"}
-        (put,) = cluster.seen(100)
+        (put,) = cluster.seen(RequestCode.PUT_KV_CONFIG)
         assert put.fields == {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": "a:4"}
         assert await run_json(cluster, *words, "get") == {"topic": "Orders", "order_config": "a:4"}
         assert (await run(cluster, *words, "delete")).stdout == "delete orderConf success. topic=[Orders]\n"
-        assert len(cluster.seen(102)) == 1
-        cluster.refuse(101, 22, "none", broker=NAME_SERVER)
+        assert len(cluster.seen(RequestCode.DELETE_KV_CONFIG)) == 1
+        cluster.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND, "none", broker=NAME_SERVER)
         result = await run(cluster, *words, "get")
     assert result.exit_code == 1
-    assert "nothing is said of the order of Orders" in result.stderr
+    assert "Orders has no order config" in result.stderr

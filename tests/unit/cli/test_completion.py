@@ -1,4 +1,4 @@
-"""What happens when somebody presses tab."""
+"""Shell completion of commands and options."""
 
 import os
 import shutil
@@ -13,7 +13,14 @@ from skyroute.cli.completion import SHELLS, VARIABLE
 from skyroute.cli.main import main
 
 BIN = Path(sys.executable).parent
-SERVERS = {"asyncio", "msgspec", "skyroute.cli.serve", "skyroute.nameserver", "skyroute.broker", "skyroute.client"}
+SERVERS = {
+    "asyncio",
+    "msgspec",
+    "skyroute.cli.server_process",
+    "skyroute.nameserver",
+    "skyroute.broker",
+    "skyroute.client",
+}
 
 
 def in_a_shell(program: str, *words: str, **variables: str) -> str:
@@ -24,7 +31,7 @@ def in_a_shell(program: str, *words: str, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_is_given_a_program_that_asks_us(shell: str) -> None:
+def test_the_completion_script_of_each_shell_calls_skyroute(shell: str) -> None:
     printed = CliRunner().invoke(main, ["completion", shell])
     assert printed.exit_code == 0
     assert f"{VARIABLE}={shell}_complete" in printed.output
@@ -53,7 +60,7 @@ echo "${{COMPREPLY[*]}}"
 
 
 @pytest.mark.parametrize("line", ["skyroute ", "skyroute admin ", "skyroute admin upd"])
-def test_names_of_commands_are_completed_without_any_of_them(line: str) -> None:
+def test_completing_command_names_imports_no_command(line: str) -> None:
     check = """
 import atexit, sys
 atexit.register(lambda: print(*sys.modules, file=sys.stderr))
@@ -65,5 +72,5 @@ main(prog_name="skyroute")
         [sys.executable, "-c", check], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert "plain," in done.stdout
-    assert "skyroute.cli.lazy" in done.stderr.split()
+    assert "skyroute.cli.lazy_group" in done.stderr.split()
     assert not SERVERS & set(done.stderr.split())

@@ -1,4 +1,4 @@
-"""`skyroute console` as a process, and the users it lets in."""
+"""`skyroute console` as a process, and `skyroute console user`."""
 
 import re
 import signal
@@ -14,13 +14,13 @@ CONSOLE = [sys.executable, "-m", "skyroute", "console"]
 TIMEOUT_S = 30
 
 
-def run(*words: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*CONSOLE, *map(str, words)]
+def run(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*CONSOLE, *map(str, arguments)]
     return subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_serves_before_there_is_a_cluster_and_stops_when_asked(tmp_path: Path, number: signal.Signals) -> None:
+def test_the_console_starts_without_a_cluster_and_stops_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = f"127.0.0.1:{taken.getsockname()[1]}"
     command = [*CONSOLE, "-n", nobody, "--port", "0", "--data", str(tmp_path)]
@@ -39,7 +39,7 @@ def test_it_serves_before_there_is_a_cluster_and_stops_when_asked(tmp_path: Path
             process.kill()
 
 
-def test_what_cannot_be_done_is_one_clear_line(tmp_path: Path) -> None:
+def test_errors_are_printed_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run("--port", str(port), "--data", tmp_path)
@@ -58,7 +58,7 @@ def test_what_cannot_be_done_is_one_clear_line(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_users_come_change_and_go(tmp_path: Path) -> None:
+def test_users_are_added_changed_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "users"
     added = run("user", "alice", "--role", "operator", "--data", tmp_path, "--password-stdin", given="long enough\n")
     assert (added.returncode, added.stdout) == (0, f"alice may sign in as operator: {path}\n")
@@ -69,12 +69,12 @@ def test_users_come_change_and_go(tmp_path: Path) -> None:
     assert run("user", "alice", "--data", tmp_path, "--remove").returncode == 0
     assert path.read_text() == ""
     gone = run("user", "alice", "--data", tmp_path, "--remove")
-    assert (gone.returncode, gone.stderr) == (1, f"Error: there is no user alice in {path}\n")
+    assert (gone.returncode, gone.stderr) == (1, f"Error: no user alice in {path}\n")
     short = run("user", "bob", "--data", tmp_path, "--password-stdin", given="short\n")
     assert (short.returncode, short.stderr) == (1, "Error: a password has 8 to 1024 characters\n")
 
 
-def test_a_users_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_invalid_users_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "users").mkdir()
     result = run("user", "alice", "--data", tmp_path, "--password-stdin", given="long enough\n")
     assert result.returncode == 1

@@ -1,4 +1,4 @@
-"""`skyroute journal` over journals that were written before."""
+"""`skyroute journal` with recorded journals."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone
@@ -34,7 +34,7 @@ def lines(result: Result) -> list[str]:
     return result.output.splitlines()
 
 
-def test_every_kind_has_a_line_under_its_columns(tmp_path: Path) -> None:
+def test_every_kind_of_record_is_printed_in_columns(tmp_path: Path) -> None:
     write(tmp_path, *EVERY_KIND[:-1])
     heading, *shown = lines(run("show", "--path", tmp_path))
     assert heading.split() == ["#TIME", "#SEQ", "#WHAT", "#BROKER", "#CAUSE", "#DETAILS"]
@@ -46,24 +46,24 @@ def test_every_kind_has_a_line_under_its_columns(tmp_path: Path) -> None:
     assert "enableTopicList=true->false peer=1.2.3.4:5" in shown[14]
 
 
-def test_the_memory_folder_serves_as_well_as_the_journal(tmp_path: Path) -> None:
+def test_path_may_be_the_memory_folder_or_the_journal_folder(tmp_path: Path) -> None:
     write(tmp_path / "journal", joined())
     assert lines(run("show", "--path", tmp_path)) == lines(run("show", "--path", tmp_path / "journal"))
 
 
-def test_the_settings_of_a_server_find_its_journal(tmp_path: Path) -> None:
+def test_the_journal_is_found_by_the_settings_file(tmp_path: Path) -> None:
     write(tmp_path / "memory" / "journal", joined())
     config = tmp_path / "namesrv.properties"
     config.write_text(f"memoryPath={tmp_path}/memory\n")
     assert len(lines(run("show", "-c", config))) == 3
     config.write_text("journalEnable=false\nwarmRestartEnable=false\n")
-    assert "these settings keep no journal" in run("show", "-c", config).output
+    assert "these settings have no journal" in run("show", "-c", config).output
     config.write_text(f"memoryPath={tmp_path}/nowhere\n")
-    assert "there is no journal in" in run("verify", "-c", config).output
+    assert "no journal in" in run("verify", "-c", config).output
 
 
 @pytest.mark.parametrize(("wanted", "count"), [(0, 0), (2, 2), (50, 5)])
-def test_tail_shows_the_last(tmp_path: Path, wanted: int, count: int) -> None:
+def test_tail_prints_the_last_records(tmp_path: Path, wanted: int, count: int) -> None:
     write(tmp_path, *(joined(number) for number in range(4)))
     _, *shown = lines(run("tail", "-n", str(wanted), "--path", tmp_path))
     assert len(shown) == count
@@ -71,7 +71,7 @@ def test_tail_shows_the_last(tmp_path: Path, wanted: int, count: int) -> None:
         assert "server_stopped" in shown[-1]
 
 
-def test_json_is_what_is_stored(tmp_path: Path) -> None:
+def test_json_prints_records_as_stored(tmp_path: Path) -> None:
     write(tmp_path, *EVERY_KIND[:-1])
     stored = b"".join(path.read_bytes() for path in closed_segments(tmp_path).values()).decode().splitlines()
     for command in ("show", "tail"):
@@ -80,7 +80,7 @@ def test_json_is_what_is_stored(tmp_path: Path) -> None:
 
 
 def story(*names: str) -> list[Change]:
-    """Two brokers come with their topics, and go."""
+    """Two brokers join with their topics, and leave."""
     come = [
         change
         for name in names
@@ -93,14 +93,14 @@ def story(*names: str) -> list[Change]:
     return [ServerStarted("", 0, 0), *come, *go]
 
 
-def test_a_topics_story_has_the_brokers_that_serve_it(tmp_path: Path) -> None:
+def test_records_of_a_topic_include_its_brokers(tmp_path: Path) -> None:
     write(tmp_path, *story("a", "b"))
     _, *shown = lines(run("show", "--topic", "T-a", "--path", tmp_path))
     assert [line.split()[3] for line in shown] == ["server_started", "topics_changed", "broker_left", "server_stopped"]
     assert shown[2].split()[4] == "a[0]"
 
 
-def test_a_brokers_story(tmp_path: Path) -> None:
+def test_records_of_a_broker(tmp_path: Path) -> None:
     write(tmp_path, *story("a", "b"))
     _, *shown = lines(run("show", "--broker", "b", "--path", tmp_path))
     assert [line.split()[3] for line in shown] == [
@@ -108,7 +108,7 @@ def test_a_brokers_story(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_time_is_cut_out(tmp_path: Path) -> None:
+def test_records_between_two_times(tmp_path: Path) -> None:
     clock = ManualClock(wall=datetime(2026, 11, 15, 11, tzinfo=UTC).timestamp())
     for number in range(3):
         write(tmp_path, joined(number), clock=clock)
@@ -135,45 +135,47 @@ NOW = datetime(2026, 11, 15, 12, 0, tzinfo=timezone(timedelta(hours=2)))
         ("1794729600000", 7200),
     ],
 )
-def test_people_write_times_in_many_ways(text: str, ago_s: float) -> None:
+def test_forms_of_times(text: str, ago_s: float) -> None:
     assert parse_moment(text, NOW) == round((NOW.timestamp() - ago_s) * 1000)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "", "25:00", "10 parsecs"])
-def test_what_is_no_time_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_time_is_a_usage_error(tmp_path: Path, text: str) -> None:
     result = run("show", "--since", text, "--path", tmp_path)
     assert result.exit_code == 2
-    assert "is no time" in result.output
+    assert "is not a time" in result.output
 
 
 @pytest.mark.parametrize("command", ["tail", "show", "verify"])
-def test_a_folder_without_a_journal_is_not_taken_for_an_empty_one(tmp_path: Path, command: str) -> None:
+def test_a_folder_without_a_journal_is_an_error(tmp_path: Path, command: str) -> None:
     (tmp_path / "notes.txt").write_text("nothing of ours")
     result = run(command, "--path", tmp_path)
     assert result.exit_code == 1
-    assert result.output == f"Error: there is no journal in {tmp_path}: say where it is with --path, or -c\n"
+    assert (
+        result.output == f"Error: no journal in {tmp_path}: give its folder with --path, or the settings file with -c\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["tail", "show", "verify"])
-def test_a_journal_in_which_nothing_happened_yet_is_one(tmp_path: Path, command: str) -> None:
+def test_an_empty_journal_is_valid(tmp_path: Path, command: str) -> None:
     open_journal(tmp_path).close()
     assert run(command, "--path", tmp_path).exit_code == 0
 
 
-def test_verify_tells_a_whole_journal_from_one_with_a_hole(tmp_path: Path) -> None:
+def test_verify_finds_a_missing_segment(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path, joined(number))
-    assert lines(run("verify", "--path", tmp_path))[-1] == "the journal is whole"
+    assert lines(run("verify", "--path", tmp_path))[-1] == "the journal has no damage"
     closed_segments(tmp_path)[3].unlink()
     result = run("verify", "--path", tmp_path)
     assert result.exit_code == 1
     assert "PROBLEM segment 00000000000000000003.jsonl is missing: numbers 3 to 4" in result.output
-    assert result.output.endswith("the journal is NOT whole\n")
+    assert result.output.endswith("the journal is DAMAGED\n")
     found = json.loads(run("verify", "--json", "--path", tmp_path).output)
     assert (found["sound"], found["records"], len(found["problems"])) == (False, 4, 2)
 
 
-def test_a_torn_line_in_a_closed_segment_is_named(tmp_path: Path) -> None:
+def test_verify_names_a_torn_line_in_a_closed_segment(tmp_path: Path) -> None:
     write(tmp_path, joined())
     (path,) = closed_segments(tmp_path).values()
     path.write_bytes(path.read_bytes()[:-5])
@@ -183,22 +185,22 @@ def test_a_torn_line_in_a_closed_segment_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in result.output
 
 
-def test_damage_is_said_in_one_line(tmp_path: Path) -> None:
+def test_damage_is_an_error_in_one_line(tmp_path: Path) -> None:
     write(tmp_path, joined())
     (path,) = closed_segments(tmp_path).values()
     path.write_bytes(b"nonsense\n")
     result = run("show", "--path", tmp_path)
     assert result.exit_code == 1
     assert "line 1" in result.output
-    assert "skyroute journal verify tells more" in result.output
+    assert "run skyroute journal verify for details" in result.output
 
 
-def test_a_value_cannot_steer_the_terminal(tmp_path: Path) -> None:
+def test_terminal_escape_sequences_in_records_are_escaped(tmp_path: Path) -> None:
     write(tmp_path, KvChanged("n", "k", None, "\x1b[2Jgone\nforged line", "p"))
     shown = show_record(read(tmp_path)[0])
     assert shown.isprintable()
     assert "\\x1b[2Jgone\\nforged line" in shown
 
 
-def test_an_unknown_kind_of_a_later_release_is_shown(tmp_path: Path) -> None:
+def test_a_record_of_an_unknown_kind_is_printed(tmp_path: Path) -> None:
     assert "moon_landed" in show_record(Record(1, 1, 1, 1, "s", "moon_landed"))

@@ -7,15 +7,16 @@ import click
 import pytest
 
 from skyroute import __version__
+from skyroute.cli.admin.commands import admin
 from skyroute.cli.main import main
 from tests.support.shown import understand, words_of
 
 
-def skyroute(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "skyroute", *words], capture_output=True, text=True, check=False)
+def skyroute(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "skyroute", *arguments], capture_output=True, text=True, check=False)
 
 
-def test_it_tells_its_version() -> None:
+def test_version_is_printed() -> None:
     run = skyroute("--version")
     assert (run.returncode, run.stdout) == (0, f"skyroute {__version__}\n")
 
@@ -27,16 +28,20 @@ def test_help_lists_the_commands(flag: str) -> None:
     assert "nameserver  Run a name server" in run.stdout
 
 
-@pytest.mark.parametrize("words", [["-h"], ["nameserver", "-h"], ["broker", "-h"], ["up", "-h"]])
-def test_help_imports_no_server(words: list[str]) -> None:
-    check = f"import sys; from skyroute.cli.main import main; main({words}, standalone_mode=False); print(*sys.modules)"
+@pytest.mark.parametrize("arguments", [["-h"], ["nameserver", "-h"], ["broker", "-h"], ["up", "-h"]])
+def test_help_imports_no_server(arguments: list[str]) -> None:
+    check = (
+        f"import sys; from skyroute.cli.main import main; main({arguments}, standalone_mode=False); print(*sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     modules = run.stdout.split("\n")[-2].split()
     assert "skyroute.cli.main" in modules
-    assert not {"asyncio", "msgspec", "skyroute.cli.serve", "skyroute.nameserver", "skyroute.broker"} & set(modules)
+    assert not {"asyncio", "msgspec", "skyroute.cli.server_process", "skyroute.nameserver", "skyroute.broker"} & set(
+        modules
+    )
 
 
-def test_the_summaries_are_those_of_the_commands() -> None:
+def test_summaries_in_the_list_are_the_first_lines_of_the_help() -> None:
     context = click.Context(main)
     summaries = main.get_help(context)
     for name in main.list_commands(context):
@@ -47,21 +52,30 @@ def test_the_summaries_are_those_of_the_commands() -> None:
         assert command.help.partition("\n")[0] in summaries
 
 
-@pytest.mark.parametrize("words", [["frobnicate"], ["--frobnicate"]])
-def test_an_unknown_word_is_refused(words: list[str]) -> None:
-    run = skyroute(*words)
+def test_summaries_of_admin_commands_are_the_first_lines_of_their_help() -> None:
+    context = click.Context(admin)
+    for name, listed in admin._lazy_commands.items():
+        command = admin.get_command(context, name)
+        assert command is not None
+        assert command.help is not None
+        assert command.help.partition("\n")[0] == listed.summary
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["--frobnicate"]])
+def test_an_unknown_command_or_option_is_a_usage_error(arguments: list[str]) -> None:
+    run = skyroute(*arguments)
     assert run.returncode == 2
     assert "frobnicate" in run.stderr
     assert "Traceback" not in run.stderr
 
 
-def test_a_mistyped_command_is_told_what_was_meant() -> None:
+def test_a_mistyped_command_gets_a_suggestion() -> None:
     run = skyroute("admin", "clusterlist")
     assert (run.returncode, "Did you mean clusterList?" in run.stderr) == (2, True), run
 
 
 def commands(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
-    """Every command there is, by what one types."""
+    """Yield all commands by full name."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -81,13 +95,13 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_in_the_help_is_understood(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All its words are commands and options that there are, with values that they take; nothing is done."""
+def test_examples_in_the_help_parse(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands, options and values of each example are valid; nothing is run."""
     monkeypatch.chdir(tmp_path)
     understand(words_of(example), tmp_path)
 
 
-def test_every_command_shows_an_example() -> None:
+def test_the_help_has_examples() -> None:
     assert len(EXAMPLES) > 60
     without = {name for name, command in ALL.items() if "Examples:" not in (command.epilog or command.help or "")}
     assert without <= {"console user", "journal tail", "journal show", "journal verify"}

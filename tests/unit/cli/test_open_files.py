@@ -1,4 +1,4 @@
-"""Servers under a low limit of open files: everything works, and nothing writes a traceback."""
+"""Servers with a low limit of open files work, and log no traceback."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @contextmanager
 def up(folder: Path, environment: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """A name server and a broker in one process; yields their addresses. What it says is added to `errors`."""
+    """Run a name server and a broker in one process; yield their addresses."""
     command = [
         *("sh", "-c", f'ulimit -n {LIMIT} && exec "$@"', "sh", sys.executable, "-m", "skyroute", "up", "--no-console"),
         *("--ns-port", "0", "--port", "0", "--data", str(folder / "data"), "-D", "defaultTopicQueueNums=2"),
@@ -84,7 +84,7 @@ def test_a_hundred_topics_are_stored_read_and_recovered(environment: dict[str, s
     assert "open files" not in errors
 
 
-def test_more_connections_than_there_are_files_for_are_turned_away(environment: dict[str, str], tmp_path: Path) -> None:
+def test_connections_beyond_the_limit_of_open_files_are_closed(environment: dict[str, str], tmp_path: Path) -> None:
     with up(tmp_path, environment) as (name_server, broker), ExitStack() as ends:
         for _ in range(LIMIT):
             for address in (name_server, broker):

@@ -21,7 +21,7 @@ SUCCESS, TOPIC_NOT_EXIST = 0, 17
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Without the home and the RocketMQ variables of whoever runs the tests."""
+    """Return an environment without HOME and RocketMQ variables of the caller."""
     kept = {name: value for name, value in os.environ.items() if "ROCKETMQ" not in name and name != "NAMESRV_ADDR"}
     return {**kept, "HOME": str(tmp_path / "home")}
 
@@ -32,7 +32,7 @@ def run(environment: dict[str, str], *words: str | Path) -> subprocess.Completed
     )
 
 
-def assert_one_clear_line(result: subprocess.CompletedProcess[str], *phrases: str) -> None:
+def assert_one_line_error(result: subprocess.CompletedProcess[str], *phrases: str) -> None:
     assert result.returncode == 1
     complaint = [line for line in result.stderr.splitlines() if not LOG_LINE.fullmatch(line)]
     assert len(complaint) == 1
@@ -50,14 +50,14 @@ def assert_stops_with_success(server: Booted, number: signal.Signals = signal.SI
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_names_every_flag(environment: dict[str, str], flag: str) -> None:
+def test_help_lists_every_option(environment: dict[str, str], flag: str) -> None:
     result = run(environment, flag)
     assert result.returncode == 0
     for name in ("-n, --namesrvAddr", "-c, --configFile", "-p, --printConfigItem", "-D", "--log-level"):
         assert name in result.stdout
 
 
-def test_an_unknown_flag_is_refused_with_the_usage(environment: dict[str, str]) -> None:
+def test_an_unknown_option_is_a_usage_error(environment: dict[str, str]) -> None:
     result = run(environment, "--frobnicate")
     assert result.returncode == 2
     assert "Usage: " in result.stderr
@@ -65,14 +65,14 @@ def test_an_unknown_flag_is_refused_with_the_usage(environment: dict[str, str]) 
 
 
 @pytest.mark.parametrize("option", ["listenPort", "=1", " =1"])
-def test_an_option_that_is_no_pair_is_refused(environment: dict[str, str], option: str) -> None:
+def test_a_setting_without_a_value_is_a_usage_error(environment: dict[str, str], option: str) -> None:
     result = run(environment, "-D", option)
     assert result.returncode == 2
     assert "KEY=VALUE" in result.stderr
 
 
 @pytest.mark.parametrize("flag", ["-p", "--printConfigItem"])
-def test_settings_are_printed_one_a_line(environment: dict[str, str], tmp_path: Path, flag: str) -> None:
+def test_settings_are_printed_one_per_line(environment: dict[str, str], tmp_path: Path, flag: str) -> None:
     result = run(environment, flag, "-D", "clusterTest=true", "-DproductEnvName=a=b")
     lines = result.stdout.splitlines()
     assert (result.returncode, result.stderr) == (0, "")
@@ -84,9 +84,7 @@ def test_settings_are_printed_one_a_line(environment: dict[str, str], tmp_path: 
 
 
 @pytest.mark.parametrize("flag", ["-c", "--configFile"])
-def test_the_file_is_confirmed_and_outranked_by_the_command_line(
-    environment: dict[str, str], tmp_path: Path, flag: str
-) -> None:
+def test_options_override_the_file(environment: dict[str, str], tmp_path: Path, flag: str) -> None:
     file = tmp_path / "namesrv.properties"
     file.write_text("listenPort=1111\nwaitSecondsForService=7\n")
     result = run(environment, flag, file, "-D", "listenPort=2222", "-p")
@@ -95,45 +93,45 @@ def test_the_file_is_confirmed_and_outranked_by_the_command_line(
     assert {"listenPort=2222", "waitSecondsForService=7", f"configStorePath={file}"} <= set(lines)
 
 
-def test_a_missing_file_is_one_clear_line(environment: dict[str, str], tmp_path: Path) -> None:
-    assert_one_clear_line(run(environment, "-c", tmp_path / "none"), "none", "No such file or directory")
+def test_a_missing_file_is_an_error_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+    assert_one_line_error(run(environment, "-c", tmp_path / "none"), "none", "No such file or directory")
 
 
-def test_a_wrong_value_is_one_clear_line(environment: dict[str, str]) -> None:
+def test_an_invalid_value_is_an_error_in_one_line(environment: dict[str, str]) -> None:
     result = run(environment, "-D", "listenPort=high")
-    assert_one_clear_line(result, "listenPort='high'", "from 0 to 65535", "the command line")
+    assert_one_line_error(result, "listenPort='high'", "from 0 to 65535", "the command line")
 
 
 def test_the_embedded_controller_is_refused(environment: dict[str, str]) -> None:
     result = run(environment, "-D", "enableControllerInNamesrv=true")
-    assert_one_clear_line(result, "run Apache RocketMQ's controller on its own")
+    assert_one_line_error(result, "run Apache RocketMQ's controller on its own")
 
 
-def test_a_taken_port_is_one_clear_line(environment: dict[str, str]) -> None:
+def test_a_port_in_use_is_an_error_in_one_line(environment: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run(environment, "-D", "bindAddress=127.0.0.1", "-D", f"listenPort={port}")
-    assert_one_clear_line(result, str(port))
+    assert_one_line_error(result, str(port))
 
 
-def test_an_address_that_is_not_ours_is_one_clear_line(environment: dict[str, str]) -> None:
-    assert_one_clear_line(run(environment, "-D", "bindAddress=192.0.2.1", "-D", "listenPort=0"), "192.0.2.1")
+def test_a_foreign_bind_address_is_an_error_in_one_line(environment: dict[str, str]) -> None:
+    assert_one_line_error(run(environment, "-D", "bindAddress=192.0.2.1", "-D", "listenPort=0"), "192.0.2.1")
 
 
-def test_an_unwritable_key_value_path_is_one_clear_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_unwritable_key_value_path_is_an_error_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     result = run(environment, "-D", "listenPort=0", "-D", f"kvConfigPath={tmp_path}/file/kvConfig.json")
-    assert_one_clear_line(result, f"cannot write {tmp_path}/file/kvConfig.json")
+    assert_one_line_error(result, f"cannot write {tmp_path}/file/kvConfig.json")
 
 
-def test_a_damaged_key_value_file_is_one_clear_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_damaged_key_value_file_is_an_error_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "kvConfig.json"
     file.write_bytes(b'{"configTable":')
     result = run(environment, "-D", "listenPort=0", "-D", f"kvConfigPath={file}")
-    assert_one_clear_line(result, f"{file} is not a key-value table in JSON")
+    assert_one_line_error(result, f"{file} is not a key-value table in JSON")
 
 
-def test_bad_tls_material_is_one_clear_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_invalid_tls_files_are_an_error_in_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "server.pem"
     file.write_text("no certificate")
     options = [
@@ -142,12 +140,12 @@ def test_bad_tls_material_is_one_clear_line(environment: dict[str, str], tmp_pat
         f"tls.server.certPath={file}",
         "listenPort=0",
     ]
-    assert_one_clear_line(run(environment, *(f"-D{option}" for option in options)), str(file))
+    assert_one_line_error(run(environment, *(f"-D{option}" for option in options)), str(file))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_it_boots_answers_and_stops(
+def test_a_name_server_starts_serves_and_stops(
     environment: dict[str, str], tmp_path: Path, number: signal.Signals, loop: str
 ) -> None:
     command = [*COMMAND, "-D", "listenPort=0"]
@@ -161,13 +159,13 @@ def test_it_boots_answers_and_stops(
     assert f"name server stopping signal={number.name}" in errors
 
 
-def test_the_key_value_table_is_where_the_settings_say_and_stays(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_key_value_table_survives_a_kill(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "deep" / "er" / "kvConfig.json"
     command = [*COMMAND, "-D", "listenPort=0", "-D", f"kvConfigPath={file}"]
     with booted(command, cwd=tmp_path, environment=environment) as server:
         with RawConnection(f"127.0.0.1:{server.port}") as line:
             assert line.call(PUT_KV, {"namespace": "a", "key": "x", "value": "1"}).code == SUCCESS
-        # Nothing may depend on a tidy end.
+        # The table must not depend on a clean stop.
         server.process.kill()
         server.process.wait()
     assert file.read_bytes() == b'{"configTable":{"a":{"x":"1"}}}'
@@ -177,7 +175,7 @@ def test_the_key_value_table_is_where_the_settings_say_and_stays(environment: di
         assert_stops_with_success(server)
 
 
-def test_settings_updated_from_afar_are_there_after_a_restart(environment: dict[str, str], tmp_path: Path) -> None:
+def test_settings_updated_at_run_time_survive_a_restart(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "namesrv.properties"
     file.write_text("listenPort=0\n# theirs\nextra=1\n")
     command = [*COMMAND, "-c", str(file)]
@@ -194,15 +192,15 @@ def test_settings_updated_from_afar_are_there_after_a_restart(environment: dict[
         assert_stops_with_success(server)
 
 
-def test_a_settings_path_that_cannot_be_written_is_only_a_warning(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_unwritable_settings_path_is_a_warning(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     command = [*COMMAND, "-D", "listenPort=0", "-D", f"configStorePath={tmp_path}/file/namesrv.properties"]
     with booted(command, cwd=tmp_path, environment=environment) as server:
         errors = assert_stops_with_success(server)
-    assert "WARNING skyroute.cli.serve - settings cannot be updated while running" in errors
+    assert "WARNING skyroute.cli.server_process - settings cannot be updated while running" in errors
 
 
-def test_settings_without_effect_are_said_once(environment: dict[str, str], tmp_path: Path) -> None:
+def test_settings_without_effect_are_logged_once(environment: dict[str, str], tmp_path: Path) -> None:
     command = [*COMMAND, "-D", "listenPort=0", "-D", "serverWorkerThreads=9", "-D", "frob=1"]
     with booted(command, cwd=tmp_path, environment=environment) as server:
         errors = assert_stops_with_success(server)
@@ -219,7 +217,7 @@ def test_settings_without_effect_are_said_once(environment: dict[str, str], tmp_
         ([], {"NAMESRV_ADDR": "127.0.0.1:1"}, True),
     ],
 )
-def test_other_name_servers_come_from_a_flag_or_the_environment(
+def test_upstream_name_servers_come_from_an_option_or_the_environment(
     environment: dict[str, str], tmp_path: Path, words: list[str], variables: dict[str, str], *, knows_another: bool
 ) -> None:
     command = [*COMMAND, "-D", "listenPort=0", "-D", "clusterTest=true", *words]
@@ -228,13 +226,13 @@ def test_other_name_servers_come_from_a_flag_or_the_environment(
     assert ("no other name server is known" not in errors) is knows_another
 
 
-def test_the_log_level_silences_lesser_lines(environment: dict[str, str], tmp_path: Path) -> None:
+def test_lines_below_the_log_level_are_not_logged(environment: dict[str, str], tmp_path: Path) -> None:
     command = [*COMMAND, "-D", "listenPort=0", "-D", "frob=1", "--log-level", "ERROR"]
     with booted(command, cwd=tmp_path, environment=environment) as server:
         assert assert_stops_with_success(server) == ""
 
 
-def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_soft_limit_of_open_files_is_raised_to_the_hard_limit(environment: dict[str, str], tmp_path: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     lowered = ["sh", "-c", 'ulimit -S -n 256 && exec "$@"', "sh", *COMMAND, "-D", "listenPort=0"]
     with booted(lowered, cwd=tmp_path, environment=environment) as server:
@@ -242,7 +240,7 @@ def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one(environment: dic
         assert_stops_with_success(server)
 
 
-def test_nobody_listening_to_its_words_is_no_failure(environment: dict[str, str]) -> None:
+def test_a_closed_standard_output_is_not_an_error(environment: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -252,7 +250,7 @@ def test_nobody_listening_to_its_words_is_no_failure(environment: dict[str, str]
     assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_a_server_that_does_not_boot_is_told_by_the_harness(environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_test_harness_reports_a_server_that_does_not_start(environment: dict[str, str], tmp_path: Path) -> None:
     command = [*COMMAND, "-D", "listenPort=x"]
     with pytest.raises(NotBootedError, match="listenPort"), booted(command, cwd=tmp_path, environment=environment):
         pass

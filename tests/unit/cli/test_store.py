@@ -1,4 +1,4 @@
-"""`skyroute store verify` and `repair`: words, exit codes, and that nothing is written."""
+"""`skyroute store verify` and `repair`: output, exit codes, and that verify writes nothing."""
 
 import json
 import subprocess
@@ -41,17 +41,17 @@ def damage(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_sound_store_is_said_to_be(folder: Path) -> None:
+def test_a_store_without_damage(folder: Path) -> None:
     result = verify(folder)
     assert result.exit_code == 0
     (line,) = result.output.splitlines()
-    assert line.startswith(f"{folder} is sound. Checked: 8 tables, 75 records, ")
+    assert line.startswith(f"{folder} has no damage. Checked: 8 tables, 75 records, ")
     found: dict[str, Any] = json.loads(verify(folder, "--json").output)
     assert (found["sound"], found["count"], found["findings"]) == (True, 0, [])
     assert found["checked"]["records"] == 75
 
 
-def test_a_finding_says_where_what_at_which_cost_and_what_to_do(folder: Path) -> None:
+def test_a_finding_has_place_problem_cost_and_advice(folder: Path) -> None:
     damage(folder / "commitlog" / "00000000000000000000", 88)
     damage(folder / "consumequeue" / "T" / "0" / "00000000000000000000", 47)
     result = verify(folder)
@@ -68,7 +68,7 @@ def test_a_finding_says_where_what_at_which_cost_and_what_to_do(folder: Path) ->
     assert {"area", "file", "offset", "what", "cost", "advice"} == found["findings"][0].keys()
 
 
-def test_what_cannot_be_checked_is_exit_code_2(folder: Path, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_checked_is_exit_code_2(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     for words, reason in (
         (("verify", tmp_path / "other"), "is no store"),
@@ -94,13 +94,13 @@ def test_a_repaired_copy_is_verified(folder: Path, tmp_path: Path) -> None:
     first, note, last = result.output.splitlines()
     assert first.startswith(f"{tmp_path / 'new'} has 74 records. Lost: ")
     assert note.endswith("were lost before an earlier repair")
-    assert last.startswith(f"{tmp_path / 'new'} is sound.")
+    assert last.startswith(f"{tmp_path / 'new'} has no damage.")
     assert verify(tmp_path / "new").exit_code == 0
     found: dict[str, Any] = json.loads(run("repair", folder, "--to", tmp_path / "json", *SIZES, "--json").output)
     assert (found["records"], found["lost_ranges"], found["verified"]["sound"]) == (74, 1, True)
 
 
-def test_settings_are_taken_from_a_file(folder: Path, tmp_path: Path) -> None:
+def test_settings_are_read_from_a_file(folder: Path, tmp_path: Path) -> None:
     settings = "\n".join(word for word in SIZES if word != "-D")
     (tmp_path / "broker.conf").write_text(settings)
     assert run("verify", folder, "-c", tmp_path / "broker.conf").exit_code == 0
@@ -108,13 +108,13 @@ def test_settings_are_taken_from_a_file(folder: Path, tmp_path: Path) -> None:
     assert run("verify", folder).exit_code == 0
 
 
-def test_a_folder_that_may_only_be_read_is_checked(folder: Path) -> None:
+def test_a_read_only_folder_is_checked(folder: Path) -> None:
     for path in [folder, *folder.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     assert verify(folder).exit_code == 0
 
 
-def test_it_works_as_a_process(folder: Path) -> None:
+def test_verify_runs_as_a_process(folder: Path) -> None:
     words = [sys.executable, "-m", "skyroute", "store", "verify", str(folder), *SIZES]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

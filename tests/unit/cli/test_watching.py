@@ -1,4 +1,4 @@
-"""What whoever runs our servers can see of them: logs in either form, in a file or not, and pages over HTTP."""
+"""Logs of server processes, as text or JSON, to a file or stderr; and the metrics pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def command(server: str, folder: Path, *words: str) -> list[str]:
 
 @contextmanager
 def booted(words: list[str], last_line: str = "boot success") -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A server that has said that it serves, and what it said up to then."""
+    """Start a server; yield the process and its output up to the line that says it is ready."""
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -47,15 +47,15 @@ def booted(words: list[str], last_line: str = "boot success") -> Iterator[tuple[
 
 
 def stop(process: subprocess.Popen[str]) -> str:
-    """Have it stop in order, and give what it wrote to stderr."""
+    """Stop a process with SIGTERM and return what it wrote to stderr."""
     process.terminate()
     errors = process.communicate(timeout=TIMEOUT_S)[1]
     assert process.returncode == 0
     return errors
 
 
-def complaint(words: list[str]) -> str:
-    """The one line of a command that cannot do what it should."""
+def one_line_error(words: list[str]) -> str:
+    """Return the only line of stderr of a command that fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if not LOG_LINE.fullmatch(line)]
@@ -75,7 +75,7 @@ def get(port: int, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_logs_are_lines_for_people_unless_json_is_wanted(server: str, tmp_path: Path) -> None:
+def test_logs_are_text_or_json(server: str, tmp_path: Path) -> None:
     with booted(command(server, tmp_path)) as (process, _):
         lines = stop(process).splitlines()
     assert len(lines) >= 2
@@ -88,7 +88,7 @@ def test_logs_are_lines_for_people_unless_json_is_wanted(server: str, tmp_path: 
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_logs_go_to_a_file_and_not_to_stderr(server: str, tmp_path: Path) -> None:
+def test_logs_go_to_a_file_instead_of_stderr(server: str, tmp_path: Path) -> None:
     file = tmp_path / "server.log"
     with booted(command(server, tmp_path, "--log-file", str(file))) as (process, _):
         assert stop(process) == ""
@@ -97,7 +97,7 @@ def test_logs_go_to_a_file_and_not_to_stderr(server: str, tmp_path: Path) -> Non
     assert all(LOG_LINE.fullmatch(line) for line in lines)
 
 
-def test_a_log_file_is_kept_small_and_few(tmp_path: Path) -> None:
+def test_log_files_are_rotated(tmp_path: Path) -> None:
     program = (
         "import logging, sys; from skyroute.cli import logs; logs.FILE_BYTES_MAX = 1000;"
         "logs.start_logging(logs.LogSettings('info', 'json', sys.argv[1]));"
@@ -110,14 +110,14 @@ def test_a_log_file_is_kept_small_and_few(tmp_path: Path) -> None:
     assert json.loads(files[0].read_text().splitlines()[-1])["message"] == "line 999"
 
 
-def test_a_log_file_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
-    said = complaint(command("nameserver", tmp_path, "--log-file", str(tmp_path / "none" / "x.log")))
+def test_an_unwritable_log_file_is_an_error_in_one_line(tmp_path: Path) -> None:
+    said = one_line_error(command("nameserver", tmp_path, "--log-file", str(tmp_path / "none" / "x.log")))
     assert said == (
         f"skyroute nameserver: cannot write {tmp_path}/none/x.log: No such file or directory; choose another --log-file"
     )
 
 
-def test_a_record_with_a_traceback_and_line_breaks_is_still_one_line() -> None:
+def test_a_json_record_with_a_traceback_is_one_line() -> None:
     with pytest.raises(ValueError, match="our own") as caught:
         int("our own\nfault")
     error = (caught.type, caught.value, caught.tb)
@@ -132,7 +132,7 @@ def test_a_record_with_a_traceback_and_line_breaks_is_still_one_line() -> None:
 # ------------------------------------------------------------------------------------------------------------- pages
 
 
-def test_a_name_server_serves_its_pages_where_it_is_told(tmp_path: Path) -> None:
+def test_a_name_server_serves_metrics_on_the_given_port(tmp_path: Path) -> None:
     port = free_port()
     with booted(command("nameserver", tmp_path, "--metrics-port", str(port))) as (process, _):
         assert get(port, "/readyz") == (200, "ready\n")
@@ -140,7 +140,7 @@ def test_a_name_server_serves_its_pages_where_it_is_told(tmp_path: Path) -> None
         assert f"metrics served at=http://127.0.0.1:{port}/metrics" in stop(process)
 
 
-def test_a_broker_serves_its_pages_where_it_is_told(tmp_path: Path) -> None:
+def test_a_broker_serves_metrics_on_the_given_port(tmp_path: Path) -> None:
     port = free_port()
     with booted(command("broker", tmp_path, "--metrics-port", str(port))) as (process, _):
         status, reason = get(port, "/readyz")
@@ -150,7 +150,7 @@ def test_a_broker_serves_its_pages_where_it_is_told(tmp_path: Path) -> None:
         stop(process)
 
 
-def test_up_says_where_the_metrics_of_both_servers_are(tmp_path: Path) -> None:
+def test_up_prints_the_metrics_addresses_of_both_servers(tmp_path: Path) -> None:
     port = free_port()
     words = [*SKYROUTE, "up", "--port", "0", "--ns-port", "0", "--data", str(tmp_path), "--metrics-port", str(port)]
     with booted(words, "printMsg") as (process, said):
@@ -163,18 +163,18 @@ def test_up_says_where_the_metrics_of_both_servers_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_taken_metrics_port_is_one_clear_line(server: str, tmp_path: Path) -> None:
+def test_a_metrics_port_in_use_is_an_error_in_one_line(server: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = complaint(command(server, tmp_path, "--metrics-port", str(port)))
+        said = one_line_error(command(server, tmp_path, "--metrics-port", str(port)))
     assert said.startswith(f"skyroute {server}: Failed to bind to 127.0.0.1:{port}: Address already in use. ")
     assert said.endswith("Set metricsPort or metricsHost to something free.")
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_a_missing_extra_is_one_clear_line(server: str, tmp_path: Path) -> None:
+def test_a_missing_metrics_package_is_an_error_in_one_line(server: str, tmp_path: Path) -> None:
     without = "import sys; sys.modules['prometheus_client'] = None; from skyroute.cli.main import main; main()"
     words = command(server, tmp_path, "--metrics-port", str(free_port()))[len(SKYROUTE) :]
-    said = complaint([sys.executable, "-c", without, *words])
+    said = one_line_error([sys.executable, "-c", without, *words])
     assert said.startswith(f"skyroute {server}: metricsPort needs a package that is not installed: ")
     assert "pip install 'skyroute[metrics]'" in said

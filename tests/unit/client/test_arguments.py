@@ -23,7 +23,6 @@ from skyroute import (
     StartPosition,
     sql,
 )
-from skyroute.client.admin.face import CHECKS, NOT_CALLS
 from skyroute.client.consuming.push.settings import Intervals
 from skyroute.client.consuming.rebalance import Average, Configured, ConsistentHash, MachineRoom, NearbyMachineRoom
 from skyroute.client.errors import ArgumentError, ClientError
@@ -335,12 +334,6 @@ def test_no_slip_whatever_raises_anything_but_our_own(kind: Any, fine: dict[str,
         for slip in SLIPS:
             with contextlib.suppress(SkyrouteError):
                 kind(**(fine | {name: slip}))
-
-
-def test_every_argument_of_the_admin_is_looked_at() -> None:
-    for name, method in inspect.getmembers(Admin, inspect.isfunction):
-        if not name.startswith("_") and name not in NOT_CALLS:
-            assert set(list(inspect.signature(method).parameters)[1:]) <= CHECKS.keys(), name
 
 
 def test_every_class_that_is_public_is_among_these() -> None:

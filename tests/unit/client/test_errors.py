@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from skyroute.client import errors
-from skyroute.client.admin.calls import SomeFailedError
+from skyroute.client.admin.base import SomeFailedError
 from skyroute.client.errors import BrokerRefusedError, refusal
 from skyroute.errors import SkyrouteError
 from skyroute.wire.codes import ResponseCode

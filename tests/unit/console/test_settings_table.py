@@ -2,14 +2,14 @@
 
 import pytest
 
-from skyroute.client.admin.cluster import ServerTexts
+from skyroute.client.admin.cluster import ServerProperties
 from skyroute.console.cluster_data.settings_table import check_took, find_settings, read_change
 from skyroute.console.errors import ConsoleError
 from skyroute.settings.secrets import HIDDEN
 
 
-def told(**settings: str) -> ServerTexts:
-    return ServerTexts({"a:1": settings}, {})
+def told(**settings: str) -> ServerProperties:
+    return ServerProperties({"a:1": settings}, {})
 
 
 def test_no_search_finds_a_secret_by_its_value() -> None:

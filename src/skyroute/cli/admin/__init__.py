@@ -1,1 +1,1 @@
-"""`skyroute admin`: mqadmin's commands, with its names and flags."""
+"""`skyroute admin`: commands with the names and options of mqadmin."""

@@ -1,4 +1,4 @@
-"""Commands about brokers, name servers and what these keep: state, settings, permissions, key-value config."""
+"""Commands about brokers and name servers: state, settings, write permission, key-value config."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from skyroute.cli.admin.command import Answer, admin_command, broker_or_cluster
+from skyroute.cli.admin.decorator import Output, admin_command, broker_or_cluster
 from skyroute.cli.admin.output import pairs, table
 from skyroute.client.admin import Admin
 from skyroute.client.admin.broker_load import read_load
-from skyroute.client.admin.cluster import BrokerInfo, ServerTexts
+from skyroute.client.admin.cluster import BrokerInfo, ServerProperties
 from skyroute.errors import SkyrouteError
 from skyroute.settings.secrets import shown
 
@@ -21,14 +21,14 @@ interval = click.option(
     "interval_s",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Again after so many seconds.",
+    help="Repeat with this interval.",
 )
-setting_key = click.option("-k", "--key", required=True, help="The name of the setting.")
-setting_value = click.option("-v", "--value", required=True, help="What it is to be.")
-kv_namespace = click.option("-s", "--namespace", required=True, help="The namespace of the key.")
-kv_key = click.option("-k", "--key", required=True, help="The key.")
+setting_key = click.option("-k", "--key", required=True, help="Name of the setting.")
+setting_value = click.option("-v", "--value", required=True, help="New value.")
+kv_namespace = click.option("-s", "--namespace", required=True, help="Namespace of the key.")
+kv_key = click.option("-k", "--key", required=True, help="Key.")
 broker_name = click.option(
-    "-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="The broker's name."
+    "-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="Name of the broker."
 )
 
 
@@ -36,13 +36,13 @@ broker_name = click.option(
 
 
 @admin_command("clusterList", "-m")
-@click.option("-m", "--moreStats", "more", is_flag=True, help="Messages in and out, yesterday and today.")
+@click.option("-m", "--moreStats", "more", is_flag=True, help="Print messages in and out, yesterday and today.")
 @interval
-@click.option("-c", "--clusterName", "cluster", metavar="NAME", help="This cluster only.")
+@click.option("-c", "--clusterName", "cluster", metavar="NAME", help="Only this cluster.")
 async def cluster_list(
     admin: Admin, cluster: str | None, interval_s: float | None, *, more: bool
-) -> AsyncIterator[Answer]:
-    """List every broker: where it is, its release, its load."""
+) -> AsyncIterator[Output]:
+    """List all brokers with address, version and load."""
     while True:
         brokers = await admin.brokers(cluster)
         values = [_totals(broker) if more else _load(broker, admin.session.clock.wall()) for broker in brokers]
@@ -93,7 +93,7 @@ def _load_table(values: Iterable[Mapping[str, Any]]) -> str:
 
 def _load_row(value: Mapping[str, Any]) -> list[object]:
     row: list[object] = [value[name] for name in ("cluster", "broker", "broker_id", "address", "version")]
-    if value["active"] is None:  # it did not answer
+    if value["active"] is None:  # no response
         return [*row, *[None] * 7]
 
     def text(name: str, form: str = "") -> str:
@@ -102,7 +102,7 @@ def _load_row(value: Mapping[str, Any]) -> list[object]:
     sends = f"{text('send_queue')},{text('send_wait_ms')}ms"
     pulls = f"{text('pull_queue')},{text('pull_wait_ms')}ms"
     acks = f"{text('ack_queue')},{text('ack_wait_ms')}ms"
-    congestion = f"{(value['timer_congestion'] or 0) / 10_000:.1f}w"  # in ten thousands, as mqadmin has it
+    congestion = f"{(value['timer_congestion'] or 0) / 10_000:.1f}w"  # in ten thousands, as in mqadmin
     rates = f"{text('timer_in_tps', '.1f')}, {text('timer_out_tps', '.1f')}"
     timer = f"{text('timer_read_behind_ms')}-{text('timer_offset_behind')}({congestion}, {rates})"
     return [
@@ -141,7 +141,7 @@ def _totals_table(values: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _number(state: Mapping[str, str], key: str) -> float | None:
-    """The first of the numbers that a broker gives under a name; None if there is none."""
+    """Return the first number of a value, or None."""
     words = state.get(key, "").split()
     try:
         return int(words[0])
@@ -158,18 +158,20 @@ def _number(state: Mapping[str, str], key: str) -> float | None:
 @admin_command("clusterRT", "-c DefaultCluster -a 50")
 @click.option("-a", "--amount", type=click.IntRange(min=2), default=100, show_default=True, help="Messages per broker.")
 @click.option("-s", "--size", type=click.IntRange(min=1), default=128, show_default=True, help="Bytes per message.")
-@click.option("-c", "--cluster", metavar="NAME", help="This cluster only.")
-@click.option("-p", "--print-log", "as_log", type=bool, default=False, help="One line per broker, for log files.")
-@click.option("-m", "--machine-room", "room", default="noname", show_default=True, help="Where we are, for log files.")
+@click.option("-c", "--cluster", metavar="NAME", help="Only this cluster.")
+@click.option("-p", "--print-log", "as_log", type=bool, default=False, help="Print one line per broker, for log files.")
+@click.option(
+    "-m", "--machine-room", "room", default="noname", show_default=True, help="Name of this site, for log files."
+)
 @interval
 async def cluster_rt(
     admin: Admin, amount: int, size: int, cluster: str | None, room: str, interval_s: float | None, *, as_log: bool
-) -> AsyncIterator[Answer]:
-    """Measure how long sends take, to every broker of every cluster.
+) -> AsyncIterator[Output]:
+    """Measure the send latency of every broker.
 
-    Messages go to the topic that each broker has under its own name. Without -i this is done once.
+    Sends messages to the topic with the broker's name, which every broker has.
     """
-    # No other command of this module needs a producer, and importing it takes longer than most of them run.
+    # Only this command needs a producer, and its import is slow.
     from skyroute.client.producing.producer import Producer  # noqa: PLC0415 - see above
     from skyroute.message.message import Message  # noqa: PLC0415 - see above
 
@@ -187,10 +189,10 @@ async def cluster_rt(
         while True:
             values: list[dict[str, Any]] = []
             failures: dict[str, SkyrouteError] = {}
-            for group in await admin.groups_of(cluster):
+            for group in await admin.broker_groups(cluster):
                 sends = [await measure(group.name) for _ in range(amount)]
                 errors = [failure for _, failure in sends if failure]
-                # The first one also connects, and does not count.
+                # The first send includes the connection set-up: exclude it.
                 average_ms = sum(spent_ms for spent_ms, _ in sends[1:]) / (amount - 1)
                 values.append(
                     {
@@ -223,8 +225,8 @@ def _rt_text(values: Iterable[Mapping[str, Any]], log_room: str | None) -> str:
 
 @admin_command("brokerStatus", "-b 10.0.0.5:10911")
 @broker_or_cluster()
-async def broker_status(admin: Admin, broker: str | None, cluster: str | None) -> Answer:
-    """Print what brokers say of their state."""
+async def broker_status(admin: Admin, broker: str | None, cluster: str | None) -> Output:
+    """Print the state of brokers."""
     states = await admin.broker_states(broker=broker, cluster=cluster)
     if broker is not None:
         return pairs(states.by_address[broker], ": "), states.by_address
@@ -238,49 +240,55 @@ async def broker_status(admin: Admin, broker: str | None, cluster: str | None) -
 
 @admin_command("getBrokerConfig", "-c DefaultCluster")
 @broker_or_cluster()
-async def get_broker_config(admin: Admin, broker: str | None, cluster: str | None) -> Answer:
+async def get_broker_config(admin: Admin, broker: str | None, cluster: str | None) -> Output:
     """Print the settings of brokers."""
     return _settings(await admin.broker_settings(broker=broker, cluster=cluster))
 
 
-def _settings(settings: ServerTexts) -> Answer:
-    # Apache's servers tell everybody their secrets; a terminal and its log need not.
-    told = {
+def _settings(settings: ServerProperties) -> Output:
+    # Apache's servers return secrets in clear text: mask them.
+    masked = {
         address: {key: shown(key, text) for key, text in found.items()}
         for address, found in settings.by_address.items()
     }
-    parts = (f"============{address}============\n{pairs(found)}" for address, found in told.items())
-    return "\n\n".join(parts), told, settings.failures
+    parts = (f"============{address}============\n{pairs(found)}" for address, found in masked.items())
+    return "\n\n".join(parts), masked, settings.failures
 
 
 @admin_command("updateBrokerConfig", "-c DefaultCluster -k fileReservedTime -v 72")
 @broker_or_cluster()
-@click.option("-a", "--updateAllBroker", "with_slaves", type=bool, default=False, help="Slaves too, not only masters.")
+@click.option("-a", "--updateAllBroker", "with_slaves", type=bool, default=False, help="Also slaves, not only masters.")
 @setting_key
 @setting_value
 async def update_broker_config(
     admin: Admin, broker: str | None, cluster: str | None, key: str, value: str, *, with_slaves: bool
-) -> Answer:
-    """Change a setting of brokers while they run."""
+) -> Output:
+    """Change a broker setting at run time."""
     done = await admin.update_broker_settings({key: value}, broker=broker, cluster=cluster, with_slaves=with_slaves)
     return "\n".join(f"update broker config success, {address}" for address in done), {"brokers": done}
 
 
 @admin_command("cleanExpiredCQ", "-c DefaultCluster")
 @broker_or_cluster("--cluster", needed=False)
-async def clean_expired_cq(admin: Admin, broker: str | None, cluster: str | None) -> Answer:
-    """Have brokers, by default all, drop the files of queues whose messages are gone."""
-    return _cleaned(await admin.clean_expired_queues(broker=broker, cluster=cluster))
+async def clean_expired_cq(admin: Admin, broker: str | None, cluster: str | None) -> Output:
+    """Delete consume queue files whose messages are gone.
+
+    Without -b and -c, on all brokers.
+    """
+    return _clean_output(await admin.clean_expired_queues(broker=broker, cluster=cluster))
 
 
 @admin_command("cleanUnusedTopic", "-b 10.0.0.5:10911")
 @broker_or_cluster("--cluster", needed=False)
-async def clean_unused_topic(admin: Admin, broker: str | None, cluster: str | None) -> Answer:
-    """Have brokers, by default all, drop the queues of topics that they no longer have."""
-    return _cleaned(await admin.clean_unused_topics(broker=broker, cluster=cluster))
+async def clean_unused_topic(admin: Admin, broker: str | None, cluster: str | None) -> Output:
+    """Delete the queues of topics that no longer exist.
+
+    Without -b and -c, on all brokers.
+    """
+    return _clean_output(await admin.clean_unused_topics(broker=broker, cluster=cluster))
 
 
-def _cleaned(brokers: list[str]) -> Answer:
+def _clean_output(brokers: list[str]) -> Output:
     return f"success, {', '.join(brokers)}", {"brokers": brokers}
 
 
@@ -288,7 +296,7 @@ def _cleaned(brokers: list[str]) -> Answer:
 
 
 @admin_command("getNamesrvConfig")
-async def get_namesrv_config(admin: Admin) -> Answer:
+async def get_namesrv_config(admin: Admin) -> Output:
     """Print the settings of all name servers."""
     return _settings(await admin.name_server_settings())
 
@@ -296,27 +304,27 @@ async def get_namesrv_config(admin: Admin) -> Answer:
 @admin_command("updateNamesrvConfig", "-k orderMessageEnable -v true")
 @setting_key
 @setting_value
-async def update_namesrv_config(admin: Admin, key: str, value: str) -> Answer:
-    """Change a setting of all name servers while they run."""
+async def update_namesrv_config(admin: Admin, key: str, value: str) -> Output:
+    """Change a setting of all name servers at run time."""
     done = await admin.update_name_server_settings({key: value})
     return f"update name server config success, {', '.join(done)}\n{key} = {value}", {"name_servers": done}
 
 
 @admin_command("wipeWritePerm", "-b broker-a")
 @broker_name
-async def wipe_write_perm(admin: Admin, broker_name: str) -> Answer:
-    """Have all name servers show a broker's topics as not writable."""
-    return _touched("wipe", broker_name, await admin.forbid_writes(broker_name))
+async def wipe_write_perm(admin: Admin, broker_name: str) -> Output:
+    """Make a broker's topics read-only in all routes."""
+    return _permission_output("wipe", broker_name, await admin.forbid_writes(broker_name))
 
 
 @admin_command("addWritePerm", "-b broker-a")
 @broker_name
-async def add_write_perm(admin: Admin, broker_name: str) -> Answer:
-    """Have all name servers show a broker's topics as writable again."""
-    return _touched("add", broker_name, await admin.allow_writes(broker_name))
+async def add_write_perm(admin: Admin, broker_name: str) -> Output:
+    """Make a broker's topics writable again."""
+    return _permission_output("add", broker_name, await admin.allow_writes(broker_name))
 
 
-def _touched(verb: str, broker: str, topics: Mapping[str, int]) -> Answer:
+def _permission_output(verb: str, broker: str, topics: Mapping[str, int]) -> Output:
     lines = (
         f"{verb} write perm of broker[{broker}] in name server[{address}] OK, {count}"
         for address, count in topics.items()
@@ -330,9 +338,9 @@ def _touched(verb: str, broker: str, topics: Mapping[str, int]) -> Answer:
 @admin_command("updateKvConfig", "-s settings -k colour -v blue")
 @kv_namespace
 @kv_key
-@click.option("-v", "--value", required=True, help="What to keep under the key.")
-async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -> Answer:
-    """Have all name servers keep a value under a key."""
+@click.option("-v", "--value", required=True, help="Value.")
+async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -> Output:
+    """Set a value in the name servers' key-value config."""
     done = await admin.put_kv(namespace, key, value)
     return f"update kv config success, {', '.join(done)}", {"name_servers": done}
 
@@ -340,7 +348,7 @@ async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -
 @admin_command("deleteKvConfig", "-s settings -k colour")
 @kv_namespace
 @kv_key
-async def delete_kv_config(admin: Admin, namespace: str, key: str) -> Answer:
-    """Have all name servers forget a key."""
+async def delete_kv_config(admin: Admin, namespace: str, key: str) -> Output:
+    """Delete a key from the name servers' key-value config."""
     done = await admin.delete_kv(namespace, key)
     return f"delete kv config success, {', '.join(done)}", {"name_servers": done}

@@ -1,9 +1,9 @@
-"""The list of admin commands; each is imported when it is called."""
+"""The admin commands by name. Each is imported when it is called."""
 
 import click
 
-from skyroute.cli.help import examples
-from skyroute.cli.lazy import LazyCommand, LazyGroup
+from skyroute.cli.lazy_group import LazyCommand, LazyGroup
+from skyroute.cli.options import examples
 
 _CLUSTER = "skyroute.cli.admin.cluster_commands"
 _TOPIC = "skyroute.cli.admin.topic_commands"
@@ -11,68 +11,64 @@ _GROUP = "skyroute.cli.admin.group_commands"
 _MESSAGE = "skyroute.cli.admin.message_commands"
 
 _COMMANDS = {
-    "clusterList": LazyCommand(_CLUSTER, "cluster_list", "List every broker: where it is, its release, its load."),
-    "clusterRT": LazyCommand(_CLUSTER, "cluster_rt", "Measure how long sends take, to every broker of every cluster."),
-    "topicList": LazyCommand(_TOPIC, "topic_list", "List every topic."),
-    "topicRoute": LazyCommand(_TOPIC, "topic_route", "Print where a topic is."),
-    "topicStatus": LazyCommand(_TOPIC, "topic_status", "Print where the queues of a topic begin and end."),
+    "clusterList": LazyCommand(_CLUSTER, "cluster_list", "List all brokers with address, version and load."),
+    "clusterRT": LazyCommand(_CLUSTER, "cluster_rt", "Measure the send latency of every broker."),
+    "topicList": LazyCommand(_TOPIC, "topic_list", "List all topics."),
+    "topicRoute": LazyCommand(_TOPIC, "topic_route", "Print the brokers and queues of a topic."),
+    "topicStatus": LazyCommand(_TOPIC, "topic_status", "Print the minimum and maximum offsets of a topic's queues."),
     "topicClusterList": LazyCommand(_TOPIC, "topic_cluster_list", "List the clusters that have a topic."),
-    "updateTopic": LazyCommand(_TOPIC, "update_topic", "Create a topic, or change it."),
-    "updateTopicPerm": LazyCommand(_TOPIC, "update_topic_perm", "Change what clients may do with a topic."),
-    "deleteTopic": LazyCommand(_TOPIC, "delete_topic", "Delete a topic with all its messages."),
-    "updateOrderConf": LazyCommand(_TOPIC, "update_order_conf", "Say, ask or forget where an ordered topic lives."),
-    "allocateMQ": LazyCommand(_TOPIC, "allocate_mq", "Show how consumers would share out the queues of a topic."),
-    "statsAll": LazyCommand(_TOPIC, "stats_all", "Print messages in and out per topic, and the lag of each group."),
-    "brokerStatus": LazyCommand(_CLUSTER, "broker_status", "Print what brokers say of their state."),
+    "updateTopic": LazyCommand(_TOPIC, "update_topic", "Create or change a topic."),
+    "updateTopicPerm": LazyCommand(_TOPIC, "update_topic_perm", "Change the permission of a topic."),
+    "deleteTopic": LazyCommand(_TOPIC, "delete_topic", "Delete a topic and its messages."),
+    "updateOrderConf": LazyCommand(_TOPIC, "update_order_conf", "Set, print or delete the order config of a topic."),
+    "allocateMQ": LazyCommand(_TOPIC, "allocate_mq", "Show how consumers would share the queues of a topic."),
+    "statsAll": LazyCommand(_TOPIC, "stats_all", "Print the rates of each topic and the lag of each group."),
+    "brokerStatus": LazyCommand(_CLUSTER, "broker_status", "Print the state of brokers."),
     "getBrokerConfig": LazyCommand(_CLUSTER, "get_broker_config", "Print the settings of brokers."),
-    "updateBrokerConfig": LazyCommand(_CLUSTER, "update_broker_config", "Change a setting of brokers while they run."),
-    "cleanExpiredCQ": LazyCommand(
-        _CLUSTER, "clean_expired_cq", "Have brokers, by default all, drop the files of queues whose messages are gone."
-    ),
+    "updateBrokerConfig": LazyCommand(_CLUSTER, "update_broker_config", "Change a broker setting at run time."),
+    "cleanExpiredCQ": LazyCommand(_CLUSTER, "clean_expired_cq", "Delete consume queue files whose messages are gone."),
     "cleanUnusedTopic": LazyCommand(
         _CLUSTER,
         "clean_unused_topic",
-        "Have brokers, by default all, drop the queues of topics that they no longer have.",
+        "Delete the queues of topics that no longer exist.",
     ),
     "getNamesrvConfig": LazyCommand(_CLUSTER, "get_namesrv_config", "Print the settings of all name servers."),
     "updateNamesrvConfig": LazyCommand(
-        _CLUSTER, "update_namesrv_config", "Change a setting of all name servers while they run."
+        _CLUSTER, "update_namesrv_config", "Change a setting of all name servers at run time."
     ),
-    "wipeWritePerm": LazyCommand(
-        _CLUSTER, "wipe_write_perm", "Have all name servers show a broker's topics as not writable."
-    ),
-    "addWritePerm": LazyCommand(
-        _CLUSTER, "add_write_perm", "Have all name servers show a broker's topics as writable again."
-    ),
+    "wipeWritePerm": LazyCommand(_CLUSTER, "wipe_write_perm", "Make a broker's topics read-only in all routes."),
+    "addWritePerm": LazyCommand(_CLUSTER, "add_write_perm", "Make a broker's topics writable again."),
     "diffRoutes": LazyCommand(
-        "skyroute.cli.admin.diff_command", "diff_routes", "Name all in which the name servers do not say the same."
+        "skyroute.cli.admin.diff_command", "diff_routes", "Compare the routes of all name servers."
     ),
-    "updateKvConfig": LazyCommand(_CLUSTER, "update_kv_config", "Have all name servers keep a value under a key."),
-    "deleteKvConfig": LazyCommand(_CLUSTER, "delete_kv_config", "Have all name servers forget a key."),
-    "updateSubGroup": LazyCommand(_GROUP, "update_sub_group", "Create a consumer group, or replace its settings."),
+    "updateKvConfig": LazyCommand(_CLUSTER, "update_kv_config", "Set a value in the name servers' key-value config."),
+    "deleteKvConfig": LazyCommand(
+        _CLUSTER, "delete_kv_config", "Delete a key from the name servers' key-value config."
+    ),
+    "updateSubGroup": LazyCommand(_GROUP, "update_sub_group", "Create a consumer group or replace its settings."),
     "deleteSubGroup": LazyCommand(_GROUP, "delete_sub_group", "Delete a consumer group."),
-    "consumerProgress": LazyCommand(_GROUP, "consumer_progress", "Print how far a group has come, or all groups."),
-    "consumerConnection": LazyCommand(_GROUP, "consumer_connection", "List who is connected for a consumer group."),
-    "producerConnection": LazyCommand(_GROUP, "producer_connection", "List who is connected for a producer group."),
-    "consumerStatus": LazyCommand(_GROUP, "consumer_status", "Print what the members of a group say of themselves."),
-    "resetOffsetByTime": LazyCommand(_GROUP, "reset_offset_by_time", "Have a group go on at another time."),
-    "cloneGroupOffset": LazyCommand(_GROUP, "clone_group_offset", "Have a group go on where another group is."),
-    "queryMsgById": LazyCommand(_MESSAGE, "query_msg_by_id", "Print messages by their ids, and what became of them."),
-    "queryMsgByKey": LazyCommand(_MESSAGE, "query_msg_by_key", "List the messages with a key."),
-    "queryMsgByUniqueKey": LazyCommand(
-        _MESSAGE, "query_msg_by_unique_key", "Print a message by its sender's id, and what became of it."
+    "consumerProgress": LazyCommand(_GROUP, "consumer_progress", "Print the offsets and lag of a consumer group."),
+    "consumerConnection": LazyCommand(_GROUP, "consumer_connection", "List the members of a consumer group."),
+    "producerConnection": LazyCommand(_GROUP, "producer_connection", "List the members of a producer group."),
+    "consumerStatus": LazyCommand(_GROUP, "consumer_status", "Print the state of a consumer group's members."),
+    "resetOffsetByTime": LazyCommand(
+        _GROUP, "reset_offset_by_time", "Reset the offsets of a consumer group to a time."
     ),
+    "cloneGroupOffset": LazyCommand(_GROUP, "clone_group_offset", "Copy the offsets of one group to another."),
+    "queryMsgById": LazyCommand(_MESSAGE, "query_msg_by_id", "Print messages by id."),
+    "queryMsgByKey": LazyCommand(_MESSAGE, "query_msg_by_key", "List messages with a key."),
+    "queryMsgByUniqueKey": LazyCommand(_MESSAGE, "query_msg_by_unique_key", "Print a message by its unique id."),
     "queryMsgByOffset": LazyCommand(_MESSAGE, "query_msg_by_offset", "Print the message at an offset of a queue."),
-    "printMsg": LazyCommand(_MESSAGE, "print_msg", "Print the messages of a topic."),
-    "consumeMessage": LazyCommand(_MESSAGE, "consume_message", "Print messages of a topic, up to a number."),
+    "printMsg": LazyCommand(_MESSAGE, "print_msg", "Print all messages of a topic."),
+    "consumeMessage": LazyCommand(_MESSAGE, "consume_message", "Print a number of messages of a topic."),
     "sendMessage": LazyCommand(_MESSAGE, "send_message", "Send a message."),
-    "checkMsgSendRT": LazyCommand(_MESSAGE, "check_msg_send_rt", "Measure how long sends to a topic take."),
+    "checkMsgSendRT": LazyCommand(_MESSAGE, "check_msg_send_rt", "Measure the send latency of a topic."),
 }
 
 
 @click.group(
     cls=LazyGroup,
-    later=_COMMANDS,
+    lazy_commands=_COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "export NAMESRV_ADDR=127.0.0.1:9876",
@@ -82,8 +78,8 @@ _COMMANDS = {
     ),
 )
 def admin() -> None:
-    """Look at a cluster and change it, as mqadmin does.
+    """Inspect and change a cluster (mqadmin-compatible).
 
-    Commands have mqadmin's names and flags. Each takes -n, or the environment's NAMESRV_ADDR, and prints JSON with
+    Commands have the names and options of mqadmin. Each takes -n, or the variable NAMESRV_ADDR, and prints JSON with
     --json.
     """

@@ -1,20 +1,20 @@
-"""The command that finds out whether all name servers say the same."""
+"""`diffRoutes`: compares the routes of all name servers."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from skyroute.cli.admin.command import Answer, admin_command
+from skyroute.cli.admin.decorator import Output, admin_command
 from skyroute.cli.admin.output import local_time, table
 from skyroute.client.admin import Admin
-from skyroute.client.admin.comparison import SETTLE_S, Comparison, compare_name_servers
-from skyroute.client.admin.route_facts import Difference
+from skyroute.client.admin.name_server_comparison import SETTLE_S, Comparison, compare_name_servers
+from skyroute.client.admin.route_comparison import Difference
 
-SAME, DIFFERENT, NOT_ASKED = 0, 1, 2
+SAME, DIFFERENT, INCOMPLETE = 0, 1, 2
 
 
-@admin_command("diffRoutes", "-n '10.0.0.1:9876;10.0.0.2:9876' --json", failed=NOT_ASKED)
+@admin_command("diffRoutes", "-n '10.0.0.1:9876;10.0.0.2:9876' --json", failed=INCOMPLETE)
 @click.option(
     "--settle",
     "settle_s",
@@ -22,23 +22,20 @@ SAME, DIFFERENT, NOT_ASKED = 0, 1, 2
     default=SETTLE_S,
     show_default=True,
     metavar="SECONDS",
-    help="Look again so much later, and name only what still differs; 0: look once.",
+    help="Compare again after this time, and print only what still differs; 0: compare once.",
 )
-@click.option(
-    "--brokers/--no-brokers", "ask_brokers", default=True, help="Ask brokers who is right where name servers differ."
-)
-async def diff_routes(admin: Admin, settle_s: float, *, ask_brokers: bool) -> Answer:
-    """Name all in which the name servers do not say the same.
+@click.option("--brokers/--no-brokers", "ask_brokers", default=True, help="Ask brokers which name servers are behind.")
+async def diff_routes(admin: Admin, settle_s: float, *, ask_brokers: bool) -> Output:
+    """Compare the routes of all name servers.
 
-    Every name server of -n is asked for its brokers, clusters, topics and routes. It works with Apache's and with ours,
-    and changes nothing. Topics of a broker that a name server does not know at all are counted, and not named one by
-    one.
+    Reads brokers, clusters, topics and routes from every name server of -n, Apache's or Skyroute's. Changes nothing.
+    If a name server does not know a broker at all, the broker's topics are counted, not listed.
 
-    BEHIND is who says otherwise than the broker itself, as far as it can be reached from here: routes carry no version
-    by which one could be called older. A ban on writes is an operator's word, and nobody is behind for it. SINCE is
-    when the topic last changed at one of the name servers, if one of ours still remembers; Apache's do not tell.
+    BEHIND: the name server contradicts the broker itself, if the broker can be reached. Routes have no version that
+    would say which one is older. A write permission that an operator has removed does not count as behind.
+    SINCE: when the topic last changed, if a Skyroute name server still knows.
 
-    Exit code 0: they say the same. 1: they differ. 2: not all could be asked.
+    Exit code 0: no difference. 1: differences. 2: a name server or broker could not be read.
     """
     found = await compare_name_servers(admin, settle_s=settle_s, ask_brokers=ask_brokers)
     return _text(found), _value(found), found.failures, DIFFERENT if found.differences else SAME

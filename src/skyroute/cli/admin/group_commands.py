@@ -1,4 +1,4 @@
-"""Commands about groups: their settings, who is connected, how far consumers have come, and moving them."""
+"""Commands about groups: settings, members, offsets and lag, offset resets."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -6,27 +6,26 @@ from typing import Any
 import click
 import msgspec
 
-from skyroute.cli.admin.command import Answer, Function, admin_command, broker_or_cluster
+from skyroute.cli.admin.decorator import Function, Output, admin_command, broker_or_cluster
 from skyroute.cli.admin.output import local_time, pairs, table
 from skyroute.cli.admin.parameters import MOMENT_FORM, attribute_changes, json_object, moment
 from skyroute.client.admin import Admin
 from skyroute.client.admin.groups import GroupProgress, GroupSummary
-from skyroute.client.consuming import queues
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import ConsumeType
 from skyroute.wire.calls.consumers import PROPERTY_CONSUME_TYPE, PROPERTY_ORDERED, RunningConsumer
 from skyroute.wire.calls.groups import Connection, GroupConfig
 
 STALLED_MS = 60_000
-"""A queue with messages of which none was finished for so long looks stuck."""
+"""A queue with cached messages and no consumed one for this long is reported as stalled."""
 
 cluster_or_parent = click.option(
-    "-c", "--cluster", metavar="NAME", help="The cluster, or the parent topic of a light queue."
+    "-c", "--cluster", metavar="NAME", help="Cluster, or parent topic of a light queue."
 )  # fmt: skip
 
 
 def _group(long: str) -> Callable[[Function], Function]:
-    return click.option("-g", long, "group", required=True, metavar="NAME", help="The consumer group.")
+    return click.option("-g", long, "group", required=True, metavar="NAME", help="Consumer group.")
 
 
 # --------------------------------------------------------------------------------------------------------- settings
@@ -35,29 +34,52 @@ def _group(long: str) -> Callable[[Function], Function]:
 @admin_command("updateSubGroup", "-c DefaultCluster -g billing -r 5")
 @broker_or_cluster()
 @_group("--groupName")
-@click.option("-s", "--consumeEnable", "enabled", type=bool, default=True, help="It may consume.")
-@click.option("-m", "--consumeFromMinEnable", "from_min", type=bool, default=False, help="It may begin at the start.")
-@click.option("-d", "--consumeBroadcastEnable", "broadcast", type=bool, default=False, help="It may broadcast.")
-@click.option("-o", "--consumeMessageOrderly", "ordered", type=bool, default=False, help="It consumes in order.")
-@click.option("-q", "--retryQueueNums", "retry_queues", type=click.IntRange(min=0), default=1, help="Retry queues.")
-@click.option("-r", "--retryMaxTimes", "retry_times_max", type=int, default=16, help="Attempts before it gives up.")
+@click.option("-s", "--consumeEnable", "enabled", type=bool, default=True, help="Allow consuming.")
 @click.option(
-    "-p", "--groupRetryPolicy", "retry_policy", type=json_object, metavar="JSON", help="How long before each attempt."
+    "-m",
+    "--consumeFromMinEnable",
+    "from_min",
+    type=bool,
+    default=False,
+    help="Allow consuming from the minimum offset.",
 )
-@click.option("-i", "--brokerId", "broker_id", type=click.IntRange(min=0), default=0, help="Which broker to read from.")
+@click.option("-d", "--consumeBroadcastEnable", "broadcast", type=bool, default=False, help="Allow broadcasting mode.")
+@click.option("-o", "--consumeMessageOrderly", "ordered", type=bool, default=False, help="Ordered consumption.")
+@click.option(
+    "-q", "--retryQueueNums", "retry_queues", type=click.IntRange(min=0), default=1, help="Queues of the retry topic."
+)
+@click.option(
+    "-r",
+    "--retryMaxTimes",
+    "retry_times_max",
+    type=int,
+    default=16,
+    help="Retries before a message goes to the dead-letter queue.",
+)
+@click.option(
+    "-p", "--groupRetryPolicy", "retry_policy", type=json_object, metavar="JSON", help="Delays between retries."
+)
+@click.option(
+    "-i", "--brokerId", "broker_id", type=click.IntRange(min=0), default=0, help="Id of the broker to read from."
+)
 @click.option(
     "-w",
     "--whichBrokerWhenConsumeSlowly",
     "broker_id_when_slow",
     type=click.IntRange(min=0),
     default=1,
-    help="Which one instead, while it is far behind.",
+    help="Id of the broker to read from with much lag.",
 )
 @click.option(
-    "-a", "--notifyConsumerIdsChanged", "notify_members", type=bool, default=True, help="Tell members of each other."
+    "-a",
+    "--notifyConsumerIdsChanged",
+    "notify_members",
+    type=bool,
+    default=True,
+    help="Notify members when members join or leave.",
 )
 @click.option(
-    "--attributes", type=attribute_changes, metavar="+NAME=VALUE,-NAME", help="Attributes to set and to drop."
+    "--attributes", type=attribute_changes, metavar="+NAME=VALUE,-NAME", help="Attributes to set and to delete."
 )
 async def update_sub_group(
     admin: Admin,
@@ -67,8 +89,11 @@ async def update_sub_group(
     attributes: Mapping[str, str | None] | None,
     retry_policy: dict[str, Any] | None,
     **settings: Any,
-) -> Answer:
-    """Create a consumer group, or replace all its settings: what is not said here becomes what it is by default."""
+) -> Output:
+    """Create a consumer group or replace its settings.
+
+    Settings without an option here get their default.
+    """
     config = GroupConfig(group.strip(), **settings)
     if retry_policy is not None:
         config = msgspec.structs.replace(config, retry_policy=retry_policy)
@@ -81,11 +106,14 @@ async def update_sub_group(
 @admin_command("deleteSubGroup", "-c DefaultCluster -g billing")
 @broker_or_cluster()
 @_group("--groupName")
-@click.option("-r", "--removeOffset", "with_offsets", type=bool, default=False, help="Forget its offsets as well.")
+@click.option("-r", "--removeOffset", "with_offsets", type=bool, default=False, help="Also delete its offsets.")
 async def delete_sub_group(
     admin: Admin, broker: str | None, cluster: str | None, group: str, *, with_offsets: bool
-) -> Answer:
-    """Delete a consumer group; from a cluster, with the messages it was to try again or has given up."""
+) -> Output:
+    """Delete a consumer group.
+
+    With -c, also its retry and dead-letter topics.
+    """
     done = await admin.delete_group(group, broker=broker, cluster=cluster, with_offsets=with_offsets)
     where = f" in cluster [{cluster}]" if cluster else ""
     lines = [f"delete subscription group [{group}] from broker [{address}]{where} success." for address in done]
@@ -97,9 +125,12 @@ async def delete_sub_group(
 
 @admin_command("consumerConnection", "-g billing")
 @_group("--consumerGroup")
-@click.option("-b", "--brokerAddr", "broker", metavar="HOST:PORT", help="As the broker at this address sees it.")
-async def consumer_connection(admin: Admin, group: str, broker: str | None) -> Answer:
-    """List who is connected for a consumer group, and what they subscribe to."""
+@click.option("-b", "--brokerAddr", "broker", metavar="HOST:PORT", help="Address of the broker to query.")
+async def consumer_connection(admin: Admin, group: str, broker: str | None) -> Output:
+    """List the members of a consumer group.
+
+    Also prints their subscriptions.
+    """
     found = await admin.consumers(group, broker=broker)
     subscriptions = [each for _, each in sorted(found.subscriptions.items())]
     values = {
@@ -128,10 +159,10 @@ async def consumer_connection(admin: Admin, group: str, broker: str | None) -> A
 
 
 @admin_command("producerConnection", "-g shop -t Orders")
-@click.option("-g", "--producerGroup", "group", required=True, metavar="NAME", help="The producer group.")
-@click.option("-t", "--topic", required=True, metavar="NAME", help="A topic it sends to.")
-async def producer_connection(admin: Admin, group: str, topic: str) -> Answer:
-    """List who is connected for a producer group."""
+@click.option("-g", "--producerGroup", "group", required=True, metavar="NAME", help="Producer group.")
+@click.option("-t", "--topic", required=True, metavar="NAME", help="Topic that the group sends to.")
+async def producer_connection(admin: Admin, group: str, topic: str) -> Output:
+    """List the members of a producer group."""
     found = await admin.producers(group, topic)
     rows = [(f"{number:04d}", *_connection_row(each)) for number, each in enumerate(found, 1)]
     text = table(("Index", "ClientId", "ClientAddr", "Language", "Version"), rows)
@@ -151,14 +182,17 @@ def _connection_values(connections: Iterable[Connection]) -> list[dict[str, str]
 
 
 @admin_command("consumerProgress", "-g billing")
-@click.option("-g", "--groupName", "group", metavar="NAME", help="The consumer group; without it, all groups.")
-@click.option("-t", "--topicName", "topic", metavar="NAME", help="This topic only.")
-@click.option("-s", "--showClientIP", "with_owners", type=bool, default=False, help="Who has which queue.")
+@click.option("-g", "--groupName", "group", metavar="NAME", help="Consumer group. Default: all groups.")
+@click.option("-t", "--topicName", "topic", metavar="NAME", help="Only this topic.")
+@click.option("-s", "--showClientIP", "with_owners", type=bool, default=False, help="Print the owner of each queue.")
 @cluster_or_parent
 async def consumer_progress(
     admin: Admin, group: str | None, topic: str | None, cluster: str | None, *, with_owners: bool
-) -> Answer:
-    """Print how far a group has come with each queue, or all groups at a glance."""
+) -> Output:
+    """Print the offsets and lag of a consumer group.
+
+    Without -g, a summary of all groups.
+    """
     if group is None:
         return _overview(await admin.summaries())
     progress = await admin.progress(group, topic, cluster)
@@ -166,7 +200,7 @@ async def consumer_progress(
     return _progress(progress, owners, with_owners=with_owners)
 
 
-def _progress(progress: GroupProgress, owners: Mapping[QueueRef, str], *, with_owners: bool) -> Answer:
+def _progress(progress: GroupProgress, owners: Mapping[QueueRef, str], *, with_owners: bool) -> Output:
     columns = ["Topic", "Broker Name", "QID", "Broker Offset", "Consumer Offset", "Diff", "Inflight", "LastTime"]
     rows, values = [], []
     for queue, each in progress.queues.items():
@@ -197,7 +231,7 @@ def _progress(progress: GroupProgress, owners: Mapping[QueueRef, str], *, with_o
     return text, {"group": progress.group, "queues": values, **totals}
 
 
-def _overview(summaries: list[GroupSummary]) -> Answer:
+def _overview(summaries: list[GroupSummary]) -> Output:
     values = [_summary(summary) for summary in summaries]
     columns = ("Group", "Count", "Version", "Type", "Model", "TPS", "Diff Total")
     failures = {summary.group: summary.failure for summary in summaries if summary.failure is not None}
@@ -224,32 +258,32 @@ def _summary(summary: GroupSummary) -> dict[str, object]:
 
 @admin_command("consumerStatus", "-g billing")
 @_group("--consumerGroup")
-@click.option("-i", "--clientId", "client_id", metavar="ID", help="This member; without it, all in short.")
-@click.option("-b", "--brokerAddr", "broker", metavar="HOST:PORT", help="Ask this broker who the members are.")
-@click.option("-s", "--jstack", "with_stacks", is_flag=True, help="What its threads do, too.")
+@click.option("-i", "--clientId", "client_id", metavar="ID", help="Client id of one member. Default: a summary of all.")
+@click.option("-b", "--brokerAddr", "broker", metavar="HOST:PORT", help="Address of the broker that lists the members.")
+@click.option("-s", "--jstack", "with_stacks", is_flag=True, help="Also print thread stacks.")
 async def consumer_status(
     admin: Admin, group: str, client_id: str | None, broker: str | None, *, with_stacks: bool
-) -> Answer:
-    """Print what the members of a group say of themselves."""
+) -> Output:
+    """Print the state of a consumer group's members."""
     if client_id is not None:
         running = await admin.running_consumer(group, client_id, with_stacks=with_stacks)
         return _running_text(running), _running_values(client_id, running)
     members = sorted((await admin.consumers(group, broker=broker)).connections)
-    told = {each: await admin.running_consumer(group, each.client_id, with_stacks=with_stacks) for each in members}
+    states = {each: await admin.running_consumer(group, each.client_id, with_stacks=with_stacks) for each in members}
     rows = [
-        (at, each.client_id, each.release, len(running.queues)) for at, (each, running) in enumerate(told.items(), 1)
+        (at, each.client_id, each.release, len(running.queues)) for at, (each, running) in enumerate(states.items(), 1)
     ]
-    wanted = {frozenset((s.topic, s.expression) for s in running.subscriptions) for running in told.values()}
+    wanted = {frozenset((s.topic, s.expression) for s in running.subscriptions) for running in states.values()}
     is_same = len(wanted) <= 1
     now_ms = int(admin.session.clock.wall() * 1000)
-    notes = [note for each, running in told.items() for note in _stalled(each.client_id, running, now_ms)]
+    notes = [note for each, running in states.items() for note in _stalled(each.client_id, running, now_ms)]
     agreement = (
         "Same subscription in the same group of consumer"
         if is_same
         else "WARN: Different subscription in the same group of consumer!!!"
     )
     text = "\n".join([table(("Index", "ClientId", "Version", "Queues"), rows), "", agreement, *notes])
-    consumers = [_running_values(each.client_id, running) for each, running in told.items()]
+    consumers = [_running_values(each.client_id, running) for each, running in states.items()]
     return text, {"consumers": consumers, "same_subscription": is_same, "stalled": notes}
 
 
@@ -260,9 +294,11 @@ def _stalled(client_id: str, running: RunningConsumer, now_ms: int) -> list[str]
     for queue, held in running.queues.items():
         if running.properties.get(PROPERTY_ORDERED) == "true":
             if not held.locked:
-                notes.append(f"{client_id} {queue} is not locked since {now_ms - held.last_lock_ms} ms")
+                notes.append(f"{client_id} {queue} has not been locked for {now_ms - held.last_lock_ms} ms")
         elif held.cached_count and now_ms - held.last_consume_ms > STALLED_MS:
-            notes.append(f"{client_id} {queue} stands still since {now_ms - held.last_consume_ms} ms, perhaps blocked")
+            notes.append(
+                f"{client_id} {queue} has consumed nothing for {now_ms - held.last_consume_ms} ms, perhaps blocked"
+            )
     return notes
 
 
@@ -316,12 +352,12 @@ def _running_text(running: RunningConsumer) -> str:
     return "\n\n".join(f"{title}\n{text}" for title, text in parts)
 
 
-# --------------------------------------------------------------------------------------------------- moving groups
+# --------------------------------------------------------------------------------------------------- offset resets
 
 
 @admin_command("resetOffsetByTime", "-g billing -t Orders -s now")
 @_group("--group")
-@click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")
+@click.option("-t", "--topic", required=True, metavar="NAME", help="Topic.")
 @click.option(
     "-s",
     "--timestamp",
@@ -329,12 +365,14 @@ def _running_text(running: RunningConsumer) -> str:
     type=moment,
     metavar=MOMENT_FORM,
     required=True,
-    help="The time to go to; -1 is the end.",
+    help="Time to reset to; -1: after the last message.",
 )
-@click.option("-f", "--force", type=bool, default=True, help="Forward as well as back.")
-@click.option("-b", "--broker", metavar="HOST:PORT", help="With -q: of the broker at this address ...")
-@click.option("-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="NUMBER", help="... this queue only.")
-@click.option("-o", "--offset", type=click.IntRange(min=0), help="With -q: to this offset instead of a time.")
+@click.option("-f", "--force", type=bool, default=True, help="Also move offsets forward.")
+@click.option("-b", "--broker", metavar="HOST:PORT", help="With -q: address of the broker.")
+@click.option(
+    "-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="NUMBER", help="With -b: only this queue."
+)
+@click.option("-o", "--offset", type=click.IntRange(min=0), help="With -q: reset to this offset instead of a time.")
 @cluster_or_parent
 async def reset_offset_by_time(
     admin: Admin,
@@ -347,36 +385,38 @@ async def reset_offset_by_time(
     cluster: str | None,
     *,
     force: bool,
-) -> Answer:
-    """Have a group go on with a topic at another time, whether its members are connected or not."""
+) -> Output:
+    """Reset the offsets of a consumer group to a time.
+
+    Members may be connected or not.
+    """
     if (broker is None) != (queue_id is None):
-        raise click.UsageError("-b and -q go together: give both, or none to move in all queues.")
+        raise click.UsageError("-b and -q go together: give both, or neither to reset all queues.")
     if offset is not None and queue_id is None:
-        raise click.UsageError("-o moves in one queue: say which, with -b and -q.")
+        raise click.UsageError("-o needs -b and -q.")
     if broker is None or queue_id is None:
         moved = await admin.reset_to_time(group, topic, when_ms, force=force, cluster=cluster)
     else:
         queue = QueueRef(topic, await admin.broker_name_at(broker), queue_id)
-        if offset is None and when_ms < 0:
-            offset = await queues.max_offset(admin.session, queue)
-        elif offset is None:
-            offset = await queues.offset_at(admin.session, queue, when_ms)
+        if offset is None:
+            at_time, maximum = await admin.span(queue, None if when_ms < 0 else when_ms)
+            offset = maximum if when_ms < 0 else at_time
         await admin.reset_queue(group, queue, offset)
         moved = {queue: offset}
     return _offsets(moved)
 
 
 @admin_command("cloneGroupOffset", "-s billing -d audit -t Orders")
-@click.option("-s", "--srcGroup", "source", required=True, metavar="NAME", help="The group whose offsets to take.")
-@click.option("-d", "--destGroup", "destination", required=True, metavar="NAME", help="The group that gets them.")
-@click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")
-@click.option("-o", "--offline", metavar="BOOL", hidden=True, help="Means nothing, as with mqadmin.")
-async def clone_group_offset(admin: Admin, source: str, destination: str, topic: str, offline: str | None) -> Answer:
-    """Have a group go on with a topic where another group is now."""
+@click.option("-s", "--srcGroup", "source", required=True, metavar="NAME", help="Group to copy from.")
+@click.option("-d", "--destGroup", "destination", required=True, metavar="NAME", help="Group to copy to.")
+@click.option("-t", "--topic", required=True, metavar="NAME", help="Topic.")
+@click.option("-o", "--offline", metavar="BOOL", hidden=True, help="No effect, as in mqadmin.")
+async def clone_group_offset(admin: Admin, source: str, destination: str, topic: str, offline: str | None) -> Output:
+    """Copy the offsets of one group to another."""
     return _offsets(await admin.clone_offsets(source, destination, topic))
 
 
-def _offsets(moved: Mapping[QueueRef, int]) -> Answer:
+def _offsets(moved: Mapping[QueueRef, int]) -> Output:
     rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in moved.items()]
     values = [{"broker_name": name, "queue_id": queue_id, "offset": offset} for name, queue_id, offset in rows]
     return table(("brokerName", "queueId", "offset"), rows), values

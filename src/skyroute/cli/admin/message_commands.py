@@ -1,4 +1,4 @@
-"""Commands about messages: finding them, reading queues, and sending."""
+"""Commands about messages: find, print and send them."""
 
 import base64
 import itertools
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyroute.cli.admin.command import Answer, admin_command
+from skyroute.cli.admin.decorator import Output, admin_command
 from skyroute.cli.admin.output import local_time, pairs, table
 from skyroute.cli.admin.parameters import MOMENT_FORM, charset, moment
 from skyroute.client.admin import Admin
-from skyroute.client.admin.messages import READER_GROUP, MessageTrack, index_key
+from skyroute.client.admin.messages import MessageTrack, index_key
+from skyroute.client.admin.names import READER_GROUP
 from skyroute.client.errors import ClientError
 from skyroute.client.results import SendResult
 from skyroute.errors import SkyrouteError
@@ -24,14 +25,12 @@ from skyroute.wire.calls.query import FOREVER_MS
 if TYPE_CHECKING:
     from skyroute.client.producing.producer import Producer
 
-topic_option = click.option("-t", "--topic", required=True, metavar="NAME", help="The topic.")
-cluster_or_parent = click.option(
-    "-c", "--cluster", metavar="NAME", help="The cluster, or the parent topic of a light queue."
-)
+topic_option = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic.")
+cluster_or_parent = click.option("-c", "--cluster", metavar="NAME", help="Cluster, or parent topic of a light queue.")
 consumer_group = click.option(
-    "-g", "--consumerGroup", "group", metavar="NAME", help="With -d: have a consumer of this group handle it now."
+    "-g", "--consumerGroup", "group", metavar="NAME", help="With -d: consume it by a member of this group now."
 )
-consumer_id = click.option("-d", "--clientId", "client_id", metavar="ID", help="With -g: which consumer.")
+consumer_id = click.option("-d", "--clientId", "client_id", metavar="ID", help="With -g: client id of the member.")
 
 
 # --------------------------------------------------------------------------------------------------------- finding
@@ -39,13 +38,13 @@ consumer_id = click.option("-d", "--clientId", "client_id", metavar="ID", help="
 
 @admin_command("queryMsgById", "-t Orders -i 7F0000010001136E2F3C5D9A0B1C0000")
 @topic_option
-@click.option("-i", "--msgId", "message_ids", required=True, metavar="ID[,ID]", help="Either id of a message.")
+@click.option("-i", "--msgId", "message_ids", required=True, metavar="ID[,ID]", help="Unique ids or offset ids.")
 @consumer_group
 @consumer_id
-@click.option("-s", "--sendMessage", "resend", type=bool, default=False, help="Send it once more.")
-@click.option("-u", "--unitName", "unit_name", hidden=True, help="Means nothing here.")
+@click.option("-s", "--sendMessage", "resend", type=bool, default=False, help="Send a copy of the message.")
+@click.option("-u", "--unitName", "unit_name", hidden=True, help="No effect.")
 @click.option(
-    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="How to read the body."
+    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="Charset of the body."
 )
 @cluster_or_parent
 async def query_msg_by_id(
@@ -59,13 +58,16 @@ async def query_msg_by_id(
     cluster: str | None,
     *,
     resend: bool,
-) -> AsyncIterator[Answer]:
-    """Print messages by their ids, and what became of them; or have a consumer handle them, or send them again."""
+) -> AsyncIterator[Output]:
+    """Print messages by id.
+
+    Also prints which groups have consumed them. With -g and -d a consumer handles them; with -s they are sent again.
+    """
     _check_pair(group, client_id)
     for message_id in filter(None, (part.strip() for part in message_ids.split(","))):
         message = await admin.find_message(topic, message_id, cluster)
         if group and client_id:
-            yield await _hand_over(admin, group, client_id, message)
+            yield await _consume_now(admin, group, client_id, message)
         elif resend:
             async with _producer(admin) as producer:
                 yield _sent(await producer.send(_copy(message)))
@@ -75,19 +77,30 @@ async def query_msg_by_id(
 
 @admin_command("queryMsgByKey", "-t Orders -k order-17")
 @topic_option
-@click.option("-k", "--msgKey", "key", required=True, help="The key.")
-@click.option("-b", "--beginTimestamp", "begin_ms", type=int, default=0, help="Stored from then on, in milliseconds.")
-@click.option("-e", "--endTimestamp", "end_ms", type=int, default=FOREVER_MS, show_default="ever", help="Until then.")
+@click.option("-k", "--msgKey", "key", required=True, help="Key.")
+@click.option("-b", "--beginTimestamp", "begin_ms", type=int, default=0, help="Earliest store time, in milliseconds.")
 @click.option(
-    "-m", "--maxNum", "count_max", type=click.IntRange(min=1), default=64, show_default=True, help="How many at most."
+    "-e", "--endTimestamp", "end_ms", type=int, default=FOREVER_MS, show_default="no limit", help="Latest store time."
 )
 @click.option(
-    "-p", "--keyType", "key_type", type=click.Choice(["K", "T"]), default="K", show_default=True, help="A key or a tag."
+    "-m",
+    "--maxNum",
+    "count_max",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Maximum number of messages.",
 )
-@click.option("-l", "--lastKey", "last_key", metavar="INDEXKEY", help="Go on behind this one.")
+@click.option(
+    "-p", "--keyType", "key_type", type=click.Choice(["K", "T"]), default="K", show_default=True, help="K: key, T: tag."
+)
+@click.option("-l", "--lastKey", "last_key", metavar="INDEXKEY", help="Continue after this index key.")
 @cluster_or_parent
-async def query_msg_by_key(admin: Admin, topic: str, key: str, key_type: str, **options: Any) -> Answer:
-    """List the messages with a key. Tags and -l are for brokers that keep their index in RocksDB."""
+async def query_msg_by_key(admin: Admin, topic: str, key: str, key_type: str, **options: Any) -> Output:
+    """List messages with a key.
+
+    -p T and -l need brokers with an index in RocksDB.
+    """
     by_tag = key_type == "T"
     found = await admin.messages_by_key(topic, key, by_tag=by_tag, **options)
     places = [index_key(message, key, by_tag=by_tag) for message in found]
@@ -97,13 +110,15 @@ async def query_msg_by_key(admin: Admin, topic: str, key: str, key_type: str, **
 
 
 @admin_command("queryMsgByUniqueKey", "-t Orders -i 7F0000010001136E2F3C5D9A0B1C0000")
-@click.option("-i", "--msgId", "message_id", required=True, metavar="ID", help="The id its sender gave it.")
+@click.option("-i", "--msgId", "message_id", required=True, metavar="ID", help="Unique id.")
 @topic_option
 @consumer_group
 @consumer_id
-@click.option("-a", "--showAll", "show_all", is_flag=True, help="Every message with the id, not the oldest alone.")
-@click.option("-s", "--startTime", "begin_ms", type=int, default=0, help="Stored from then on, in milliseconds.")
-@click.option("-e", "--endTime", "end_ms", type=int, default=FOREVER_MS, show_default="ever", help="Until then.")
+@click.option("-a", "--showAll", "show_all", is_flag=True, help="Print all messages with the id, not only the oldest.")
+@click.option("-s", "--startTime", "begin_ms", type=int, default=0, help="Earliest store time, in milliseconds.")
+@click.option(
+    "-e", "--endTime", "end_ms", type=int, default=FOREVER_MS, show_default="no limit", help="Latest store time."
+)
 @cluster_or_parent
 async def query_msg_by_unique_key(
     admin: Admin,
@@ -116,30 +131,36 @@ async def query_msg_by_unique_key(
     cluster: str | None,
     *,
     show_all: bool,
-) -> AsyncIterator[Answer]:
-    """Print a message by the id that its sender gave it, and what became of it; or have a consumer handle it."""
+) -> AsyncIterator[Output]:
+    """Print a message by its unique id.
+
+    Also prints which groups have consumed it. With -g and -d a consumer handles it.
+    """
     _check_pair(group, client_id)
     found = await admin.messages_by_unique_id(topic, message_id, cluster, begin_ms=begin_ms, end_ms=end_ms)
     for message in found if show_all else found[:1]:
         if group and client_id:
-            yield await _hand_over(admin, group, client_id, message)
+            yield await _consume_now(admin, group, client_id, message)
         else:
             yield await _message_and_tracks(admin, message, "utf-8")
 
 
 @admin_command("queryMsgByOffset", "-t Orders -b broker-a -i 0 -o 17")
 @topic_option
-@click.option("-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="The broker's name.")
-@click.option("-i", "--queueId", "queue_id", required=True, type=click.IntRange(min=0), help="The queue's number.")
-@click.option("-o", "--offset", required=True, type=click.IntRange(min=0), help="The place in the queue.")
+@click.option("-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="Name of the broker.")
+@click.option("-i", "--queueId", "queue_id", required=True, type=click.IntRange(min=0), help="Queue id.")
+@click.option("-o", "--offset", required=True, type=click.IntRange(min=0), help="Offset in the queue.")
 @click.option(
-    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="How to read the body."
+    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="Charset of the body."
 )
-@click.option("-r", "--routeTopic", "route_topic", metavar="NAME", help="A topic of the same broker, to find it by.")
+@click.option("-r", "--routeTopic", "route_topic", metavar="NAME", help="Topic whose route has the broker.")
 async def query_msg_by_offset(
     admin: Admin, topic: str, broker_name: str, queue_id: int, offset: int, encoding: str, route_topic: str | None
-) -> Answer:
-    """Print the message at an offset of a queue, and what became of it."""
+) -> Output:
+    """Print the message at an offset of a queue.
+
+    Also prints which groups have consumed it.
+    """
     if route_topic is not None:
         await admin.route(route_topic)
     message = await admin.message_at(QueueRef(topic, broker_name, queue_id), offset)
@@ -148,10 +169,10 @@ async def query_msg_by_offset(
 
 def _check_pair(group: str | None, client_id: str | None) -> None:
     if (group is None) != (client_id is None):
-        raise click.UsageError("-g and -d go together: a group, and which of its consumers.")
+        raise click.UsageError("-g and -d go together: give a group and the client id of a member.")
 
 
-async def _hand_over(admin: Admin, group: str, client_id: str, message: StoredMessage) -> Answer:
+async def _consume_now(admin: Admin, group: str, client_id: str, message: StoredMessage) -> Output:
     outcome = await admin.consume_directly(group, client_id, message)
     values = {
         "message_id": message.message_id,
@@ -162,13 +183,13 @@ async def _hand_over(admin: Admin, group: str, client_id: str, message: StoredMe
     return pairs(values), values
 
 
-async def _message_and_tracks(admin: Admin, message: StoredMessage, encoding: str) -> Answer:
+async def _message_and_tracks(admin: Admin, message: StoredMessage, encoding: str) -> Output:
     tracks: list[MessageTrack] = []
     failures: dict[str, SkyrouteError] = {}
     try:
         tracks = await admin.track(message)
-    except SkyrouteError as error:  # the message is there all the same
-        failures["who has consumed it"] = error
+    except SkyrouteError as error:  # the message can be printed anyway
+        failures["consumer groups"] = error
     lines = {
         "OffsetID:": message.offset_id,
         "Message ID:": message.message_id,
@@ -187,12 +208,12 @@ async def _message_and_tracks(admin: Admin, message: StoredMessage, encoding: st
         "Properties:": _printable(", ".join(f"{name}={value}" for name, value in sorted(message.properties.items()))),
         "Message Body:": _shown(message, encoding),
     }
-    said = table(
+    groups = table(
         ("Consumer Group", "Track", "Remark"), [(each.group, each.tracking, each.remark) for each in tracks]
     )  # fmt: skip
     values = _values(message, encoding)
     values["tracks"] = [{"group": t.group, "track": str(t.tracking), "remark": t.remark} for t in tracks]
-    return f"{pairs(lines, ' ')}\n\n{said if tracks else 'WARN: No Consumer'}\n", values, failures
+    return f"{pairs(lines, ' ')}\n\n{groups if tracks else 'WARN: No Consumer'}\n", values, failures
 
 
 def _values(message: StoredMessage, encoding: str) -> dict[str, object]:
@@ -227,7 +248,7 @@ def _shown(message: StoredMessage, encoding: str) -> str:
 
 
 def _printable(text: str) -> str:
-    # Bodies and properties are whatever somebody sent: nothing in them may steer the terminal they are shown on.
+    # Bodies and properties may contain escape sequences of the terminal.
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -237,13 +258,15 @@ def _printable(text: str) -> str:
 @admin_command("printMsg", "-t Orders -s 'paid || refunded'")
 @topic_option
 @click.option(
-    "-c", "--charsetName", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="How to read bodies."
+    "-c", "--charsetName", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="Charset of the bodies."
 )
-@click.option("-s", "--subExpression", "expression", default="*", metavar="TAGS", help="Tags, such as `A || B`.")
-@click.option("-b", "--beginTimestamp", "begin_ms", type=moment, metavar=MOMENT_FORM, help="Stored from then on.")
-@click.option("-e", "--endTimestamp", "end_ms", type=moment, metavar=MOMENT_FORM, help="Stored before then.")
-@click.option("-d", "--printBody", "with_body", type=bool, default=True, help="Print bodies, too.")
-@click.option("-l", "--lmqParentTopic", "parent", metavar="NAME", help="The parent topic of a light queue.")
+@click.option(
+    "-s", "--subExpression", "expression", default="*", metavar="TAGS", help="Tag expression, such as `A || B`."
+)
+@click.option("-b", "--beginTimestamp", "begin_ms", type=moment, metavar=MOMENT_FORM, help="Earliest store time.")
+@click.option("-e", "--endTimestamp", "end_ms", type=moment, metavar=MOMENT_FORM, help="Latest store time.")
+@click.option("-d", "--printBody", "with_body", type=bool, default=True, help="Print bodies.")
+@click.option("-l", "--lmqParentTopic", "parent", metavar="NAME", help="Parent topic of a light queue.")
 async def print_msg(
     admin: Admin,
     topic: str,
@@ -254,8 +277,11 @@ async def print_msg(
     parent: str | None,
     *,
     with_body: bool,
-) -> AsyncIterator[Answer]:
-    """Print the messages of a topic, queue by queue, as they are read. Nobody's offsets change."""
+) -> AsyncIterator[Output]:
+    """Print all messages of a topic.
+
+    Reads queue by queue. No group's offsets change.
+    """
     for queue in await admin.queues_of(topic, parent):
         begin, end = await admin.span(queue, begin_ms, end_ms)
         async with aclosing(admin.read(queue, begin, end, expression)) as parts:
@@ -266,14 +292,12 @@ async def print_msg(
 
 @admin_command("consumeMessage", "-t Orders -c 10")
 @topic_option
-@click.option("-b", "--brokerName", "broker_name", metavar="NAME", help="Of this broker only.")
-@click.option("-i", "--queueId", "queue_id", type=click.IntRange(min=0), help="With -b: of this queue only.")
-@click.option("-o", "--offset", type=click.IntRange(min=0), help="With -i: from this place on.")
-@click.option(
-    "-g", "--consumerGroup", "group", default=READER_GROUP, metavar="NAME", help="Read under this group's name."
-)
-@click.option("-s", "--beginTimestamp", "begin_ms", type=moment, metavar=MOMENT_FORM, help="Stored from then on.")
-@click.option("-e", "--endTimestamp", "end_ms", type=moment, metavar=MOMENT_FORM, help="Stored before then.")
+@click.option("-b", "--brokerName", "broker_name", metavar="NAME", help="Only this broker.")
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(min=0), help="With -b: only this queue.")
+@click.option("-o", "--offset", type=click.IntRange(min=0), help="With -i: first offset.")
+@click.option("-g", "--consumerGroup", "group", default=READER_GROUP, metavar="NAME", help="Group to read as.")
+@click.option("-s", "--beginTimestamp", "begin_ms", type=moment, metavar=MOMENT_FORM, help="Earliest store time.")
+@click.option("-e", "--endTimestamp", "end_ms", type=moment, metavar=MOMENT_FORM, help="Latest store time.")
 @click.option(
     "-c",
     "--MessageNumber",
@@ -281,7 +305,7 @@ async def print_msg(
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="How many at most.",
+    help="Maximum number of messages.",
 )
 async def consume_message(
     admin: Admin,
@@ -293,12 +317,15 @@ async def consume_message(
     begin_ms: int | None,
     end_ms: int | None,
     count_max: int,
-) -> AsyncIterator[Answer]:
-    """Print messages of a topic, up to a number, oldest of each queue first. Nobody's offsets change."""
+) -> AsyncIterator[Output]:
+    """Print a number of messages of a topic.
+
+    Prints the oldest of each queue first. No group's offsets change.
+    """
     if queue_id is not None and broker_name is None:
-        raise click.UsageError("-i is a queue of one broker: say which, with -b.")
+        raise click.UsageError("-i needs -b.")
     if offset is not None and queue_id is None:
-        raise click.UsageError("-o is a place in one queue: say which, with -b and -i.")
+        raise click.UsageError("-o needs -b and -i.")
     if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
         raise click.UsageError("-s must not be later than -e.")
     wanted = [
@@ -307,7 +334,7 @@ async def consume_message(
         if broker_name in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
     ]
     if not wanted:
-        raise ClientError(f"the topic {topic} has no such queue; see topicRoute")
+        raise ClientError(f"the topic {topic} has no such queue; topicRoute lists its queues")
     left = count_max
     for queue in wanted:
         begin, end = await admin.span(queue, begin_ms, end_ms)
@@ -319,8 +346,8 @@ async def consume_message(
                     yield _line(message, "utf-8")
 
 
-def _line(message: StoredMessage, encoding: str, *, with_body: bool = True) -> Answer:
-    said = {
+def _line(message: StoredMessage, encoding: str, *, with_body: bool = True) -> Output:
+    columns = {
         "MSGID:": message.message_id,
         "QUEUE:": f"{message.broker_name}:{message.queue_id}",
         "OFFSET:": message.queue_offset,
@@ -332,7 +359,7 @@ def _line(message: StoredMessage, encoding: str, *, with_body: bool = True) -> A
     values = _values(message, encoding)
     if not with_body:
         del values["body"], values["body_base64"]
-    return " ".join(f"{name} {value}" for name, value in said.items() if value != ""), values
+    return " ".join(f"{name} {value}" for name, value in columns.items() if value != ""), values
 
 
 # --------------------------------------------------------------------------------------------------------- sending
@@ -340,12 +367,12 @@ def _line(message: StoredMessage, encoding: str, *, with_body: bool = True) -> A
 
 @admin_command("sendMessage", "-t Orders -p 'one coffee' -c paid -k order-17")
 @topic_option
-@click.option("-p", "--body", required=True, metavar="TEXT", help="The body.")
-@click.option("-k", "--key", "keys", default="", metavar="KEYS", help="Its keys, with blanks between them.")
-@click.option("-c", "--tags", "tag", metavar="TAG", help="Its tag.")
-@click.option("-b", "--broker", "broker_name", metavar="NAME", help="To this broker.")
-@click.option("-i", "--qid", "queue_id", type=click.IntRange(min=0), help="With -b: to this queue.")
-@click.option("-m", "--msgTraceEnable", "trace", type=bool, default=False, help="Write a trace of it.")
+@click.option("-p", "--body", required=True, metavar="TEXT", help="Body.")
+@click.option("-k", "--key", "keys", default="", metavar="KEYS", help="Keys, separated by blanks.")
+@click.option("-c", "--tags", "tag", metavar="TAG", help="Tag.")
+@click.option("-b", "--broker", "broker_name", metavar="NAME", help="Name of the broker.")
+@click.option("-i", "--qid", "queue_id", type=click.IntRange(min=0), help="With -b: queue id.")
+@click.option("-m", "--msgTraceEnable", "trace", type=bool, default=False, help="Write a message trace.")
 async def send_message(
     admin: Admin,
     topic: str,
@@ -356,10 +383,10 @@ async def send_message(
     queue_id: int | None,
     *,
     trace: bool,
-) -> Answer:
+) -> Output:
     """Send a message."""
     if queue_id is not None and broker_name is None:
-        raise click.UsageError("-i is a queue of one broker: say which, with -b.")
+        raise click.UsageError("-i needs -b.")
     message = Message(topic, body.encode(), tag=tag, keys=keys.split())
     async with _producer(admin, trace=trace) as producer:
         queue = None
@@ -367,18 +394,19 @@ async def send_message(
             fitting = (q for q in await producer.queues(topic) if q.broker_name == broker_name)
             queue = next((q for q in fitting if queue_id in (None, q.queue_id)), None)
             if queue is None:
-                raise ClientError(f"the topic {topic} has no such queue on {broker_name}; see topicRoute")
+                raise ClientError(f"the topic {topic} has no such queue on {broker_name}; topicRoute lists its queues")
         return _sent(await producer.send(message, queue=queue))
 
 
 @admin_command("checkMsgSendRT", "-t Orders -a 50")
 @topic_option
-@click.option("-a", "--amount", type=click.IntRange(min=2), default=100, show_default=True, help="How many messages.")
-@click.option(
-    "-s", "--size", type=click.IntRange(min=1), default=128, show_default=True, help="Bytes of each message's body."
-)
-async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> Answer:
-    """Send messages to the queues of a topic in turn, and print how long each took; the first is not in the average."""
+@click.option("-a", "--amount", type=click.IntRange(min=2), default=100, show_default=True, help="Number of messages.")
+@click.option("-s", "--size", type=click.IntRange(min=1), default=128, show_default=True, help="Body size in bytes.")
+async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> Output:
+    """Measure the send latency of a topic.
+
+    Sends to its queues in turn. The average excludes the first message.
+    """
     message = Message(topic, b"a" * size)
     rows: list[tuple[str, int, bool, float]] = []
     failures: dict[str, SkyrouteError] = {}
@@ -399,7 +427,7 @@ async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) ->
 
 
 def _producer(admin: Admin, *, trace: bool = False) -> "Producer":
-    # Imported here, because the commands that only look do without it, and shall not wait for it.
+    # Most commands need no producer, and its import is slow.
     from skyroute.client.producing.producer import Producer  # noqa: PLC0415 - see above
 
     return Producer(f"admin-{time.time_ns() // 1_000_000}", session=admin.session, trace=trace)
@@ -417,7 +445,7 @@ def _copy(message: StoredMessage) -> Message:
     )
 
 
-def _sent(result: SendResult) -> Answer:
+def _sent(result: SendResult) -> Output:
     values = {
         "broker_name": result.queue.broker_name,
         "queue_id": result.queue.queue_id,

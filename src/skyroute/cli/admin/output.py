@@ -1,4 +1,4 @@
-"""What commands print: aligned tables for people, JSON for programs."""
+"""Output of commands: aligned tables, or JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -9,9 +9,9 @@ import msgspec
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return rows under their column names, each column as wide as its widest cell; numbers stand to the right.
+    """Return an aligned table; columns of numbers are right-aligned.
 
-    Names get a `#` in front, as mqadmin has it, so that scripts which skip such lines go on working.
+    Column names start with `#`, as in mqadmin: scripts skip such lines.
     """
     texts = [[_cell(value) for value in row] for row in rows]
     numeric = [bool(texts) and all(_is_number(row[at]) for row in texts) for at in range(len(columns))]
@@ -29,7 +29,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def pairs(values: Mapping[str, object], separator: str = " = ") -> str:
-    """Return one line for each name and its value, aligned."""
+    """Return one aligned line per name and value."""
     width = max(map(len, values), default=0)
     return "\n".join(f"{name:<{width}}{separator}{_cell(value)}".rstrip() for name, value in values.items())
 
@@ -49,16 +49,16 @@ def _is_number(text: str) -> bool:
 
 
 def local_time(milliseconds: int | None) -> str:
-    """Return a time as people read it, to the millisecond, in the zone of this machine; nothing for no time at all."""
+    """Return a time with milliseconds in the local time zone, or an empty string for None, 0 or a negative time."""
     if not milliseconds or milliseconds < 0:
         return ""
     return datetime.fromtimestamp(milliseconds / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def print_json(value: object, *, in_a_line: bool = False) -> None:
-    """Print a value for programs, keys in the order given: indented, or, as one of many, in a line of its own."""
+def print_json(value: object, *, in_one_line: bool = False) -> None:
+    """Print a value as JSON, indented or in one line."""
     encoded = msgspec.json.encode(_plain(value))
-    click.echo(encoded if in_a_line else msgspec.json.format(encoded, indent=2))
+    click.echo(encoded if in_one_line else msgspec.json.format(encoded, indent=2))
 
 
 def _plain(value: Any) -> Any:

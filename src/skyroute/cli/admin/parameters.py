@@ -1,6 +1,6 @@
-"""What mqadmin's flags can hold besides text and numbers: moments, charsets, changes of attributes, JSON.
+"""Parameter types of mqadmin's options: times, charsets, attribute changes and JSON.
 
-Each is a function for click's `type`, which takes what was written and returns what it means.
+Each is a function for click's `type`: it takes the text and returns the value.
 """
 
 import codecs
@@ -15,10 +15,10 @@ MOMENT_FORM: Final = "now|MS|yyyy-MM-dd#HH:mm:ss:SSS"
 
 
 def moment(text: str) -> int:
-    """Return a time as milliseconds since 1970; a date is of this machine's zone.
+    """Return a time in milliseconds since 1970; a date is in the local time zone.
 
     Raises:
-        BadParameter: it is none.
+        BadParameter: it is not a time.
     """
     text = text.strip()
     if text == "now":
@@ -30,15 +30,15 @@ def moment(text: str) -> int:
     try:
         when = datetime.strptime(text, "%Y-%m-%d#%H:%M:%S:%f").astimezone()
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no time: write {MOMENT_FORM.replace('|', ', ')}") from None
+        raise click.BadParameter(f"{text!r} is not a time (expected {MOMENT_FORM.replace('|', ', ')})") from None
     return int(when.timestamp() * 1000)
 
 
 def attribute_changes(text: str) -> dict[str, str | None]:
-    """Return changes of attributes: `+name=value` sets one, `-name` drops one, for which None stands.
+    """Return attribute changes: `+name=value` sets an attribute, `-name` deletes it (None).
 
     Raises:
-        BadParameter: it says no such thing.
+        BadParameter: an entry has another form.
     """
     changes: dict[str, str | None] = {}
     for change in text.split(","):
@@ -48,7 +48,7 @@ def attribute_changes(text: str) -> dict[str, str | None]:
         elif len(name) > 1 and name[0] == "-" and not equals:
             changes[name[1:]] = None
         else:
-            raise click.BadParameter(f"{change!r} is no change: write +name=value or -name")
+            raise click.BadParameter(f"{change!r} is not a change (expected +name=value or -name)")
     return changes
 
 
@@ -56,7 +56,7 @@ def json_object(text: str) -> dict[str, Any]:
     """Return a JSON object.
 
     Raises:
-        BadParameter: it is none.
+        BadParameter: it is not a JSON object.
     """
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
@@ -65,12 +65,12 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def charset(text: str) -> str:
-    """Return the name under which Python knows a charset.
+    """Return Python's name of a charset.
 
     Raises:
-        BadParameter: it does not.
+        BadParameter: the charset is unknown.
     """
     try:
         return codecs.lookup(text).name
     except LookupError:
-        raise click.BadParameter(f"{text!r} is no charset that is known here; try UTF-8") from None
+        raise click.BadParameter(f"unknown charset {text!r} (expected a name like UTF-8)") from None

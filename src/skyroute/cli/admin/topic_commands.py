@@ -1,8 +1,8 @@
-"""Commands about topics: which there are, where, how full, who reads them; and making and deleting them."""
+"""Commands about topics: list, route, offsets, rates; create, change and delete."""
 
 import click
 
-from skyroute.cli.admin.command import Answer, admin_command, broker_or_cluster
+from skyroute.cli.admin.decorator import Output, admin_command, broker_or_cluster
 from skyroute.cli.admin.output import local_time, table
 from skyroute.client.admin import Admin
 from skyroute.client.admin.topics import QUEUES_OF_NEW_TOPIC
@@ -10,18 +10,18 @@ from skyroute.client.errors import ClientError
 from skyroute.wire.calls.topics import read_attribute_changes
 from skyroute.wire.errors import FieldError
 
-topic_name = click.option("-t", "--topic", required=True, metavar="TOPIC", help="The topic.")
+topic_name = click.option("-t", "--topic", required=True, metavar="TOPIC", help="Topic.")
 permission_type = click.IntRange(0, 15)
 queue_count = click.IntRange(min=0)
 
 
-# ----------------------------------------------------------------------------------------------------------- looking
+# ----------------------------------------------------------------------------------------------------------- reading
 
 
 @admin_command("topicList", "-c")
-@click.option("-c", "--clusterModel", "with_use", is_flag=True, help="Also which clusters have it and who consumes it.")
-async def topic_list(admin: Admin, *, with_use: bool) -> Answer:
-    """List every topic."""
+@click.option("-c", "--clusterModel", "with_use", is_flag=True, help="Also print clusters and consumer groups.")
+async def topic_list(admin: Admin, *, with_use: bool) -> Output:
+    """List all topics."""
     if not with_use:
         topics = await admin.topics()
         return "\n".join(topics), topics
@@ -33,9 +33,11 @@ async def topic_list(admin: Admin, *, with_use: bool) -> Answer:
 
 @admin_command("topicRoute", "-t Orders")
 @topic_name
-@click.option("-l", "--list", "_as_list", is_flag=True, expose_value=False, help="Print a table, as is done anyway.")
-async def topic_route(admin: Admin, topic: str) -> Answer:
-    """Print where a topic is."""
+@click.option(
+    "-l", "--list", "_as_list", is_flag=True, expose_value=False, help="No effect: a table is printed anyway."
+)
+async def topic_route(admin: Admin, topic: str) -> Output:
+    """Print the brokers and queues of a topic."""
     route = await admin.route(topic)
     settings = {queues.broker_name: queues.settings for queues in route.queues}
     rows: list[list[object]] = []
@@ -69,9 +71,9 @@ async def topic_route(admin: Admin, topic: str) -> Answer:
 
 @admin_command("topicStatus", "-t Orders")
 @topic_name
-@click.option("-c", "--cluster", metavar="NAME", help="Where to look: a cluster, or the parent topic of a light queue.")
-async def topic_status(admin: Admin, topic: str, cluster: str | None) -> Answer:
-    """Print where the queues of a topic begin and end."""
+@click.option("-c", "--cluster", metavar="NAME", help="Cluster, or parent topic of a light queue.")
+async def topic_status(admin: Admin, topic: str, cluster: str | None) -> Output:
+    """Print the minimum and maximum offsets of a topic's queues."""
     status = await admin.topic_status(topic, cluster)
     rows = [
         [queue.broker_name, queue.queue_id, span.min_offset, span.max_offset, local_time(span.updated_at_ms)]
@@ -94,7 +96,7 @@ async def topic_status(admin: Admin, topic: str, cluster: str | None) -> Answer:
 
 @admin_command("topicClusterList", "-t Orders")
 @topic_name
-async def topic_cluster_list(admin: Admin, topic: str) -> Answer:
+async def topic_cluster_list(admin: Admin, topic: str) -> Output:
     """List the clusters that have a topic."""
     clusters = await admin.clusters_of(topic)
     return "\n".join(clusters), clusters
@@ -102,9 +104,9 @@ async def topic_cluster_list(admin: Admin, topic: str) -> Answer:
 
 @admin_command("allocateMQ", "-t Orders -i 10.0.0.7,10.0.0.8")
 @topic_name
-@click.option("-i", "--ipList", "clients", required=True, metavar="ID,ID", help="The ids, or addresses, of consumers.")
-async def allocate_mq(admin: Admin, topic: str, clients: str) -> Answer:
-    """Show how consumers would share out the queues of a topic."""
+@click.option("-i", "--ipList", "clients", required=True, metavar="ID,ID", help="Client ids or addresses of consumers.")
+async def allocate_mq(admin: Admin, topic: str, clients: str) -> Output:
+    """Show how consumers would share the queues of a topic."""
     shares = await admin.allocation(topic, [client for client in map(str.strip, clients.split(",")) if client])
     rows = [
         [client, queue.broker_name, queue.queue_id]
@@ -119,10 +121,10 @@ async def allocate_mq(admin: Admin, topic: str, clients: str) -> Answer:
 
 
 @admin_command("statsAll", "-a -t Orders")
-@click.option("-a", "--activeTopic", "only_active", is_flag=True, help="Only where messages came or went.")
-@click.option("-t", "--topic", metavar="TOPIC", help="This topic only.")
-async def stats_all(admin: Admin, topic: str | None, *, only_active: bool) -> Answer:
-    """Print what goes in and out of topics, and how far each group is behind."""
+@click.option("-a", "--activeTopic", "only_active", is_flag=True, help="Only topics with messages in or out today.")
+@click.option("-t", "--topic", metavar="TOPIC", help="Only this topic.")
+async def stats_all(admin: Admin, topic: str | None, *, only_active: bool) -> Output:
+    """Print the rates of each topic and the lag of each group."""
     found, failures = (await admin.topic_traffic(topic), {}) if topic else await admin.traffic()
     if only_active:
         found = [traffic for traffic in found if traffic.in_day or traffic.out_day]
@@ -161,16 +163,37 @@ def _attributes(_: click.Context, __: click.Parameter, text: str) -> dict[str, s
 @admin_command("updateTopic", "-c DefaultCluster -t Orders -r 8 -w 8")
 @broker_or_cluster()
 @topic_name
-@click.option("-r", "--readQueueNums", "read_queues", type=queue_count, default=QUEUES_OF_NEW_TOPIC, show_default=True)
 @click.option(
-    "-w", "--writeQueueNums", "write_queues", type=queue_count, default=QUEUES_OF_NEW_TOPIC, show_default=True
+    "-r",
+    "--readQueueNums",
+    "read_queues",
+    type=queue_count,
+    default=QUEUES_OF_NEW_TOPIC,
+    show_default=True,
+    help="Read queues.",
+)
+@click.option(
+    "-w",
+    "--writeQueueNums",
+    "write_queues",
+    type=queue_count,
+    default=QUEUES_OF_NEW_TOPIC,
+    show_default=True,
+    help="Write queues.",
 )
 @click.option("-p", "--perm", type=permission_type, default=6, show_default=True, help="2: write, 4: read, 6: both.")
-@click.option("-o", "--order", "ordered", type=bool, default=False, help="Its queues stay while a broker is away.")
-@click.option("-u", "--unit", type=bool, default=False, help="It belongs to a unit.")
-@click.option("-s", "--hasUnitSub", "unit_sub", type=bool, default=False, help="Units subscribe to it.")
 @click.option(
-    "-a", "--attributes", default="", callback=_attributes, metavar="+NAME=VALUE,-NAME", help="What 5.x adds."
+    "-o", "--order", "ordered", type=bool, default=False, help="Keep its queues in the route while a broker is down."
+)
+@click.option("-u", "--unit", type=bool, default=False, help="Unit flag.")
+@click.option("-s", "--hasUnitSub", "unit_sub", type=bool, default=False, help="Unit subscription flag.")
+@click.option(
+    "-a",
+    "--attributes",
+    default="",
+    callback=_attributes,
+    metavar="+NAME=VALUE,-NAME",
+    help="Attributes to set and to delete (5.x).",
 )
 async def update_topic(
     admin: Admin,
@@ -185,8 +208,8 @@ async def update_topic(
     ordered: bool,
     unit: bool,
     unit_sub: bool,
-) -> Answer:
-    """Create a topic, or change it."""
+) -> Output:
+    """Create or change a topic."""
     done = await admin.create_topic(
         topic,
         broker=broker,
@@ -211,8 +234,8 @@ async def update_topic(
 @broker_or_cluster()
 @topic_name
 @click.option("-p", "--perm", type=permission_type, required=True, help="2: write, 4: read, 6: both.")
-async def update_topic_perm(admin: Admin, broker: str | None, cluster: str | None, topic: str, perm: int) -> Answer:
-    """Change what clients may do with a topic."""
+async def update_topic_perm(admin: Admin, broker: str | None, cluster: str | None, topic: str, perm: int) -> Output:
+    """Change the permission of a topic."""
     changes = await admin.change_permission(topic, perm, broker=broker, cluster=cluster)
     lines = (f"update topic perm from {old} to {new} in {address} success." for address, (old, new) in changes.items())
     values = [{"address": address, "before": old, "after": new} for address, (old, new) in changes.items()]
@@ -221,27 +244,33 @@ async def update_topic_perm(admin: Admin, broker: str | None, cluster: str | Non
 
 @admin_command("deleteTopic", "-c DefaultCluster -t Orders")
 @topic_name
-@click.option("-c", "--clusterName", "cluster", required=True, metavar="NAME", help="The cluster to delete it from.")
-async def delete_topic(admin: Admin, topic: str, cluster: str) -> Answer:
-    """Delete a topic with all its messages."""
+@click.option("-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster to delete it from.")
+async def delete_topic(admin: Admin, topic: str, cluster: str) -> Output:
+    """Delete a topic and its messages."""
     done = await admin.delete_topic(topic, cluster)
     return f"delete topic [{topic}] from cluster [{cluster}] success.", {"topic": topic, "brokers": done}
 
 
 @admin_command("updateOrderConf", "-t Orders -m put -v 'broker-a:4;broker-b:4'")
 @topic_name
-@click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True, help="What to do.")
-@click.option("-v", "--orderConf", "config", metavar="BROKER:QUEUES;BROKER:QUEUES", help="Where it lives, for put.")
-async def update_order_conf(admin: Admin, topic: str, method: str, config: str | None) -> Answer:
-    """Say, ask or forget where an ordered topic lives."""
+@click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True, help="Operation.")
+@click.option(
+    "-v",
+    "--orderConf",
+    "config",
+    metavar="BROKER:QUEUES;BROKER:QUEUES",
+    help="For put: number of queues of each broker.",
+)
+async def update_order_conf(admin: Admin, topic: str, method: str, config: str | None) -> Output:
+    """Set, print or delete the order config of a topic."""
     if method == "put":
         if not config:
-            raise click.UsageError("put needs -v: which brokers have how many queues.")
+            raise click.UsageError("-m put needs -v BROKER:QUEUES.")
         await admin.put_order_config(topic, config)
     elif method == "get":
         config = await admin.order_config(topic)
         if config is None:
-            raise ClientError(f"nothing is said of the order of {topic}: use -m put -v BROKER:QUEUES to say it")
+            raise ClientError(f"{topic} has no order config: set one with -m put -v BROKER:QUEUES")
     else:
         await admin.delete_order_config(topic)
         config = None

@@ -1,1 +1,1 @@
-"""`skyroute journal`: a name server's journal for people and scripts, read as files and never changed."""
+"""`skyroute journal`: reads the journal files of a name server; never changes them."""

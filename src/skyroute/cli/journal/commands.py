@@ -1,4 +1,4 @@
-"""`skyroute journal tail`, `show` and `verify`."""
+"""`skyroute journal tail`, `show` and `verify`: read the route history of a name server."""
 
 import sys
 import time
@@ -11,9 +11,9 @@ import click
 import msgspec
 
 from skyroute.cli.admin.output import pairs, print_json
-from skyroute.cli.help import examples
 from skyroute.cli.journal.times import as_moment
-from skyroute.cli.progress import Progress
+from skyroute.cli.options import examples
+from skyroute.cli.progress_line import ProgressLine
 from skyroute.errors import SkyrouteError
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.journal.lines import HEADING, show_record
@@ -24,7 +24,7 @@ from skyroute.nameserver.journal.verify import Report
 from skyroute.nameserver.journal.verify import verify as verify_journal
 
 FOLLOW_S: Final = 0.2
-"""How often a journal that is followed is looked at."""
+"""Interval of reads with --follow."""
 PROBLEMS_SHOWN: Final = 100
 
 _Command = Callable[..., Any]
@@ -39,20 +39,20 @@ _Command = Callable[..., Any]
     ),
 )
 def journal() -> None:
-    """Read what a name server has recorded: every change of a route.
+    """Read the route history that a name server records.
 
-    The journal is found by the settings of the name server (-c), or where a name server without any would keep it.
+    Give the folder (--path), or the settings file of the name server (-c). Default: the folder of the default settings.
     """
 
 
-def _finding(command: _Command) -> _Command:
-    """Give a command the options that say which journal is meant."""
+def _journal_options(command: _Command) -> _Command:
+    """Add the options that locate the journal."""
     path = click.option(
         "--path",
         type=click.Path(path_type=Path, exists=True, file_okay=False),
-        help="The folder of the journal, or memoryPath, which holds it.",
+        help="Folder of the journal, or the memoryPath that contains it.",
     )
-    config = click.option("-c", "--configFile", "config_file", metavar="FILE", help="The name server's settings.")
+    config = click.option("-c", "--configFile", "config_file", metavar="FILE", help="Settings file of the name server.")
     return path(config(command))
 
 
@@ -63,26 +63,26 @@ def _folder(path: Path | None, config_file: str | None) -> Path:
         except SkyrouteError as error:
             raise click.ClickException(str(error)) from error
         if memory is None:
-            raise click.ClickException("these settings keep no journal")
+            raise click.ClickException("these settings have no journal: set journalEnable=true and memoryPath")
         path = memory.path
     try:
         folder = find_journal(path)
     except OSError as error:
         raise click.ClickException(f"cannot read {path}: {error.strerror}") from error
     if folder is None:
-        raise click.ClickException(f"there is no journal in {path}: say where it is with --path, or -c")
+        raise click.ClickException(f"no journal in {path}: give its folder with --path, or the settings file with -c")
     return folder
 
 
 @journal.command()
-@_finding
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=20, show_default=True, help="How many.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on, until it is interrupted.")
-@click.option("--json", "as_json", is_flag=True, help="The records as they are stored.")
+@_journal_options
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=20, show_default=True, help="Number of records.")
+@click.option("-f", "--follow", is_flag=True, help="Print new records until ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as stored.")
 def tail(path: Path | None, config_file: str | None, lines: int, *, follow: bool, as_json: bool) -> None:
-    """Show the last records."""
+    """Print the last records."""
     folder = _folder(path, config_file)
-    with suppress(KeyboardInterrupt) if follow else nullcontext():  # which is how following is meant to end
+    with suppress(KeyboardInterrupt) if follow else nullcontext():  # ctrl-C ends --follow
         last = _last(folder, max(lines, 1))
         seen = last[-1].seq if last else 0
         _print(last[len(last) - lines :] if lines < len(last) else last, as_json=as_json)
@@ -91,18 +91,18 @@ def tail(path: Path | None, config_file: str | None, lines: int, *, follow: bool
 
 
 @journal.command()
-@_finding
-@click.option("--topic", help="What concerns this topic: also that brokers which serve it come and go.")
-@click.option("--broker", metavar="NAME", help="What concerns this broker group.")
+@_journal_options
+@click.option("--topic", help="Only records of this topic, and of the brokers that have it.")
+@click.option("--broker", metavar="NAME", help="Only records of this broker group.")
 @click.option(
     "--since",
     "since_ms",
     metavar="TIME",
     callback=as_moment,
-    help="From then on: 2026-11-15T11:00, 11:00 for today, or 10m for ten minutes ago.",
+    help="Start: 2026-11-15T11:00, 11:00 for today, or 10m for ten minutes ago.",
 )
-@click.option("--until", "until_ms", metavar="TIME", callback=as_moment, help="Up to then.")
-@click.option("--json", "as_json", is_flag=True, help="The records as they are stored.")
+@click.option("--until", "until_ms", metavar="TIME", callback=as_moment, help="End.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, as stored.")
 def show(
     path: Path | None,
     config_file: str | None,
@@ -113,26 +113,26 @@ def show(
     *,
     as_json: bool,
 ) -> None:
-    """Show records of a topic, a broker, a time."""
+    """Print the records of a topic, a broker or a time."""
     folder = _folder(path, config_file)
     selection = Selection(topic, broker, since_ms=since_ms, until_ms=until_ms)
-    # Who serves a topic is told by what came before.
+    # The brokers of a topic are known from earlier records.
     records = _read(folder, since_ms=None if topic else since_ms)
     _print((record for record in records if selection.wants(record)), as_json=as_json)
 
 
 @journal.command()
-@_finding
-@click.option("--json", "as_json", is_flag=True, help="The findings for a program.")
+@_journal_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(path: Path | None, config_file: str | None, *, as_json: bool) -> None:
-    """Read all of it and say whether it is whole.
+    """Check the whole journal for damage.
 
-    Exit code 1 if it is not.
+    Exit code 0: no damage. 1: damage found.
     """
     folder = _folder(path, config_file)
     report = Report()
     try:
-        with Progress("reading the journal", lambda: f": {report.records} records", lines=False):
+        with ProgressLine("reading the journal", lambda: f": {report.records} records", lines=False):
             verify_journal(folder, report)
     except OSError as error:
         raise click.ClickException(f"cannot read {folder}: {error.strerror}") from error
@@ -146,7 +146,7 @@ def verify(path: Path | None, config_file: str | None, *, as_json: bool) -> None
             click.echo(f"PROBLEM {problem}")
         if len(report.problems) > PROBLEMS_SHOWN:
             click.echo(f"... and {len(report.problems) - PROBLEMS_SHOWN} more")
-        click.echo("the journal is whole" if report.is_sound else "the journal is NOT whole")
+        click.echo("the journal has no damage" if report.is_sound else "the journal is DAMAGED")
     sys.exit(0 if report.is_sound else 1)
 
 
@@ -154,7 +154,7 @@ def _read(folder: Path, *, after: int = 0, since_ms: int | None = None) -> Itera
     try:
         yield from read_records(folder, after=after, since_ms=since_ms)
     except (SkyrouteError, OSError) as error:
-        raise click.ClickException(f"{error} (skyroute journal verify tells more)") from error
+        raise click.ClickException(f"{error} (run skyroute journal verify for details)") from error
 
 
 def _follow(follower: Follower, *, as_json: bool) -> NoReturn:
@@ -163,7 +163,7 @@ def _follow(follower: Follower, *, as_json: bool) -> NoReturn:
             for record in follower.read_new():
                 _print_line(record, as_json=as_json)
         except (SkyrouteError, OSError) as error:
-            raise click.ClickException(f"{error} (skyroute journal verify tells more)") from error
+            raise click.ClickException(f"{error} (run skyroute journal verify for details)") from error
         sys.stdout.flush()
         time.sleep(FOLLOW_S)
 
@@ -172,7 +172,7 @@ def _last(folder: Path, count: int) -> list[Record]:
     try:
         return last_records(folder, count)
     except (SkyrouteError, OSError) as error:
-        raise click.ClickException(f"{error} (skyroute journal verify tells more)") from error
+        raise click.ClickException(f"{error} (run skyroute journal verify for details)") from error
 
 
 def _print(records: Iterable[Record], *, as_json: bool) -> None:

@@ -1,11 +1,11 @@
-"""The jobs as commands. Spark is imported only when a job runs, so help and argument errors are fast."""
+"""The Spark jobs as commands. Spark is imported when a job runs: help and argument errors are fast."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyroute.cli.help import examples
+from skyroute.cli.options import examples
 from skyroute.cli.pipeline.job_runner import (
     History,
     as_datetime,

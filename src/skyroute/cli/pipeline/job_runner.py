@@ -1,4 +1,4 @@
-"""Shared by the commands of `skyroute pipeline`: finds journals, starts Spark, prints or writes results."""
+"""Shared code of the `skyroute pipeline` commands: finds journals, starts Spark, prints or writes results."""
 
 import functools
 import importlib.util
@@ -17,7 +17,7 @@ import click
 
 from skyroute.cli.admin.output import table
 from skyroute.cli.journal.times import as_moment
-from skyroute.cli.progress import Progress
+from skyroute.cli.progress_line import ProgressLine
 from skyroute.errors import SkyrouteError
 from skyroute.nameserver.journal.times import show_moment
 
@@ -206,7 +206,7 @@ def run_job(
 def spark_session(activity: str, master: str | None) -> "Iterator[SparkSession]":
     """Yield a Spark session, with progress on standard error and errors in one line."""
     _check_spark()
-    with errors_in_one_line(), Progress("starting Spark") as progress:
+    with errors_in_one_line(), ProgressLine("starting Spark") as progress:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped] # it has no types
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession

@@ -1,9 +1,11 @@
-"""Administration of brokers and name servers: their state, their settings, and the key-value config."""
+"""Admin calls about brokers and name servers: state, settings, and the key-value config."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from skyroute.client.admin.calls import AdminCalls, Failures, SomeFailedError, ask_all, ask_each
+from skyroute.client.admin.arguments import check_settings, check_strings
+from skyroute.client.admin.base import AdminBase, Failures, SomeFailedError, call_all, call_each
+from skyroute.client.arguments import check_texts
 from skyroute.client.errors import NotFoundError
 from skyroute.errors import SkyrouteError
 from skyroute.routing.topology import BrokerGroup
@@ -29,7 +31,7 @@ from skyroute.wire.command import Request, Response
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A broker, and what it says of its state, or why it says nothing."""
+    """A broker with its state, or with the error that its state could not be read."""
 
     cluster: str
     name: str
@@ -40,55 +42,56 @@ class BrokerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerTexts:
-    """Settings, or the state, by the address of the server whose they are, and the servers that did not tell theirs."""
+class ServerProperties:
+    """Settings or state by server address, and the errors of the servers that did not return theirs."""
 
     by_address: Mapping[str, Mapping[str, str]]
     failures: Failures
 
 
-class ClusterAdmin(AdminCalls):
+class ClusterAdmin(AdminBase):
     """Calls about brokers and name servers."""
 
     async def brokers(self, cluster: str | None = None) -> list[BrokerInfo]:
-        """Return every broker of a cluster, or of all, with its state. One that does not answer has a `failure`.
+        """Return every broker of a cluster, or of all, with its state. `failure` is set where reading it failed.
 
         Raises:
             UnknownClusterError: there is no such cluster.
         """
-        return await ask_states(self, await self.groups_of(cluster))
+        return await fetch_broker_states(self, await self.broker_groups(cluster))
 
     async def broker_state(self, address: str) -> dict[str, str]:
-        """Return what a broker says of its state: counters, rates, disk, by the names it gives them.
+        """Return a broker's state: counters, rates and disk use, by Apache's names.
 
         Raises:
-            BrokerRefusedError, RemotingError: it does not say.
+            BrokerRefusedError, RemotingError: the request failed.
         """
+        check_texts(address=address)
         return decode_broker_state((await self.session.ask(address, encode_broker_state_query())).body)
 
-    async def broker_states(self, *, broker: str | None = None, cluster: str | None = None) -> ServerTexts:
+    async def broker_states(self, *, broker: str | None = None, cluster: str | None = None) -> ServerProperties:
         """Return the state of one broker, or of all brokers of a cluster.
 
         Raises:
             UnknownClusterError: there is no such cluster.
-            BrokerRefusedError, RemotingError: none of them says.
+            BrokerRefusedError, RemotingError: all requests failed.
         """
         addresses = await self.addresses(broker=broker, cluster=cluster, with_slaves=True)
-        return ServerTexts(*await ask_each(addresses, self.broker_state))
+        return ServerProperties(*await call_each(addresses, self.broker_state))
 
-    async def broker_settings(self, *, broker: str | None = None, cluster: str | None = None) -> ServerTexts:
+    async def broker_settings(self, *, broker: str | None = None, cluster: str | None = None) -> ServerProperties:
         """Return the settings of one broker, or of all brokers of a cluster.
 
         Raises:
             UnknownClusterError: there is no such cluster.
-            BrokerRefusedError, RemotingError: none of them tells.
+            BrokerRefusedError, RemotingError: all requests failed.
         """
 
-        async def ask(address: str) -> dict[str, str]:
+        async def call(address: str) -> dict[str, str]:
             return decode_settings((await self.session.ask(address, encode_broker_settings_query())).body)
 
         addresses = await self.addresses(broker=broker, cluster=cluster, with_slaves=True)
-        return ServerTexts(*await ask_each(addresses, ask))
+        return ServerProperties(*await call_each(addresses, call))
 
     async def update_broker_settings(
         self,
@@ -98,152 +101,169 @@ class ClusterAdmin(AdminCalls):
         cluster: str | None = None,
         with_slaves: bool = False,
     ) -> list[str]:
-        """Change settings of one broker, or of a cluster's, while they run; return who did.
+        """Change settings of one broker, or of a cluster's brokers, at run time; return the addresses that did.
 
         Raises:
-            SomeFailedError: some did not.
-            BrokerRefusedError, RemotingError: it was one, and it did not.
+            SomeFailedError: some requests failed.
+            BrokerRefusedError, RemotingError: the only request failed.
         """
+        check_settings(settings)
         addresses = await self.addresses(broker=broker, cluster=cluster, with_slaves=with_slaves)
-        return await self._order(addresses, encode_broker_settings_update(settings))
+        return await self._send_all(addresses, encode_broker_settings_update(settings))
 
     async def clean_expired_queues(self, *, broker: str | None = None, cluster: str | None = None) -> list[str]:
-        """Have one broker, those of a cluster or all drop the files of queues whose messages are gone.
+        """Delete consume queue files whose messages are gone, on one broker, a cluster or everywhere.
+
+        Returns the addresses that did.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        return await self._order(await self._any(broker, cluster), encode_expired_queues_cleaning())
+        return await self._send_all(await self._any_addresses(broker, cluster), encode_expired_queues_cleaning())
 
     async def clean_unused_topics(self, *, broker: str | None = None, cluster: str | None = None) -> list[str]:
-        """Have one broker, those of a cluster or all drop the queues of topics that they no longer have.
+        """Delete the queues of topics that no longer exist, on one broker, a cluster or everywhere.
+
+        Returns the addresses that did.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        return await self._order(await self._any(broker, cluster), encode_unused_topics_cleaning())
+        return await self._send_all(await self._any_addresses(broker, cluster), encode_unused_topics_cleaning())
 
-    async def _any(self, broker: str | None, cluster: str | None) -> list[str]:
+    async def _any_addresses(self, broker: str | None, cluster: str | None) -> list[str]:
         if broker is not None or cluster is not None:
             return await self.addresses(broker=broker, cluster=cluster, with_slaves=True)
-        return [address for group in await self.groups_of(None) for address in group.addresses.values()]
+        return [address for group in await self.broker_groups(None) for address in group.addresses.values()]
 
-    async def _order(self, addresses: list[str], request: Request) -> list[str]:
-        async def ask(address: str) -> Response:
-            # Each has its own copy: signing and numbering write into it.
+    async def _send_all(self, addresses: list[str], request: Request) -> list[str]:
+        async def call(address: str) -> Response:
+            # A copy for each server: signing and numbering change the request.
             return await self.session.ask(address, Request(request.code, dict(request.fields), body=request.body))
 
-        return list(await ask_all(addresses, ask))
+        return list(await call_all(addresses, call))
 
     # ------------------------------------------------------------------------------------------------- name servers
 
-    async def name_server_settings(self) -> ServerTexts:
+    async def name_server_settings(self) -> ServerProperties:
         """Return the settings of all name servers.
 
         Raises:
-            BrokerRefusedError, RemotingError: none of them tells.
+            BrokerRefusedError, RemotingError: all requests failed.
         """
-        answers, failures = await self._ask_name_servers(encode_name_server_settings_query())
-        return ServerTexts({address: decode_settings(answer.body) for address, answer in answers.items()}, failures)
+        responses, failures = await self._call_each_name_server(encode_name_server_settings_query())
+        settings = {address: decode_settings(response.body) for address, response in responses.items()}
+        return ServerProperties(settings, failures)
 
     async def update_name_server_settings(self, settings: Mapping[str, str]) -> list[str]:
-        """Change settings of all name servers while they run; return who did.
+        """Change settings of all name servers at run time; return the addresses that did.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        return list(await self._tell_name_servers(encode_name_server_settings_update(settings)))
+        check_settings(settings)
+        return list(await self._call_all_name_servers(encode_name_server_settings_update(settings)))
 
     async def forbid_writes(self, broker_name: str) -> dict[str, int]:
-        """Have all name servers show a broker's topics as not writable; return how many, by name server.
+        """Make a broker's topics read-only in all routes; return the number of topics by name server.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        answers = await self._tell_name_servers(encode_write_permission(broker_name, allowed=False))
-        return {address: decode_write_permission(answer) for address, answer in answers.items()}
+        return await self._permit_writes(broker_name, allowed=False)
 
     async def allow_writes(self, broker_name: str) -> dict[str, int]:
-        """Have all name servers show a broker's topics as writable again; return how many, by name server.
+        """Undo `forbid_writes`; return the number of topics by name server.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        answers = await self._tell_name_servers(encode_write_permission(broker_name, allowed=True))
-        return {address: decode_write_permission(answer) for address, answer in answers.items()}
+        return await self._permit_writes(broker_name, allowed=True)
 
-    async def _ask_name_servers(self, request: Request) -> tuple[dict[str, Response], dict[str, SkyrouteError]]:
-        """Ask all.
+    async def _permit_writes(self, broker_name: str, *, allowed: bool) -> dict[str, int]:
+        check_texts(broker_name=broker_name)
+        responses = await self._call_all_name_servers(encode_write_permission(broker_name, allowed=allowed))
+        return {address: decode_write_permission(response) for address, response in responses.items()}
+
+    async def _call_each_name_server(self, request: Request) -> tuple[dict[str, Response], dict[str, SkyrouteError]]:
+        """Send a request to every name server; return responses and errors by address.
 
         Raises:
-            SkyrouteError: it was just one, and it failed.
-            SomeFailedError: all failed.
+            SkyrouteError: there is one name server, and its request failed.
+            SomeFailedError: all requests failed.
         """
         outcomes = await self.session.ask_every_name_server(request)
-        answers = {address: outcome for address, outcome in outcomes if isinstance(outcome, Response)}
+        responses = {address: outcome for address, outcome in outcomes if isinstance(outcome, Response)}
         failures = {address: outcome for address, outcome in outcomes if isinstance(outcome, SkyrouteError)}
-        if failures and not answers:
+        if failures and not responses:
             raise next(iter(failures.values())) if len(failures) == 1 else SomeFailedError((), failures)
-        return answers, failures
+        return responses, failures
 
-    async def _tell_name_servers(self, request: Request) -> dict[str, Response]:
-        answers, failures = await self._ask_name_servers(request)
+    async def _call_all_name_servers(self, request: Request) -> dict[str, Response]:
+        responses, failures = await self._call_each_name_server(request)
         if failures:
-            raise SomeFailedError(answers, failures)
-        return answers
+            raise SomeFailedError(responses, failures)
+        return responses
 
     # --------------------------------------------------------------------------------------------- key-value config
 
     async def kv(self, namespace: str, key: str) -> str | None:
-        """Return a value that the name servers keep, or None.
+        """Return a value of the name servers' key-value config, or None.
 
         Raises:
-            NoNameServerError: none answers.
+            NoNameServerError: no name server responds.
         """
+        check_texts(namespace=namespace, key=key)
         try:
             return decode_kv_value(await self.session.ask_name_server(encode_kv_query(namespace, key)))
         except NotFoundError:
             return None
 
     async def put_kv(self, namespace: str, key: str, value: str) -> list[str]:
-        """Have all name servers keep a value; return who does.
+        """Store a value in the key-value config of all name servers; return their addresses.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all do.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        return list(await self._tell_name_servers(encode_kv_put(namespace, key, value)))
+        check_texts(namespace=namespace, key=key)
+        check_strings(value=value)
+        return list(await self._call_all_name_servers(encode_kv_put(namespace, key, value)))
 
     async def delete_kv(self, namespace: str, key: str) -> list[str]:
-        """Have all name servers forget a value; return who did.
+        """Delete a value from the key-value config of all name servers; return their addresses.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        return list(await self._tell_name_servers(encode_kv_deletion(namespace, key)))
+        check_texts(namespace=namespace, key=key)
+        return list(await self._call_all_name_servers(encode_kv_deletion(namespace, key)))
 
     async def order_config(self, topic: str) -> str | None:
-        """Return where an ordered topic lives, as `broker:queues;broker:queues`, or None if nothing is said of it."""
-        return await self.kv(ORDER_TOPICS, topic)
+        """Return the fixed queues of an ordered topic as `broker:queues;broker:queues`, or None."""
+        check_texts(topic=topic)
+        return await self.kv(ORDER_TOPICS, self._names.full(topic))
 
     async def put_order_config(self, topic: str, config: str) -> list[str]:
-        """Say where an ordered topic lives, as `broker:queues;broker:queues`.
+        """Fix the queues of an ordered topic, as `broker:queues;broker:queues`.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all name servers took it.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        return await self.put_kv(ORDER_TOPICS, topic, config)
+        check_texts(topic=topic, config=config)
+        return await self.put_kv(ORDER_TOPICS, self._names.full(topic), config)
 
     async def delete_order_config(self, topic: str) -> list[str]:
-        """Say no more where an ordered topic lives.
+        """Delete the fixed queues of an ordered topic.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all name servers did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
-        return await self.delete_kv(ORDER_TOPICS, topic)
+        check_texts(topic=topic)
+        return await self.delete_kv(ORDER_TOPICS, self._names.full(topic))
 
 
-async def ask_states(admin: ClusterAdmin, groups: Iterable[BrokerGroup]) -> list[BrokerInfo]:
-    """Return every broker of these groups with its state. A group may be given more than once, by several servers."""
+async def fetch_broker_states(admin: ClusterAdmin, groups: Iterable[BrokerGroup]) -> list[BrokerInfo]:
+    """Return every broker of these groups with its state. The same group may come from several name servers."""
     known = {
         (group.cluster, group.name, broker_id): address
         for group in groups
@@ -252,7 +272,7 @@ async def ask_states(admin: ClusterAdmin, groups: Iterable[BrokerGroup]) -> list
     states: dict[str, dict[str, str]] = {}
     failures: Failures = {}
     try:
-        states, failures = await ask_each(known.values(), admin.broker_state)
+        states, failures = await call_each(known.values(), admin.broker_state)
     except SomeFailedError as error:
         failures = error.failures
     except SkyrouteError as error:

@@ -1,12 +1,22 @@
-"""Administration of groups: their settings, who is connected, how far consumers have come, and moving them."""
+"""Admin calls about groups: settings, connected clients, consume progress, and offset resets."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from skyroute.client.admin.calls import ask_all
+import msgspec
+
+from skyroute.client.admin.arguments import check_attributes, check_group_config
+from skyroute.client.admin.base import Page, call_all, call_each, read_pages
 from skyroute.client.admin.topics import TopicAdmin
+from skyroute.client.arguments import (
+    OFFSET_MAX,
+    check_counts,
+    check_flags,
+    check_queue,
+    check_texts,
+    check_texts_or_none,
+)
 from skyroute.client.consuming import queues
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoBrokerError, NoRouteError
 from skyroute.client.producing.queue_selection import subscribe_queues
@@ -43,57 +53,55 @@ from skyroute.wire.calls.groups import (
     encode_reset_order,
 )
 from skyroute.wire.calls.offsets import encode_offset_update
+from skyroute.wire.calls.topics import Version
 from skyroute.wire.codes import V5_0_0
 from skyroute.wire.command import Response
 
-GROUPS_AT_ONCE: Final = 16
-"""How many groups are asked about at the same time."""
-
 STATS_TIMEOUT_S: Final = 15.0
-"""A broker looks at every queue of a group to say how far that has come."""
+"""Timeout of a consume-stats request: the broker reads every queue of the group."""
 
 RUNNING_TIMEOUT_S: Final = 12.0
-"""A broker hands the question on to the consumer, and gives that ten seconds."""
+"""Timeout of a running-info request: the broker forwards it to the consumer and waits up to 10 s."""
 
 END: Final = -1
-"""In place of a time: behind the last message."""
+"""In place of a time: after the last message."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """How far a group has come with each queue."""
+    """A group's offsets and lag in each queue."""
 
     group: str
     queues: Mapping[QueueRef, QueueProgress]
     tps: float
-    """Messages consumed a second, on all brokers."""
+    """Messages consumed per second, on all brokers."""
 
     @property
     def lag(self) -> int:
-        """How many messages wait for the group."""
+        """Messages that are stored and not yet consumed."""
         return sum(progress.lag for progress in self.queues.values())
 
     @property
     def inflight(self) -> int:
-        """How many messages its members hold, but have not finished."""
+        """Messages that members have pulled and not yet consumed."""
         return sum(progress.inflight for progress in self.queues.values())
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """A consumer group at a glance; what could not be known is None, and `failure` says why."""
+    """Progress and members of a consumer group. A value that could not be read is None; `failure` says why."""
 
     group: str
     progress: GroupProgress | None
     consumers: ConsumerConnections | None
-    """None too where nobody is connected."""
+    """None also when no member is connected."""
     failure: SkyrouteError | None = None
 
 
 class GroupAdmin(TopicAdmin):
-    """Calls about groups of consumers and producers."""
+    """Calls about consumer groups and producer groups."""
 
     # ----------------------------------------------------------------------------------------------------- settings
 
@@ -101,24 +109,26 @@ class GroupAdmin(TopicAdmin):
         """Return the settings of a consumer group on the broker at an address.
 
         Raises:
-            GroupNotFoundError: it has none.
+            GroupNotFoundError: the broker does not have it.
         """
-        return decode_group_config((await self.session.ask(broker, encode_group_config_query(group))).body)
+        check_texts(group=group, broker=broker)
+        request = encode_group_config_query(self._names.full(group))
+        return self._names.short_config(decode_group_config((await self.session.ask(broker, request)).body))
 
     async def group_configs(self, broker: str) -> dict[str, GroupConfig]:
         """Return the settings of all consumer groups on the broker at an address.
 
         Raises:
-            BrokerRefusedError, RemotingError: it does not tell.
+            BrokerRefusedError, RemotingError: a request failed.
+            ClientError: the groups change too often to be read.
         """
-        page = decode_group_page(await self.session.ask(broker, encode_group_page_query()))
-        found, version = dict(page.groups), page.version
-        while page.total is not None and page.groups and len(found) < page.total:
-            page = decode_group_page(await self.session.ask(broker, encode_group_page_query(len(found), version)))
-            if page.version != version:  # it has begun anew, and so do we
-                found, version = {}, page.version
-            found |= page.groups
-        return dict(sorted(found.items()))
+        check_texts(broker=broker)
+
+        async def read(start: int, version: Version | None) -> Page[GroupConfig]:
+            page = decode_group_page(await self.session.ask(broker, encode_group_page_query(start, version)))
+            return page.groups, page.version, page.total
+
+        return self._names.short_configs(await read_pages(broker, read))
 
     async def create_group(
         self,
@@ -130,35 +140,41 @@ class GroupAdmin(TopicAdmin):
     ) -> list[str]:
         """Create a consumer group on one broker (its address) or on all masters of a cluster, or replace its settings.
 
-        Returns who did. Of `attributes`, None drops one.
+        In `attributes`, None deletes one. Returns the broker addresses.
 
         Raises:
-            InvalidNameError: the group cannot be called that.
-            InvalidParameterError: the broker will not have it so.
-            SomeFailedError: some brokers did not.
+            InvalidNameError: the group's name is invalid.
+            InvalidParameterError: the broker refuses the settings.
+            SomeFailedError: some brokers failed.
         """
+        check_group_config(config)
+        check_attributes(attributes)
+        config = msgspec.structs.replace(config, name=self._names.full(config.name))
         check_group(config.name)
 
-        async def ask(address: str) -> Response:
+        async def call(address: str) -> Response:
             return await self.session.ask(address, encode_group_update(config, attributes))
 
-        return list(await ask_all(await self.addresses(broker=broker, cluster=cluster), ask))
+        return list(await call_all(await self.addresses(broker=broker, cluster=cluster), call))
 
     async def delete_group(
         self, group: str, *, broker: str | None = None, cluster: str | None = None, with_offsets: bool = False
     ) -> list[str]:
-        """Have one broker, or all masters of a cluster, forget a consumer group; return who did.
+        """Delete a consumer group from one broker, or from all masters of a cluster; return the broker addresses.
 
-        From a cluster, the messages go too that the group was to try again, or has given up.
+        From a cluster, its retry and dead-letter topics are deleted too.
 
         Raises:
-            SomeFailedError, BrokerRefusedError, RemotingError: not all did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
+        check_texts(group=group)
+        check_flags(with_offsets=with_offsets)
+        full = self._names.full(group)
 
-        async def ask(address: str) -> Response:
-            return await self.session.ask(address, encode_group_deletion(group, with_offsets=with_offsets))
+        async def call(address: str) -> Response:
+            return await self.session.ask(address, encode_group_deletion(full, with_offsets=with_offsets))
 
-        done = list(await ask_all(await self.addresses(broker=broker, cluster=cluster), ask))
+        done = list(await call_all(await self.addresses(broker=broker, cluster=cluster), call))
         if cluster is not None:
             await self.delete_topic(retry_topic(group), cluster)
             await self.delete_topic(dead_letter_topic(group), cluster)
@@ -167,99 +183,110 @@ class GroupAdmin(TopicAdmin):
     # -------------------------------------------------------------------------------------------------- connections
 
     async def consumers(self, group: str, *, broker: str | None = None) -> ConsumerConnections:
-        """Return who is connected for a consumer group, and what for, as one of its brokers says, or a certain one.
+        """Return the connected members of a consumer group and their subscriptions, from one of its brokers.
 
         Raises:
             NoRouteError: no broker knows the group.
-            ConsumerOfflineError: nobody is connected.
+            ConsumerOfflineError: no member is connected.
         """
+        check_texts(group=group)
+        check_texts_or_none(broker=broker)
+        return self._names.short_connections(await self._consumers(self._names.full(group), broker))
 
-        async def ask(address: str) -> ConsumerConnections:
-            answer = await self.session.ask(address, encode_consumer_connections_query(group))
-            return decode_consumer_connections(answer.body)
+    async def _consumers(self, group: str, broker: str | None = None) -> ConsumerConnections:
+        async def call(address: str) -> ConsumerConnections:
+            response = await self.session.ask(address, encode_consumer_connections_query(group))
+            return decode_consumer_connections(response.body)
 
-        return await first_answer([broker] if broker is not None else await self._group_addresses(group), ask)
+        return await first_success([broker] if broker is not None else await self._group_addresses(group), call)
 
     async def producers(self, group: str, topic: str) -> list[Connection]:
-        """Return who is connected for a producer group, as one broker of a topic that it sends to says.
+        """Return the connected members of a producer group, from one broker of a topic that it sends to.
 
         Raises:
             NoRouteError: no broker has the topic.
-            ServerFailedError: nobody is connected.
+            ServerFailedError: no member is connected.
         """
+        check_texts(group=group, topic=topic)
+        full = self._names.full(group)
 
-        async def ask(address: str) -> list[Connection]:
-            answer = await self.session.ask(address, encode_producer_connections_query(group))
-            return sorted(decode_producer_connections(answer.body))
+        async def call(address: str) -> list[Connection]:
+            response = await self.session.ask(address, encode_producer_connections_query(full))
+            return sorted(decode_producer_connections(response.body))
 
-        return await first_answer(await self.serving(topic), ask)
+        return await first_success(await self.serving(topic), call)
 
     async def running_consumer(self, group: str, client_id: str, *, with_stacks: bool = False) -> RunningConsumer:
-        """Return what one consumer of a group says of itself: its queues, its pace, and what its threads do.
+        """Return the state of one member of a group: its queues, its rates and, `with_stacks`, its thread stacks.
 
         Raises:
             NoRouteError: no broker knows the group.
-            BrokerRefusedError: it is not connected, or does not answer.
+            BrokerRefusedError: the member is not connected, or does not respond.
         """
+        check_texts(group=group, client_id=client_id)
+        check_flags(with_stacks=with_stacks)
+        full = self._names.full(group)
 
-        async def ask(address: str) -> RunningConsumer:
-            request = encode_running_query(RunningQuery(group, client_id, with_stacks))
+        async def call(address: str) -> RunningConsumer:
+            request = encode_running_query(RunningQuery(full, client_id, with_stacks))
             return decode_running_consumer((await self.session.ask(address, request, RUNNING_TIMEOUT_S)).body)
 
-        return await first_answer(await self._group_addresses(group), ask)
+        return self._names.short_consumer(await first_success(await self._group_addresses(full), call))
 
     async def owners(self, group: str) -> dict[QueueRef, str]:
-        """Return which member of a group, by its client id, holds which queue.
+        """Return the client id of the member that owns each queue.
 
         Raises:
-            ConsumerOfflineError: nobody is connected.
-            SomeFailedError: some members do not answer.
+            ConsumerOfflineError: no member is connected.
+            SomeFailedError: some members do not respond.
         """
         members = [connection.client_id for connection in (await self.consumers(group)).connections]
 
-        async def ask(client_id: str) -> RunningConsumer:
+        async def call(client_id: str) -> RunningConsumer:
             return await self.running_consumer(group, client_id)
 
-        answers = await ask_all(members, ask)
-        return {queue: client_id for client_id, answer in answers.items() for queue in answer.queues}
+        results = await call_all(members, call)
+        return {queue: client_id for client_id, consumer in results.items() for queue in consumer.queues}
 
     # ----------------------------------------------------------------------------------------------------- progress
 
     async def groups(self) -> list[str]:
-        """Return the consumer groups that have a retry topic, which is to say: all that ever consumed as a group.
+        """Return the consumer groups that have a retry topic: all that ever consumed in clustering mode.
 
         Raises:
-            NoNameServerError: none answers.
+            NoNameServerError: no name server responds.
         """
         return sorted({group_of(topic) or "" for topic in await self.topics() if is_retry_topic(topic)})
 
     async def progress(self, group: str, topic: str | None = None, cluster: str | None = None) -> GroupProgress:
-        """Return how far a group has come, with all topics or with one. Of a light queue, `cluster` says where it is.
+        """Return a group's offsets and lag, in all topics or in one. For a light queue, give its cluster.
 
         Raises:
             NoRouteError: no broker knows the group.
-            SomeFailedError, BrokerRefusedError, RemotingError: not all its brokers answer.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
+        check_texts(group=group)
+        check_texts_or_none(topic=topic, cluster=cluster)
+        found = await self._progress(self._names.full(group), topic and self._names.full(topic), cluster)
+        return GroupProgress(self._names.short(group), self._names.short_queues(found.queues), found.tps)
 
-        async def ask(address: str) -> ConsumeStats:
-            answer = await self.session.ask(address, encode_consume_stats_query(group, topic), STATS_TIMEOUT_S)
-            return decode_consume_stats(answer.body)
+    async def _progress(self, group: str, topic: str | None, cluster: str | None = None) -> GroupProgress:
+        async def call(address: str) -> ConsumeStats:
+            response = await self.session.ask(address, encode_consume_stats_query(group, topic), STATS_TIMEOUT_S)
+            return decode_consume_stats(response.body)
 
-        answers = (await ask_all(await self._group_addresses(group, topic, cluster), ask)).values()
-        found = {queue: progress for stats in answers for queue, progress in stats.queues.items()}
-        return GroupProgress(group, dict(sorted(found.items())), sum(stats.tps for stats in answers))
+        results = (await call_all(await self._group_addresses(group, topic, cluster), call)).values()
+        found = {queue: progress for stats in results for queue, progress in stats.queues.items()}
+        return GroupProgress(group, dict(sorted(found.items())), sum(stats.tps for stats in results))
 
     async def summaries(self) -> list[GroupSummary]:
-        """Return every consumer group at a glance.
+        """Return progress and members of every consumer group.
 
         Raises:
-            NoNameServerError: none answers.
+            NoNameServerError: no name server responds.
         """
-        names = await self.groups()
-        found: list[GroupSummary] = []
-        for start in range(0, len(names), GROUPS_AT_ONCE):
-            found += await asyncio.gather(*map(self._summary, names[start : start + GROUPS_AT_ONCE]))
-        return found
+        results, _ = await call_each(await self.groups(), self._summary)
+        return list(results.values())
 
     async def _summary(self, group: str) -> GroupSummary:
         progress, consumers, failure = None, None, None
@@ -273,53 +300,59 @@ class GroupAdmin(TopicAdmin):
         return GroupSummary(group, progress, consumers, failure)
 
     async def _group_addresses(self, group: str, topic: str | None = None, cluster: str | None = None) -> list[str]:
-        """Return where to ask about a group: where its retry topic is, or else the topic it consumes.
+        """Return the brokers of a group's retry topic, else of the topic it consumes.
 
         Raises:
-            NoRouteError: none of them is anywhere.
+            NoRouteError: none of these topics exists.
         """
         candidates = [retry_topic(group)]
         if topic is not None:
             candidates += [topic, pop_retry_topic(group, topic)]
         for candidate in candidates:
             try:
-                return await self.serving(candidate, cluster)
+                return await self._serving(candidate, cluster)
             except NoRouteError:
                 continue
-        raise NoRouteError(f"no broker knows the consumer group {group}; see consumerProgress for those there are")
+        raise NoRouteError(f"no broker knows the consumer group {group}; consumerProgress lists the groups")
 
-    # ------------------------------------------------------------------------------------------------ moving groups
+    # --------------------------------------------------------------------------------------------------- offset resets
 
     async def reset_to_time(
         self, group: str, topic: str, when_ms: int, *, force: bool = True, cluster: str | None = None
     ) -> dict[QueueRef, int]:
-        """Have a group go on, in all queues of a topic, at the first message of a time (END: behind the last).
+        """Reset a group's offsets in all queues of a topic to the first message at or after a time, or to END.
 
-        Members that are connected go there within seconds. Without `force`, no queue moves forward. Returns where
-        each queue was moved to.
+        Connected members take the new offsets over within seconds. Without `force`, no offset moves forward.
+        Returns the new offsets.
 
         Raises:
             NoRouteError: no broker has the topic.
-            SomeFailedError, BrokerRefusedError, RemotingError: not all brokers did.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
+        check_texts(group=group, topic=topic)
+        check_counts(END, OFFSET_MAX, when_ms=when_ms)
+        check_flags(force=force)
+        check_texts_or_none(cluster=cluster)
+        group, topic = self._names.full(group), self._names.full(topic)
 
-        async def ask(address: str) -> dict[QueueRef, int]:
+        async def call(address: str) -> dict[QueueRef, int]:
             try:
-                answer = await self.session.ask(address, encode_reset_order(topic, group, when_ms, force=force))
+                response = await self.session.ask(address, encode_reset_order(topic, group, when_ms, force=force))
             except ConsumerOfflineError:
-                # Older brokers tell connected members, and leave the rest to the asker.
-                return await self._move_offline(group, topic, address, when_ms, force=force)
-            return decode_reset_offsets(answer.body)
+                # Older brokers only notify connected members: the tool writes the offsets itself.
+                return await self._reset_offline(group, topic, address, when_ms, force=force)
+            return decode_reset_offsets(response.body)
 
-        answers = (await ask_all(await self.serving(topic, cluster), ask)).values()
-        return dict(sorted((queue, offset) for moved in answers for queue, offset in moved.items()))
+        results = (await call_all(await self._serving(topic, cluster), call)).values()
+        moved = sorted((queue, offset) for offsets in results for queue, offset in offsets.items())
+        return self._names.short_queues(dict(moved))
 
-    async def _move_offline(
+    async def _reset_offline(
         self, group: str, topic: str, address: str, when_ms: int, *, force: bool
     ) -> dict[QueueRef, int]:
         name = await self.broker_name_at(address)
         moved = {}
-        for queue in subscribe_queues(topic, await self.route(topic)):
+        for queue in subscribe_queues(topic, await self._route(topic)):
             if queue.broker_name != name:
                 continue
             if when_ms == END:
@@ -333,39 +366,46 @@ class GroupAdmin(TopicAdmin):
         return moved
 
     async def reset_queue(self, group: str, queue: QueueRef, offset: int) -> None:
-        """Have a group go on at a certain offset of one queue.
+        """Reset a group's offset in one queue.
 
         Raises:
             NoBrokerError: no name server knows the broker.
-            GroupNotFoundError, TopicNotFoundError, BrokerRefusedError, RemotingError: it does not.
+            GroupNotFoundError, TopicNotFoundError, BrokerRefusedError, RemotingError: a request failed.
         """
+        check_texts(group=group)
+        check_queue("queue", queue)
+        check_counts(0, OFFSET_MAX, offset=offset)
+        group, queue = self._names.full(group), self._names.full_queue(queue)
         address = await self.address_of(queue.broker_name)
-        answer = await self.session.ask(address, encode_offset_update(group, queue, offset))
-        # Connected members would overwrite this soon, unless the broker makes them take it over. An older broker does
-        # not know this order for one queue: it would move all of them.
-        if answer.version >= V5_0_0:
+        response = await self.session.ask(address, encode_offset_update(group, queue, offset))
+        # Connected members would soon overwrite the offset unless the broker resets them too. A broker before 5.0
+        # ignores the queue of this request and would reset all queues.
+        if response.version >= V5_0_0:
             order = encode_reset_order(queue.topic, group, 0, queue_id=queue.queue_id, offset=offset)
             await self.session.ask(address, order)
 
     async def clone_offsets(self, source: str, destination: str, topic: str) -> dict[QueueRef, int]:
-        """Have a group go on with a topic where another one is now; return where, by queue.
+        """Copy the offsets of one group in a topic to another group; return them by queue.
 
         Raises:
-            ClientError: the source has consumed nothing of the topic.
+            ClientError: the source group has no offsets in the topic.
             NoRouteError: no broker has the topic.
-            BrokerRefusedError, RemotingError: not all brokers did.
+            BrokerRefusedError, RemotingError: a request failed.
         """
+        check_texts(source=source, destination=destination, topic=topic)
         offsets: dict[QueueRef, int] = {}
-        for queue in subscribe_queues(topic, await self.route(topic)):
-            # A group's progress would do as well, but for a group that nobody knows it says 0.
-            offset = await queues.committed_offset(self.session, source, queue, zero_if_not_found=False)
+        for queue in subscribe_queues(self._names.full(topic), await self.route(topic)):
+            # `progress` reports 0 for a group that does not exist; this request does not.
+            offset = await queues.committed_offset(
+                self.session, self._names.full(source), queue, zero_if_not_found=False
+            )
             if offset is not None:
                 offsets[queue] = offset
         if not offsets:
-            raise ClientError(f"the group {source} has consumed nothing of {topic}, so there is nothing to clone")
+            raise ClientError(f"the group {source} has no offsets in {topic}: there is nothing to clone")
         for queue, offset in offsets.items():
-            await queues.commit_offset(self.session, destination, queue, offset, wait=True)
-        return offsets
+            await queues.commit_offset(self.session, self._names.full(destination), queue, offset, wait=True)
+        return self._names.short_queues(offsets)
 
     async def broker_name_at(self, address: str) -> str:
         """Return the name of the broker at an address.
@@ -373,33 +413,35 @@ class GroupAdmin(TopicAdmin):
         Raises:
             NoBrokerError: no name server knows it.
         """
-        for group in await self.groups_of(None):
+        check_texts(address=address)
+        for group in await self.broker_groups(None):
             if address in group.addresses.values():
                 return group.name
-        raise NoBrokerError(f"no name server knows a broker at {address}; see clusterList")
+        raise NoBrokerError(f"no name server knows a broker at {address}; clusterList lists the brokers")
 
     async def address_of(self, broker_name: str) -> str:
-        """Return where the master of a name is.
+        """Return the address of a broker group's master.
 
         Raises:
             NoBrokerError: no name server knows it.
         """
-        for group in await self.groups_of(None):
+        check_texts(broker_name=broker_name)
+        for group in await self.broker_groups(None):
             if group.name == broker_name and (master := group.addresses.get(MASTER_ID)):
                 return master
-        raise NoBrokerError(f"no name server knows a master of the name {broker_name}; see clusterList")
+        raise NoBrokerError(f"no name server knows a master of {broker_name}; clusterList lists the brokers")
 
 
-async def first_answer(addresses: Iterable[str], ask: Callable[[str], Awaitable[T]]) -> T:
-    """Ask one after the other until one answers.
+async def first_success(addresses: Iterable[str], call: Callable[[str], Awaitable[T]]) -> T:
+    """Call a function for one address after the other until one call succeeds.
 
     Raises:
-        SkyrouteError: none did; it is what the last one said.
+        SkyrouteError: the error of the last call, if all failed.
     """
-    failure: SkyrouteError = NoBrokerError("there is no broker to ask")
+    failure: SkyrouteError = NoBrokerError("no broker has an address to call")
     for address in addresses:
         try:
-            return await ask(address)
+            return await call(address)
         except SkyrouteError as error:
             failure = error
     raise failure

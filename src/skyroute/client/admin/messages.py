@@ -1,4 +1,4 @@
-"""Administration of messages: finding single ones, reading queues without consuming them, and who has had which."""
+"""Admin calls about messages: find them, read queues without consuming, and track which groups consumed them."""
 
 import logging
 from collections.abc import AsyncGenerator, Callable
@@ -6,8 +6,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from skyroute.client.admin.calls import SomeFailedError, ask_each, preferred_address
+from skyroute.client.admin.arguments import check_strings
+from skyroute.client.admin.base import SomeFailedError, call_each, preferred_address
 from skyroute.client.admin.groups import GroupAdmin
+from skyroute.client.admin.names import READER_GROUP
+from skyroute.client.arguments import (
+    OFFSET_MAX,
+    check_counts,
+    check_flags,
+    check_kind,
+    check_queue,
+    check_texts,
+    check_texts_or_none,
+)
 from skyroute.client.consuming import queues
 from skyroute.client.consuming.subscription import make_subscription, read_messages
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoRouteError, NotFoundError, ServerFailedError
@@ -32,41 +43,38 @@ from skyroute.wire.calls.query import FOREVER_MS, UNIQUE_QUERY_MAX, encode_key_q
 
 log = logging.getLogger(__name__)
 
-READER_GROUP: Final = "TOOLS_CONSUMER"
-"""The group under which tools read; every broker knows it, and keeps no offsets for it."""
-
-MESSAGES_A_PULL: Final = 32
+PULL_BATCH: Final = 32
 QUERY_TIMEOUT_S: Final = 15.0
-"""An index may be large, and lie on a slow disk."""
-HANDLING_TIMEOUT_S: Final = 30.0
-"""How long a consumer may take over one message that is handed to it directly."""
+"""Timeout of an index query: the index may be large and on a slow disk."""
+CONSUME_TIMEOUT_S: Final = 30.0
+"""How long a consumer may take for a message that is sent to it directly."""
 
 _BY_TAG: Final = "T"
 _HOUR_MS: Final = 3_600_000
 
 
 class MessageNotFoundError(ClientError):
-    """There is no such message, or no more, or not yet in the broker's index."""
+    """There is no such message, it has expired, or it is not in the broker's index yet."""
 
 
 class Tracking(StrEnum):
-    """What became of a message in one group."""
+    """Whether a group has consumed a message, by Apache's names."""
 
     CONSUMED = "CONSUMED"
     CONSUMED_BUT_FILTERED = "CONSUMED_BUT_FILTERED"
-    """The group has gone past it, and does not want its tag."""
+    """The group's offset is past it, and its subscription excludes the tag."""
     PULL = "PULL"
-    """Its members pull, and nobody but them knows."""
+    """Members pull messages themselves: the broker does not know what they consumed."""
     NOT_CONSUME_YET = "NOT_CONSUME_YET"
     NOT_ONLINE = "NOT_ONLINE"
     CONSUME_BROADCASTING = "CONSUME_BROADCASTING"
-    """Each member has its own offsets, and nobody but them knows."""
+    """Each member keeps its own offsets: the broker does not know them."""
     UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTrack:
-    """What became of a message in one group."""
+    """Whether one group has consumed a message."""
 
     group: str
     tracking: Tracking
@@ -74,30 +82,33 @@ class MessageTrack:
 
 
 class MessageAdmin(GroupAdmin):
-    """Calls about single messages."""
+    """Calls about messages."""
 
     async def find_message(self, topic: str, message_id: str, cluster: str | None = None) -> StoredMessage:
-        """Return the message with an id: its sender's, or the one that says where a broker put it.
+        """Return the message with an id: the unique id its producer gave it, or the offset id its broker gave it.
 
         Raises:
-            MessageNotFoundError: there is none.
+            MessageNotFoundError: there is no such message.
             NoRouteError: no broker has the topic.
-            SomeFailedError, BrokerRefusedError, RemotingError: not all brokers answer.
+            SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
         """
+        check_texts(topic=topic, message_id=message_id)
+        check_texts_or_none(cluster=cluster)
         try:
             place = decode_offset_id(message_id)
         except MessageIdError:
             place = None
         if place is not None:
-            # Nothing in an id tells which of the two it is; but the place that one says must be that of a broker.
+            # Both kinds of id look alike. An offset id contains the address of a broker.
             address = str(place.store_host)
-            names = {at: group.name for group in await self.groups_of(None) for at in group.addresses.values()}
+            names = {at: group.name for group in await self.broker_groups(None) for at in group.addresses.values()}
             if address in names:
                 try:
-                    answer = await self.session.ask(address, encode_view(topic, place.log_position))
-                    return _with_broker(decode_records(answer.body), names[address])[0]
+                    request = encode_view(self._names.full(topic), place.log_position)
+                    response = await self.session.ask(address, request)
+                    return self._names.short_messages(_with_broker(response.body, names[address]))[0]
                 except (ServerFailedError, IndexError):
-                    pass  # there is no record at this place
+                    pass  # no record at this position: try it as a unique id
         return (await self.messages_by_unique_id(topic, message_id, cluster))[0]
 
     async def messages_by_unique_id(
@@ -109,15 +120,16 @@ class MessageAdmin(GroupAdmin):
         begin_ms: int = 0,
         end_ms: int = FOREVER_MS,
     ) -> list[StoredMessage]:
-        """Return the messages with the id that their sender gave them, oldest first; after a retry there are several.
+        """Return the messages with a unique id, oldest first. A retried send may have stored several.
 
-        What the brokers that answer have is enough: of those that do not, a line in the log tells.
+        Brokers that fail are logged if the others have such a message.
 
         Raises:
-            MessageNotFoundError: there is none.
+            MessageNotFoundError: there is no such message.
             NoRouteError: no broker has the topic.
-            SomeFailedError, BrokerRefusedError, RemotingError: none was found, and not all brokers answer.
+            SomeFailedError, BrokerRefusedError, RemotingError: nothing was found, and a request failed.
         """
+        check_texts(message_id=message_id)
         return await self._query(
             *(topic, message_id, cluster, UNIQUE_QUERY_MAX, begin_ms, end_ms),
             is_wanted=lambda message: message.message_id == message_id,
@@ -136,21 +148,26 @@ class MessageAdmin(GroupAdmin):
         by_tag: bool = False,
         last_key: str | None = None,
     ) -> list[StoredMessage]:
-        """Return messages with a key, oldest first, of each broker up to a number.
+        """Return messages with a key, oldest first, at most `count_max` of each broker.
 
-        Brokers that keep their index in RocksDB also find messages `by_tag`, and go on behind an `index_key`.
-        What the brokers that answer have is enough: of those that do not, a line in the log tells.
+        Brokers with an index in RocksDB also find messages `by_tag`, and continue after `last_key` (see `index_key`).
+        Brokers that fail are logged if the others have such a message.
 
         Raises:
-            MessageNotFoundError: there is none.
+            MessageNotFoundError: there is no such message.
             NoRouteError: no broker has the topic.
-            SomeFailedError, BrokerRefusedError, RemotingError: none was found, and not all brokers answer.
+            SomeFailedError, BrokerRefusedError, RemotingError: nothing was found, and a request failed.
         """
-        is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
+        check_texts(topic=topic, key=key)
+        check_counts(count_max=count_max)
+        check_flags(by_tag=by_tag)
+        if last_key is not None:
+            check_strings(last_key=last_key)
+        full = self._names.full(topic)
 
         def is_wanted(message: StoredMessage) -> bool:
             has_key = message.tag == key if by_tag else key in message.keys
-            return has_key and (is_light or message.topic == topic)
+            return has_key and (full.startswith(LIGHT_QUEUE_PREFIX) or message.topic == full)
 
         return await self._query(
             *(topic, key, cluster, count_max, begin_ms, end_ms),
@@ -173,20 +190,24 @@ class MessageAdmin(GroupAdmin):
         index_type: str | None = None,
         last_key: str | None = None,
     ) -> list[StoredMessage]:
-        is_light = topic.startswith(LIGHT_QUEUE_PREFIX)
-        # The records of a light queue are those of the topic it belongs to, which stands in the cluster's place.
-        asked = cluster if is_light and cluster else topic
+        check_texts(topic=topic)
+        check_texts_or_none(cluster=cluster)
+        check_counts(0, OFFSET_MAX, begin_ms=begin_ms, end_ms=end_ms)
+        full = self._names.full(topic)
+        is_light = full.startswith(LIGHT_QUEUE_PREFIX)
+        # The records of a light queue are in its parent topic, which is given in place of the cluster.
+        queried = cluster if is_light and cluster else full
         names = {
             address: group.name
-            for group in (await self.route(asked)).groups
+            for group in (await self._route(queried)).groups
             if (is_light or cluster in (None, group.cluster)) and (address := preferred_address(group))
         }
         if not names:
             raise NoRouteError(f"no broker of the cluster {cluster} has the topic {topic}")
 
-        async def ask(address: str) -> list[StoredMessage]:
+        async def call(address: str) -> list[StoredMessage]:
             request = encode_key_query(
-                asked,
+                queried,
                 key,
                 count_max=count_max,
                 begin_ms=begin_ms,
@@ -196,29 +217,30 @@ class MessageAdmin(GroupAdmin):
                 last_key=last_key,
             )
             try:
-                answer = await self.session.ask(address, request, QUERY_TIMEOUT_S)
+                response = await self.session.ask(address, request, QUERY_TIMEOUT_S)
             except NotFoundError:
                 return []
-            return _with_broker(decode_records(answer.body), names[address])
+            return _with_broker(response.body, names[address])
 
-        answers, failures = await ask_each(names, ask)
-        # An index knows hashes of keys only, so that others may be among what it finds.
-        found = [message for messages in answers.values() for message in messages if is_wanted(message)]
+        results, failures = await call_each(names, call)
+        # The index stores hashes of keys: its results may contain messages with other keys.
+        found = [message for messages in results.values() for message in messages if is_wanted(message)]
         if not found and failures:
-            raise SomeFailedError(answers, failures)
+            raise SomeFailedError(results, failures)
         if not found:
             raise MessageNotFoundError(f"no message of {topic} has the {'id' if unique else 'key'} {key}")
         for address, error in failures.items():
-            log.warning("not all that may be found topic=%s broker=%s reason=%s", topic, address, error)
-        return sorted(found, key=lambda message: message.stored_at_ms)
+            log.warning("message query incomplete topic=%s broker=%s reason=%s", topic, address, error)
+        return self._names.short_messages(sorted(found, key=lambda message: message.stored_at_ms))
 
     async def message_at(self, queue: QueueRef, offset: int) -> StoredMessage:
         """Return the message at an offset of a queue.
 
         Raises:
-            MessageNotFoundError: there is none.
-            ClientError, RemotingError: it cannot be read now.
+            MessageNotFoundError: there is no such message.
+            ClientError, RemotingError: a request failed.
         """
+        check_counts(0, OFFSET_MAX - 1, offset=offset)
         async for messages in self.read(queue, offset, offset + 1):
             for message in messages:
                 if message.queue_offset == offset:
@@ -226,20 +248,26 @@ class MessageAdmin(GroupAdmin):
         raise MessageNotFoundError(f"there is no message at offset {offset} of {queue}")
 
     async def queues_of(self, topic: str, parent: str | None = None) -> list[QueueRef]:
-        """Return the queues of a topic; those of a light queue are where its parent's are.
+        """Return the queues of a topic. For a light queue, give its parent topic.
 
         Raises:
             NoRouteError: no broker has the topic.
         """
+        check_texts(topic=topic)
+        check_texts_or_none(parent=parent)
         found = subscribe_queues(parent or topic, await self.route(parent or topic))
-        return [QueueRef(topic, queue.broker_name, queue.queue_id) for queue in found]
+        return [QueueRef(self._names.short(topic), queue.broker_name, queue.queue_id) for queue in found]
 
     async def span(self, queue: QueueRef, begin_ms: int | None = None, end_ms: int | None = None) -> tuple[int, int]:
-        """Return where a queue begins and where its next message will be, or what lies between two times.
+        """Return the minimum and maximum offset of a queue, or the offsets at two times.
 
         Raises:
-            ClientError, RemotingError: it cannot be known now.
+            ClientError, RemotingError: a request failed.
         """
+        check_queue("queue", queue)
+        times = {"begin_ms": begin_ms, "end_ms": end_ms}
+        check_counts(0, OFFSET_MAX, **{name: time_ms for name, time_ms in times.items() if time_ms is not None})
+        queue = self._names.full_queue(queue)
         if begin_ms is None:
             begin = await queues.min_offset(self.session, queue)
         else:
@@ -248,18 +276,27 @@ class MessageAdmin(GroupAdmin):
             end = await queues.max_offset(self.session, queue)
         else:
             end = await queues.offset_at(self.session, queue, end_ms)
-        # A broker that has nothing of the queue yet may say -1.
+        # A broker without messages of the queue may return -1.
         return max(0, begin), max(0, end)
 
-    async def read(
+    def read(
         self, queue: QueueRef, begin: int, end: int, expression: str = "*", *, group: str = READER_GROUP
     ) -> AsyncGenerator[list[StoredMessage], None]:
-        """Read a queue from one offset up to another, and leave no trace: nobody's offsets change.
+        """Read a queue from offset `begin` up to `end`. No group's offsets change.
 
         Raises:
-            TagExpressionError: the expression has no tag in it.
-            ClientError, RemotingError: it cannot be read now.
+            TagExpressionError: the expression has no tag.
+            ClientError, RemotingError: a request failed.
         """
+        check_queue("queue", queue)
+        check_counts(0, OFFSET_MAX, begin=begin, end=end)
+        check_strings(expression=expression)
+        check_texts(group=group)
+        return self._read(self._names.full_queue(queue), begin, end, expression, self._names.full(group))
+
+    async def _read(
+        self, queue: QueueRef, begin: int, end: int, expression: str, group: str
+    ) -> AsyncGenerator[list[StoredMessage], None]:
         subscription = make_subscription(queue.topic, expression, 0)
         while begin < end:
             question = PullQuestion(
@@ -267,77 +304,82 @@ class MessageAdmin(GroupAdmin):
                 topic=queue.topic,
                 queue_id=queue.queue_id,
                 offset=begin,
-                count_max=min(MESSAGES_A_PULL, end - begin),
+                count_max=min(PULL_BATCH, end - begin),
                 commit_offset=None,
                 suspend_ms=0,
                 expression=subscription.expression,
                 broker_name=queue.broker_name,
             )
-            answer = await queues.pull(self.session, question)
-            if answer.status in (PullStatus.NO_NEW_MESSAGE, PullStatus.OFFSET_ILLEGAL):
+            result = await queues.pull(self.session, question)
+            if result.status in (PullStatus.NO_NEW_MESSAGE, PullStatus.OFFSET_ILLEGAL):
                 return
-            found, next_offset = read_messages(answer, queue, subscription, begin)
+            found, next_offset = read_messages(result, queue, subscription, begin)
             if wanted := [message for message in found if message.queue_offset < end]:
-                yield wanted
+                yield self._names.short_messages(wanted)
             begin = max(begin + 1, next_offset)
 
     # ----------------------------------------------------------------------------------------------------- tracking
 
     async def track(self, message: StoredMessage) -> list[MessageTrack]:
-        """Return what became of a message in each group that reads its topic.
+        """Return for each group that reads a message's topic whether it has consumed the message.
 
         Raises:
             NoRouteError: no broker has the topic any more.
-            SomeFailedError, BrokerRefusedError, RemotingError: not all its brokers say who reads it.
+            SomeFailedError, BrokerRefusedError, RemotingError: a broker did not return the topic's groups.
         """
-        return [await self._track(message, group) for group in await self.readers(message.topic)]
+        check_kind("message", message, StoredMessage)
+        message = message.replace(topic=self._names.full(message.topic))
+        return [await self._track(message, group) for group in await self._readers(message.topic)]
 
     async def _track(self, message: StoredMessage, group: str) -> MessageTrack:
+        tracking, remark = Tracking.UNKNOWN, None
         try:
-            members = await self.consumers(group)
-            if members.consume_type == ConsumeType.PULL:
-                return MessageTrack(group, Tracking.PULL)
-            if members.model == MessageModel.BROADCASTING:
-                return MessageTrack(group, Tracking.CONSUME_BROADCASTING)
-            if not await self._has_passed(group, message):
-                return MessageTrack(group, Tracking.NOT_CONSUME_YET)
+            tracking = await self._find_tracking(message, group)
         except ConsumerOfflineError as error:
-            return MessageTrack(group, Tracking.NOT_ONLINE, f"CODE:{error.code} DESC:{error.remark}")
+            tracking, remark = Tracking.NOT_ONLINE, f"CODE:{error.code} DESC:{error.remark}"
         except SkyrouteError as error:
-            return MessageTrack(group, Tracking.UNKNOWN, str(error))
-        wanted = _wants(members, message)
-        return MessageTrack(group, Tracking.CONSUMED if wanted else Tracking.CONSUMED_BUT_FILTERED)
+            remark = str(error)
+        return MessageTrack(self._names.short(group), tracking, remark)
 
-    async def _has_passed(self, group: str, message: StoredMessage) -> bool:
+    async def _find_tracking(self, message: StoredMessage, group: str) -> Tracking:
+        members = await self._consumers(group)
+        if members.consume_type == ConsumeType.PULL:
+            return Tracking.PULL
+        if members.model == MessageModel.BROADCASTING:
+            return Tracking.CONSUME_BROADCASTING
         broker_name = message.broker_name or await self.broker_name_at(str(message.store_host))
         queue = QueueRef(message.topic, broker_name, message.queue_id)
-        progress = (await self.progress(group, message.topic)).queues.get(queue)
-        return progress is not None and progress.consumer_offset > message.queue_offset
+        progress = (await self._progress(group, message.topic)).queues.get(queue)
+        if progress is None or progress.consumer_offset <= message.queue_offset:
+            return Tracking.NOT_CONSUME_YET
+        return Tracking.CONSUMED if _matches(members, message) else Tracking.CONSUMED_BUT_FILTERED
 
     async def consume_directly(self, group: str, client_id: str, message: StoredMessage) -> DirectOutcome:
-        """Have one consumer of a group handle a message now, whatever its offsets say; return what came of it.
+        """Send a message to one member of a group regardless of offsets; return what its handler returned.
 
         Raises:
-            BrokerRefusedError: it is not connected, pulls its messages itself, or does not answer.
-            RemotingError: the broker that has the message cannot be reached.
+            BrokerRefusedError: the member is not connected, is a pull consumer, or does not respond.
+            RemotingError: the broker that stores the message cannot be reached.
         """
-        order = DirectConsumption(group, client_id, b"", message.offset_id, message.topic)
-        request = encode_direct_consumption(order)
-        answer = await self.session.ask(str(message.store_host), request, HANDLING_TIMEOUT_S)
-        return decode_direct_outcome(answer.body)
+        check_texts(group=group, client_id=client_id)
+        check_kind("message", message, StoredMessage)
+        group, topic = self._names.full(group), self._names.full(message.topic)
+        request = encode_direct_consumption(DirectConsumption(group, client_id, b"", message.offset_id, topic))
+        response = await self.session.ask(str(message.store_host), request, CONSUME_TIMEOUT_S)
+        return decode_direct_outcome(response.body)
 
 
 def index_key(message: StoredMessage, key: str, *, by_tag: bool = False) -> str:
-    """Return where a message stands in an index that is kept in RocksDB: a query can go on behind it."""
+    """Return a message's key in an index in RocksDB, for `last_key`."""
     hour_ms = message.stored_at_ms // _HOUR_MS * _HOUR_MS
     kind = _BY_TAG if by_tag else "K"
     return f"{hour_ms}@{message.topic}@{kind}@{key}@{message.message_id}@{message.log_position}"
 
 
-def _with_broker(messages: list[StoredMessage], broker_name: str) -> list[StoredMessage]:
-    return [message.replace(broker_name=broker_name) for message in messages]
+def _with_broker(records: bytes, broker_name: str) -> list[StoredMessage]:
+    return [message.replace(broker_name=broker_name) for message in decode_records(records)]
 
 
-def _wants(members: ConsumerConnections, message: StoredMessage) -> bool:
+def _matches(members: ConsumerConnections, message: StoredMessage) -> bool:
     subscription = members.subscriptions.get(message.topic)
     return subscription is None or not subscription.tags or message.tag in subscription.tags

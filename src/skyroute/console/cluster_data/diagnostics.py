@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final
 
-from skyroute.client.admin.route_facts import compare_routes, compare_views
+from skyroute.client.admin.route_comparison import compare_routes, compare_views
 from skyroute.console.cluster_data.problems import (
     DIFFERENT,
     NAME_SERVERS,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from skyroute.client.admin.calls import Failures, SomeFailedError, ask_each
+from skyroute.client.admin.base import Failures, SomeFailedError, call_each
 from skyroute.client.admin.groups import GroupProgress
 from skyroute.client.errors import ConsumerOfflineError, RequestTimeoutError
 from skyroute.console.pages.page_context import PageContext
@@ -107,7 +107,7 @@ async def _hear(
     """Ask all at the same time; that none answers is no failure here."""
     names = list(names)
     try:
-        return await ask_each(names, ask)
+        return await call_each(names, ask)
     except SomeFailedError as error:
         return {}, error.failures
     except SkyrouteError as error:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from skyroute.client.admin import Admin
-from skyroute.client.admin.calls import Failures, ask_each
-from skyroute.client.admin.messages import MESSAGES_A_PULL
+from skyroute.client.admin.base import Failures, call_each
+from skyroute.client.admin.messages import PULL_BATCH
 from skyroute.console.cluster_data.body_preview import harmless, preview
 from skyroute.console.errors import ConsoleError
 from skyroute.console.pages.page_context import ROWS
@@ -139,7 +139,7 @@ async def newest_first(
         SkyrouteError: not one of the queues can be read.
     """
     by_name = {str(queue): _Tail(admin, queue, begin_ms, end_ms, before) for queue in queues[:QUEUES_MAX]}
-    at_once = min(MESSAGES_A_PULL, -(-2 * ROWS // max(1, len(by_name))))
+    at_once = min(PULL_BATCH, -(-2 * ROWS // max(1, len(by_name))))
 
     failures: dict[str, SkyrouteError] = {}
 
@@ -153,7 +153,7 @@ async def newest_first(
             failures.setdefault(broker, error)
             raise
 
-    counts, _ = await ask_each(by_name, begin)
+    counts, _ = await call_each(by_name, begin)
     tails = [by_name[name] for name in counts]
     rows: list[Row] = []
     is_cut = False
@@ -238,9 +238,9 @@ class _Tail:
             if found:
                 return
             empty += self.read_bytes == read_before
-            count = MESSAGES_A_PULL
+            count = PULL_BATCH
         if self.is_more:
-            raise ConsoleError(f"there are only gaps before the offset {self._end + empty * MESSAGES_A_PULL}")
+            raise ConsoleError(f"there are only gaps before the offset {self._end + empty * PULL_BATCH}")
 
     def _wants(self, message: StoredMessage) -> bool:
         at_ms = message.stored_at_ms

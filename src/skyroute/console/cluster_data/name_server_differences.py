@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from heapq import nsmallest
 from typing import Final, NamedTuple
 
-from skyroute.client.admin.route_facts import BROKER, Difference, compare_views
+from skyroute.client.admin.route_comparison import BROKER, Difference, compare_views
 from skyroute.console.cluster_data.watcher import NameServerView
 
 NAMES_SHOWN: Final = 5

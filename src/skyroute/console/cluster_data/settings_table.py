@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from skyroute.client.admin.cluster import ServerTexts
+from skyroute.client.admin.cluster import ServerProperties
 from skyroute.console.errors import ConsoleError
 from skyroute.console.pages.actions import Fields
 from skyroute.settings.secrets import HIDDEN, may_be_secret, shown
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
         return different.pop() if len(different) == 1 else None
 
 
-def find_settings(texts: ServerTexts, wanted: str) -> list[Setting]:
+def find_settings(texts: ServerProperties, wanted: str) -> list[Setting]:
     """Return the settings with a text in their name or, unless it is a secret, in their value."""
     rows: dict[str, dict[str, str]] = {}
     for address, settings in texts.by_address.items():
@@ -58,7 +58,7 @@ def read_change(fields: Fields) -> tuple[str, str]:
     return key, value
 
 
-def check_took(texts: ServerTexts, key: str, value: str) -> None:
+def check_took(texts: ServerProperties, key: str, value: str) -> None:
     """Make sure that servers have a setting as it was asked for: some pass over names and values they do not know.
 
     Raises:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
 from skyroute.client.admin import Admin
+from skyroute.client.admin.base import Failures
 from skyroute.client.admin.broker_load import read_load
-from skyroute.client.admin.calls import Failures
-from skyroute.client.admin.cluster import BrokerInfo, ask_states
+from skyroute.client.admin.cluster import BrokerInfo, fetch_broker_states
 from skyroute.client.errors import NoNameServerError
 from skyroute.clock import Clock, SystemClock
 from skyroute.errors import SkyrouteError
@@ -158,7 +158,7 @@ class Watcher:
                     raise servers[0].failure or NoNameServerError("no name server answers")
                 # Name servers may have drifted apart: what any of them knows is there.
                 groups = (group for view in views for group in view.groups)
-                brokers = tuple(await ask_states(self._admin, groups))
+                brokers = tuple(await fetch_broker_states(self._admin, groups))
             except SkyrouteError as error:
                 failure = error
             self.look = Look(self.look.number + 1, now_s, brokers, servers, failure)

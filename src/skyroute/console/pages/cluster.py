@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from skyroute.client.admin.broker_load import read_load
-from skyroute.client.admin.cluster import BrokerInfo, ServerTexts
+from skyroute.client.admin.cluster import BrokerInfo, ServerProperties
 from skyroute.console.cluster_data.settings_table import check_took, find_settings, read_change
 from skyroute.console.errors import ConsoleError
 from skyroute.console.guard.visitors import Visitor
@@ -95,13 +95,13 @@ async def _is_writable(desk: PageContext, name: str) -> bool | None:
     return any(queues.broker_name == name and queues.settings.permission & Permission.WRITE for queues in route.queues)
 
 
-async def _settings(desk: PageContext, found: BrokerInfo, tab: str) -> ServerTexts:
+async def _settings(desk: PageContext, found: BrokerInfo, tab: str) -> ServerProperties:
     if tab != "settings":
-        return ServerTexts({}, {})
+        return ServerProperties({}, {})
     try:
         return await desk.admin.broker_settings(broker=found.address)
     except SkyrouteError as error:
-        return ServerTexts({}, {found.address: error})
+        return ServerProperties({}, {found.address: error})
 
 
 # What can be done to a broker

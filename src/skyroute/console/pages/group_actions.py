@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from skyroute.client.admin.calls import ask_all
+from skyroute.client.admin.base import call_all
 from skyroute.client.admin.groups import END
 from skyroute.console.errors import ConsoleError
 from skyroute.console.guard.visitors import Visitor
@@ -92,7 +92,7 @@ async def change(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     async def ask(address: str) -> list[str]:
         return await desk.admin.create_group(configs[address], broker=address)
 
-    await ask_all(configs, ask)
+    await call_all(configs, ask)
     await desk.watcher.take_inventory()
     return done(
         "The group {group} was changed on {count} brokers", page_of(group, "settings"), group=group, count=len(configs)

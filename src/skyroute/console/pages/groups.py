@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from skyroute.client.admin.calls import ask_each
+from skyroute.client.admin.base import call_each
 from skyroute.client.admin.groups import GroupProgress
 from skyroute.console.cluster_data.group_status import Glance, ask_members, ask_running, glance, is_system
 from skyroute.console.cluster_data.lag_history import FollowedGroups
@@ -52,7 +52,7 @@ async def groups(request: Request) -> Response:
     rows = {name: known[name] for name in names[paging.start : paging.stop]}
     glances: dict[str, Glance] | None = None
     if query.get("lag") == "yes" and rows:  # the page is there before: this is asked for by itself, or without a script
-        glances, _ = await ask_each(rows, lambda name: glance(desk, name, rows[name]))
+        glances, _ = await call_each(rows, lambda name: glance(desk, name, rows[name]))
     return desk.show(
         request,
         "groups.html",

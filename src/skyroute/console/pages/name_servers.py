@@ -10,9 +10,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from skyroute.client.admin import Admin
-from skyroute.client.admin.calls import SomeFailedError
-from skyroute.client.admin.cluster import ServerTexts
-from skyroute.client.admin.comparison import Comparison, compare_name_servers
+from skyroute.client.admin.base import SomeFailedError
+from skyroute.client.admin.cluster import ServerProperties
+from skyroute.client.admin.name_server_comparison import Comparison, compare_name_servers
 from skyroute.clock import Clock
 from skyroute.console.cluster_data.name_server_differences import find_drift
 from skyroute.console.cluster_data.settings_table import check_took, find_settings, read_change
@@ -74,12 +74,12 @@ async def name_servers(request: Request) -> Response:
     differences = comparing.result.differences if comparing.result else ()
     tab = request.query_params.get("tab", "")
     wanted = request.query_params.get("q", "").strip().lower()
-    texts = ServerTexts({}, {})
+    texts = ServerProperties({}, {})
     if tab == "settings":
         try:
             texts = await desk.admin.name_server_settings()
         except SomeFailedError as error:
-            texts = ServerTexts({}, error.failures)
+            texts = ServerProperties({}, error.failures)
     rows = find_settings(texts, wanted)
     paging = Paging(len(rows if tab == "settings" else differences), page_number(request))
     return desk.show(

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from skyroute.client.admin.calls import ask_each
+from skyroute.client.admin.base import call_each
 from skyroute.client.errors import ArgumentError, NoRouteError, TopicNotFoundError, UnsupportedError
 from skyroute.client.producing.producer import Producer
 from skyroute.console.cluster_data.diagnostics import (
@@ -182,7 +182,7 @@ async def _consumers(request: Request, topic: str, _configs: Configs, _around: S
         return decode_topic_readers((await admin.session.ask(address, encode_topic_readers_query(topic))).body)
 
     async def ask_brokers() -> tuple[dict[str, list[str]], dict[str, SkyrouteError]]:
-        return await ask_each(await admin.serving(topic), ask)
+        return await call_each(await admin.serving(topic), ask)
 
     answers, failure = await attempt(ask_brokers())
     told, failures = answers or ({}, {})

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from skyroute.client.admin.calls import Failures, SomeFailedError
-from skyroute.client.admin.route_facts import (
+from skyroute.client.admin.base import Failures, SomeFailedError
+from skyroute.client.admin.route_comparison import (
     ADDRESS,
     BROKER,
     PERMISSION,

@@ -1,4 +1,4 @@
-"""Commands that are imported only when they are asked for, so that help comes at once."""
+"""Command groups that import a command when it is called: help and completion stay fast."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class LazyCommand(NamedTuple):
-    """A command that has not been imported yet. The summary is here, because listing must not import."""
+    """Where a command is defined, and its summary for lists of commands."""
 
     module: str
     attribute: str
@@ -19,19 +19,19 @@ class LazyCommand(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and summary alone until one is called."""
+    """A group that imports a command when it is called."""
 
-    def __init__(self, *args: Any, later: Mapping[str, LazyCommand], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy_commands: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._later = later
+        self._lazy_commands = lazy_commands
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._later)
+        return list(self._lazy_commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._later:
+        if cmd_name not in self._lazy_commands:
             return None
-        module, attribute, _ = self._later[cmd_name]
+        module, attribute, _ = self._lazy_commands[cmd_name]
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
@@ -40,21 +40,21 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in self._later and not name.startswith("-") and not ctx.resilient_parsing:
-            from difflib import get_close_matches  # noqa: PLC0415 - only who has mistyped needs it
+        if name not in self._lazy_commands and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches  # noqa: PLC0415 - only for this error
 
-            close = get_close_matches(name, self._later, n=1)
+            close = get_close_matches(name, self._lazy_commands, n=1)
             ctx.fail(f"No such command {name!r}." + (f" Did you mean {close[0]}?" if close else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, later.summary) for name, later in self._later.items()])
+            formatter.write_dl([(name, command.summary) for name, command in self._lazy_commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
-        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only who presses tab needs it
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - only for completion
 
-        found = [CompletionItem(name, help=later.summary) for name, later in self._later.items()]
-        # A group of click's own would import every command for its summary.
+        found = [CompletionItem(name, help=command.summary) for name, command in self._lazy_commands.items()]
+        # click.Group's own method would import every command for its summary.
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(item for item in found if item.value.startswith(incomplete)), *options]

@@ -1,4 +1,4 @@
-"""A whole cluster in one process: what `skyroute up` runs."""
+"""Name server, broker and web console in one process, for `skyroute up`."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from skyroute.broker.config import BrokerConfig
 from skyroute.cli.broker import advertise_option_settings
 from skyroute.cli.console import missing_extra
 from skyroute.cli.logs import LogSettings
-from skyroute.cli.serve import RunnableServer, process, run, tell
+from skyroute.cli.server_process import RunnableServer, print_line, run, server_command
 from skyroute.errors import SkyrouteError
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_EVERYWHERE: Final = ("0.0.0.0", "::", "*")
+_ALL_ADDRESSES: Final = ("0.0.0.0", "::", "*")
 
 
-class _BrokerBeside:
-    """The broker of a name server in the same process, whose port may not be known before that one listens."""
+class _BrokerInProcess:
+    """A broker that registers with a name server in this process, whose port is known once it listens."""
 
     def __init__(self, broker: Broker, name_server: NameServer) -> None:
         self._broker = broker
@@ -44,12 +44,12 @@ class _BrokerBeside:
         await self._broker.stop()
 
 
-class _ConsoleBeside:
-    """The console of a cluster in the same process. It comes when the cluster is ready, or says why it does not."""
+class _ConsoleInProcess:
+    """The console of the cluster in this process. Starts in the background; prints its URL, or why it did not start."""
 
     def __init__(self, name_server: NameServer, host: str, port: int, folder: Path) -> None:
         self._name_server = name_server
-        self._place = host, port, folder
+        self._settings = host, port, folder
         self._console: Console | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -59,29 +59,29 @@ class _ConsoleBeside:
     async def _begin(self) -> None:
         missing = missing_extra()
         if missing is not None:
-            tell(f"No console   {missing}")
+            print_line(f"No console   {missing}")
             return
         try:
-            # Its packages take longer to import than the cluster takes to start.
+            # Importing its packages takes longer than starting the cluster.
             console = await asyncio.to_thread(self._make)
             await console.start()
         except BindError:
-            address = join_address(*self._place[:2])
-            tell(f"No console   {address} is not to be had: choose another port with --console-port, where 0 takes any")
+            address = join_address(*self._settings[:2])
+            print_line(f"No console   cannot listen on {address}: choose another --console-port (0: any free port)")
         except SkyrouteError as error:
-            tell(f"No console   {error}")
-        except Exception:  # whatever it is, the cluster is there
-            log.exception("no console")
+            print_line(f"No console   {error}")
+        except Exception:  # the cluster runs without it
+            log.exception("console failed to start")
         else:
             self._console = console
-            tell(f"Console      {console.url}")
+            print_line(f"Console      {console.url}")
 
     def _make(self) -> "Console":
         from skyroute.console.config import ConsoleConfig  # noqa: PLC0415 - an extra
         from skyroute.console.server import Console  # noqa: PLC0415 - an extra
 
         address, memory = local_address(self._name_server), self._name_server.config.memory
-        host, port, folder = self._place
+        host, port, folder = self._settings
         journals = {address: memory.path} if memory is not None else {}
         return Console(ConsoleConfig(name_servers=address, host=host, port=port, folder=folder, journals=journals))
 
@@ -95,9 +95,9 @@ class _ConsoleBeside:
 
 
 def local_address(name_server: NameServer) -> str:
-    """Where this process reaches a name server of its own."""
+    """Return the address at which this process reaches its own name server."""
     host, _, port = name_server.address.rpartition(":")
-    return f"127.0.0.1:{port}" if host.strip("[]") in _EVERYWHERE else name_server.address
+    return f"127.0.0.1:{port}" if host.strip("[]") in _ALL_ADDRESSES else name_server.address
 
 
 def run_cluster(
@@ -111,11 +111,11 @@ def run_cluster(
     metrics_port: int | None,
     log_settings: LogSettings,
 ) -> None:
-    """Run a name server, a broker and a console until a signal comes; without a port, no console."""
-    with process("up", log_settings):
-        tell(f"Keeping everything in {folder}")
+    """Run a name server, a broker and, with a port for it, a console until a signal."""
+    with server_command("up", log_settings):
+        print_line(f"Data folder: {folder}")
         given = {"brokerName": "broker-a"} | options | advertise_option_settings(advertise)
-        if bind in _EVERYWHERE:
+        if bind in _ALL_ADDRESSES:
             given.setdefault("brokerIP1", outward_ip())
         given |= {"listenPort": str(port), "bindAddress": bind, "storePathRootDir": str(folder / "store")}
         if metrics_port:
@@ -129,40 +129,39 @@ def run_cluster(
                 "bindAddress": bind,
                 "kvConfigPath": str(folder / "namesrv" / "kvConfig.json"),
                 "configStorePath": str(folder / "namesrv" / "namesrv.properties"),
-                # A server that takes any port keeps nothing, unless it is told where.
+                # With port 0, a name server records nothing unless memoryPath is set.
                 "memoryPath": "" if ns_port else str(folder / "namesrv" / "memory"),
             }
         )
         name_server, broker = NameServer(ns_config), Broker(config)
-        services: list[RunnableServer] = [name_server, _BrokerBeside(broker, name_server)]
+        servers: list[RunnableServer] = [name_server, _BrokerInProcess(broker, name_server)]
         if console_port is not None:
             host = "0.0.0.0" if bind == "*" else bind
-            services.append(_ConsoleBeside(name_server, host, console_port, folder / "console"))
+            servers.append(_ConsoleInProcess(name_server, host, console_port, folder / "console"))
         try:
             run(
                 "cluster",
                 [ns_config, config],
-                services,
-                lambda: _greet(name_server, broker),
+                servers,
+                lambda: _print_addresses(name_server, broker),
             )
         except BindError as error:
             print(
                 f"skyroute up: {error}\n"
-                "Perhaps it is up already. Or choose other ports with --ns-port and --port, where 0 takes any that is "
-                "free, and --metrics-port.",
+                "Perhaps it already runs; or choose other ports: --ns-port, --port (0: any free port), --metrics-port.",
                 file=sys.stderr,
             )
             sys.exit(1)
 
 
-def _greet(name_server: NameServer, broker: Broker) -> None:
+def _print_addresses(name_server: NameServer, broker: Broker) -> None:
     address = local_address(name_server)
     flag = "" if os.environ.get("NAMESRV_ADDR") == address else f" -n {address}"
-    tell(f"Name server  {address}")
-    tell(f"Broker       {broker.address}  ({broker.config.broker_name})")
+    print_line(f"Name server  {address}")
+    print_line(f"Broker       {broker.address}  ({broker.config.broker_name})")
     for config in (name_server.config, broker.config):
         if config.metrics_address is not None:
-            tell(f"Metrics      http://{join_address(*config.metrics_address)}/metrics")
-    tell("Ready; ctrl-C stops it. To try it, in another terminal:")
-    tell(f'  skyroute admin sendMessage{flag} -t Hello -p "My first message"')
-    tell(f"  skyroute admin printMsg{flag} -t Hello")
+            print_line(f"Metrics      http://{join_address(*config.metrics_address)}/metrics")
+    print_line("Ready; ctrl-C stops it. To try it, in another terminal:")
+    print_line(f'  skyroute admin sendMessage{flag} -t Hello -p "My first message"')
+    print_line(f"  skyroute admin printMsg{flag} -t Hello")

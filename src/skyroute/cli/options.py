@@ -1,0 +1,101 @@
+"""Options and help texts that several commands share. Imports no server or client: help and completion stay fast."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from skyroute.client.session.session import ClientArguments
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+
+def examples(*lines: str) -> str:
+    """Return the epilog of a command's help: example commands, one per line."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _as_pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not key.strip() or not equals:
+            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE")
+        pairs[key.strip()] = text
+    return pairs
+
+
+def settings_option(command: F) -> F:
+    """Add `-D KEY=VALUE`."""
+    return click.option(
+        "-D",
+        "options",
+        metavar="KEY=VALUE",
+        multiple=True,
+        callback=_as_pairs,
+        help="Set one setting; overrides the file. Repeatable.",
+    )(command)
+
+
+def metrics_option(command: F) -> F:
+    """Add `--metrics-port`."""
+    return click.option(
+        "--metrics-port",
+        metavar="PORT",
+        type=click.IntRange(0, 65535),
+        help="Serve /metrics, /livez and /readyz on this port (setting metricsPort); 0: off. Needs skyroute[metrics].",
+    )(command)
+
+
+def name_servers_option(command: F) -> F:
+    """Add `-n` with this machine's name server as the default."""
+    return click.option(
+        "-n",
+        "--namesrvAddr",
+        "name_servers",
+        metavar="HOST:PORT[;HOST:PORT]",
+        envvar="NAMESRV_ADDR",
+        show_envvar=True,
+        default="127.0.0.1:9876",
+        show_default=True,
+        help="Name servers of the cluster (Apache RocketMQ or Skyroute).",
+    )(command)
+
+
+def client_options(command: F) -> Any:
+    """Add `--access-key`, `--secret-key` and `--tls`; the command gets them as `client`, arguments of a session."""
+
+    @wraps(command)
+    def call(*args: Any, access_key: str | None, secret_key: str | None, tls: bool, **others: Any) -> Any:
+        client: ClientArguments = {"tls": tls}
+        if access_key:
+            from skyroute.client.session.signing import Credentials  # noqa: PLC0415 - help needs no client
+
+            if not secret_key:
+                raise click.UsageError("--access-key needs --secret-key, or ROCKETMQ_SECRET_KEY.")
+            client["credentials"] = Credentials(access_key, secret_key)
+        return command(*args, client=client, **others)
+
+    for option in (
+        click.option("--tls", is_flag=True, help="Connect with TLS; certificates are not verified."),
+        click.option(
+            "--secret-key",
+            metavar="KEY",
+            envvar="ROCKETMQ_SECRET_KEY",
+            show_envvar=True,
+            help="Secret key that signs requests.",
+        ),
+        click.option(
+            "--access-key",
+            metavar="KEY",
+            envvar="ROCKETMQ_ACCESS_KEY",
+            show_envvar=True,
+            help="Access key of the account that signs requests.",
+        ),
+    ):
+        call = option(call)
+    return call
