@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmarks.machine import resident_mb
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.recovery.log_scan import scan_log
+from skyroute.files.disk import Disk
 from skyroute.message.batch import BatchItem
 from skyroute.message.host import encode_host
 from skyroute.message.properties import encode_properties

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.disk import Disk
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host

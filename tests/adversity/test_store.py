@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError, StoreError, StoreFullError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_read import ReadStatus
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, StorageError
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.positions import QueueOffset
 from skyroute.message.properties import encode_properties
@@ -136,7 +137,7 @@ def test_whatever_call_it_dies_after_nothing_that_was_stored_is_lost(tmp_path: P
                 stored[queue_id] += got
             if number % 5 == 0:
                 store.derive()
-    except StoreError:
+    except StorageError:
         assert disk.failed
     finally:
         if store is not None:
@@ -703,7 +704,7 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
     batches: list[bytes] = []
     try:
         store = small_store(folder, disk, keeps_batches=lambda topic: topic == WHOLE)
-    except StoreError:
+    except StorageError:
         assert disk.failed
         store = small_store(folder, disk, keeps_batches=lambda topic: topic == WHOLE)
     number = 0
@@ -712,7 +713,7 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
         try:
             store.append_inner_batch(draft(WHOLE, body=whole), 3, NOW_MS + number * 10)
             batches.append(whole)
-        except StoreError:
+        except StorageError:
             assert disk.failed
         for _ in range(QUEUES):
             try:
@@ -728,12 +729,12 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
                         stored[queue_id] += got
             except StoreClosedError:
                 assert "sync" in disk.failed or turn > 0
-            except StoreError:
+            except StorageError:
                 assert disk.failed
             number += 1
         try:
             store.flush(thorough=turn % 2 == 0)
-        except StoreError:
+        except StorageError:
             assert disk.failed
         for queue_id, wanted in stored.items():
             messages = read_all(store, "T", queue_id)
@@ -741,7 +742,7 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
     check_keys(store)
     try:
         store.close()
-    except StoreError:
+    except StorageError:
         assert disk.failed
     return stored, batches
 
@@ -773,7 +774,7 @@ def test_a_full_disk_refuses_messages_and_serves_readers_until_there_is_room(tmp
     stored = fill(store, 30)
     disk.is_full = True
     for _ in range(3):
-        with pytest.raises(StoreFullError):
+        with pytest.raises(DiskFullError):
             store.append(draft("T", 0), NOW_MS)
         check_queues(store, stored)
     disk.is_full = False
@@ -798,7 +799,7 @@ def test_a_disk_that_could_not_be_flushed_ends_the_storing(tmp_path: Path) -> No
     store = small_store(tmp_path, disk)
     stored = fill(store, 9)
     disk.fail_at = disk.calls + 1
-    with pytest.raises(StoreError, match="this sync fails"):
+    with pytest.raises(StorageError, match="this sync fails"):
         store.flush(thorough=False)
     assert store.flushed_position == 0
     with pytest.raises(StoreClosedError, match="could not be flushed"):

@@ -8,8 +8,8 @@ from skyroute.broker.delivery.flush_wait import Flushed, Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
-from skyroute.broker.store.errors import StoreWriteError
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.errors import FileWriteError
 from skyroute.message.batch import RawItem
 
 if TYPE_CHECKING:  # they deliver through us
@@ -51,7 +51,7 @@ class Appender:
 
         Raises:
             RefusedError: it may not wait as it wants to.
-            StoreError: nothing was stored.
+            StorageError: nothing was stored.
         """
         return self.put_plain(self.park(draft))
 
@@ -72,7 +72,7 @@ class Appender:
         """Store a message as it is.
 
         Raises:
-            StoreError: nothing was stored.
+            StorageError: nothing was stored.
         """
         appended = self._store.append(draft, self.now_ms())
         if self._sync:
@@ -85,7 +85,7 @@ class Appender:
         """Store messages that stay together; all but their own content is the draft's.
 
         Raises:
-            StoreError: nothing was stored.
+            StorageError: nothing was stored.
         """
         appended = self._store.append_batch(draft, items, self.now_ms())
         if self._sync:
@@ -98,7 +98,7 @@ class Appender:
         """Store a batch of so many messages as one record.
 
         Raises:
-            StoreError, RecordError: nothing was stored.
+            StorageError, RecordError: nothing was stored.
         """
         appended = self._store.append_inner_batch(draft, messages, self.now_ms())
         self._stats.stored(draft.topic, messages, appended.record_bytes)
@@ -132,6 +132,4 @@ class Appender:
         self.when_safe(appended.log_end, settle)
         outcome = await settled
         if outcome is not Flushed.DONE:
-            raise StoreWriteError(
-                f"the disk did not take the record at {appended.log_position}: {outcome.name.lower()}"
-            )
+            raise FileWriteError(f"the disk did not take the record at {appended.log_position}: {outcome.name.lower()}")

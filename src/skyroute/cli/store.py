@@ -12,7 +12,6 @@ import click
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.scheduling.timer_check import damage_of
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.files.json_file import read_json
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.verification.findings import Report
@@ -26,6 +25,7 @@ from skyroute.cli.flags import CONTEXT, settings_option
 from skyroute.cli.help import examples
 from skyroute.cli.progress import Progress
 from skyroute.errors import SkyrouteError
+from skyroute.files.errors import StorageError
 
 FINDINGS_SHOWN: Final = 100
 """How many findings are printed; --json has more."""
@@ -134,7 +134,7 @@ def _keeps_batches(path: Path, topic: str) -> bool:
     for name in ("topics.json", "topics.json.bak"):
         try:
             found = read_json(path / "config" / name, read_topics).topics.get(topic)
-        except (StoreError, FileNotFoundError):
+        except (StorageError, FileNotFoundError):
             continue
         return found is not None and found.attributes.get(QUEUE_TYPE) == BATCH_QUEUE
     return False

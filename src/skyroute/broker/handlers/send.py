@@ -15,12 +15,13 @@ from skyroute.broker.handlers.send_back import redirect_retry
 from skyroute.broker.identity import Identity
 from skyroute.broker.scheduling.timers import recall_handle
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
-from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError
 from skyroute.broker.store.index.keys import find_value
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
+from skyroute.files.errors import DiskFullError, StorageError
 from skyroute.message.batch import RawItem, decode_some
 from skyroute.message.errors import BatchError, HostError, InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, MULTI_TAGS, TRANSACTION_MASK
@@ -176,7 +177,7 @@ class SendHandlers:
     async def _make_known(self, topic: TopicConfig) -> None:
         try:
             await asyncio.gather(self._announce([topic]), self._topics.keeper.save())
-        except StoreError as error:
+        except StorageError as error:
             raise self._refusal(error) from error
 
     async def _answer_when_known(self, topic: TopicConfig, answer: Response | DeferredResponse) -> Response:
@@ -257,7 +258,7 @@ class SendHandlers:
                 if parked.topic == TIMER_TOPIC:
                     handle = recall_handle(parked, self._identity.name)
             appended = intake.put_plain(parked)
-        except (StoreError, RecordError) as error:
+        except (StorageError, RecordError) as error:
             raise self._refusal(error) from error
         if intake.waits_for_disk and _NO_WAIT_MARK not in raw:
             say = partial(self._receipt, request, appended, queue_id, unique_id, handle)
@@ -354,7 +355,7 @@ class SendHandlers:
                 appended = AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
             else:
                 appended = self._intake.put_batch(draft, items)
-        except (StoreError, RecordError) as error:
+        except (StorageError, RecordError) as error:
             raise self._refusal(error) from error
         ids = encode_offset_ids(self._identity.raw_store_host, appended.log_positions)
         return self._batch_receipt(ids, queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole)
@@ -397,7 +398,7 @@ class SendHandlers:
         done = self._storing[queue] = asyncio.Event()
         try:
             ids, queue_offset, log_end = await self._pace.run(self._put_parts(draft, parts, is_whole=is_whole))
-        except (StoreError, RecordError) as error:
+        except (StorageError, RecordError) as error:
             raise self._refusal(error) from error
         finally:
             del self._storing[queue]
@@ -469,7 +470,7 @@ class SendHandlers:
 
     def _refusal(self, error: Exception) -> RefusedError:
         """Say in the protocol's words why nothing was stored."""
-        if isinstance(error, StoreFullError | StoreClosedError):
+        if isinstance(error, DiskFullError | StoreClosedError):
             return RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE % self._intake.disk_used())
         if isinstance(error, RecordTooLargeError | RecordError):
             return self._illegal()

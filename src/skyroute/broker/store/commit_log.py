@@ -9,10 +9,11 @@ from struct import error as StructError  # noqa: N812 - the module's own name fo
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.damage_map import DamageMap
-from skyroute.broker.store.errors import RecordTooLargeError, StoreError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.errors import RecordTooLargeError
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.files.segmented_log import SegmentedLog
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 from skyroute.message.crc import crc32
 from skyroute.message.flags import BORN_HOST_IPV6, HOSTS_IPV6
 from skyroute.message.layout import (
@@ -109,7 +110,7 @@ class CommitLog:
 
         Raises:
             RecordTooLargeError: no segment is so large.
-            StoreWriteError, StoreFullError: a new segment is needed, and the disk refuses.
+            FileWriteError: a new segment is needed, and the disk refuses.
         """
         segments = self._log.segments
         if self.end + size <= self.limit:
@@ -130,14 +131,14 @@ class CommitLog:
         """Write records where `place` said.
 
         Raises:
-            StoreWriteError, StoreFullError: nothing is appended.
+            FileWriteError: nothing is appended.
         """
         segment = self._log.segments[-1]
         try:
             self._disk.write(segment.descriptor, records, position - segment.start)
-        except StoreError:
+        except StorageError:
             # Half a record must not outlive a shorter one that is written over it.
-            with suppress(StoreError):
+            with suppress(StorageError):
                 segment.cut(position - segment.start)
             raise
         self.end = position + len(records)

@@ -123,7 +123,7 @@ class Derived:
         """Settle, and write what is settled to files.
 
         Raises:
-            StoreWriteError, StoreFullError: some of it is left for the next time.
+            FileWriteError: some of it is left for the next time.
         """
         self.settle(up_to)
         for queue in list(self._queues):
@@ -214,7 +214,7 @@ class Derived:
         """Have the keys of all that was written in the index.
 
         Raises:
-            StoreWriteError, StoreFullError: some of them are not.
+            FileWriteError: some of them are not.
         """
         if self._index is not None and self.index_process is not None and not self.index_process.catch_up():
             self._take_index_back()
@@ -225,7 +225,7 @@ class Derived:
         """As `catch_index_up`, in steps: waits for the index process while `may_wait` is true.
 
         Raises:
-            StoreWriteError, StoreFullError: some keys are not in the index.
+            FileWriteError: some keys are not in the index.
         """
         process = self.index_process
         wanted = 0 if process is None else process.wanted
@@ -239,7 +239,7 @@ class Derived:
         """Have it end once it has come as far as we have.
 
         Raises:
-            StoreWriteError, StoreFullError: some keys are not in the index.
+            FileWriteError: some keys are not in the index.
         """
         self.catch_index_up()
         process, self.index_process = self.index_process, None

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from skyroute.broker.store.files.checkpoint import OnDisk
-from skyroute.broker.store.files.disk import Disk, failure
+from skyroute.files.disk import Disk, write_error
 
 
 class Flush:
@@ -27,13 +27,13 @@ class Flush:
         """Have a file waited for.
 
         Raises:
-            StoreWriteError: too many files are open.
+            FileWriteError: too many files are open.
         """
         try:
             # A copy, so that the store may close its own while another thread waits for this one.
             copy = os.dup(descriptor)
         except OSError as error:
-            raise failure(error, descriptor) from error
+            raise write_error(error, descriptor) from error
         self._files.callback(os.close, copy)
         self._descriptors.append(copy)
 
@@ -53,7 +53,7 @@ class Flush:
         """Wait until everything is on the disk.
 
         Raises:
-            StoreWriteError, StoreFullError: nobody knows what is. `MessageStore.fail_flush` has to be told.
+            FileWriteError: nobody knows what is. `MessageStore.fail_flush` has to be told.
         """
         with self._files:
             for descriptor in self._descriptors:

@@ -17,9 +17,9 @@ import msgspec
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.derive import BACKLOG_MAX, WITHOUT_PLACE, Derived
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft, appended_at
-from skyroute.broker.store.errors import StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.store.errors import StoreClosedError
 from skyroute.broker.store.files.checkpoint import Checkpoint, OnDisk
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.folder_lock import lock_folder
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.index.index_process import processors
@@ -34,6 +34,8 @@ from skyroute.broker.store.recovery.queue_check import QueueState
 from skyroute.broker.store.recovery.recover import LeftBehind, Recovered, recover
 from skyroute.broker.store.retention import Expired, remove_expired
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, StorageError
 from skyroute.message.batch import RawItem
 from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, WRAPPED_BATCH
@@ -62,11 +64,11 @@ class MessageStore:
         self._queues: dict[tuple[str, int], TopicQueue] = {}
         self._keeps_batches = keeps_batches
         self._last_stored_ms = 0
-        self._refusal: StoreError | None = None
+        self._refusal: StorageError | None = None
         self._disk_is_full = False
         self._closing = ExitStack()
         with ExitStack() as opened:
-            opened.callback(os.close, disk.lock(folder / "lock"))
+            opened.callback(os.close, lock_folder(folder, disk))
             self._checkpoint = Checkpoint(folder / "checkpoint", disk)
             opened.callback(self._checkpoint.close)
             self._closing = opened.pop_all()
@@ -109,7 +111,7 @@ class MessageStore:
         Raises:
             StoreLockedError: somebody else has it open.
             StoreDamagedError: its files are of other sizes than the settings say.
-            StoreWriteError, StoreFullError: the disk refuses.
+            FileWriteError: the disk refuses.
         """
         store = cls(folder, settings or StoreSettings(), disk or Disk(), keeps_batches)
         try:
@@ -152,7 +154,7 @@ class MessageStore:
         deleted = {topic: at for topic, at in state.deleted.items() if self._log.start < at <= self._log.end}
         try:
             self._derived.ledger.begin([queue for queue in self._queues.values() if queue.written_end], deleted)
-        except StoreFullError:
+        except DiskFullError:
             self._derived.ledger.give_up()
         self._last_stored_ms = max(self._derived.written_ms, self._checkpoint.log_ms)
         if left_behind is not None:
@@ -237,7 +239,7 @@ class MessageStore:
         """Put everything on the disk and close all files.
 
         Raises:
-            StoreWriteError, StoreFullError: all is closed, but the next opening will have to look what is there.
+            FileWriteError: all is closed, but the next opening will have to look what is there.
         """
         try:
             if not isinstance(self._refusal, StoreClosedError):
@@ -268,7 +270,7 @@ class MessageStore:
         """Store one message.
 
         Raises:
-            StoreFullError, StoreWriteError: the disk refuses; nothing is stored.
+            DiskFullError, FileWriteError: the disk refuses; nothing is stored.
             StoreClosedError: the store was closed, or a flush failed before.
             RecordTooLargeError: no segment is so large.
             RecordError: something does not fit a record.
@@ -354,7 +356,7 @@ class MessageStore:
         if isinstance(self._refusal, StoreClosedError):
             raise self._refusal
         if self._disk_is_full:
-            raise StoreFullError(f"the disk of {self.folder} is full; make room, or let messages expire earlier")
+            raise DiskFullError(f"the disk of {self.folder} is full; make room, or let messages expire earlier")
         # What follows from earlier records could not be written. Until it can, there shall be no more of them.
         self.derive()
 
@@ -362,12 +364,12 @@ class MessageStore:
         """Write what follows from records to files. Nobody has to ask for it: a flush does it, and a long backlog.
 
         Raises:
-            StoreWriteError, StoreFullError: it waits; nothing is stored until it could be written.
+            FileWriteError: it waits; nothing is stored until it could be written.
         """
         self._backlogs = 0
         try:
             self._derived.write(self._visible_end)
-        except StoreError as error:
+        except StorageError as error:
             if self._refusal is None:
                 self._refusal = error
             raise
@@ -386,7 +388,7 @@ class MessageStore:
 
     def _derive_quietly(self) -> None:
         # What could not be written is kept in mind, and the next one who wants to store something is told.
-        with suppress(StoreError):
+        with suppress(StorageError):
             self.derive()
 
     def _settle(self) -> None:
@@ -415,7 +417,7 @@ class MessageStore:
         """Put everything that was appended so far on the disk; with `thorough` also what follows from it.
 
         Raises:
-            StoreWriteError, StoreFullError: nobody knows what is there. The store takes no more messages until it is
+            FileWriteError: nobody knows what is there. The store takes no more messages until it is
                 opened again, since a disk that forgets once says nothing the next time.
             StoreClosedError: that has happened before, or the store was closed.
         """
@@ -425,7 +427,7 @@ class MessageStore:
         try:
             flush.run()
             self.end_flush(flush)
-        except StoreError as error:
+        except StorageError as error:
             self.fail_flush(error)
             raise
 
@@ -500,7 +502,7 @@ class MessageStore:
                 self._checkpoint.note_on_disk(flush.on_disk)
             self._checkpoint.save()
 
-    def fail_flush(self, cause: StoreError) -> None:
+    def fail_flush(self, cause: StorageError) -> None:
         """Take note that a flush failed: nothing more is stored, since nobody knows what is on the disk."""
         self._refusal = StoreClosedError(f"{self.folder} could not be flushed ({cause}); restart the broker")
 
@@ -629,7 +631,7 @@ class MessageStore:
         self._derive_quietly()
         if self._index is None:
             return KeyMatches([], 0, 0)
-        with suppress(StoreError):  # as above: it is kept in mind
+        with suppress(StorageError):  # as above: it is kept in mind
             self._derived.catch_index_up()
         return self._still_there(self._index.find(topic, key, count_max, begin_ms, end_ms))
 
@@ -640,7 +642,7 @@ class MessageStore:
         self._derive_quietly()
         if self._index is None:
             return KeyMatches([], 0, 0)
-        with suppress(StoreError):  # as above
+        with suppress(StorageError):  # as above
             yield from self._derived.wait_for_index(may_wait)
         return self._still_there((yield from self._index.search(topic, key, count_max, begin_ms, end_ms)))
 
@@ -659,7 +661,7 @@ class MessageStore:
         `is_due` says that the hour of the day has come.
 
         Raises:
-            StoreWriteError: the disk refuses.
+            FileWriteError: the disk refuses.
         """
         self._disk_is_full = disk_used > self.settings.disk_used_refuse
         self._derive_quietly()
@@ -680,7 +682,7 @@ class MessageStore:
 
         Raises:
             InvalidNameError: no topic has this name; nothing is touched.
-            StoreWriteError: the disk refuses; some queues may be gone.
+            FileWriteError: the disk refuses; some queues may be gone.
         """
         for _ in self.remove_topic(topic):
             pass
@@ -690,7 +692,7 @@ class MessageStore:
 
         Raises:
             InvalidNameError: no topic has this name; nothing is touched.
-            StoreWriteError: the disk refuses; some queues may be gone.
+            FileWriteError: the disk refuses; some queues may be gone.
         """
         folders = [_topic_folder(root, topic) for root in (self._queue_root, self._batch_root)]
         self._derive_quietly()

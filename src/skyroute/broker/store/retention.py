@@ -33,7 +33,7 @@ def remove_expired(
     The last segment of everything stays.
 
     Raises:
-        StoreWriteError: the disk refuses; what was removed before is gone.
+        FileWriteError: the disk refuses; what was removed before is gone.
     """
     removed = 0
     if is_due or disk_used > settings.disk_used_max:

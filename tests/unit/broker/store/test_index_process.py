@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from skyroute.broker.store import message_store
-from skyroute.broker.store.errors import StoreError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.index import index_process
 from skyroute.broker.store.index import keys as keys_module
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 from skyroute.message.batch import BatchItem
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host
@@ -293,7 +293,7 @@ def test_an_index_that_cannot_be_written_is_told_to_whoever_sends(store: Message
             keys |= rush(store, number, 1)
             number += 1
 
-    with pytest.raises(StoreError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot write"):
         send_more()
     assert not store.index_pid
     index.unlink()

@@ -9,18 +9,13 @@ import pytest
 
 from skyroute.broker.store.derive import BACKLOG_MAX
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import (
-    RecordTooLargeError,
-    StoreClosedError,
-    StoreFullError,
-    StoreLockedError,
-    StoreWriteError,
-)
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError
 from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
 from skyroute.broker.store.queues.queue_ledger import KnownQueue, KnownQueues, encode_ledger
 from skyroute.broker.store.queues.queue_read import ReadStatus
 from skyroute.broker.store.settings import DELAYS_MS
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, FileWriteError
 from skyroute.message.batch import BatchItem
 from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import TransactionState
@@ -167,13 +162,13 @@ def test_a_queue_that_the_disk_refuses_to_remove_is_removed_by_the_next_request(
 
         def remove(self, path: Path) -> None:
             if self.refuses and path.parent.name == "0":
-                raise StoreWriteError(f"cannot remove {path}")
+                raise FileWriteError(f"cannot remove {path}")
             super().remove(path)
 
     disk = Refusing()
     store = small_store(tmp_path, disk=disk)
     store.append(draft("T"), NOW_MS)
-    with pytest.raises(StoreWriteError):
+    with pytest.raises(FileWriteError):
         store.delete_topic("T")
     disk.refuses = False
     store.delete_topic("T")
@@ -185,7 +180,7 @@ def test_a_store_opens_on_a_disk_without_room_for_the_ledger(tmp_path: Path) -> 
     class Full(Disk):
         def open(self, path: Path, size: int) -> int:
             if path.name == "queues.tmp":
-                raise StoreFullError(f"no room for {path}")
+                raise DiskFullError(f"no room for {path}")
             return super().open(path, size)
 
     store = small_store(tmp_path)

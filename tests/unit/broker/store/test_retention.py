@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.broker.store.errors import StoreFullError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_read import ReadStatus
+from skyroute.files.errors import DiskFullError
 from tests.support.disks import NOW_MS, bodies, draft, read_all, small_store
 
 HOUR_MS = 3_600_000
@@ -92,7 +92,7 @@ def test_only_so_many_segments_go_at_once(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_nearly_full_takes_nothing_until_it_is_not(store: MessageStore) -> None:
     store.delete_expired(NOW_MS, is_due=False, disk_used=0.91)
-    with pytest.raises(StoreFullError, match="make room"):
+    with pytest.raises(DiskFullError, match="make room"):
         store.append(draft(), NOW_MS)
     assert read_all(store)
     store.delete_expired(NOW_MS, is_due=False, disk_used=0.89)

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress, damage_of
-from skyroute.broker.store.errors import StoreError, StoreLockedError
+from skyroute.broker.store.errors import StoreLockedError
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.verify import StoreCheck
 from skyroute.broker.tables.stored_tables import TABLES
+from skyroute.files.errors import StorageError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import encode_record
 from tests.support.damage import QUEUES, checksum, fill_store, open_store
@@ -306,10 +307,10 @@ def test_a_store_in_use_is_refused(folder: Path) -> None:
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StorageError, match="is no store"):
         verify(tmp_path)
 
 
 def test_without_settings_sizes_of_the_index_have_to_be_given(folder: Path) -> None:
-    with pytest.raises(StoreError, match="maxHashSlotNum"):
+    with pytest.raises(StorageError, match="maxHashSlotNum"):
         StoreCheck(folder, TABLES, damage_of).run()

@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from skyroute.broker.store.files.disk import Disk
+from skyroute.files.disk import Disk
 
 _BYTES: Final = 4096
 _TIMES: Final = Struct(">qqq")
@@ -105,7 +105,7 @@ class Checkpoint:
         """Note, on disk, that queues and index lack records from this position on.
 
         Raises:
-            StoreWriteError: the note may not be there.
+            FileWriteError: the note may not be there.
         """
         self.note_derived(position, 0)
         self.note_on_disk(OnDisk(position, 0, 0, 0))
@@ -115,7 +115,7 @@ class Checkpoint:
         """Put the times on the disk.
 
         Raises:
-            StoreWriteError: they may not be there.
+            FileWriteError: they may not be there.
         """
         _TIMES.pack_into(self._map, 0, self.log_ms, self.queues_ms, self.index_ms)
         self._disk.sync(self._descriptor)

@@ -2,14 +2,14 @@
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skyroute.broker.store.errors import StoreDamagedError, StoreError
-from skyroute.broker.store.files.disk import Disk
-from skyroute.settings.files import damaged_path
+from skyroute.broker.store.errors import StoreDamagedError
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
+from skyroute.files.replace import backup_path, damaged_path, replace_file
 from skyroute.wire.fastjson import Dialect, JsonError, dumps, loads
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class JsonFile:
 
     @property
     def backup(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.bak")
+        return backup_path(self.path)
 
     def load(self, read: Callable[[Any], _Table]) -> _Table | None:
         """Return what `read` makes of the file's content; None where neither the file nor its backup exists.
@@ -41,7 +41,7 @@ class JsonFile:
 
         Raises:
             StoreDamagedError: one of the two is damaged, and the other is missing or damaged. Nothing is changed.
-            StoreError: a file cannot be read for another reason, such as its permissions.
+            StorageError: a file cannot be read for another reason, such as its permissions.
         """
         damage: list[str] = []
         for path in (self.path, self.backup):
@@ -76,34 +76,20 @@ class JsonFile:
         )
 
     def save(self, value: object) -> None:
-        """Put a value in the file's place, on the disk before this returns. What was there becomes the backup.
+        """Replace the content; it is on disk before this returns. The previous content becomes the backup.
 
         Raises:
-            StoreWriteError, StoreFullError: the file is as it was, or, at worst, is its backup by now.
+            FileWriteError: the file is as it was.
         """
         self.write([dumps(value, Dialect.LEGACY)])
 
     def write(self, pieces: Collection[bytes]) -> None:
-        """As `save`, with the text in pieces.
+        """As `save`, with the JSON text in pieces.
 
         Raises:
-            StoreWriteError, StoreFullError: as `save`.
+            FileWriteError: as `save`.
         """
-        staged = self.path.with_name(f"{self.path.name}.tmp")
-        self._disk.remove(staged)
-        descriptor = self._disk.open(staged, sum(map(len, pieces)))
-        try:
-            at = 0
-            for piece in pieces:
-                self._disk.write(descriptor, piece, at)
-                at += len(piece)
-            self._disk.sync(descriptor)
-        finally:
-            os.close(descriptor)
-        if self.path.exists():
-            self._disk.replace(self.path, self.backup)
-        self._disk.replace(staged, self.path)
-        self._disk.sync_folder(self.path.parent)
+        replace_file(self.path, pieces, disk=self._disk)
 
 
 def read_json(path: Path, read: Callable[[Any], _Table]) -> _Table:
@@ -112,14 +98,14 @@ def read_json(path: Path, read: Callable[[Any], _Table]) -> _Table:
     Raises:
         FileNotFoundError: there is no such file.
         StoreDamagedError: it is empty, not JSON, cannot be read from the disk, or `read` refuses what it holds.
-        StoreError: the system refuses to open it.
+        StorageError: the system refuses to open it.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
-        kind = StoreDamagedError if error.errno == errno.EIO else StoreError
+        kind = StoreDamagedError if error.errno == errno.EIO else StorageError
         raise kind(f"cannot read {path}: {error.strerror}") from error
     if not content.strip(b"\0"):
         raise StoreDamagedError(f"{path} is damaged: {f'{len(content)} bytes, all zero' if content else 'it is empty'}")

@@ -6,8 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from skyroute.broker.store.errors import StoreReadError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.files.disk import Disk
+from skyroute.files.errors import FileReadError
 from skyroute.settings.open_files import open_files_shared
 
 OPEN_MAX: Final = 400
@@ -78,7 +78,7 @@ class Segment:
             try:
                 self._map = mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ)
             except OSError as error:
-                raise StoreReadError(f"cannot map {self.path}: {error.strerror}") from error
+                raise FileReadError(f"cannot map {self.path}: {error.strerror}") from error
         return self._map
 
     @property
@@ -95,19 +95,19 @@ class Segment:
         """Return bytes of the file, fewer at its end.
 
         Raises:
-            StoreReadError: the disk refuses.
+            FileReadError: the disk refuses.
         """
         descriptor = self.descriptor
         try:
             return os.pread(descriptor, size, at)
         except OSError as error:
-            raise StoreReadError(f"cannot read {self.path}: {error.strerror}") from error
+            raise FileReadError(f"cannot read {self.path}: {error.strerror}") from error
 
     def write(self, at: int, data: bytes) -> None:
         """Write at so many bytes from the segment's start.
 
         Raises:
-            StoreWriteError, StoreFullError: some of it may be written.
+            FileWriteError: some of it may be written.
         """
         self.disk.write(self.descriptor, data, at)
 

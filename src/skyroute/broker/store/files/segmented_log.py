@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from skyroute.broker.store.errors import StoreDamagedError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.segment import OpenSegments, Segment
+from skyroute.files.disk import Disk
 
 
 class SegmentedLog:

@@ -15,12 +15,13 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from skyroute.broker.store.errors import StoreError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.folder_lock import lock_index
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.index.key_index import KeyIndex
 from skyroute.broker.store.index.keys import Key, KeyReader
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 
 LAG_BYTES_MAX: Final = 64 << 20
 """The store waits for a process that is so far behind the log."""
@@ -142,7 +143,7 @@ class IndexProcess:
 def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: int) -> None:
     """Write keys to the index for as long as somebody says how far to go."""
     disk = Disk()
-    lock = disk.lock_index(folder / "lock")
+    lock = lock_index(folder, disk)
     if lock is None or _has_ended():
         return  # whoever started us is gone, and the folder may be another's by now
     index = KeyIndex(folder / "index", slots, entries, disk)
@@ -215,5 +216,5 @@ if __name__ == "__main__":
         signal.signal(number, signal.SIG_IGN)  # the end of our input is the sign to end
     try:
         _serve(Path(sys.argv[1]), *map(int, sys.argv[2:]))
-    except (BrokenPipeError, StoreError):
+    except (BrokenPipeError, StorageError):
         sys.exit(1)  # nobody listens any more, or the store meets the same trouble and says so

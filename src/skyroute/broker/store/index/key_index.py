@@ -14,8 +14,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.errors import StoreDamagedError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.index.keys import Key, key_hash
+from skyroute.files.disk import Disk
 
 log = logging.getLogger(__name__)
 SLOT_ENTRIES_A_STEP: Final = 2_000
@@ -82,7 +82,7 @@ class IndexFile:
         """Add keys for which there is room.
 
         Raises:
-            StoreWriteError, StoreFullError: none is added.
+            FileWriteError: none is added.
         """
         self.make_room()
         slots, count, view = self._slots, self.count, self._map
@@ -121,7 +121,7 @@ class IndexFile:
         """Take room on the disk for header and slots, which are written through a mapping that must not find it full.
 
         Raises:
-            StoreWriteError, StoreFullError: there is none.
+            FileWriteError: there is none.
         """
         if not self._has_room:
             self._disk.reserve(self.descriptor, self._entries_at)
@@ -296,7 +296,7 @@ class KeyIndex:
         """Add keys; those that are added leave the list.
 
         Raises:
-            StoreWriteError, StoreFullError: those that are left are not added.
+            FileWriteError: those that are left are not added.
         """
         while keys:
             if not self.files or self.files[-1].room <= 0:

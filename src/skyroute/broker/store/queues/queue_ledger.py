@@ -15,9 +15,9 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from skyroute.broker.store.errors import StoreError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.queues.topic_queue import TopicQueue
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 
 GROWTH_BYTES: Final = 1 << 14
 """Minimum growth of the file."""
@@ -97,7 +97,7 @@ class QueueLedger:
         """Write the file anew, and keep it up to date from now on.
 
         Raises:
-            StoreWriteError, StoreFullError: the file is as it was.
+            FileWriteError: the file is as it was.
         """
         self._deleted = deleted
         entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in deleted.items()]
@@ -144,7 +144,7 @@ class QueueLedger:
         """Write, to disk, that a topic was deleted when the log ended at this position.
 
         Raises:
-            StoreWriteError: the entry may not be on disk.
+            FileWriteError: the entry may not be on disk.
         """
         self._deleted[topic] = position
         for queue in [queue for queue in self._ends_at if queue.topic == topic]:
@@ -202,7 +202,7 @@ class QueueLedger:
         if self._end + size > len(mapped):
             try:
                 self.begin(list(self._ends_at), self._deleted)
-            except StoreError:
+            except StorageError:
                 self.give_up()
                 return None
             mapped = self._map or mapped

@@ -12,10 +12,10 @@ from struct import error as StructError  # noqa: N812 - the module's own name fo
 from typing import ClassVar, Final
 
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.files.segmented_log import SegmentedLog
 from skyroute.broker.store.files.sparse import last_data
+from skyroute.files.disk import Disk
 from skyroute.message.batch import RawItem
 from skyroute.message.crc import crc32
 from skyroute.message.errors import RecordError
@@ -316,7 +316,7 @@ class TopicQueue(ABC):
         """Create the first segment, if it is missing.
 
         Raises:
-            StoreWriteError, StoreFullError: the disk refuses.
+            FileWriteError: the disk refuses.
         """
         if not self._log.segments and not self._count:
             self._log.add(0)
@@ -325,7 +325,7 @@ class TopicQueue(ABC):
         """Write what was added to files, and return their segments.
 
         Raises:
-            StoreWriteError, StoreFullError: it stays in memory, where readers see it none the less.
+            FileWriteError: it stays in memory, where readers see it none the less.
         """
         written: list[Segment] = []
         at, units = self._written * self.unit_bytes, bytes(self._tail)

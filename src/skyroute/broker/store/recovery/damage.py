@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from skyroute.broker.store.commit_log import ScannedRecord
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.files.disk import Disk
 from skyroute.wire.fastjson import JsonError, loads
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class DamageFile:
         """Save a report.
 
         Raises:
-            StoreWriteError, StoreFullError: the previous report is still there.
+            FileWriteError: the previous report is still there.
         """
         if not report.is_empty or self._file.path.exists():
             self._file.save(

@@ -30,7 +30,6 @@ from typing import Final
 from skyroute.broker.store.commit_log import CommitLog, ScannedTuple
 from skyroute.broker.store.derive import WITHOUT_PLACE, Derived, Noted
 from skyroute.broker.store.files.checkpoint import Checkpoint
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.sparse import data_chunks, last_data
 from skyroute.broker.store.index.key_index import KeyIndex
 from skyroute.broker.store.index.keys import Key, keep_keys
@@ -39,6 +38,7 @@ from skyroute.broker.store.recovery.damage import CUT_FOLDER, CutTail, DamagedRa
 from skyroute.broker.store.recovery.index_check import find_gap
 from skyroute.broker.store.recovery.log_scan import TORN, read_record, scan_log
 from skyroute.broker.store.recovery.queue_check import QueueState, has_record
+from skyroute.files.disk import Disk
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.flags import INNER_BATCH
 
@@ -102,7 +102,7 @@ def recover(
     `begin_rebuild` is called with the position from which queues or index lack records until the rebuild ends.
 
     Raises:
-        StoreWriteError, StoreFullError: the disk refuses to have it written.
+        FileWriteError: the disk refuses to have it written.
     """
     start = _find_trusted_end(log, state.queues, checkpoint, left)
     is_apaches = left is LeftBehind.CLOSED and checkpoint.closed_end is None
@@ -383,7 +383,7 @@ def _set_aside(log: CommitLog, end: int, now_ms: int, disk: Disk) -> list[CutTai
     """Copy the bytes behind the end of the log to separate files; return what was copied.
 
     Raises:
-        StoreWriteError, StoreFullError: some of it is not copied.
+        FileWriteError: some of it is not copied.
     """
     cuts: list[CutTail] = []
     for segment in log.segments:

@@ -13,11 +13,11 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from skyroute.broker.store.errors import StoreDamagedError, StoreError, StoreLockedError
+from skyroute.broker.store.errors import StoreDamagedError, StoreLockedError
 from skyroute.broker.store.files.checkpoint import read_notes
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.folder_lock import is_locked
 from skyroute.broker.store.files.json_file import read_json
-from skyroute.broker.store.files.read_only import ReadOnlyDisk, is_in_use, segments_in
+from skyroute.broker.store.files.read_only import ReadOnlyDisk, segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.batch_queue import BatchQueue
@@ -31,6 +31,8 @@ from skyroute.broker.store.verification.filler import fill, fill_to_segment_end
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.verify import StoreCheck, is_ledger_current
 from skyroute.broker.store.verification.verify_tables import TABLES_FOLDER, TOPICS_TABLE, ReadTable
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 
 COPIED_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4096
@@ -111,7 +113,7 @@ class Repair:
 
         Raises:
             StoreLockedError: a broker has the store open.
-            StoreError: the folder is no store, the target is not empty, or the disk refuses.
+            StorageError: the folder is no store, the target is not empty, or the disk refuses.
         """
         self._check_folders()
         try:
@@ -128,7 +130,7 @@ class Repair:
                 self._check_copy(settings)
         except OSError as error:
             where = error.filename or self.source
-            raise StoreError(
+            raise StorageError(
                 f"cannot copy {where}: {error.strerror}; {self.target} is incomplete, remove it"
             ) from error
         finally:
@@ -138,12 +140,12 @@ class Repair:
     def _check_folders(self) -> None:
         source, target = self.source.resolve(), self.target.resolve()
         if not (source / "commitlog").is_dir():
-            raise StoreError(f"{self.source} is no store: it has no commitlog")
+            raise StorageError(f"{self.source} is no store: it has no commitlog")
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise StoreError(f"{self.target} is not empty: name a folder that does not exist")
+            raise StorageError(f"{self.target} is not empty: name a folder that does not exist")
         if target.is_relative_to(source) or source.is_relative_to(target):
-            raise StoreError(f"{self.target} and {self.source} lie in each other: name a folder elsewhere")
-        if is_in_use(source):
+            raise StorageError(f"{self.target} and {self.source} lie in each other: name a folder elsewhere")
+        if is_locked(source):
             raise StoreLockedError(f"a broker has {self.source} open; stop it first")
 
     def _find_settings(self) -> StoreSettings:
@@ -175,7 +177,7 @@ class Repair:
             if segment is not None:
                 self._copy_file(segment.path, path, segment_bytes)
         for segment in starts.values():
-            raise StoreError(
+            raise StorageError(
                 f"{segment.path} starts at no multiple of {segment_bytes}: give the broker's settings with -c"
             )
 

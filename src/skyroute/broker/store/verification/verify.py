@@ -16,9 +16,10 @@ from typing import Final
 
 from skyroute.broker.store.commit_log import ScannedTuple, scan_segment
 from skyroute.broker.store.derive import WITHOUT_PLACE
-from skyroute.broker.store.errors import StoreError, StoreLockedError, StoreReadError
+from skyroute.broker.store.errors import StoreLockedError
 from skyroute.broker.store.files.checkpoint import Notes, read_notes
-from skyroute.broker.store.files.read_only import ReadOnlyDisk, is_in_use, segments_in
+from skyroute.broker.store.files.folder_lock import is_locked
+from skyroute.broker.store.files.read_only import ReadOnlyDisk, segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.files.sparse import data_chunks
 from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, KnownQueues, QueueLedger
@@ -30,6 +31,7 @@ from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.verify_index import IndexCheck
 from skyroute.broker.store.verification.verify_queues import KnownLog, QueueCheck
 from skyroute.broker.store.verification.verify_tables import TABLES_FOLDER, ReadTable, TableCheck
+from skyroute.files.errors import FileReadError, StorageError
 from skyroute.message.property_names import RECORD_CRC
 from skyroute.message.record import seal_holds
 
@@ -111,20 +113,20 @@ class StoreCheck:
 
         Raises:
             StoreLockedError: a broker has the store open.
-            StoreError: the folder is no store, or its files cannot be read.
+            StorageError: the folder is no store, or its files cannot be read.
         """
         if not self.folder.exists():
-            raise StoreError(f"{self.folder} does not exist; expected a broker's storePathRootDir")
+            raise StorageError(f"{self.folder} does not exist; expected a broker's storePathRootDir")
         parts = ("commitlog", TABLES_FOLDER, "checkpoint")
         if not any((self.folder / name).exists() for name in parts):
-            raise StoreError(f"{self.folder} is no store: it has none of {', '.join(parts)}")
-        if is_in_use(self.folder):
+            raise StorageError(f"{self.folder} is no store: it has none of {', '.join(parts)}")
+        if is_locked(self.folder):
             raise StoreLockedError(f"a broker has {self.folder} open; stop it first, or check a copy of the folder")
         try:
             topics = self._small.check_tables()
             self._check_log_and_what_follows(topics)
         except OSError as error:
-            raise StoreReadError(f"cannot read {error.filename or self.folder}: {error.strerror}") from error
+            raise FileReadError(f"cannot read {error.filename or self.folder}: {error.strerror}") from error
         finally:
             self._opened.close()
         return self.report
@@ -233,7 +235,7 @@ class StoreCheck:
                 for _ in data_chunks(segment, 0):
                     pass
                 readable.append(segment)
-            except StoreReadError as error:
+            except FileReadError as error:
                 self.report.add("log", self._name(segment.path), None, str(error), _LOG_COST, _LOG_ADVICE)
         self._log.segments = readable
 
@@ -244,7 +246,7 @@ class StoreCheck:
         whole = 40 + 4 * default.index_slots + 20 * default.index_entries
         found = [segment.size for segment in segments_in(self.folder / "index", self._opened)]
         if found and max(found) != whole:
-            raise StoreError(
+            raise StorageError(
                 f"files of {self.folder / 'index'} have {max(found)} bytes, by default they have {whole}: give the "
                 "settings of the broker with -c, or maxHashSlotNum and maxIndexNum with -D"
             )
