@@ -98,12 +98,12 @@ def append(store: MessageStore, drafts: list[Draft], count: int) -> None:
                 for draft in half[at : at + turn]:
                     store.append(draft, NOW_MS + at // 100)
                 store.max_offset("Bench", 0)
-            store.derive()
+            store.dispatch()
     items = [BatchItem(draft.body, draft.raw_properties) for draft in drafts[:100]]
     with measured("append in batches of 100, per message", count - single):
         for at in range(0, count - single, 100):
             store.append_batch(drafts[at // 100 % QUEUES], items, NOW_MS + at // 100)
-        store.derive()
+        store.dispatch()
 
 
 def read(store: MessageStore, count: int) -> None:

@@ -82,7 +82,7 @@ def goes_on(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
 
 @contextmanager
 def reopened(folder: Path, disk: Disk | None = None) -> Iterator[MessageStore]:
-    store = small_store(folder, disk or HastyDisk(), keeps_batches=lambda topic: topic == WHOLE)
+    store = small_store(folder, disk or HastyDisk(), is_batch_topic=lambda topic: topic == WHOLE)
     try:
         yield store
     finally:
@@ -106,7 +106,7 @@ def test_a_process_that_dies_loses_nothing(tmp_path: Path, disk: type[Disk], der
         for queue_id, got in fill(store, 1, first=number).items():
             stored[queue_id] += got
         if number in derived_at:
-            store.derive()
+            store.dispatch()
     store.kill()
     with reopened(tmp_path, disk()) as store:
         check(store, stored)
@@ -136,7 +136,7 @@ def test_whatever_call_it_dies_after_nothing_that_was_stored_is_lost(tmp_path: P
             for queue_id, got in fill(store, 1, first=number).items():
                 stored[queue_id] += got
             if number % 5 == 0:
-                store.derive()
+                store.dispatch()
     except StorageError:
         assert disk.failed
     finally:
@@ -188,7 +188,7 @@ def test_a_machine_that_stops_keeps_what_was_flushed_and_any_part_of_the_rest(
 ) -> None:
     """Of what was written after the last flush, some pages come to the disk and others do not, in any order."""
     page = 64
-    store = small_store(tmp_path / "store", keeps_batches=lambda topic: topic == WHOLE)
+    store = small_store(tmp_path / "store", is_batch_topic=lambda topic: topic == WHOLE)
     stored = fill(store, 63)
     batches = [encode_batch([BatchItem(b"%d" % number), BatchItem(b"more")]) for number in range(40)]
     for number in range(20):
@@ -199,7 +199,7 @@ def test_a_machine_that_stops_keeps_what_was_flushed_and_any_part_of_the_rest(
         for queue_id, more in fill(store, 3, first=3 + number * 3).items():
             stored[queue_id] += more
         store.append_inner_batch(draft(WHOLE, body=batches[number]), 2, NOW_MS)
-        store.derive()
+        store.dispatch()
     store.kill()
     written = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
     for turn in range(60):
@@ -254,7 +254,7 @@ def test_after_a_machine_stopped_only_what_was_not_flushed_is_looked_at(
         store.flush()
     for queue_id, more in fill(store, 6, first=60).items():
         stored[queue_id] += more
-    store.derive()
+    store.dispatch()
     store.kill()
     with reopened(tmp_path, disk()) as store:
         assert store.recovered is not None
@@ -276,7 +276,7 @@ def test_a_log_cut_at_any_length_of_its_last_records_keeps_the_whole_ones(tmp_pa
         for message in read_all(store, "T", queue_id)
     )
     end = store.max_position
-    store.derive()
+    store.dispatch()
     if clean:
         store.close()
     else:
@@ -511,7 +511,7 @@ def test_what_follows_from_the_log_is_written_again(
     store.flush()
     for queue_id, more in fill(store, 29, first=21).items():
         stored[queue_id] += more
-    store.derive()
+    store.dispatch()
     store.kill()
     spoil(tmp_path)
     with reopened(tmp_path, disk()) as store:
@@ -592,7 +592,7 @@ def test_a_damaged_record_and_missing_files_cost_one_message(
     store = small_store(tmp_path)
     stored = fill(store, 60)
     spoilt = read_all(store, "T", 0)[0]
-    store.derive()
+    store.dispatch()
     (store.close if closes else store.kill)()
     flip(tmp_path / "commitlog" / f"{0:020d}", 89)
     shutil.rmtree(tmp_path / removed)
@@ -614,7 +614,7 @@ def test_a_damaged_record_and_missing_files_cost_one_message(
 @pytest.mark.parametrize("closes", [True, False])
 @pytest.mark.parametrize("topic", ["T", WHOLE])
 def test_a_removed_queue_folder_is_written_again(tmp_path: Path, topic: str, closes: bool, disk: type[Disk]) -> None:
-    store = small_store(tmp_path, HastyDisk(), keeps_batches=lambda topic: topic == WHOLE)
+    store = small_store(tmp_path, HastyDisk(), is_batch_topic=lambda topic: topic == WHOLE)
     stored = fill(store, 60)
     batches = [encode_batch([BatchItem(b"%d" % number), BatchItem(b"more")]) for number in range(25)]
     for batch in batches:
@@ -703,10 +703,10 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
     stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
     batches: list[bytes] = []
     try:
-        store = small_store(folder, disk, keeps_batches=lambda topic: topic == WHOLE)
+        store = small_store(folder, disk, is_batch_topic=lambda topic: topic == WHOLE)
     except StorageError:
         assert disk.failed
-        store = small_store(folder, disk, keeps_batches=lambda topic: topic == WHOLE)
+        store = small_store(folder, disk, is_batch_topic=lambda topic: topic == WHOLE)
     number = 0
     for turn in range(12):
         whole = encode_batch([BatchItem(b"%d" % turn)] * 3)

@@ -187,11 +187,11 @@ def small_store(
     disk: Disk | None = None,
     *,
     now_ms: int = NOW_MS,
-    keeps_batches: Callable[[str], bool] | None = None,
+    is_batch_topic: Callable[[str], bool] | None = None,
     **changes: Any,
 ) -> MessageStore:
     settings = replace(SMALL, **changes)
-    return MessageStore.open(folder, settings, now_ms=now_ms, disk=disk, keeps_batches=keeps_batches)
+    return MessageStore.open(folder, settings, now_ms=now_ms, disk=disk, is_batch_topic=is_batch_topic)
 
 
 def draft(

@@ -98,7 +98,7 @@ class Components:
             config.store_settings(),
             now_ms=now_ms(),
             disk=disk,
-            keeps_batches=self.topics.keeps_batches,
+            is_batch_topic=self.topics.is_batch_topic,
         )
         self.flushing = Flushing(
             self.store,

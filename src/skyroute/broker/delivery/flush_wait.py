@@ -139,7 +139,7 @@ class Flushing:
             if self._stopped:
                 return
             with suppress(StorageError):  # it is kept in mind, and told to the next one who stores something
-                self._store.derive()
+                self._store.dispatch()
             since_thorough_s += self._interval_s
             thorough = since_thorough_s >= THOROUGH_S
             if self._task is not None or not (thorough or self._store.max_position != flushed):

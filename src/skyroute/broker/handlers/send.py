@@ -310,7 +310,7 @@ class SendHandlers:
         is_batch = bool(sys_flag & INNER_BATCH)
         if find_property(raw, INNER_COUNT) is not None and not is_batch:
             raise self._illegal()
-        if is_batch and not self._topics.keeps_batches(topic.name):
+        if is_batch and not self._topics.is_batch_topic(topic.name):
             raise self._illegal()
 
     def _check_transactions_allowed(self) -> None:
@@ -333,7 +333,7 @@ class SendHandlers:
         if not body or len(body) > self._config.max_message_size:
             raise self._illegal()
         items, decoded_to = self._decode(body, 0)
-        is_whole = self._topics.keeps_batches(topic.name) and _has_unique_id(sending)
+        is_whole = self._topics.is_batch_topic(topic.name) and _has_unique_id(sending)
         draft = Draft(
             sending.topic,
             queue_id,

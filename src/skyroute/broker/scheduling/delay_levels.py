@@ -19,7 +19,7 @@ from skyroute.broker.scheduling.scheduled_delivery import (
     level_of,
     put_aside,
 )
-from skyroute.broker.store.derive import WITHOUT_PLACE
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
@@ -115,7 +115,7 @@ class DelayLevels:
             RefusedError: its level is no number, or its properties are too long.
         """
         level = min(level_of(draft.raw_properties), len(self._delays_ms))
-        if not level or draft.sys_flag & WITHOUT_PLACE:
+        if not level or draft.sys_flag & NOT_IN_QUEUE:
             return draft
         parked = put_aside(draft, SCHEDULE_TOPIC, level - 1, {DELAY_LEVEL: str(level)})
         raw_properties = parked.raw_properties

@@ -36,7 +36,7 @@ from skyroute.broker.scheduling.scheduled_delivery import (
 from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress
 from skyroute.broker.scheduling.timer_records import RENEW_MS, out_ms_of, renewals_of, slot_of, withdrawal_key
 from skyroute.broker.scheduling.timer_slots import Slot, Slots
-from skyroute.broker.store.derive import WITHOUT_PLACE
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.files.errors import StorageError
@@ -181,7 +181,7 @@ class Timers:
         raw_properties = draft.raw_properties
         if (
             draft.topic == TIMER_TOPIC
-            or draft.sys_flag & WITHOUT_PLACE
+            or draft.sys_flag & NOT_IN_QUEUE
             or find_property(raw_properties, TIMER_OUT_MS) is not None
             or level_of(raw_properties)
         ):

@@ -12,6 +12,7 @@ from skyroute.broker.store.damage_map import DamageMap
 from skyroute.broker.store.errors import RecordTooLargeError
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.files.segmented_log import SegmentedLog
+from skyroute.broker.store.flush import Flush
 from skyroute.files.disk import Disk
 from skyroute.files.errors import StorageError
 from skyroute.message.crc import crc32
@@ -69,6 +70,8 @@ class CommitLog:
         self._log = SegmentedLog(folder, segment_bytes, disk, opened)
         self._disk = disk
         self._mapped_bytes = 0
+        self._synced_segment: Segment | None = None
+        """The newest segment whose name is on disk."""
         self.damaged = DamageMap()
         """Ranges known to hold no intact record."""
         self.end = 0
@@ -150,17 +153,37 @@ class CommitLog:
         self.limit = self._log.segments[-1].stop - SEGMENT_END_BYTES if self._log.segments else 0
         self.flushed = min(self.flushed, position)
 
-    def finish_at(self, position: int) -> None:
-        """End the log here. If the file of this position is missing, the log ends with that file."""
+    def start_at(self, position: int) -> None:
+        """Set where the first record of an empty log goes."""
+        self.end = position
+
+    def finish_at(self, position: int, *, is_flushed: bool) -> None:
+        """End the log here after recovery. If the file of this position is missing, the log ends with that file."""
         if position < self.stop and self._log.find(position) is None:
             position = self.stop
         elif position > self.stop:
             position += -position % self.segment_bytes
         self.truncate(position)
+        self.flushed = self.end if is_flushed else self.start
 
-    def unflushed(self) -> list[Segment]:
-        """Return the segments that hold something which may not be on the disk."""
-        return [segment for segment in self._log.segments if segment.stop > self.flushed and segment.start <= self.end]
+    def add_unflushed_to(self, flush: Flush) -> None:
+        """Add the segments that may not be on disk.
+
+        Raises:
+            FileWriteError: too many files are open.
+        """
+        unflushed = [each for each in self._log.segments if each.stop > self.flushed and each.start <= self.end]
+        for segment in unflushed[:-1]:
+            flush.add_path(segment.path)
+        for newest in unflushed[-1:]:
+            flush.add(newest.descriptor)
+            if newest is not self._synced_segment:
+                self._synced_segment = newest
+                flush.add_folder(self._log.folder)
+
+    def note_flushed(self, position: int) -> None:
+        """Note that everything before a position is on disk."""
+        self.flushed = max(self.flushed, position)
 
     def remove_first(self) -> Segment:
         """Remove the oldest segment, and return what it was."""

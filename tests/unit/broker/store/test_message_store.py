@@ -7,12 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.derive import BACKLOG_MAX
+from skyroute.broker.store.dispatch import BACKLOG_MAX
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError
-from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
+from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_ledger import KnownQueue, KnownQueues, encode_ledger
 from skyroute.broker.store.queues.queue_read import ReadStatus
+from skyroute.broker.store.reader import SCANNED_UNITS_MIN
 from skyroute.broker.store.settings import DELAYS_MS
 from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError, FileWriteError
@@ -99,7 +100,7 @@ def test_a_batch_has_consecutive_offsets_and_stays_in_one_file(store: MessageSto
     with pytest.raises(RecordTooLargeError):
         store.append_batch(draft(), items * 5, NOW_MS)
     assert store.append(draft(), NOW_MS).queue_offset == 5
-    with pytest.raises(RecordError, match="no batch takes part in a transaction"):
+    with pytest.raises(RecordError, match="cannot be part of a transaction"):
         store.append_batch(draft(sys_flag=int(TransactionState.PREPARED)), items, NOW_MS)
 
 
@@ -150,7 +151,7 @@ def test_a_message_that_comes_while_its_topic_is_deleted_brings_no_queue_back(tm
     removal = store.remove_topic("T")
     next(removal)
     store.append(draft("T", queue_id=2), NOW_MS)
-    store.derive()
+    store.dispatch()
     assert list(removal)
     store.kill()
     assert small_store(tmp_path).topics() == set()
@@ -197,7 +198,7 @@ def test_a_deletion_in_the_ledger_of_another_log_hides_no_message(tmp_path: Path
     store = small_store(tmp_path)
     store.append(draft("T"), NOW_MS)
     store.close()
-    known = KnownQueues({("T", 0): KnownQueue(is_for_batches=False, end=1, flushed_end=1, first=0)}, {"T": 1 << 30})
+    known = KnownQueues({("T", 0): KnownQueue(is_batch_queue=False, end=1, flushed_end=1, first=0)}, {"T": 1 << 30})
     (tmp_path / "queues").write_bytes(encode_ledger(known))
     store = small_store(tmp_path)
     store.append(draft("T"), NOW_MS)
@@ -296,7 +297,7 @@ def test_a_search_without_a_match_is_bounded(tmp_path: Path) -> None:
     store = small_store(tmp_path, queue_segment_units=300_000, log_segment_bytes=1 << 20)
     for _ in range(20):
         store.append_batch(draft(), [BatchItem(b"x")] * 50, NOW_MS)
-    store.derive()
+    store.dispatch()
     for wanted, looked_at in ((32, SCANNED_UNITS_MIN), (900, 900)):
         read = store.read_queue("T", 0, 10, wanted, 1 << 20, lambda code: code == 1)
         assert (read.status, read.next_offset) == (ReadStatus.NO_MATCH, 10 + looked_at)
@@ -316,9 +317,9 @@ def test_units_cross_the_segments_of_their_queue(store: MessageStore) -> None:
     for number in range(35):
         store.append(draft(body=b"%d" % number), NOW_MS)
         if number == 17:
-            store.derive()
+            store.dispatch()
     assert bodies(store) == [b"%d" % number for number in range(35)]
-    store.derive()
+    store.dispatch()
     assert bodies(store) == [b"%d" % number for number in range(35)]
     assert store.read_queue("T", 0, 8, 10, 1 << 20).next_offset == 10, "a read ends with the queue's segment"
 
@@ -376,7 +377,7 @@ def test_messages_are_appended_while_another_thread_waits_for_the_disk(tmp_path:
         assert going_on.wait(10)
         for queue_id in range(5):
             store.append(draft(queue_id=queue_id), NOW_MS)
-        store.derive()
+        store.dispatch()
         assert store.flushed_position == 0
         may_end.set()
         done.result(10)

@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> MessageStore:
             properties = {"KEYS": f"{hour}-{number} all", "UNIQ_KEY": f"{hour}/{number}"}
             store.append(draft("T", number % 2, body, properties), NOW_MS + hour * HOUR_MS)
     assert store.max_position > 9 * 4096
-    store.derive()
+    store.dispatch()
     return store
 
 
@@ -120,7 +120,7 @@ def test_a_queue_of_which_all_has_expired_remembers_its_end(tmp_path: Path) -> N
 
 def test_a_deleted_topic_is_gone_and_begins_anew(store: MessageStore) -> None:
     store.append(draft("Other"), NOW_MS)
-    store.derive()
+    store.dispatch()
     store.append(draft("T", 0, b"not yet written"), NOW_MS)
     store.delete_topic("T")
     assert store.topics() == {"Other"}
@@ -140,6 +140,6 @@ def test_a_topic_that_was_made_again_has_its_later_messages_after_a_crash(tmp_pa
     for number in range(3):
         store.append(draft("T", 0, b"new %d" % number), NOW_MS)
     if written:
-        store.derive()
+        store.dispatch()
     store.kill()
     assert bodies(small_store(tmp_path)) == [b"new 0", b"new 1", b"new 2"]

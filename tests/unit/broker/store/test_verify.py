@@ -287,7 +287,7 @@ def test_only_the_end_of_a_log_after_a_crash_is_taken_for_torn(tmp_path: Path, c
     store = open_store(tmp_path)
     end = store.max_position
     store.append(draft("T", 0, b"y" * 200), NOW_MS)
-    store.derive()
+    store.dispatch()
     store.close() if close else store.kill()
     segment = max((tmp_path / "commitlog").iterdir())
     with segment.open("r+b") as file:

@@ -67,7 +67,7 @@ class Checkpoint:
         return min(self.log_ms, self.queues_ms) - _MARGIN_MS
 
     @property
-    def last_derived(self) -> tuple[int, int] | None:
+    def last_dispatched(self) -> tuple[int, int] | None:
         """Position and size of the newest record that queues and index know of; None where nobody has said."""
         numbers = self._read_sealed(_DERIVED, _DERIVED_AT)
         return None if numbers is None else (numbers[0], numbers[1])
@@ -78,7 +78,7 @@ class Checkpoint:
         numbers = self._read_sealed(_ON_DISK, _ON_DISK_AT)
         return None if numbers is None else OnDisk(*numbers)
 
-    def note_derived(self, position: int, size: int) -> None:
+    def note_dispatched(self, position: int, size: int) -> None:
         """Say that queues and index are written up to this record. Not for the disk: for the next process."""
         self._write_sealed(_DERIVED.pack(position, size), _DERIVED_AT)
 
@@ -96,8 +96,9 @@ class Checkpoint:
     def note_closed(self, log_end: int) -> None:
         """Note the end of the log of a closed store. Apache's broker changes the times when it stores more."""
         self._write_sealed(_CLOSED.pack(log_end, self.log_ms, self.queues_ms, self.index_ms), _CLOSED_AT)
+        self.save()
 
-    def forget_closed(self) -> None:
+    def clear_closed(self) -> None:
         """Note that the store is open."""
         self._map[_CLOSED_AT : _CLOSED_AT + _CLOSED.size] = bytes(_CLOSED.size)
 
@@ -107,8 +108,21 @@ class Checkpoint:
         Raises:
             FileWriteError: the note may not be there.
         """
-        self.note_derived(position, 0)
+        self.note_dispatched(position, 0)
         self.note_on_disk(OnDisk(position, 0, 0, 0))
+        self.save()
+
+    def note_flush(self, log_ms: int, queues_ms: int, index_ms: int, on_disk: OnDisk | None) -> None:
+        """Note, on disk, the times of the newest records of log, queues and index that a flush has put on disk.
+
+        Raises:
+            FileWriteError: the note may not be on disk.
+        """
+        self.log_ms = log_ms
+        self.queues_ms = queues_ms or self.queues_ms
+        self.index_ms = index_ms or self.index_ms
+        if on_disk is not None:
+            self.note_on_disk(on_disk)
         self.save()
 
     def save(self) -> None:
@@ -139,7 +153,7 @@ class Notes(NamedTuple):
     """The content of a checkpoint, read without opening the store."""
 
     times: tuple[int, int, int]
-    last_derived: tuple[int, int] | None
+    last_dispatched: tuple[int, int] | None
     closed_end: int | None
     """As of `Checkpoint`."""
     damaged: list[int]

@@ -115,6 +115,10 @@ class Segment:
         """Make everything from here on zero."""
         self.disk.cut(self.descriptor, at, self.size)
 
+    def note_flushed(self) -> None:
+        """Note that a flush includes its name."""
+        self.is_new = False
+
     def release_memory(self) -> None:
         """Take the pages that were read out of this process's account; the system's cache keeps them."""
         if self._map is not None:

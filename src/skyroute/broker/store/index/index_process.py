@@ -44,7 +44,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Progress(NamedTuple):
+class IndexProgress(NamedTuple):
     """How far the index has come: the newest record whose keys it has, its newest file, and that one's entries."""
 
     position: int
@@ -62,7 +62,7 @@ class Progress(NamedTuple):
 class IndexProcess:
     """The store's end of it. Whatever is asked of a process that is gone comes back with a `False`."""
 
-    def __init__(self, folder: Path, settings: StoreSettings, progress: Progress) -> None:
+    def __init__(self, folder: Path, settings: StoreSettings, progress: IndexProgress) -> None:
         numbers = settings.log_segment_bytes, settings.index_slots, settings.index_entries, progress.end
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(folder), *map(str, numbers)],
@@ -77,48 +77,48 @@ class IndexProcess:
         os.set_blocking(self._out_of, False)
         self.progress = progress
         """What it last said."""
-        self.wanted = progress.end
+        self.requested = progress.end
         """How far it shall go."""
         self._said = progress.end
 
     def __repr__(self) -> str:
-        return f"<IndexProcess {self.pid} {self.progress.end}..{self.wanted}>"
+        return f"<IndexProcess {self.pid} {self.progress.end}..{self.requested}>"
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def go_on_to(self, position: int) -> bool:
+    def request(self, position: int) -> bool:
         """Have it read the log up to a position, soon at least, and wait if it is too far behind."""
-        self.wanted = position
-        return position - self._said < STEP_BYTES or (self.hurry() and self._wait(position - LAG_BYTES_MAX))
+        self.requested = position
+        return position - self._said < STEP_BYTES or (self.update() and self._wait(position - LAG_BYTES_MAX))
 
     def catch_up(self) -> bool:
         """Wait until it has come as far as it shall."""
-        return self.hurry() and self._wait(self.wanted)
+        return self.update() and self._wait(self.requested)
 
     def _wait(self, position: int) -> bool:
         while self.progress.end < position:
             ready = select.poll()
             ready.register(self._out_of, select.POLLIN)
-            if self._said != self.wanted:
+            if self._said != self.requested:
                 ready.register(self._into, select.POLLOUT)
-            if not ready.poll(PATIENCE_S * 1000) or not self.hurry():
+            if not ready.poll(PATIENCE_S * 1000) or not self.update():
                 return False
         return True
 
-    def hurry(self) -> bool:
+    def update(self) -> bool:
         """Have it go as far as it shall, and hear how far it is; never waits."""
         try:
-            if self._said != self.wanted:
+            if self._said != self.requested:
                 with suppress(BlockingIOError):  # there is enough to read for it already
-                    os.write(self._into, _POSITION.pack(self.wanted))
-                    self._said = self.wanted
+                    os.write(self._into, _POSITION.pack(self.requested))
+                    self._said = self.requested
             with suppress(BlockingIOError):
                 heard = os.read(self._out_of, _PROGRESS.size * 1024)
                 if not heard:
                     return False
-                self.progress = Progress(*_PROGRESS.unpack_from(heard, len(heard) - _PROGRESS.size))
+                self.progress = IndexProgress(*_PROGRESS.unpack_from(heard, len(heard) - _PROGRESS.size))
         except OSError:
             return False
         return True

@@ -214,6 +214,10 @@ class IndexFile:
         slots.byteswap()
         self._map[_HEADER.size : self._entries_at] = slots.tobytes()
 
+    def note_flushed(self) -> None:
+        """Note that a flush includes its content and its name."""
+        self.is_dirty = self.is_new = False
+
     def release_memory(self) -> None:
         self._map.madvise(mmap.MADV_DONTNEED)
 
@@ -269,7 +273,7 @@ class KeyIndex:
                 self._disk.remove(later)
             break
 
-    def look_again(self) -> None:
+    def reload(self) -> None:
         """Take note of what another process has added."""
         newest = int(self.files[-1].path.name) if self.files else -1
         names = sorted(path.name for path in self._folder.glob("*") if path.name.isdecimal())

@@ -76,7 +76,7 @@ class KeyReader:
                 if topic is None:
                     topic = self._topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
                 last_at, last_ms, at = at, stored_at_ms, stop_at
-                keep_keys(keys, topic, raw[topic_stop + 2 : at], sys_flag, position + last_at, stored_at_ms)
+                collect_keys(keys, topic, raw[topic_stop + 2 : at], sys_flag, position + last_at, stored_at_ms)
             if last_at >= 0:
                 return position + last_at, at - last_at, last_ms
             if position + end >= stop:
@@ -84,7 +84,7 @@ class KeyReader:
             read_bytes = size  # one that is longer than what we read
 
 
-def keep_keys(
+def collect_keys(
     keys: list[Key], topic: str, raw_properties: bytes, sys_flag: int, position: int, stored_at_ms: int
 ) -> None:
     """Add to a list what the index keeps of a record: its unique id and its keys."""

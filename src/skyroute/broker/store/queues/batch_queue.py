@@ -25,7 +25,7 @@ class BatchQueue(TopicQueue):
 
     __slots__ = ()
     unit_bytes = _BATCH_UNIT.size
-    is_for_batches = True
+    is_batch_queue = True
 
     def messages_in(self, raw_properties: bytes) -> int:
         return messages_in_batch(raw_properties)

@@ -12,7 +12,7 @@ class ConsumeQueue(TopicQueue):
 
     __slots__ = ()
     unit_bytes = UNIT.size
-    is_for_batches = False
+    is_batch_queue = False
 
     def messages_in(self, raw_properties: bytes) -> int:
         return 1

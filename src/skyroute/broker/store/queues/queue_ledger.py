@@ -36,7 +36,7 @@ _QUEUE, _BATCH_QUEUE, _DELETED_TOPIC = 1, 2, 3
 class KnownQueue:
     """The ledger's entry of a queue."""
 
-    is_for_batches: bool
+    is_batch_queue: bool
     end: int
     """The offset behind its newest message in files."""
     flushed_end: int
@@ -216,13 +216,13 @@ def encode_ledger(known: KnownQueues) -> bytes:
     """Return a ledger as its file holds it."""
     entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in known.deleted.items()]
     for (topic, queue_id), queue in known.queues.items():
-        kind = _BATCH_QUEUE if queue.is_for_batches else _QUEUE
+        kind = _BATCH_QUEUE if queue.is_batch_queue else _QUEUE
         entries.append(_entry(kind, topic, queue_id) + _ends(queue.end, queue.flushed_end, queue.first))
     return _MARK + b"".join(entries)
 
 
 def _kind(queue: TopicQueue) -> int:
-    return _BATCH_QUEUE if queue.is_for_batches else _QUEUE
+    return _BATCH_QUEUE if queue.is_batch_queue else _QUEUE
 
 
 def _entry(kind: int, topic: str, queue_id: int) -> bytes:

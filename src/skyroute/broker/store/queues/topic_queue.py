@@ -59,7 +59,7 @@ class TopicQueue(ABC):
         "topic_field",
     )
     unit_bytes: ClassVar[int]
-    is_for_batches: ClassVar[bool]
+    is_batch_queue: ClassVar[bool]
 
     def __init__(
         self, folder: Path, topic: str, queue_id: int, segment_units: int, disk: Disk, opened: OpenSegments
@@ -175,6 +175,10 @@ class TopicQueue(ABC):
 
     # -------------------------------------------------------------------------------------------- messages by offset
 
+    def advance(self, offset: int) -> None:
+        """Set the offset of the next message."""
+        self.next_offset = offset
+
     @abstractmethod
     def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
         """Add the unit of a record. It stays in memory until `write`."""
@@ -268,6 +272,10 @@ class TopicQueue(ABC):
             self.bad_row = min((row for row in bad_rows if row is not None), default=None)
         self.end = self.next_offset = self._offset_of(self._count)
 
+    def mark_bad(self, row: int | None) -> None:
+        """Set the first row to rebuild; None if all rows are intact."""
+        self.bad_row = row
+
     def _find_bad_row(self) -> int | None:
         """Return the first row whose unit is missing, by the first and last units of each file."""
         segments, before = self._log.segments, -1
@@ -312,7 +320,7 @@ class TopicQueue(ABC):
         units = self._units(row, 1)
         return UNIT.unpack_from(units) if units else (0, NO_MESSAGE_BYTES, 0)
 
-    def begin(self) -> None:
+    def create_file(self) -> None:
         """Create the first segment, if it is missing.
 
         Raises:

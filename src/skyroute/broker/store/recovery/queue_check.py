@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.derive import WITHOUT_PLACE, Derived
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE, Dispatcher
 from skyroute.broker.store.queues.batch_queue import messages_in_batch
 from skyroute.broker.store.queues.queue_ledger import KnownQueue, KnownQueues
 from skyroute.broker.store.queues.topic_queue import NO_MESSAGE_BYTES, TopicQueue
@@ -39,19 +39,19 @@ class QueueState:
         known: KnownQueues | None,
         *,
         is_exact: bool,
-        keep_kind: Callable[[str], None],
+        make_batch_topic: Callable[[str], None],
     ) -> None:
         """`known` is None if there is no up-to-date ledger.
 
         `is_exact` says that the queues' ends are those of the ledger, and not only those of its last flush.
-        `keep_kind` makes a topic without a folder a batch topic.
+        `make_batch_topic` makes a topic without a folder a batch topic.
         """
         self.queues = list(queues)
         self.deleted = {} if known is None else known.deleted
         self._known = None if known is None else known.queues
         self._noted = {} if known is None else known.queues
         self._is_exact = is_exact
-        self._keep_kind = keep_kind
+        self._make_batch_topic = make_batch_topic
         self._found_ends = {queue: queue.end for queue in self.queues}
 
     def check_newest(self, log: CommitLog, log_end: int) -> None:
@@ -59,7 +59,7 @@ class QueueState:
         if log.segments:
             for queue in self.queues:
                 if queue.bad_row is None and not _is_newest_sound(log, queue, log_end):
-                    queue.bad_row = queue.count - 1
+                    queue.mark_bad(queue.count - 1)
 
     def find_rebuilt(
         self, log: CommitLog, start: int, find_queue: Callable[[str, int], TopicQueue]
@@ -74,9 +74,9 @@ class QueueState:
             if queue is None and (queue := self._create(key, known, find_queue)) is not None:
                 rebuilt[queue] = log.start
             elif queue is not None and known.first < queue.first_kept and known.first < known.end:
-                queue.bad_row = ALL_ROWS
+                queue.mark_bad(ALL_ROWS)
             elif queue is not None and self._found_end(queue) < self._known_end(known):
-                queue.bad_row = queue.count if queue.bad_row is None else min(queue.bad_row, queue.count)
+                queue.mark_bad(queue.count if queue.bad_row is None else min(queue.bad_row, queue.count))
         for queue in self.queues:
             if queue.bad_row is not None:
                 rebuilt[queue] = _find_position(log, queue, queue.bad_row)
@@ -89,15 +89,15 @@ class QueueState:
                 queue.remove()
             elif queue.bad_row is not None:
                 queue.drop_from(queue.bad_row)
-            queue.bad_row = None
+            queue.mark_bad(None)
 
     def _create(
         self, key: tuple[str, int], known: KnownQueue, find_queue: Callable[[str, int], TopicQueue]
     ) -> TopicQueue | None:
         if not known.end:
             return None
-        if known.is_for_batches:
-            self._keep_kind(key[0])
+        if known.is_batch_queue:
+            self._make_batch_topic(key[0])
         try:
             queue = find_queue(*key)
         except InvalidNameError:
@@ -127,7 +127,7 @@ class QueueState:
             position, _, topic, queue_id, offset, sys_flag, _, raw = record
             if position >= start:
                 break
-            if sys_flag & WITHOUT_PLACE:
+            if sys_flag & NOT_IN_QUEUE:
                 continue
             end, key = offset + 1, (topic, queue_id)
             if sys_flag & INNER_BATCH:
@@ -143,7 +143,7 @@ class QueueState:
         return {key: KnownQueue(key[0] in for_batches, end, end, firsts[key]) for key, end in ends.items()}
 
     def fill_up(
-        self, log_end: int, rebuilt: Container[TopicQueue], restarted: Container[TopicQueue], derived: Derived
+        self, log_end: int, rebuilt: Container[TopicQueue], restarted: Container[TopicQueue], dispatcher: Dispatcher
     ) -> None:
         """Extend each queue to its expected end with units without a message, if the log has lost records."""
         for queue in self.queues:
@@ -151,7 +151,7 @@ class QueueState:
             # Only the ledger's ends count: no checksum covers the offsets in the log.
             if (said := self._noted.get((queue.topic, queue.queue_id))) is not None:
                 ends.append(self._known_end(said))
-            if self._is_exact and queue in rebuilt and not queue.is_for_batches:
+            if self._is_exact and queue in rebuilt and not queue.is_batch_queue:
                 ends.append(self._found_ends.get(queue, 0))
             if max(ends) > queue.next_offset and queue not in restarted:
                 logger.warning(
@@ -159,7 +159,7 @@ class QueueState:
                     *(queue.topic, queue.queue_id, queue.next_offset, max(ends) - 1),
                 )
                 queue.fill_up(max(ends), log_end)
-                derived.write_queue(queue)
+                dispatcher.add_queue(queue)
 
 
 def has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, first: int, stop: int) -> bool:

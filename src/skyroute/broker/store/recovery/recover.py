@@ -3,7 +3,7 @@
 The log is the truth; recovery removes nothing from it but what a crash has torn. Queues and index follow from it, and
 are written again from it where they are missing or damaged.
 
-1. Up to some record, queues and index are known to be written. Which one depends on what was left behind:
+1. Up to some record, queues and index are known to be written. Which one depends on what was shutdown behind:
 
    - A store that was closed has everything.
    - A process that died leaves what it had written, in the system's memory if not on the disk. It had taken note of
@@ -23,16 +23,16 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from typing import Final
 
 from skyroute.broker.store.commit_log import CommitLog, ScannedTuple
-from skyroute.broker.store.derive import WITHOUT_PLACE, Derived, Noted
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE, Dispatcher, PendingRecord
+from skyroute.broker.store.files.abort_file import Shutdown
 from skyroute.broker.store.files.checkpoint import Checkpoint
 from skyroute.broker.store.files.sparse import data_chunks, last_data
 from skyroute.broker.store.index.key_index import KeyIndex
-from skyroute.broker.store.index.keys import Key, keep_keys
+from skyroute.broker.store.index.keys import Key, collect_keys
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.broker.store.recovery.damage import CUT_FOLDER, CutTail, DamagedRange
 from skyroute.broker.store.recovery.index_check import find_gap
@@ -49,16 +49,6 @@ WRITTEN_AT_ONCE: Final = 4096
 
 LINES_MAX: Final = 100
 """Number of damaged ranges that are logged one by one."""
-
-
-class LeftBehind(Enum):
-    """How the last one who had the folder open let go of it."""
-
-    CLOSED = auto()
-    PROCESS_DIED = auto()
-    MACHINE_STOPPED = auto()
-    UNKNOWN = auto()
-    """It was not us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +79,11 @@ def recover(
     state: QueueState,
     find_queue: Callable[[str, int], TopicQueue],
     index: KeyIndex | None,
-    derived: Derived,
+    dispatcher: Dispatcher,
     checkpoint: Checkpoint,
     disk: Disk,
     *,
-    left: LeftBehind,
+    shutdown: Shutdown,
     now_ms: int,
     begin_rebuild: Callable[[int], None],
 ) -> Recovered:
@@ -104,14 +94,14 @@ def recover(
     Raises:
         FileWriteError: the disk refuses to have it written.
     """
-    start = _find_trusted_end(log, state.queues, checkpoint, left)
-    is_apaches = left is LeftBehind.CLOSED and checkpoint.closed_end is None
+    start = _find_trusted_end(log, state.queues, checkpoint, shutdown)
+    is_apaches = shutdown is Shutdown.CLEAN and checkpoint.closed_end is None
     floor = _find_known_end(log, state.queues) if is_apaches else 0
-    is_torn = left in (LeftBehind.MACHINE_STOPPED, LeftBehind.UNKNOWN) or start is None
+    is_torn = shutdown in (Shutdown.MACHINE_STOPPED, Shutdown.UNKNOWN) or start is None
     if start is None:
         start = _find_start(log, checkpoint.trusted_ms)
     if not log.segments:
-        log.end = start
+        log.start_at(start)
     if not is_torn:
         state.check_newest(log, max(start, floor))
     for queue in state.queues:
@@ -121,7 +111,7 @@ def recover(
             queue.truncate_to(start)
     rebuilt = state.find_rebuilt(log, start, find_queue)
     index_start = (
-        start if index is None else _mend_index(log, index, checkpoint, left, start, slots_are_sound=not is_torn)
+        start if index is None else _mend_index(log, index, checkpoint, shutdown, start, slots_are_sound=not is_torn)
     )
     walk_start = min([start, index_start, *rebuilt.values()])
     if walk_start < start:
@@ -130,39 +120,39 @@ def recover(
         )
         begin_rebuild(walk_start)
     state.drop_bad_rows()
-    walk = _Walk(log, find_queue, derived, index, state.deleted, start, rebuilt, index_start)
-    walk.run(walk_start, left)
+    walk = _Walk(log, find_queue, dispatcher, index, state.deleted, start, rebuilt, index_start)
+    walk.run(walk_start, shutdown)
     end = max(walk.end, start, floor)
-    if left is LeftBehind.CLOSED:
+    if shutdown is Shutdown.CLEAN:
         end = _find_last_data(log, end)
-    state.fill_up(end, rebuilt, walk.restarted, derived)
-    derived.write()
+    state.fill_up(end, rebuilt, walk.restarted, dispatcher)
+    dispatcher.write_up_to(None)
     if index is not None and not index.files:
         index.begin_file(now_ms)  # so that it is not taken for missing the next time
     cuts = _set_aside(log, end, now_ms, disk)
-    log.finish_at(end)
-    log.flushed = log.end if left is LeftBehind.CLOSED else log.start
-    if walk_start < start or derived.lacks_units:
-        derived.lacks_units = False
-        checkpoint.note_derived(log.end, 0)
+    log.finish_at(end, is_flushed=shutdown is Shutdown.CLEAN)
+    if walk_start < start or dispatcher.has_gaps:
+        dispatcher.end_recovery(log.end)
     damaged = [each.cut_at(end) for each in walk.damaged if each.position < end]
     _tell(damaged, cuts)
     return Recovered(
-        *(left is LeftBehind.CLOSED, start, walk.records, tuple(damaged), tuple(cuts)),
+        *(shutdown is Shutdown.CLEAN, start, walk.records, tuple(damaged), tuple(cuts)),
         rebuilt_queues=len(rebuilt),
         rebuilt_index=index_start < start,
     )
 
 
-def _find_trusted_end(log: CommitLog, queues: list[TopicQueue], checkpoint: Checkpoint, left: LeftBehind) -> int | None:
+def _find_trusted_end(
+    log: CommitLog, queues: list[TopicQueue], checkpoint: Checkpoint, shutdown: Shutdown
+) -> int | None:
     """Return the position up to which queues and index are known to be written; None where it is not known."""
-    if left is LeftBehind.CLOSED:
+    if shutdown is Shutdown.CLEAN:
         closed_end = checkpoint.closed_end
         return _find_newest(log, queues) if closed_end is None else max(closed_end, log.start)
     noted: tuple[int, int] | None = None
-    if left is LeftBehind.PROCESS_DIED:
-        noted = checkpoint.last_derived
-    elif left is LeftBehind.MACHINE_STOPPED and checkpoint.on_disk is not None:
+    if shutdown is Shutdown.PROCESS_DIED:
+        noted = checkpoint.last_dispatched
+    elif shutdown is Shutdown.MACHINE_STOPPED and checkpoint.on_disk is not None:
         noted = checkpoint.on_disk[:2]
     if noted is None:
         return None
@@ -217,13 +207,13 @@ def _mend_index(
     log: CommitLog,
     index: KeyIndex,
     checkpoint: Checkpoint,
-    left: LeftBehind,
+    shutdown: Shutdown,
     start: int,
     *,
     slots_are_sound: bool,
 ) -> int:
     """Drop keys of records behind a position; return from where on the index lacks keys of earlier records."""
-    on_disk = checkpoint.on_disk if left is LeftBehind.MACHINE_STOPPED else None
+    on_disk = checkpoint.on_disk if shutdown is Shutdown.MACHINE_STOPPED else None
     if on_disk is not None and index.files and start == on_disk.end and index.extent[0] == on_disk.index_file:
         index.truncate_torn(on_disk.index_count, start)
     else:
@@ -241,7 +231,7 @@ class _Walk:
         self,
         log: CommitLog,
         find_queue: Callable[[str, int], TopicQueue],
-        derived: Derived,
+        dispatcher: Dispatcher,
         index: KeyIndex | None,
         deleted: dict[str, int],
         start: int,
@@ -250,14 +240,14 @@ class _Walk:
     ) -> None:
         self._log = log
         self._find_queue = find_queue
-        self._derived = derived
+        self._dispatcher = dispatcher
         self._index = index
         self._deleted = deleted
         self._start = start
         self._rebuilt = {(queue.topic, queue.queue_id): (queue, first) for queue, first in rebuilt.items()}
         self._index_start = index_start
         self._keys: list[Key] = []
-        self._held: dict[TopicQueue, Noted] = {}
+        self._held: dict[TopicQueue, PendingRecord] = {}
         """Records with an unexpected offset. The next record of the queue decides whether it is right."""
         self._restored = 0
         self.end = self._log.start
@@ -267,9 +257,9 @@ class _Walk:
         self.restarted: set[TopicQueue] = set()
         """Queues whose offsets restart at 0 in the log, because their topic was deleted."""
 
-    def run(self, position: int, left: LeftBehind) -> None:  # noqa: PLR0912 - every record passes here
+    def run(self, position: int, shutdown: Shutdown) -> None:  # noqa: PLR0912 - every record passes here
         """Walk from a position to the last record."""
-        start, derived, held, deleted = self._start, self._derived, self._held, self._deleted
+        start, dispatcher, held, deleted = self._start, self._dispatcher, self._held, self._deleted
         bad_bodies: list[DamagedRange] = []
         """Records with an intact header behind the last intact record."""
         for found in scan_log(self._log, position):
@@ -291,23 +281,22 @@ class _Walk:
                 queue = self._find_queue(topic, queue_id)
             except InvalidNameError:
                 continue  # a damaged topic: the record stays in the log, in no queue
-            if not sys_flag & WITHOUT_PLACE:
+            if not sys_flag & NOT_IN_QUEUE:
                 if offset != queue.next_offset:
                     self._give(queue, found)
                     continue
-                queue.next_offset = offset + (queue.messages_in(raw) if sys_flag & INNER_BATCH else 1)
-            derived.noted.append((queue, offset, position, size, raw, sys_flag, stored_at_ms))
-            if len(derived.noted) >= WRITTEN_AT_ONCE:
-                derived.write()
+                queue.advance(offset + (queue.messages_in(raw) if sys_flag & INNER_BATCH else 1))
+            if dispatcher.add(queue, offset, position, size, raw, sys_flag, stored_at_ms) >= WRITTEN_AT_ONCE:
+                dispatcher.write_up_to(None)
         for damaged in bad_bodies:
             # A process crash tears a record at its end, a power failure anywhere.
-            is_whole = left is LeftBehind.CLOSED or (left is LeftBehind.PROCESS_DIED and damaged.reason != TORN)
+            is_whole = shutdown is Shutdown.CLEAN or (shutdown is Shutdown.PROCESS_DIED and damaged.reason != TORN)
             if is_whole or damaged.end <= start:
                 self._take_slowly(damaged.lost)
         for waiting in held.values():
             if waiting[1] > waiting[0].next_offset:
                 self._restore_behind_gap(waiting)
-        derived.write()
+        dispatcher.write_up_to(None)
         self._write_keys()
 
     def _take_slowly(self, found: ScannedTuple | None) -> None:
@@ -324,7 +313,7 @@ class _Walk:
                     self._give(self._find_queue(topic, queue_id), found)
             return
         if position >= self._index_start and self._index is not None:
-            keep_keys(self._keys, topic, raw, sys_flag, position, stored_at_ms)
+            collect_keys(self._keys, topic, raw, sys_flag, position, stored_at_ms)
             if len(self._keys) >= WRITTEN_AT_ONCE:
                 self._write_keys()
         queue, first = self._rebuilt.get((topic, queue_id), (None, 0))
@@ -339,9 +328,9 @@ class _Walk:
         """Add a record to its queue once its offset is confirmed: no checksum covers it."""
         position, size, _, _, offset, sys_flag, stored_at_ms, raw = found
         record = queue, offset, position, size, raw, sys_flag, stored_at_ms
-        if sys_flag & WITHOUT_PLACE:
+        if sys_flag & NOT_IN_QUEUE:
             if position >= self._start:
-                self._derived.add_keys(record)
+                self._dispatcher.add_keys(record)
             return
         waiting = self._held.pop(queue, None)
         if waiting is not None:
@@ -350,31 +339,31 @@ class _Walk:
             if offset >= behind if waiting[1] > queue.next_offset else not waiting[1] and offset == behind:
                 self._restore_behind_gap(waiting)
         if position >= self._start:
-            self._derived.add_keys(record)
+            self._dispatcher.add_keys(record)
         if offset == queue.next_offset:
             self._restore(record)
         else:
             self._held[queue] = record
-            self._derived.lacks_units = True
+            self._dispatcher.note_gap()
 
-    def _restore_behind_gap(self, record: Noted) -> None:
+    def _restore_behind_gap(self, record: PendingRecord) -> None:
         queue, offset, position, *_ = record
-        self._derived.write()
+        self._dispatcher.write_up_to(None)
         if not offset:
             self.restarted.add(queue)
         if queue.make_place(offset, position):
             self._restore(record)
 
-    def _restore(self, record: Noted) -> None:
+    def _restore(self, record: PendingRecord) -> None:
         queue, offset, *_ = record
-        queue.next_offset = offset + _messages_in(record)
-        self._derived.add_unit(record)
+        queue.advance(offset + _messages_in(record))
+        self._dispatcher.add_unit(record)
         self._restored += 1
         if self._restored % WRITTEN_AT_ONCE == 0:
-            self._derived.write()
+            self._dispatcher.write_up_to(None)
 
 
-def _messages_in(record: Noted) -> int:
+def _messages_in(record: PendingRecord) -> int:
     queue, _, _, _, raw_properties, sys_flag, _ = record
     return queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
 

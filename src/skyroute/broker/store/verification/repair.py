@@ -73,7 +73,7 @@ class Repair:
         tables: Mapping[str, ReadTable],
         check_timer_page: Callable[[bytes], str],
         settings: StoreSettings | None = None,
-        keeps_batches: Callable[[str], bool] | None = None,
+        is_batch_topic: Callable[[str], bool] | None = None,
         disk: Disk | None = None,
     ) -> None:
         """Prepare a repair.
@@ -84,7 +84,7 @@ class Repair:
             tables: The tables that the broker parses, by their names in `config`.
             check_timer_page: Returns what is wrong with the content of `timercheck`.
             settings: The sizes that the files were written with; None to find them out.
-            keeps_batches: Whether the queues of a topic, of which no folder is left, keep batches whole.
+            is_batch_topic: Whether the queues of a topic, of which no folder is left, keep batches whole.
             disk: Where the copy is written.
         """
         self.source = source
@@ -95,7 +95,7 @@ class Repair:
         self._tables = tables
         self._check_timer_page = check_timer_page
         self._settings = settings
-        self._keeps_batches = keeps_batches
+        self._is_batch_topic = is_batch_topic
         self._disk = disk or Disk()
         self._opened = OpenSegments(open_segments_allowed())
         self._doing = "starting"
@@ -339,7 +339,7 @@ class Repair:
         # No process id and no boot id of this machine: recovery then trusts only the log and the ledger.
         self._write_file("abort", b"0 -")
         store = MessageStore.open(
-            self.target, settings, now_ms=now_ms, disk=self._disk, keeps_batches=self._keeps_batches
+            self.target, settings, now_ms=now_ms, disk=self._disk, is_batch_topic=self._is_batch_topic
         )
         store.close()
 

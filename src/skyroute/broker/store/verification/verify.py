@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.broker.store.commit_log import ScannedTuple, scan_segment
-from skyroute.broker.store.derive import WITHOUT_PLACE
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE
 from skyroute.broker.store.errors import StoreLockedError
 from skyroute.broker.store.files.checkpoint import Notes, read_notes
 from skyroute.broker.store.files.folder_lock import is_locked
@@ -64,7 +64,7 @@ class _Log:
         """Return whether a sound record lies there that has a place in a queue."""
         segment = self.find(position)
         found = None if segment is None else next(scan_segment(segment, position, {}), None)
-        if found is None or found[5] & WITHOUT_PLACE:
+        if found is None or found[5] & NOT_IN_QUEUE:
             return False
         return found[:5] == (position, size, topic, queue_id, offset)
 
@@ -147,7 +147,7 @@ class StoreCheck:
         if not was_closed:
             report.notes.append("the broker did not stop cleanly: the next start recovers the store")
         notes = self._read_checkpoint()
-        derived = None if notes is None else notes.last_derived
+        derived = None if notes is None else notes.last_dispatched
         derived_end = None if was_closed else log.start if derived is None else sum(derived)
         known = KnownLog(log.start, derived_end, self._read_ledger(notes))
         queues = QueueCheck(self.folder, self._opened, report, known, topics)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from skyroute.broker.store.commit_log import ScannedTuple
 from skyroute.broker.store.files.read_only import segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment
-from skyroute.broker.store.index.keys import Key, keep_keys, key_hash
+from skyroute.broker.store.index.keys import Key, collect_keys, key_hash
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.verify_queues import KnownLog
@@ -126,7 +126,7 @@ class IndexCheck:
         """Compare the entries of a sound record."""
         position, _, topic, _, _, sys_flag, stored_at_ms, raw = record
         keys: list[Key] = []
-        keep_keys(keys, topic, raw, sys_flag, position, stored_at_ms)
+        collect_keys(keys, topic, raw, sys_flag, position, stored_at_ms)
         self._keys += len(keys)
         self._pass_to(position, is_damaged)
         found: set[int] = set()

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.commit_log import ScannedTuple
-from skyroute.broker.store.derive import WITHOUT_PLACE, code_of, due_ms
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE, code_of, due_ms
 from skyroute.broker.store.files.read_only import segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.index.keys import find_value
@@ -163,7 +163,7 @@ class QueueCheck:
     def see(self, record: ScannedTuple, has_record: HasRecord) -> None:
         """Compare the unit of a sound record."""
         position, size, topic, queue_id, offset, sys_flag, stored_at_ms, raw = record
-        if sys_flag & WITHOUT_PLACE or position < self._ledger.deleted.get(topic, 0):
+        if sys_flag & NOT_IN_QUEUE or position < self._ledger.deleted.get(topic, 0):
             return
         queue = self._queues.get((topic, queue_id))
         if queue is None:
