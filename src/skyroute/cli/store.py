@@ -100,7 +100,7 @@ def repair(path: Path, target: Path, config_file: str | None, options: dict[str,
     try:
         settings = _settings(path, config_file, options)
         work = Repair(path, target, TABLES, damage_of, settings, partial(_keeps_batches, path))
-        with Progress("repairing:", work.how_far):
+        with Progress("repairing:", work.progress):
             repaired = work.run(int(time.time() * 1000))
         report = work.report
     except SkyrouteError as error:
@@ -143,7 +143,7 @@ def _keeps_batches(path: Path, topic: str) -> bool:
 def _verify(path: Path, settings: StoreSettings | None) -> Report:
 
     check = StoreCheck(path, TABLES, damage_of, settings)
-    with Progress("checking:", check.how_far):
+    with Progress("checking:", check.progress):
         return check.run()
 
 

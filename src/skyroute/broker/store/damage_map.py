@@ -1,4 +1,4 @@
-"""Which positions of a log are damaged, for readers."""
+"""The damaged ranges of a log, which readers skip."""
 
 from bisect import bisect_right
 from collections.abc import Iterable

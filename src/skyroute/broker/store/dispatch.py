@@ -138,7 +138,7 @@ class Dispatcher:
         *_, (_, _, position, size, _, _, stored_at_ms) = ready
         self._newest = position, size, stored_at_ms
 
-    # -------------------------------------------------------------------------------------------------------- to files
+    # --------------------------------------------------------------------------------------------------------- to files
 
     def write(self) -> None:
         """Make pending records visible, and write their units and keys to files.
@@ -215,7 +215,7 @@ class Dispatcher:
         on_disk, index_ms = self._index_writer.reached(self._checkpoint.last_dispatched)
         flush.set_reached(self.written_ms, index_ms, None if on_disk is None else OnDisk(*on_disk))
 
-    # ------------------------------------------------------------------------------------------------------- key index
+    # -------------------------------------------------------------------------------------------------------- key index
 
     def catch_index_up(self) -> None:
         """Wait until the index has the keys of all written records.
@@ -252,7 +252,7 @@ class Dispatcher:
         if reached is not None:
             self._checkpoint.note_dispatched(*reached)
 
-    # --------------------------------------------------------------------------------------------------------- ledger
+    # ----------------------------------------------------------------------------------------------------------- ledger
 
     def read_ledger(self) -> KnownQueues | None:
         """Return the queues in the ledger; None if it is missing or damaged."""
@@ -282,7 +282,7 @@ class Dispatcher:
         """
         self._ledger.note_deleted(topic, self._log.end)
 
-    # ---------------------------------------------------------------------------------------------------- for recovery
+    # ----------------------------------------------------------------------------------------------------- for recovery
 
     def add_unit(self, record: PendingRecord) -> None:
         """Add a record's unit to its queue, without its keys."""
@@ -318,7 +318,7 @@ class Dispatcher:
         self.has_gaps = False
         self._checkpoint.note_dispatched(log_end, 0)
 
-    # --------------------------------------------------------------------------------------------------------- removal
+    # ---------------------------------------------------------------------------------------------------------- removal
 
     def drop_queue(self, queue: TopicQueue) -> None:
         """Drop the unwritten units of a queue that is being removed."""

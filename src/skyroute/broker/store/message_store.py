@@ -80,7 +80,7 @@ class MessageStore(StoreReader):
     def __repr__(self) -> str:
         return f"<MessageStore {self.folder} {self._log.start}..{self._log.end} queues={len(self._queues)}>"
 
-    # ---------------------------------------------------------------------------------------------- opening, closing
+    # ------------------------------------------------------------------------------------------------- opening, closing
 
     @classmethod
     def open(
@@ -175,7 +175,7 @@ class MessageStore(StoreReader):
         self._refusal = StoreClosedError(f"{self.folder} is closed")
         self._closing.close()
 
-    # ------------------------------------------------------------------------------------------------------ appending
+    # -------------------------------------------------------------------------------------------------------- appending
 
     def append(self, draft: Draft, now_ms: int) -> Appended:
         """Store one message.
@@ -279,7 +279,7 @@ class MessageStore(StoreReader):
         """
         self._dispatcher.write()
 
-    # ------------------------------------------------------------------------------------------------------- flushing
+    # --------------------------------------------------------------------------------------------------------- flushing
 
     def flush(self, *, thorough: bool = True) -> None:
         """Wait until all appended records are on disk; with `thorough`, queues and index as well.
@@ -330,7 +330,7 @@ class MessageStore(StoreReader):
         """Note that a flush failed: nothing can be appended until the store is opened again."""
         self._refusal = StoreClosedError(f"{self.folder} could not be flushed ({cause}); restart the broker")
 
-    # ------------------------------------------------------------------------------------------------------- expiring
+    # --------------------------------------------------------------------------------------------------------- expiring
 
     def disk_used(self) -> float:
         """Return the used part of the disk, from 0 to 1."""

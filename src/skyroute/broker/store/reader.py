@@ -84,7 +84,7 @@ class StoreReader:
             *(self._log, first, units, stops, low, high, count_max, bytes_max, accept, accept_record, may_go_on)
         )
 
-    # ------------------------------------------------------------------------------------------------------------ log
+    # -------------------------------------------------------------------------------------------------------------- log
 
     def record_at(self, position: int) -> bytes | None:
         """Return the record at this position of the log; None if no intact record starts there."""
@@ -110,7 +110,7 @@ class StoreReader:
         """Store time of the oldest record of the log; None if the log is empty."""
         return self._log.stored_at_ms(self._log.start)
 
-    # --------------------------------------------------------------------------------------------------------- queues
+    # ----------------------------------------------------------------------------------------------------------- queues
 
     def topics(self) -> set[str]:
         """Return the topics that have, or had, messages in this store."""
@@ -166,7 +166,7 @@ class StoreReader:
             return max(bisect_right(range(high), timestamp_ms, lo=low, hi=high, key=stored_ms) - 1, low)
         return bisect_left(range(high), timestamp_ms, lo=low, hi=high, key=stored_ms)
 
-    # ----------------------------------------------------------------------------------------------------------- keys
+    # ------------------------------------------------------------------------------------------------------------- keys
 
     def find_by_key(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyMatches:
         """Return the positions of messages that may have a key and were stored in a time range, oldest first.

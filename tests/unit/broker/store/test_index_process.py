@@ -192,7 +192,7 @@ def test_keys_of_what_readers_saw_and_no_file_has_are_not_lost_with_it(tmp_path:
 
 
 def test_a_process_that_says_nothing_is_done_without(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_process, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(index_process, "TIMEOUT_S", 0.05)
     keys = rush(store, 0)
     pid = store.index_pid
     assert pid is not None

@@ -151,8 +151,8 @@ def test_a_damaged_table_gives_way_to_its_backup(folder: Path, tmp_path: Path) -
     (folder / "config" / "broker.properties").write_bytes(b"brokerName=a\n")
     repaired, report = repair(folder, tmp_path / "copy")
     assert repaired.losses == [
-        "config/consumerOffset.json is damaged, and so is its backup: the copy has none",
-        "config/topics.json is damaged: the copy has its backup",
+        "config/consumerOffset.json and its backup are damaged; the copy has neither",
+        "config/topics.json is damaged; the copy has its backup",
     ]
     assert report.findings == []
     assert sorted(path.name for path in (tmp_path / "copy" / "config").iterdir()) == [
@@ -219,7 +219,7 @@ def test_it_refuses_what_it_must_not_do(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "full" / "file").touch()
     with pytest.raises(StorageError, match="is not empty"):
         run(folder, tmp_path / "full")
-    with pytest.raises(StorageError, match="lie in each other"):
+    with pytest.raises(StorageError, match="contain each other"):
         run(folder, folder / "copy")
     with pytest.raises(StorageError, match="is no store"):
         run(tmp_path / "full", tmp_path / "copy")

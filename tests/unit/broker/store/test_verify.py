@@ -184,7 +184,7 @@ def test_a_damaged_table_is_found(folder: Path, name: str, content: bytes) -> No
     path.write_bytes(content)
     (finding,) = verify(folder).findings
     assert (finding.area, finding.file, finding.cost) == (
-        *("table", f"config/{name}", "the newest change, which the backup lacks"),
+        *("table", f"config/{name}", "the newest change, which is not in the backup"),
     )
     path.with_name(f"{name}.bak").write_bytes(content)
     assert "does not start" in verify(folder).findings[0].cost
@@ -295,7 +295,7 @@ def test_only_the_end_of_a_log_after_a_crash_is_taken_for_torn(tmp_path: Path, c
         file.write(bytes(4000) if is_half else b"z" * 100)
         file.truncate(4096)
     finding = next(finding for finding in verify(tmp_path).findings if finding.area == "log")
-    assert ("the next start sets these bytes aside" in finding.advice) is not close
+    assert ("the next start copies these bytes to commitlog.cut" in finding.advice) is not close
 
 
 def test_a_store_in_use_is_refused(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The small JSON files beside the messages, as Apache's broker writes and reads them."""
+"""JSON files of the broker, such as `topics.json`, in the format of Apache's broker."""
 
 import errno
 import logging
@@ -18,7 +18,7 @@ _Table = TypeVar("_Table")
 
 
 class JsonFile:
-    """One file and its `.bak`. What it says is its owner's business; integer keys come back as text."""
+    """One file and its `.bak`. Integer keys come back as text."""
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = path
@@ -34,7 +34,7 @@ class JsonFile:
         return backup_path(self.path)
 
     def load(self, read: Callable[[Any], _Table]) -> _Table | None:
-        """Return what `read` makes of the file's content; None where neither the file nor its backup exists.
+        """Return the file's content, converted by `read`; None if neither the file nor its backup exists.
 
         The backup replaces a missing or damaged file: empty, not JSON, or refused by `read`. A damaged file is kept
         as `NAME.damaged-TIME`, TIME being that of its last change.
@@ -53,17 +53,17 @@ class JsonFile:
                 damage.append(str(error))
                 continue
             if path != self.path:
-                self._give_way(damage)
+                self._use_backup(damage)
             return table
         if damage:
             raise StoreDamagedError(
-                f"{'; '.join(damage)}. No intact copy lies beside it: restore {self.path} from another one, or move "
-                "the damaged file away to start without what it held"
+                f"{'; '.join(damage)}. No intact copy is beside it: restore {self.path} from a backup, or move "
+                "the damaged file away to start without its content"
             )
         return None
 
-    def _give_way(self, damage: list[str]) -> None:
-        """Note that the backup is used, and rename a damaged file: the next `save` must not replace the backup."""
+    def _use_backup(self, damage: list[str]) -> None:
+        """Rename a damaged file, so that the next `save` does not replace the backup with it."""
         self.used_backup = True
         if not damage:
             log.warning("table missing, its backup is used file=%s backup=%s", self.path, self.backup)
@@ -93,12 +93,12 @@ class JsonFile:
 
 
 def read_json(path: Path, read: Callable[[Any], _Table]) -> _Table:
-    """Return what `read` makes of a file's content.
+    """Return a file's content, converted by `read`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        StoreDamagedError: it is empty, not JSON, cannot be read from the disk, or `read` refuses what it holds.
-        StorageError: the system refuses to open it.
+        StoreDamagedError: it is empty, not JSON, not readable on disk, or `read` refuses it.
+        StorageError: it cannot be opened.
     """
     try:
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Files of a store, opened to be read and never changed."""
+"""Read-only access to the files of a store, for verification and repair."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ _REFUSAL: Final = "the store is open for reading only"
 
 
 class ReadOnlyDisk(Disk):
-    """Opens files that exist, for reading. Every other call is refused."""
+    """Opens existing files for reading. Every other call is refused."""
 
     def open(self, path: Path, size: int) -> int:
-        """Open a file; it is never made longer.
+        """Open a file for reading.
 
         Raises:
             FileReadError: it cannot be opened.
@@ -51,9 +51,9 @@ class ReadOnlyDisk(Disk):
 
 
 def segments_in(folder: Path, opened: OpenSegments) -> list[Segment]:
-    """Return the files of a folder that are named by a position, in order, each with the size that it has.
+    """Return the segments of a folder in order, each with the size of its file.
 
-    Files without any byte are left out: they are created first and filled then.
+    Empty files are left out: a file is created first and extended then.
 
     Raises:
         OSError: the folder cannot be read.

@@ -1,4 +1,4 @@
-"""A file with the name and end of every queue.
+"""The queue ledger: a file with the name and end of every queue.
 
 Without it, a removed queue folder, or a truncated or zeroed queue file, looks like a shorter queue. It also lists
 deleted topics, so that recovery does not restore them from their records in the log.
@@ -114,7 +114,7 @@ class QueueLedger:
         self._disk.remove(self._staged)
         descriptor = self._disk.open(self._staged, 0)
         try:
-            # Written whole, so that there is room on the disk for what goes through the mapping.
+            # Writing it whole allocates disk space for the writes through the mapping.
             self._disk.write(descriptor, content.ljust(size, b"\0"), 0)
             mapped = mmap.mmap(descriptor, size)
             self._disk.replace(self._staged, self._path)

@@ -1,4 +1,4 @@
-"""From where on the key index lacks keys that the log has."""
+"""Finds the position from which the key index lacks keys of the log."""
 
 from typing import Final
 
