@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmarks.machine import resident_mb
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.recovery.log_scan import scan_log
+from skyroute.files.disk import Disk
 from skyroute.message.batch import BatchItem
 from skyroute.message.host import encode_host
 from skyroute.message.properties import encode_properties
@@ -98,12 +98,12 @@ def append(store: MessageStore, drafts: list[Draft], count: int) -> None:
                 for draft in half[at : at + turn]:
                     store.append(draft, NOW_MS + at // 100)
                 store.max_offset("Bench", 0)
-            store.derive()
+            store.dispatch()
     items = [BatchItem(draft.body, draft.raw_properties) for draft in drafts[:100]]
     with measured("append in batches of 100, per message", count - single):
         for at in range(0, count - single, 100):
             store.append_batch(drafts[at // 100 % QUEUES], items, NOW_MS + at // 100)
-        store.derive()
+        store.dispatch()
 
 
 def read(store: MessageStore, count: int) -> None:

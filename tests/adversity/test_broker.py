@@ -13,7 +13,7 @@ import pytest
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.handlers.pull import SUSPEND_MS_MAX
-from skyroute.broker.store.errors import StoreError
+from skyroute.files.errors import StorageError
 from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, found_bodies, heartbeat, place, pull, send
 from tests.network.broker.clusters import Cluster, cluster_in
@@ -278,7 +278,7 @@ async def live_through(folder: Path, disk: FailingDisk, **settings: Any) -> tupl
     answers: list[Command] = []
     try:
         await broker.start()
-    except StoreError:
+    except StorageError:
         return taken, answers
     try:
         async with line_to(broker.address) as line:
@@ -293,12 +293,12 @@ async def live_through(folder: Path, disk: FailingDisk, **settings: Any) -> tupl
             answers.append(await line.call(15, {**SANE, "topic": "Made", "commitOffset": "1"}))
             answers.append(await line.call(12, {**SANE, "topic": "Made", "endTimestamp": str(1 << 62)}))
             await broker.components.offsets.table_file.save()
-    except StoreError:
+    except StorageError:
         pass
     finally:
         try:
             await broker.stop()
-        except StoreError:
+        except StorageError:
             await broker.kill()
     return taken, answers
 

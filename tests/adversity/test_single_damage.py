@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.disk import Disk
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host
@@ -44,12 +44,12 @@ MEMORY = Path("/dev/shm")
 
 
 def open_small(disk: Callable[[], Disk], folder: Path) -> MessageStore:
-    return small_store(folder, disk(), keeps_batches=lambda topic: topic == WHOLE)
+    return small_store(folder, disk(), is_batch_topic=lambda topic: topic == WHOLE)
 
 
 def open_apaches(folder: Path) -> MessageStore:
     return MessageStore.open(
-        folder, APACHE_SETTINGS, now_ms=NOW_MS, disk=HastyDisk(), keeps_batches=lambda topic: topic == "StoreBatches"
+        folder, APACHE_SETTINGS, now_ms=NOW_MS, disk=HastyDisk(), is_batch_topic=lambda topic: topic == "StoreBatches"
     )
 
 
@@ -87,7 +87,7 @@ def make_dead(folder: Path) -> None:
     fill(store, 0, 30)
     store.flush()
     fill(store, 30, 6)
-    store.derive()
+    store.dispatch()
     fill(store, 36, 4)
     store.kill()
 
@@ -99,7 +99,7 @@ def make_stopped(folder: Path, chance: random.Random) -> Files:
     store.flush()
     flushed = read_folder(folder)
     fill(store, 30, 10)
-    store.derive()
+    store.dispatch()
     store.kill()
     written = read_folder(folder)
     mixed: Files = {}

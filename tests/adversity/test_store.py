@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError, StoreError, StoreFullError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.errors import StoreClosedError, StoreDamagedError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_read import ReadStatus
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, StorageError
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.positions import QueueOffset
 from skyroute.message.properties import encode_properties
@@ -81,7 +82,7 @@ def goes_on(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
 
 @contextmanager
 def reopened(folder: Path, disk: Disk | None = None) -> Iterator[MessageStore]:
-    store = small_store(folder, disk or HastyDisk(), keeps_batches=lambda topic: topic == WHOLE)
+    store = small_store(folder, disk or HastyDisk(), is_batch_topic=lambda topic: topic == WHOLE)
     try:
         yield store
     finally:
@@ -105,7 +106,7 @@ def test_a_process_that_dies_loses_nothing(tmp_path: Path, disk: type[Disk], der
         for queue_id, got in fill(store, 1, first=number).items():
             stored[queue_id] += got
         if number in derived_at:
-            store.derive()
+            store.dispatch()
     store.kill()
     with reopened(tmp_path, disk()) as store:
         check(store, stored)
@@ -135,8 +136,8 @@ def test_whatever_call_it_dies_after_nothing_that_was_stored_is_lost(tmp_path: P
             for queue_id, got in fill(store, 1, first=number).items():
                 stored[queue_id] += got
             if number % 5 == 0:
-                store.derive()
-    except StoreError:
+                store.dispatch()
+    except StorageError:
         assert disk.failed
     finally:
         if store is not None:
@@ -187,7 +188,7 @@ def test_a_machine_that_stops_keeps_what_was_flushed_and_any_part_of_the_rest(
 ) -> None:
     """Of what was written after the last flush, some pages come to the disk and others do not, in any order."""
     page = 64
-    store = small_store(tmp_path / "store", keeps_batches=lambda topic: topic == WHOLE)
+    store = small_store(tmp_path / "store", is_batch_topic=lambda topic: topic == WHOLE)
     stored = fill(store, 63)
     batches = [encode_batch([BatchItem(b"%d" % number), BatchItem(b"more")]) for number in range(40)]
     for number in range(20):
@@ -198,7 +199,7 @@ def test_a_machine_that_stops_keeps_what_was_flushed_and_any_part_of_the_rest(
         for queue_id, more in fill(store, 3, first=3 + number * 3).items():
             stored[queue_id] += more
         store.append_inner_batch(draft(WHOLE, body=batches[number]), 2, NOW_MS)
-        store.derive()
+        store.dispatch()
     store.kill()
     written = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
     for turn in range(60):
@@ -253,7 +254,7 @@ def test_after_a_machine_stopped_only_what_was_not_flushed_is_looked_at(
         store.flush()
     for queue_id, more in fill(store, 6, first=60).items():
         stored[queue_id] += more
-    store.derive()
+    store.dispatch()
     store.kill()
     with reopened(tmp_path, disk()) as store:
         assert store.recovered is not None
@@ -275,7 +276,7 @@ def test_a_log_cut_at_any_length_of_its_last_records_keeps_the_whole_ones(tmp_pa
         for message in read_all(store, "T", queue_id)
     )
     end = store.max_position
-    store.derive()
+    store.dispatch()
     if clean:
         store.close()
     else:
@@ -510,7 +511,7 @@ def test_what_follows_from_the_log_is_written_again(
     store.flush()
     for queue_id, more in fill(store, 29, first=21).items():
         stored[queue_id] += more
-    store.derive()
+    store.dispatch()
     store.kill()
     spoil(tmp_path)
     with reopened(tmp_path, disk()) as store:
@@ -591,7 +592,7 @@ def test_a_damaged_record_and_missing_files_cost_one_message(
     store = small_store(tmp_path)
     stored = fill(store, 60)
     spoilt = read_all(store, "T", 0)[0]
-    store.derive()
+    store.dispatch()
     (store.close if closes else store.kill)()
     flip(tmp_path / "commitlog" / f"{0:020d}", 89)
     shutil.rmtree(tmp_path / removed)
@@ -613,7 +614,7 @@ def test_a_damaged_record_and_missing_files_cost_one_message(
 @pytest.mark.parametrize("closes", [True, False])
 @pytest.mark.parametrize("topic", ["T", WHOLE])
 def test_a_removed_queue_folder_is_written_again(tmp_path: Path, topic: str, closes: bool, disk: type[Disk]) -> None:
-    store = small_store(tmp_path, HastyDisk(), keeps_batches=lambda topic: topic == WHOLE)
+    store = small_store(tmp_path, HastyDisk(), is_batch_topic=lambda topic: topic == WHOLE)
     stored = fill(store, 60)
     batches = [encode_batch([BatchItem(b"%d" % number), BatchItem(b"more")]) for number in range(25)]
     for batch in batches:
@@ -680,7 +681,7 @@ def test_files_of_other_sizes_are_not_touched(tmp_path: Path) -> None:
         replace(SMALL, queue_segment_units=7),
         replace(SMALL, index_slots=5),
     ):
-        with pytest.raises(StoreDamagedError, match="settings"):
+        with pytest.raises(StoreDamagedError, match="configure"):
             MessageStore.open(tmp_path, settings, now_ms=NOW_MS)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before
@@ -702,17 +703,17 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
     stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
     batches: list[bytes] = []
     try:
-        store = small_store(folder, disk, keeps_batches=lambda topic: topic == WHOLE)
-    except StoreError:
+        store = small_store(folder, disk, is_batch_topic=lambda topic: topic == WHOLE)
+    except StorageError:
         assert disk.failed
-        store = small_store(folder, disk, keeps_batches=lambda topic: topic == WHOLE)
+        store = small_store(folder, disk, is_batch_topic=lambda topic: topic == WHOLE)
     number = 0
     for turn in range(12):
         whole = encode_batch([BatchItem(b"%d" % turn)] * 3)
         try:
             store.append_inner_batch(draft(WHOLE, body=whole), 3, NOW_MS + number * 10)
             batches.append(whole)
-        except StoreError:
+        except StorageError:
             assert disk.failed
         for _ in range(QUEUES):
             try:
@@ -728,12 +729,12 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
                         stored[queue_id] += got
             except StoreClosedError:
                 assert "sync" in disk.failed or turn > 0
-            except StoreError:
+            except StorageError:
                 assert disk.failed
             number += 1
         try:
             store.flush(thorough=turn % 2 == 0)
-        except StoreError:
+        except StorageError:
             assert disk.failed
         for queue_id, wanted in stored.items():
             messages = read_all(store, "T", queue_id)
@@ -741,7 +742,7 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
     check_keys(store)
     try:
         store.close()
-    except StoreError:
+    except StorageError:
         assert disk.failed
     return stored, batches
 
@@ -773,7 +774,7 @@ def test_a_full_disk_refuses_messages_and_serves_readers_until_there_is_room(tmp
     stored = fill(store, 30)
     disk.is_full = True
     for _ in range(3):
-        with pytest.raises(StoreFullError):
+        with pytest.raises(DiskFullError):
             store.append(draft("T", 0), NOW_MS)
         check_queues(store, stored)
     disk.is_full = False
@@ -798,7 +799,7 @@ def test_a_disk_that_could_not_be_flushed_ends_the_storing(tmp_path: Path) -> No
     store = small_store(tmp_path, disk)
     stored = fill(store, 9)
     disk.fail_at = disk.calls + 1
-    with pytest.raises(StoreError, match="this sync fails"):
+    with pytest.raises(StorageError, match="this sync fails"):
         store.flush(thorough=False)
     assert store.flushed_position == 0
     with pytest.raises(StoreClosedError, match="could not be flushed"):

@@ -49,7 +49,7 @@ class StoreMachine(RuleBasedStateMachine):
             sync_flush=bool(sync_flush),
             index_enabled=bool(index),
             open_segments_max=int(open_max),
-            keeps_batches=lambda topic: topic == WHOLE,
+            is_batch_topic=lambda topic: topic == WHOLE,
         )
 
     def teardown(self) -> None:
@@ -100,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def derive(self) -> None:
-        self.store.derive()
+        self.store.dispatch()
 
     @rule(how=st.sampled_from(["closed", "died", "machine stopped"]))
     def restart(self, how: str) -> None:

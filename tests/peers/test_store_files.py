@@ -290,7 +290,7 @@ def test_a_folder_goes_to_apache_and_comes_back(ours: NameServerProcess, tmp_pat
     broker = ApacheBroker("store-broker", tmp_path / "broker", [ours.address], config=FILE_SIZES)
     folder = broker.home / "store"
     now_ms = int(time.time() * 1000) - 60_000
-    store = MessageStore.open(folder, SETTINGS, now_ms=now_ms, keeps_batches=lambda topic: topic == WHOLE)
+    store = MessageStore.open(folder, SETTINGS, now_ms=now_ms, is_batch_topic=lambda topic: topic == WHOLE)
     fill(store, encode_host("127.0.0.1", broker.port), now_ms)
     write_topics(folder)
     seen = look_into(store)
@@ -395,7 +395,7 @@ def test_a_repaired_store_opens_in_apache(ours: NameServerProcess, tmp_path: Pat
     broker = ApacheBroker("repaired-broker", tmp_path / "broker", [ours.address], config=FILE_SIZES)
     folder = tmp_path / "damaged"
     now_ms = int(time.time() * 1000) - 60_000
-    store = MessageStore.open(folder, SETTINGS, now_ms=now_ms, keeps_batches=lambda topic: topic == WHOLE)
+    store = MessageStore.open(folder, SETTINGS, now_ms=now_ms, is_batch_topic=lambda topic: topic == WHOLE)
     for turn in range(2):
         fill(store, encode_host("127.0.0.1", broker.port), now_ms + turn * 1_000)
     write_topics(folder)

@@ -16,7 +16,9 @@ TOPICS = {topic: {"readQueueNums": queues, "writeQueueNums": queues} for topic, 
 
 
 def open_store(folder: Path) -> MessageStore:
-    return MessageStore.open(folder, SMALL, now_ms=NOW_MS, disk=HastyDisk(), keeps_batches=lambda name: name == BATCHES)
+    return MessageStore.open(
+        folder, SMALL, now_ms=NOW_MS, disk=HastyDisk(), is_batch_topic=lambda name: name == BATCHES
+    )
 
 
 def fill_store(folder: Path, *, count: int = 60, close: bool = True) -> None:
@@ -42,7 +44,7 @@ def fill_store(folder: Path, *, count: int = 60, close: bool = True) -> None:
     for name, table in tables.items():
         for _ in range(2):
             JsonFile(folder / "config" / name, HastyDisk()).save(table)
-    store.derive()
+    store.dispatch()
     if close:
         store.close()
     else:

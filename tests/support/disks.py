@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import StoreFullError, StoreWriteError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, FileWriteError
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import encode_properties
@@ -48,11 +48,15 @@ class FailingDisk(Disk):
         self.counts[what] += 1
         if self.calls == self.fail_at:
             self.failed = what
-            raise (StoreFullError if self._full else StoreWriteError)(f"this {what} fails, as it was told to")
+            raise (DiskFullError if self._full else FileWriteError)(f"this {what} fails, as it was told to")
 
     def open(self, path: Path, size: int) -> int:
         self._count("open")
         return super().open(path, size)
+
+    def create(self, path: Path, *, like: Path | None = None) -> int:
+        self._count("create")
+        return super().create(path, like=like)
 
     def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
         if self._half and self.calls + 1 == self.fail_at:
@@ -86,6 +90,10 @@ class FailingDisk(Disk):
         self._count("replace")
         super().replace(source, target)
 
+    def link(self, source: Path, target: Path) -> bool:
+        self._count("link")
+        return super().link(source, target)
+
 
 class KilledError(BaseException):
     """The process is killed here."""
@@ -115,12 +123,12 @@ class FullDisk(Disk):
 
     def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
         if self.is_full:
-            raise StoreFullError("no room, as it was told to")
+            raise DiskFullError("no room, as it was told to")
         super().write(descriptor, data, at)
 
     def reserve(self, descriptor: int, size: int) -> None:
         if self.is_full:
-            raise StoreFullError("no room, as it was told to")
+            raise DiskFullError("no room, as it was told to")
         super().reserve(descriptor, size)
 
 
@@ -148,7 +156,7 @@ class ForgetfulDisk(Disk):
 
     def sync(self, descriptor: int) -> None:
         if self.forgets:
-            raise StoreWriteError("this sync fails, as it was told to")
+            raise FileWriteError("this sync fails, as it was told to")
 
 
 class HastyDisk(Disk):
@@ -179,11 +187,11 @@ def small_store(
     disk: Disk | None = None,
     *,
     now_ms: int = NOW_MS,
-    keeps_batches: Callable[[str], bool] | None = None,
+    is_batch_topic: Callable[[str], bool] | None = None,
     **changes: Any,
 ) -> MessageStore:
     settings = replace(SMALL, **changes)
-    return MessageStore.open(folder, settings, now_ms=now_ms, disk=disk, keeps_batches=keeps_batches)
+    return MessageStore.open(folder, settings, now_ms=now_ms, disk=disk, is_batch_topic=is_batch_topic)
 
 
 def draft(

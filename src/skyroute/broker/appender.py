@@ -8,9 +8,9 @@ from skyroute.broker.delivery.flush_wait import Flushed, Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
-from skyroute.broker.store.errors import StoreWriteError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.prepared_batch import PreparedBatch
+from skyroute.files.errors import FileWriteError
 from skyroute.message.batch import RawItem
 
 if TYPE_CHECKING:  # they deliver through us
@@ -52,7 +52,7 @@ class Appender:
 
         Raises:
             RefusedError: it may not wait as it wants to.
-            StoreError: nothing was stored.
+            StorageError: nothing was stored.
         """
         return self.put_plain(self.schedule(draft))
 
@@ -73,7 +73,7 @@ class Appender:
         """Store a message as it is.
 
         Raises:
-            StoreError: nothing was stored.
+            StorageError: nothing was stored.
         """
         appended = self._store.append(draft, self.now_ms())
         if self._sync:
@@ -86,7 +86,7 @@ class Appender:
         """Store messages that stay together; all but their own content is the draft's.
 
         Raises:
-            StoreError: nothing was stored.
+            StorageError: nothing was stored.
         """
         appended = self._store.append_batch(draft, items, self.now_ms())
         if self._sync:
@@ -99,15 +99,15 @@ class Appender:
         """Return an empty long batch, which is encoded in steps; all but the content of its messages is the draft's.
 
         Raises:
-            StoreError, RecordError: such messages cannot be stored.
+            StorageError, RecordError: such messages cannot be stored.
         """
         return self._store.prepare_batch(draft)
 
     def put_prepared(self, batch: PreparedBatch) -> AppendedBatch:
-        """Store a long batch with one write. `derive_step` then completes what follows from it.
+        """Store a long batch with one write. `dispatch_step` then completes what follows from it.
 
         Raises:
-            StoreError: nothing was stored.
+            StorageError: nothing was stored.
         """
         appended = self._store.append_prepared(batch, self.now_ms())
         if self._sync:
@@ -116,15 +116,15 @@ class Appender:
         self._long_polling.arrived(batch.draft.topic, batch.draft.queue_id)
         return appended
 
-    def derive_step(self) -> bool:
+    def dispatch_step(self) -> bool:
         """Write some of what follows from stored messages to files; return whether there is more."""
-        return self._store.derive_step()
+        return self._store.dispatch_step()
 
     def put_inner_batch(self, draft: Draft, messages: int) -> Appended:
         """Store a batch of so many messages as one record.
 
         Raises:
-            StoreError, RecordError: nothing was stored.
+            StorageError, RecordError: nothing was stored.
         """
         appended = self._store.append_inner_batch(draft, messages, self.now_ms())
         self._stats.stored(draft.topic, messages, appended.record_bytes)
@@ -158,6 +158,4 @@ class Appender:
         self.when_flushed(appended.log_end, settle)
         outcome = await settled
         if outcome is not Flushed.DONE:
-            raise StoreWriteError(
-                f"the disk did not take the record at {appended.log_position}: {outcome.name.lower()}"
-            )
+            raise FileWriteError(f"the disk did not take the record at {appended.log_position}: {outcome.name.lower()}")

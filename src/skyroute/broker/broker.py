@@ -8,8 +8,8 @@ from skyroute.broker.advertised_address import find_advertised_address
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
-from skyroute.broker.store.files.disk import Disk
 from skyroute.clock import Clock, SystemClock
+from skyroute.files.disk import Disk
 from skyroute.observing.pages import Pages, require_metrics_extra
 from skyroute.observing.requests import RequestTimes, make_dispatcher
 from skyroute.remoting.address import join_address

@@ -35,8 +35,6 @@ from skyroute.broker.scheduling.delay_levels import DelayLevels
 from skyroute.broker.scheduling.timer_check import TimerCheck
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.stats import Stats
-from skyroute.broker.store.errors import StoreError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
@@ -47,6 +45,8 @@ from skyroute.broker.tables.table_file import TableFile
 from skyroute.broker.tables.topics import Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.dispatch import Handler
 from skyroute.remoting.stepwise import StepRunner
@@ -100,7 +100,7 @@ class Components:
             config.store_settings(),
             now_ms=now_ms(),
             disk=disk,
-            keeps_batches=self.topics.keeps_batches,
+            is_batch_topic=self.topics.is_batch_topic,
         )
         self.flushing = Flushing(
             self.store,
@@ -144,7 +144,7 @@ class Components:
         """Read what was kept.
 
         Raises:
-            StoreError: a file makes no sense, or the disk refuses.
+            StorageError: a file makes no sense, or the disk refuses.
         """
         for kept in (self.groups, self.offsets, self.request_modes, self.delays, self.timers):
             kept.load()
@@ -180,7 +180,7 @@ class Components:
         """Put everything on the disk."""
         await self.topic_propagation.stop()
         await self.flushing.stop()
-        with suppress(StoreError):  # the store says why when it is closed
+        with suppress(StorageError):  # the store says why when it is closed
             self.transactions.write_done()
             self.store.flush()
         await self._finish_writes()

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Final
 
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.clock import Clock
+from skyroute.files.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ async def every(seconds: float, work: Callable[[], Awaitable[None] | None]) -> N
             waiting = work()
             if waiting is not None:
                 await waiting
-        except StoreError as error:
+        except StorageError as error:
             log.warning("%s failed reason=%s", getattr(work, "__qualname__", work), error)
 
 

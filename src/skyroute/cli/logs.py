@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from skyroute.settings.errors import FileWriteError
+from skyroute.files.errors import FileWriteError
 
 F = TypeVar("F", bound=Callable[..., Any])
 

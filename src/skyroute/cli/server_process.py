@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol
 
 from skyroute.cli.logs import LogSettings, start_logging
 from skyroute.errors import SkyrouteError
+from skyroute.files.errors import FileWriteError
+from skyroute.files.replace import ensure_replaceable
 from skyroute.remoting.loops import loop_factory
 from skyroute.settings.config import SERVER_MAX_CONNECTIONS, ServerConfig
-from skyroute.settings.errors import FileWriteError
-from skyroute.settings.files import ensure_replaceable
 from skyroute.settings.open_files import open_files_max, open_files_shared
 
 log = logging.getLogger(__name__)

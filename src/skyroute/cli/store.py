@@ -12,7 +12,6 @@ import click
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.scheduling.timer_check import damage_of
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.files.json_file import read_json
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.verification.findings import Report
@@ -25,6 +24,7 @@ from skyroute.cli.admin.output import print_json
 from skyroute.cli.options import CONTEXT, examples, settings_option
 from skyroute.cli.progress_line import ProgressLine
 from skyroute.errors import SkyrouteError
+from skyroute.files.errors import StorageError
 
 FINDINGS_SHOWN: Final = 100
 """Findings that are printed; --json has more."""
@@ -100,7 +100,7 @@ def repair(path: Path, target: Path, config_file: str | None, options: dict[str,
     try:
         settings = _settings(path, config_file, options)
         work = Repair(path, target, TABLES, damage_of, settings, partial(_is_batch_topic, path))
-        with ProgressLine("repairing:", work.how_far):
+        with ProgressLine("repairing:", work.progress):
             repaired = work.run(int(time.time() * 1000))
         report = work.report
     except SkyrouteError as error:
@@ -134,7 +134,7 @@ def _is_batch_topic(path: Path, topic: str) -> bool:
     for name in ("topics.json", "topics.json.bak"):
         try:
             found = read_json(path / "config" / name, read_topics).topics.get(topic)
-        except (StoreError, FileNotFoundError):
+        except (StorageError, FileNotFoundError):
             continue
         return found is not None and found.attributes.get(QUEUE_TYPE) == BATCH_QUEUE
     return False
@@ -142,7 +142,7 @@ def _is_batch_topic(path: Path, topic: str) -> bool:
 
 def _verify(path: Path, settings: StoreSettings | None) -> Report:
     check = StoreCheck(path, TABLES, damage_of, settings)
-    with ProgressLine("checking:", check.how_far):
+    with ProgressLine("checking:", check.progress):
         return check.run()
 
 

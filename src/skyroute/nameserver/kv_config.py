@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from skyroute.files.replace import backup_path, damaged_path, replace_file
 from skyroute.nameserver.errors import KvConfigRefusedError
 from skyroute.settings.errors import ConfigError
-from skyroute.settings.files import backup_path, damaged_path, replace_file
 from skyroute.wire.calls.kv import encode_kv_table
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.clock import Clock
+from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.errors import FolderInUseError, MemoryFolderError, SnapshotError
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.nameserver.server_events import Change, ServerStarted, ServerStopped
@@ -23,7 +24,6 @@ from skyroute.routing.errors import ImageError, TableFullError
 from skyroute.routing.events import RouteEvent
 from skyroute.routing.image import TableImage
 from skyroute.routing.table import RouteTable
-from skyroute.settings.errors import FileWriteError
 
 log = logging.getLogger(__name__)
 
@@ -228,5 +228,5 @@ class Persistence:
             self.journal = Journal.open(
                 self.folder.journal, server_id=self.folder.server_id, limits=limits, clock=self._clock, floor=floor
             )
-        except OSError as error:
+        except (OSError, FileWriteError) as error:
             log.warning("no journal reason=cannot use %s: %s", self.folder.journal, error)

@@ -8,6 +8,7 @@ from typing import Final
 from uuid import uuid4
 
 from skyroute.clock import Clock, SystemClock
+from skyroute.files.replace import ensure_replaceable
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.event_log import log_events
 from skyroute.nameserver.handlers.admin import AdminHandlers
@@ -35,7 +36,6 @@ from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import ServerTls, client_context
 from skyroute.routing.events import BrokerConfirmed, Cause, RouteEvent
 from skyroute.routing.table import RouteTable
-from skyroute.settings.files import ensure_replaceable
 from skyroute.wire.calls.watch import TIMEOUT_MS_MAX
 from skyroute.wire.codes import RequestCode
 

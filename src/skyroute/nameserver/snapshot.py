@@ -11,11 +11,11 @@ from typing import Final
 
 import msgspec
 
+from skyroute.files.replace import replace_file
 from skyroute.nameserver.errors import SnapshotError
 from skyroute.routing.errors import ImageError
 from skyroute.routing.image import GroupImage, MemberImage, TableImage
 from skyroute.routing.topology import QueueSettings, StaticMapping
-from skyroute.settings.files import replace_file
 
 FORM: Final = "skyroute-routes"
 VERSION: Final = 1

@@ -18,9 +18,9 @@ from typing import Final
 
 import msgspec
 
+from skyroute.files.errors import FileWriteError
+from skyroute.files.replace import replace_file
 from skyroute.nameserver.errors import FolderInUseError, MemoryFolderError
-from skyroute.settings.errors import FileWriteError
-from skyroute.settings.files import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
+from skyroute.files.replace import replace_file
 from skyroute.remoting.limits import Limits
 from skyroute.remoting.tls_settings import TlsSettings
 from skyroute.settings.errors import BlackListedError, ConfigError, StartOnlyError
-from skyroute.settings.files import replace_file
 from skyroute.settings.keys import (
     ALIASES,
     INERT_SETTINGS,

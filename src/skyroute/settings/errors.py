@@ -21,9 +21,3 @@ class BlackListedError(SkyrouteError):
     def __init__(self, keys: frozenset[str]) -> None:
         super().__init__(f"settings that may not be updated: {', '.join(sorted(keys))}")
         self.keys = keys
-
-
-class FileWriteError(SkyrouteError):
-    """A file could not be replaced, so what it holds and what we hold are as they were."""
-
-    retryable = True

@@ -10,13 +10,13 @@ from typing import Any
 
 from skyroute.broker.broker import Broker
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.store.files.disk import Disk
 from skyroute.client.admin import Admin
 from skyroute.client.consuming.consumer import Consumer
 from skyroute.client.consuming.subscription import StartPosition
 from skyroute.client.producing.producer import Producer
 from skyroute.client.session.session import Session
 from skyroute.clock import Clock, SystemClock
+from skyroute.files.disk import Disk
 from skyroute.message.message import Message
 from skyroute.wire.calls.topics import TopicConfig
 from tests.network.client.consumers import HURRIED

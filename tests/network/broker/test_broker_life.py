@@ -11,8 +11,9 @@ import pytest
 import trustme
 
 from skyroute.broker.broker import Broker
-from skyroute.broker.store.errors import StoreDamagedError, StoreError, StoreLockedError
+from skyroute.broker.store.errors import StoreDamagedError, StoreLockedError
 from skyroute.errors import SkyrouteError
+from skyroute.files.errors import StorageError
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.tls_settings import TlsClientSettings, TlsMode, TlsSettings
 from skyroute.wire.codes import ResponseCode
@@ -229,7 +230,7 @@ async def test_damage_of_the_log_shows_in_state_and_metrics(empty_cluster: Clust
 async def test_settings_of_other_files_are_refused_and_the_store_let_go(cluster: Cluster) -> None:
     await (await cluster.line()).call(send("Made"))
     await cluster.stop()
-    with pytest.raises(StoreError):
+    with pytest.raises(StorageError):
         await cluster.start(commit_log_file_bytes=4096)
     await cluster.start()
     assert cluster.stored("Made") == [b"body"]
@@ -417,7 +418,7 @@ async def test_one_table_that_cannot_be_saved_keeps_no_other_from_it(cluster: Cl
     class NoTopics(HastyDisk):
         def replace(self, source: Path, target: Path) -> None:
             if target.name == "topics.json":
-                raise StoreError("not this one")
+                raise StorageError("not this one")
             super().replace(source, target)
 
     await cluster.stop()
@@ -425,7 +426,7 @@ async def test_one_table_that_cannot_be_saved_keeps_no_other_from_it(cluster: Cl
     broker.components.topics.table_file.touch()
     broker.components.offsets.commit("g", "T", 0, 2)
     cluster.brokers.remove(broker)
-    with pytest.raises(StoreError, match="not this one"):
+    with pytest.raises(StorageError, match="not this one"):
         await broker.stop()
     again = await cluster.start()
     assert again.components.offsets.get("g", "T", 0) == 2

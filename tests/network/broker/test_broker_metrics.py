@@ -12,7 +12,7 @@ import pytest
 from skyroute import Message, Producer, TransactionOutcome
 from skyroute.broker import metrics as metrics_module
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.store.errors import StoreWriteError
+from skyroute.files.errors import FileWriteError
 from skyroute.settings.errors import ConfigError
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
@@ -226,7 +226,7 @@ async def test_a_broker_whose_disk_failed_is_not_ready(empty_cluster: Cluster, e
 
         def sync(self, descriptor: int) -> None:
             if self.dead:
-                raise StoreWriteError("it is dead")
+                raise FileWriteError("it is dead")
 
     disk = Dying()
     await empty_cluster.start(metrics_port=free_port(), disk=disk, flush_disk_type="SYNC_FLUSH")

@@ -14,9 +14,9 @@ from skyroute.broker.scheduling.delay_levels import DelayLevels
 from skyroute.broker.scheduling.timer_check import TimerCheck
 from skyroute.broker.scheduling.timers import Timers
 from skyroute.broker.stats import Stats
-from skyroute.broker.store.errors import StoreFullError, StoreWriteError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, FileWriteError
 from skyroute.message.batch import BatchItem
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from skyroute.remoting.dispatch import settle
@@ -129,10 +129,10 @@ async def test_what_is_not_stored_is_neither_counted_nor_told_of(tmp_path: Path)
         reader = Reader()
         room.long_polling.suspend(reader)
         disk.is_full = True
-        with pytest.raises(StoreFullError):
+        with pytest.raises(DiskFullError):
             list(map(room.appender.put, [draft(body=bytes(9_000))] * 20))
         stored = room.stats.totals().stored
-        with pytest.raises(StoreFullError):
+        with pytest.raises(DiskFullError):
             room.appender.put_batch(draft(), [BatchItem(bytes(60_000))])
         assert room.stats.totals().stored == stored == len(bodies(room.store))
         disk.is_full = False
@@ -184,7 +184,7 @@ async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path
         forgetful.forgets = True
         safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
-        with pytest.raises(StoreWriteError, match=f"the disk did not take the record at 0: {text}"):
+        with pytest.raises(FileWriteError, match=f"the disk did not take the record at 0: {text}"):
             await safe
         stuck.move()
         await room.flushing.stop()

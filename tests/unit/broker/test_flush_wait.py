@@ -8,8 +8,8 @@ import pytest
 
 from skyroute.broker.delivery.flush_wait import Flushed, Flushing
 from skyroute.broker.store.errors import StoreClosedError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.disk import Disk
 from tests.support.disks import NOW_MS, ForgetfulDisk, StuckDisk, draft, small_store
 from tests.support.lines import eventually
 

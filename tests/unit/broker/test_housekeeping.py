@@ -9,11 +9,11 @@ import pytest
 
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.housekeeping import Retention, every, save_all
-from skyroute.broker.store.errors import StoreError, StoreFullError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.table_file import TableFile
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, StorageError
 from tests.support.clock import ManualClock
 from tests.support.disks import draft, small_store
 
@@ -44,7 +44,7 @@ class Work:
 async def test_work_is_done_again_and_again_also_if_it_fails(
     awaited: bool, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    work = Work(3, StoreFullError("no room") if fails else None)
+    work = Work(3, DiskFullError("no room") if fails else None)
     running = asyncio.ensure_future(every(0.001, work.awaited if awaited else work.plain))
     async with asyncio.timeout(5):
         await work.enough
@@ -144,7 +144,7 @@ def test_a_full_disk_is_said_once_and_so_is_room(
         retention.clean()
     assert caplog.text.count("the disk is 97 % full: messages are refused until there is room") == 1
     assert len(store._log.segments) == 1  # whatever can go has gone
-    with pytest.raises(StoreError, match="is full"):
+    with pytest.raises(StorageError, match="is full"):
         store.append(draft(), 0)
     disk.used = 0.2
     for _ in range(3):

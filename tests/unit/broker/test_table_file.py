@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.broker.store.errors import StoreWriteError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.tables.table_file import TableFile
+from skyroute.files.disk import Disk
+from skyroute.files.errors import FileWriteError
 from tests.support.disks import ForgetfulDisk, StuckDisk
 from tests.support.lines import eventually
 
@@ -106,9 +106,9 @@ async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path
     disk.forgets = True
     table.change()
     for _ in range(2):
-        with pytest.raises(StoreWriteError):
+        with pytest.raises(FileWriteError):
             await table.table_file.save()
-    with pytest.raises(StoreWriteError):
+    with pytest.raises(FileWriteError):
         table.table_file.save_now()
     assert table.kept == {"value": 1}
     disk.forgets = False

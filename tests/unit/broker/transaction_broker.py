@@ -15,7 +15,6 @@ from skyroute.broker.delivery.long_polling import LongPolling
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Appended
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
@@ -23,6 +22,7 @@ from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.broker.transactions.transactions import Question
+from skyroute.files.disk import Disk
 from skyroute.message.message import StoredMessage
 from skyroute.message.reserved_topics import HALF_DONE_TOPIC
 from skyroute.wire.calls.topics import TopicConfig

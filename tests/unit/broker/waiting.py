@@ -8,10 +8,10 @@ from skyroute.broker.scheduling.delay_levels import DelayLevels
 from skyroute.broker.scheduling.timer_check import TimerCheck
 from skyroute.broker.scheduling.timers import NEAR_MAX, Timers
 from skyroute.broker.store.draft import Appended, Draft
-from skyroute.broker.store.errors import StoreWriteError
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.files.errors import FileWriteError
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import encode_properties
@@ -80,7 +80,7 @@ class Waiting:
     def put_plain(self, draft: Draft) -> Appended:
         if self.failures:
             self.failures -= 1
-            raise StoreWriteError("the disk has a bad day")
+            raise FileWriteError("the disk has a bad day")
         return self.store.append(draft, self.time_ms)
 
     def put(self, draft: Draft) -> Appended:

@@ -3,15 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.settings.config import UPDATE_CHARS_MAX
-from skyroute.settings.errors import (
-    BlackListedError,
-    ConfigError,
-    FileWriteError,
-    MalformedPropertiesError,
-    StartOnlyError,
-)
+from skyroute.settings.errors import BlackListedError, ConfigError, MalformedPropertiesError, StartOnlyError
 from skyroute.settings.properties import format_properties, parse_properties, read_properties
 from skyroute.settings.secrets import HIDDEN
 

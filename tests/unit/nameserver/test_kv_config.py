@@ -4,10 +4,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.errors import KvConfigRefusedError
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.stepwise import run_through
-from skyroute.settings.errors import ConfigError, FileWriteError
+from skyroute.settings.errors import ConfigError
 
 JAVA_FILE = b'{"configTable":{"ORDER_TOPIC_CONFIG":{"TopicA":"broker-a:4;broker-b:4"}}}'
 

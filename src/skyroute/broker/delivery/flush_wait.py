@@ -9,9 +9,9 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Final
 
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.flush import Flush
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Flushing:
             flush = self._store.begin_flush(thorough=thorough)
             await self._run(flush)
             self._store.end_flush(flush)
-        except StoreError as error:
+        except StorageError as error:
             log.error("flush failed cause=%s", error)  # noqa: TRY400 - its text says it all
             self._store.fail_flush(error)
             self._stopped = True
@@ -138,8 +138,8 @@ class Flushing:
             await asyncio.sleep(self._interval_s)
             if self._stopped:
                 return
-            with suppress(StoreError):  # it is kept in mind, and told to the next one who stores something
-                self._store.derive()
+            with suppress(StorageError):  # it is kept in mind, and told to the next one who stores something
+                self._store.dispatch()
             since_thorough_s += self._interval_s
             thorough = since_thorough_s >= THOROUGH_S
             if self._task is not None or not (thorough or self._store.max_position != flushed):

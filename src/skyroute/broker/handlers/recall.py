@@ -9,8 +9,8 @@ from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.broker.scheduling.timer_records import withdrawal_key
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.tables.topics import Topics
+from skyroute.files.errors import StorageError
 from skyroute.message.errors import PropertyError, RecordError
 from skyroute.message.properties import encode_properties
 from skyroute.message.property_names import (
@@ -50,7 +50,7 @@ class RecallHandlers:
         handle = self._checked(recall, now_ms)
         try:
             appended = self.appender.put(self._mark(recall, handle, now_ms))
-        except (RefusedError, StoreError, RecordError, PropertyError) as error:
+        except (RefusedError, StorageError, RecordError, PropertyError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"recall failed, execute error: {error}") from error
         answer = Response(fields={"msgId": handle.unique_id, REGION: self.config.region_id})
         wait = self.appender.until_flushed(appended)

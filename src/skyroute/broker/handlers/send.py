@@ -15,12 +15,13 @@ from skyroute.broker.handlers.send_back import redirect_retry
 from skyroute.broker.identity import Identity
 from skyroute.broker.scheduling.timers import recall_handle
 from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
-from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreError, StoreFullError
+from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError
 from skyroute.broker.store.index.keys import find_value
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
+from skyroute.files.errors import DiskFullError, StorageError
 from skyroute.message.batch import RawItem, decode_some
 from skyroute.message.errors import BatchError, HostError, InvalidNameError, RecordError
 from skyroute.message.flags import INNER_BATCH, MULTI_TAGS, TRANSACTION_MASK
@@ -179,7 +180,7 @@ class SendHandlers:
     async def _make_known(self, topic: TopicConfig) -> None:
         try:
             await asyncio.gather(self._announce([topic]), self._topics.table_file.save())
-        except StoreError as error:
+        except StorageError as error:
             raise self._refusal(error) from error
 
     async def _answer_when_known(self, topic: TopicConfig, answer: Response | DeferredResponse) -> Response:
@@ -244,7 +245,7 @@ class SendHandlers:
                 if scheduled.topic == TIMER_TOPIC:
                     handle = recall_handle(scheduled, self._identity.name)
             appended = appender.put_plain(scheduled)
-        except (StoreError, RecordError) as error:
+        except (StorageError, RecordError) as error:
             raise self._refusal(error) from error
         if appender.waits_for_disk and _NO_WAIT_MARK not in raw:
             say = partial(self._receipt, request, appended, queue_id, unique_id, handle)
@@ -296,7 +297,7 @@ class SendHandlers:
         is_batch = bool(sys_flag & INNER_BATCH)
         if find_property(raw, INNER_COUNT) is not None and not is_batch:
             raise self._illegal()
-        if is_batch and not self._topics.keeps_batches(topic.name):
+        if is_batch and not self._topics.is_batch_topic(topic.name):
             raise self._illegal()
 
     def _check_transactions_allowed(self) -> None:
@@ -319,7 +320,7 @@ class SendHandlers:
         if not body or len(body) > self._config.message_bytes_max:
             raise self._illegal()
         items, decoded_to = self._decode(body, 0)
-        is_whole = self._topics.keeps_batches(topic.name) and _has_unique_id(sending)
+        is_whole = self._topics.is_batch_topic(topic.name) and _has_unique_id(sending)
         draft = Draft(
             sending.topic,
             queue_id,
@@ -341,7 +342,7 @@ class SendHandlers:
                 appended = AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
             else:
                 appended = self._appender.put_batch(draft, items)
-        except (StoreError, RecordError) as error:
+        except (StorageError, RecordError) as error:
             raise self._refusal(error) from error
         ids = encode_offset_ids(self._identity.raw_store_host, appended.log_positions)
         return self._batch_receipt(ids, queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole)
@@ -379,7 +380,7 @@ class SendHandlers:
                 appended = await self._step_runner.run(
                     self._put_long(draft, body, items, decoded_to, is_whole=is_whole)
                 )
-        except (StoreError, RecordError) as error:
+        except (StorageError, RecordError) as error:
             raise self._refusal(error) from error
         ids = await self._step_runner.run(self._ids_of(appended))
         answer = self._batch_receipt(
@@ -417,7 +418,7 @@ class SendHandlers:
         return ",".join(parts)
 
     def _derive(self) -> Generator[None, None, None]:
-        while self._appender.derive_step():
+        while self._appender.dispatch_step():
             yield
 
     def _check_exists(self, topic: str) -> None:
@@ -453,7 +454,7 @@ class SendHandlers:
 
     def _refusal(self, error: Exception) -> RefusedError:
         """Say in the protocol's words why nothing was stored."""
-        if isinstance(error, StoreFullError | StoreClosedError):
+        if isinstance(error, DiskFullError | StoreClosedError):
             return RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE % self._appender.disk_used())
         if isinstance(error, RecordTooLargeError | RecordError):
             return self._illegal()

@@ -15,10 +15,10 @@ from skyroute.broker.identity import Identity
 from skyroute.broker.scheduling.scheduled_delivery import replace_properties
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.topics import Announce, Topics
+from skyroute.files.errors import StorageError
 from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.message_id import encode_offset_id
@@ -156,7 +156,7 @@ class SendBackHandlers:
         draft = returned(message, topic.name, queue_id, level, self.identity.raw_store_host)
         try:
             appended = self.appender.put(draft)
-        except (StoreError, RecordError) as error:
+        except (StorageError, RecordError) as error:
             log.warning("message not taken back group=%s reason=%s", group, error)
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the message cannot be stored: {error}") from error
         self.stats.sent_back(group, find_property(message.raw_properties, RETRY_TOPIC) or message.topic)

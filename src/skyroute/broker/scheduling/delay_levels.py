@@ -19,13 +19,13 @@ from skyroute.broker.scheduling.scheduled_delivery import (
     real_queue,
     redirect,
 )
-from skyroute.broker.store.derive import WITHOUT_PLACE
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.table_file import TableFile
 from skyroute.broker.tables.table_format import next_version, read_as, read_member, read_version, version_members
+from skyroute.files.errors import StorageError
 from skyroute.message.errors import RecordError
 from skyroute.message.properties import delete_property
 from skyroute.message.property_names import DELAY_LEVEL, TIMER_DELAY_MS, TIMER_DELAY_SEC, TIMER_DELIVER_MS
@@ -115,7 +115,7 @@ class DelayLevels:
             RefusedError: its level is no number, or its properties are too long.
         """
         level = min(level_of(draft.raw_properties), len(self._delays_ms))
-        if not level or draft.sys_flag & WITHOUT_PLACE:
+        if not level or draft.sys_flag & NOT_IN_QUEUE:
             return draft
         scheduled = redirect(draft, SCHEDULE_TOPIC, level - 1, {DELAY_LEVEL: str(level)})
         raw_properties = scheduled.raw_properties
@@ -204,7 +204,7 @@ class DelayLevels:
                 note_at_ms = now_ms + self._note_ms
                 try:
                     await self.table_file.save()
-                except StoreError as error:
+                except StorageError as error:
                     log.warning("delay offsets not saved reason=%s", error)
             await self._alarm.sleep(now_ms, note_at_ms if due_ms is None else min(due_ms, note_at_ms))
 
@@ -212,7 +212,7 @@ class DelayLevels:
         """Save how far all levels have come. To be called when nothing is delivered any more and the store is flushed.
 
         Raises:
-            StoreWriteError, StoreFullError: the disk refuses; after the next start some are delivered again.
+            FileWriteError: the disk refuses; after the next start some are delivered again.
         """
         if self._offsets != self._safe:
             self._accept(dict(self._offsets), self._appender.now_ms())

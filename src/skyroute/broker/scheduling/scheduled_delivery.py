@@ -9,7 +9,8 @@ from typing import Final, Protocol
 import msgspec
 
 from skyroute.broker.store.draft import Appended, Draft
-from skyroute.broker.store.errors import RecordTooLargeError, StoreError
+from skyroute.broker.store.errors import RecordTooLargeError
+from skyroute.files.errors import StorageError
 from skyroute.message.errors import InvalidNameError, PropertyError, RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import add_properties, delete_property, find_property
@@ -128,7 +129,7 @@ class Deliveries:
         except (RecordTooLargeError, RecordError, InvalidNameError) as error:
             # It will never fit, and those behind it must not wait for ever.
             log.error("message that waited discarded real_topic=%s reason=%s", draft.topic, error)  # noqa: TRY400 - its text says it all
-        except StoreError as error:
+        except StorageError as error:
             self._backoff_ms = min(max(self._backoff_ms * 2, BACKOFF_FIRST_MS), BACKOFF_MAX_MS)
             self.held_until_ms = now_ms + self._backoff_ms
             log.warning("delivery held back ms=%d real_topic=%s reason=%s", self._backoff_ms, draft.topic, error)

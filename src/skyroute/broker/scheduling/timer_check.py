@@ -22,7 +22,7 @@ from zlib import crc32
 import msgspec
 
 from skyroute.broker.store.errors import StoreDamagedError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.files.disk import Disk
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class TimerCheck:
         """Write it, on the disk before this returns.
 
         Raises:
-            StoreWriteError, StoreFullError: the disk refuses.
+            FileWriteError: the disk refuses.
         """
         self._counter += 1
         # Apache's wheel knows times that are multiples of its precision, and would find nothing at any other.

@@ -36,10 +36,10 @@ from skyroute.broker.scheduling.scheduled_delivery import (
 from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress
 from skyroute.broker.scheduling.timer_records import RENEW_MS, out_ms_of, renewals_of, slot_of, withdrawal_key
 from skyroute.broker.scheduling.timer_slots import Slot, Slots
-from skyroute.broker.store.derive import WITHOUT_PLACE
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.errors import StorageError
 from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import find_property
@@ -181,7 +181,7 @@ class Timers:
         raw_properties = draft.raw_properties
         if (
             draft.topic == TIMER_TOPIC
-            or draft.sys_flag & WITHOUT_PLACE
+            or draft.sys_flag & NOT_IN_QUEUE
             or find_property(raw_properties, TIMER_OUT_MS) is not None
             or level_of(raw_properties)
         ):
@@ -418,14 +418,14 @@ class Timers:
         except asyncio.CancelledError:
             await asyncio.wait({write})  # else it could come after the one of `close`
             raise
-        except StoreError as error:
+        except StorageError as error:
             log.warning("timer progress not saved reason=%s", error)
 
     def close(self) -> None:
         """Save how far it has come. To be called when nothing is delivered any more and the store is flushed.
 
         Raises:
-            StoreWriteError, StoreFullError: the disk refuses; after the next start some are delivered again.
+            FileWriteError: the disk refuses; after the next start some are delivered again.
         """
         if self._enabled and (progress := self.progress()) != self._saved:
             self._check.save(progress, self._appender.now_ms())

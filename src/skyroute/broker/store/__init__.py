@@ -1,4 +1,4 @@
-"""Where a broker keeps messages: files in Apache's own formats, synchronous, one writer.
+"""The message store of a broker: commit log, consume queues and key index, in Apache's file formats.
 
-Nothing here reads a clock, waits, or knows of the wire. Start with `message_store.MessageStore`.
+Synchronous, with one writer. Nothing here reads a clock or knows of requests. Start with `message_store.MessageStore`.
 """

@@ -1,4 +1,4 @@
-"""The commit log: every message of the broker, in the order of arrival, one record behind the other."""
+"""The commit log: the records of all messages of a broker, in order of arrival."""
 
 from collections.abc import Generator
 from contextlib import suppress
@@ -9,10 +9,12 @@ from struct import error as StructError  # noqa: N812 - the module's own name fo
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.damage_map import DamageMap
-from skyroute.broker.store.errors import RecordTooLargeError, StoreError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.errors import RecordTooLargeError
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.files.segmented_log import SegmentedLog
+from skyroute.broker.store.flush import Flush
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 from skyroute.message.crc import crc32
 from skyroute.message.flags import BORN_HOST_IPV6, HOSTS_IPV6
 from skyroute.message.layout import (
@@ -27,10 +29,10 @@ from skyroute.message.layout import (
 from skyroute.message.record import segment_end
 
 MAPPED_BYTES_MAX: Final = 64 << 20
-"""After so much was mapped by reading, it is taken out of the process's account again."""
+"""Bytes mapped by reads after which the pages are released, so that they do not count as memory of the process."""
 
 MAPPED_AROUND: Final = 1 << 16
-"""How much the system maps around a byte that is read, if it has it in memory."""
+"""Bytes that the system maps around a byte that is read, if they are in its cache."""
 
 _SCANNED: Final = compile_heads(
     {"record_bytes", "magic", "body_crc", "queue_id", "queue_offset", "log_position", "sys_flag"}
@@ -45,7 +47,7 @@ _IPV6_MORE: Final = 12
 
 
 class ScannedRecord(NamedTuple):
-    """What recovery wants of a record: enough to derive a queue's unit and the index's entries."""
+    """The fields of a record that its unit and its index entries need."""
 
     position: int
     size: int
@@ -58,30 +60,36 @@ class ScannedRecord(NamedTuple):
 
 
 ScannedTuple = tuple[int, int, str, int, int, int, int, bytes]
-"""The same without names, of which there are millions."""
+"""A `ScannedRecord` as a plain tuple: a scan creates millions."""
 
 
 class CommitLog:
-    """Appends records and finds them by position. Whoever appends has written the position into the record."""
+    """Appends records and finds them by position. The caller has written the position into the record."""
 
     def __init__(self, folder: Path, segment_bytes: int, disk: Disk, opened: OpenSegments) -> None:
         self._log = SegmentedLog(folder, segment_bytes, disk, opened)
         self._disk = disk
         self._mapped_bytes = 0
+        self._synced_segment: Segment | None = None
+        """The newest segment whose name is on disk."""
         self.damaged = DamageMap()
         """Ranges known to hold no intact record."""
         self.end = 0
         """Where the next record goes, unless its segment has no room for it."""
         self.flushed = 0
-        """Everything before this position is on the disk."""
+        """Everything before this position is on disk."""
         self.limit = 0
-        """No record may end behind this position, or there would be no room for the mark that ends its segment."""
+        """Maximum end of a record in the last segment; behind it is space for the end mark of the segment."""
 
     def __repr__(self) -> str:
         return f"<CommitLog {self._log.folder} {self.start}..{self.end} flushed={self.flushed}>"
 
     def load(self) -> None:
-        """Find the segments. Where the last record ends is for recovery to find out."""
+        """Find the segments. Recovery then sets the end.
+
+        Raises:
+            StoreDamagedError: their sizes differ from the settings.
+        """
         self._log.load()
 
     @property
@@ -94,7 +102,7 @@ class CommitLog:
 
     @property
     def start(self) -> int:
-        """The position of the oldest byte that is kept."""
+        """The position of the oldest byte."""
         return self._log.segments[0].start if self._log.segments else self.end
 
     @property
@@ -102,21 +110,21 @@ class CommitLog:
         """The position behind the last file."""
         return self._log.segments[-1].stop if self._log.segments else self.end
 
-    # ------------------------------------------------------------------------------------------------------- writing
+    # ---------------------------------------------------------------------------------------------------------- writing
 
     def place(self, size: int) -> int:
-        """Return the position where the next record, or run of records, of this size goes.
+        """Return the position for the next record, or batch of records, of this size.
 
         Raises:
-            RecordTooLargeError: no segment is so large.
-            StoreWriteError, StoreFullError: a new segment is needed, and the disk refuses.
+            RecordTooLargeError: it is larger than a segment.
+            FileWriteError: a new segment cannot be created.
         """
         segments = self._log.segments
         if self.end + size <= self.limit:
             return self.end
         if size + SEGMENT_END_BYTES > self.segment_bytes:
             raise RecordTooLargeError(
-                f"{size} bytes do not fit a segment of {self.segment_bytes}, which ends with {SEGMENT_END_BYTES} more"
+                f"{size} bytes do not fit a segment (expected at most {self.segment_bytes - SEGMENT_END_BYTES})"
             )
         if segments:
             last = segments[-1]
@@ -127,17 +135,17 @@ class CommitLog:
         return self.end
 
     def append(self, position: int, records: bytes | bytearray) -> None:
-        """Write records where `place` said.
+        """Write records at the position that `place` returned.
 
         Raises:
-            StoreWriteError, StoreFullError: nothing is appended.
+            FileWriteError: nothing is appended.
         """
         segment = self._log.segments[-1]
         try:
             self._disk.write(segment.descriptor, records, position - segment.start)
-        except StoreError:
-            # Half a record must not outlive a shorter one that is written over it.
-            with suppress(StoreError):
+        except StorageError:
+            # Remove the partial record: a shorter one may be written over it later.
+            with suppress(StorageError):
                 segment.cut(position - segment.start)
             raise
         self.end = position + len(records)
@@ -152,39 +160,59 @@ class CommitLog:
             last.read(at, max(min(size, last.size - at), 0))
 
     def truncate(self, position: int) -> None:
-        """Forget everything from this position on."""
+        """Drop everything from this position on."""
         self._log.truncate(position)
         self.end = position
         self.limit = self._log.segments[-1].stop - SEGMENT_END_BYTES if self._log.segments else 0
         self.flushed = min(self.flushed, position)
 
-    def finish_at(self, position: int) -> None:
-        """End the log here. If the file of this position is missing, the log ends with that file."""
+    def start_at(self, position: int) -> None:
+        """Set where the first record of an empty log goes."""
+        self.end = position
+
+    def finish_at(self, position: int, *, is_flushed: bool) -> None:
+        """End the log here after recovery. If the file of this position is missing, the log ends with that file."""
         if position < self.stop and self._log.find(position) is None:
             position = self.stop
         elif position > self.stop:
             position += -position % self.segment_bytes
         self.truncate(position)
+        self.flushed = self.end if is_flushed else self.start
 
-    def unflushed(self) -> list[Segment]:
-        """Return the segments that hold something which may not be on the disk."""
-        return [segment for segment in self._log.segments if segment.stop > self.flushed and segment.start <= self.end]
+    def add_unflushed_to(self, flush: Flush) -> None:
+        """Add the segments that may not be on disk.
+
+        Raises:
+            FileWriteError: too many files are open.
+        """
+        unflushed = [each for each in self._log.segments if each.stop > self.flushed and each.start <= self.end]
+        for segment in unflushed[:-1]:
+            flush.add_path(segment.path)
+        for newest in unflushed[-1:]:
+            flush.add(newest.descriptor)
+            if newest is not self._synced_segment:
+                self._synced_segment = newest
+                flush.add_folder(self._log.folder)
+
+    def note_flushed(self, position: int) -> None:
+        """Note that everything before a position is on disk."""
+        self.flushed = max(self.flushed, position)
 
     def remove_first(self) -> Segment:
-        """Remove the oldest segment, and return what it was."""
+        """Remove the oldest segment and return it."""
         return self._log.remove_first()
 
     def close(self) -> None:
         self._log.close()
 
-    # ------------------------------------------------------------------------------------------------------- reading
+    # ---------------------------------------------------------------------------------------------------------- reading
 
     def find(self, position: int) -> Segment | None:
         """Return the segment that holds this position, or None."""
         return self._log.find(position)
 
     def read(self, position: int, size: int) -> bytes | None:
-        """Return so many bytes, or None where they are not, or no longer, in the log."""
+        """Return bytes of the log; None if it does not have all of them."""
         segment = self._log.find(position)
         if segment is None or position + size > min(self.end, segment.stop) or size < 0:
             return None
@@ -192,7 +220,7 @@ class CommitLog:
         return bytes(segment.view[position - segment.start : position - segment.start + size])
 
     def account_for(self, size: int) -> None:
-        """Say that reading may have mapped so many bytes."""
+        """Count bytes that a read may have mapped; release all pages when there are many."""
         self._mapped_bytes += size
         if self._mapped_bytes > MAPPED_BYTES_MAX:
             self._mapped_bytes = 0
@@ -213,7 +241,7 @@ class CommitLog:
         return record if record and _LONG.unpack_from(record, 28)[0] == position else None
 
     def stored_at_ms(self, position: int) -> int | None:
-        """Return when the record that starts here was stored, or None where it is no longer in the log."""
+        """Return the store time of the record that starts here; None if it is not in the log."""
         head = self.read(position, _STORED_AT + _IPV6_MORE + 8)
         if head is None:
             return None
@@ -224,9 +252,9 @@ class CommitLog:
 def scan_segment(
     segment: Segment, position: int, topics: dict[bytes, str]
 ) -> Generator[ScannedTuple, None, tuple[int, bool]]:
-    """Walk over sound records, each as `ScannedRecord` has it; return where they end, and whether the segment does.
+    """Yield the intact records of a segment from a position on, as `ScannedRecord` tuples.
 
-    `log_scan` goes on where they end before.
+    Returns the position behind them, and whether that is the end of the segment; otherwise see `log_scan`.
     """
     view = segment.content
     at, end, start = position - segment.start, segment.size, segment.start
@@ -281,7 +309,7 @@ def scan_segment(
                 released_at = at
                 segment.release_memory()
     except (StructError, IndexError):
-        pass  # too near to the segment's end for a head; there may still be the mark that ends it
+        pass  # too close to the end of the segment for a header; the end mark may be here
     is_over = at == end or (
         end - at >= SEGMENT_END_BYTES and _WORDS.unpack_from(view, at) == (end - at, MAGIC_SEGMENT_END)
     )
@@ -289,9 +317,9 @@ def scan_segment(
 
 
 def is_torn(view: mmap, last_at: int, stop: int) -> bool:
-    """Return whether a record was cut before its end: its last text ends with zero, and nothing comes after it.
+    """Return whether the end of a record is missing: its last byte is zero, and no record follows.
 
-    No checksum covers topic and properties.
+    No checksum covers topic and properties, so this is the only sign.
     """
     if view[last_at]:
         return False

@@ -1,4 +1,4 @@
-"""Which positions of a log are damaged, for readers."""
+"""The damaged ranges of a log, which readers skip."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ class DamageMap:
         place = bisect_right(self._starts, position) - 1
         return place >= 0 and position < self._ends[place]
 
-    def show(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def set_ranges(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Replace all ranges with these, each given by start and end."""
         ordered = sorted(ranges)
         self._starts = [start for start, _ in ordered]

@@ -1,4 +1,4 @@
-"""A message on its way into the store, and where it came to lie."""
+"""A message to store, and where it was stored."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +9,10 @@ from skyroute.message.positions import LogPosition, QueueOffset
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False):
-    """A message that is to be stored: all that a record holds, but for what the store itself gives."""
+    """A message to store: a record without position, queue offset and store time, which the store assigns.
+
+    RocketMQ: `MessageExtBrokerInner`.
+    """
 
     topic: str
     queue_id: int
@@ -22,7 +25,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     flag: int = 0
     reconsume_times: int = 0
     prepared_position: int = 0
-    """Of a committed message, where its half stands in the log."""
+    """Log position of the half message of a committed message."""
 
 
 class Appended(NamedTuple):
@@ -35,19 +38,19 @@ class Appended(NamedTuple):
 
     @property
     def log_end(self) -> int:
-        """Once the log is flushed up to here, the message is on the disk."""
+        """Once the log is flushed up to here, the message is on disk."""
         return self.log_position + self.record_bytes
 
 
 class AppendedBatch(NamedTuple):
-    """Where messages were stored that stay together."""
+    """Where the messages of a batch were stored."""
 
     log_positions: list[int]
     queue_offset: int
-    """Of the first; the others follow."""
+    """Offset of the first message; the others follow."""
     log_end: int
-    """As of one message."""
+    """As in `Appended`."""
 
 
-appended_at: Callable[[int, int, int, int], Appended] = Appended  # type: ignore[assignment]  # naming numbers costs time
-"""Makes one of plain numbers: position, offset, size, time."""
+appended_at: Callable[[int, int, int, int], Appended] = Appended  # type: ignore[assignment]  # the typed constructor costs time
+"""Makes an `Appended` from plain integers: position, offset, size, time."""

@@ -1,41 +1,19 @@
-"""What a store refuses, and what the disk refuses it."""
+"""Errors of a store; those of its files are in `skyroute.files.errors`."""
 
-from skyroute.errors import SkyrouteError
-
-
-class StoreError(SkyrouteError):
-    """The store cannot do what was asked."""
+from skyroute.files.errors import StorageError
 
 
-class StoreLockedError(StoreError):
-    """Another process, or another store of this one, has the folder open."""
+class StoreLockedError(StorageError):
+    """Another process, or another store of this process, has the folder open."""
 
 
-class StoreDamagedError(StoreError):
-    """The folder holds files that no recovery may touch without a person's word."""
+class StoreDamagedError(StorageError):
+    """The folder holds files that recovery must not change; an operator has to decide."""
 
 
-class StoreClosedError(StoreError):
-    """The store is closed, or failed in a way that only opening it again can mend. Reads go on where they can."""
+class StoreClosedError(StorageError):
+    """The store is closed, or a flush failed; only opening it again helps. Reads may still work."""
 
 
-class StoreFullError(StoreError):
-    """There is no room left on the disk. Nothing was stored; reads go on."""
-
-    retryable = True
-
-
-class StoreWriteError(StoreError):
-    """The disk refused. Nothing was stored, and the store is as it was before."""
-
-    retryable = True
-
-
-class StoreReadError(StoreError):
-    """A file cannot be read: disk error, or too many open files."""
-
-    retryable = True
-
-
-class RecordTooLargeError(StoreError):
-    """A message, or a batch that has to stay together, is larger than a segment of the log."""
+class RecordTooLargeError(StorageError):
+    """A message, or a batch that must stay together, is larger than a segment of the log."""

@@ -1,15 +1,15 @@
-"""Waiting for the disk."""
+"""A flush: the files that have to be on disk, and what the checkpoint says afterwards."""
 
 import os
 from contextlib import ExitStack
 from pathlib import Path
 
 from skyroute.broker.store.files.checkpoint import OnDisk
-from skyroute.broker.store.files.disk import Disk, failure
+from skyroute.files.disk import Disk, write_error
 
 
 class Flush:
-    """One flush: `run` waits for the disk and may do so in another thread; the store is told when it is done."""
+    """One flush of a store. `run` may run in another thread; all else belongs to the thread of the store."""
 
     def __init__(self, disk: Disk, log_end: int, log_end_ms: int) -> None:
         self._disk = disk
@@ -18,42 +18,50 @@ class Flush:
         self._paths: list[Path] = []
         self._folders: dict[Path, None] = {}
         self.log_end = log_end
+        """Once the flush is done, the log is on disk up to here."""
         self.log_end_ms = log_end_ms
-        self.derived_ms: int | None = None
+        self.queues_ms: int | None = None
+        """Store time of the newest record with a unit; None if only the log is flushed."""
         self.index_ms = 0
         self.on_disk: OnDisk | None = None
 
     def add(self, descriptor: int) -> None:
-        """Have a file waited for.
+        """Add an open file.
 
         Raises:
-            StoreWriteError: too many files are open.
+            FileWriteError: too many files are open.
         """
         try:
-            # A copy, so that the store may close its own while another thread waits for this one.
+            # A copy: the store may close its own descriptor while another thread waits for this one.
             copy = os.dup(descriptor)
         except OSError as error:
-            raise failure(error, descriptor) from error
+            raise write_error(error, descriptor) from error
         self._files.callback(os.close, copy)
         self._descriptors.append(copy)
 
     def add_path(self, path: Path) -> None:
-        """Have a file waited for, of which there may be more than can be open at once. It may be gone by then."""
+        """Add a file by path: there may be more of these than can be open at once. It may be removed meanwhile."""
         self._paths.append(path)
 
     def add_folder(self, folder: Path) -> None:
-        """Have the names in a folder waited for."""
+        """Add the names in a folder."""
         self._folders[folder] = None
 
+    def set_reached(self, queues_ms: int, index_ms: int, on_disk: OnDisk | None) -> None:
+        """Set what the checkpoint says of queues and index once the flush is done."""
+        self.queues_ms = queues_ms
+        self.index_ms = index_ms
+        self.on_disk = on_disk
+
     def cancel(self) -> None:
-        """Let go of the files; it will not be run."""
+        """Close the files without waiting."""
         self._files.close()
 
     def run(self) -> None:
-        """Wait until everything is on the disk.
+        """Wait until everything is on disk.
 
         Raises:
-            StoreWriteError, StoreFullError: nobody knows what is. `MessageStore.fail_flush` has to be told.
+            FileWriteError: any part may be missing on disk. The caller then calls `MessageStore.fail_flush`.
         """
         with self._files:
             for descriptor in self._descriptors:

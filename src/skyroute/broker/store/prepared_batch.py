@@ -8,9 +8,9 @@ from struct import Struct
 from typing import Final
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.derive import tag_code_in
+from skyroute.broker.store.dispatch import tag_code_in
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.index.keys import Key, keep_keys
+from skyroute.broker.store.index.keys import Key, collect_keys
 from skyroute.broker.store.queues.topic_queue import UNIT, TopicQueue
 from skyroute.message.batch import RawItem
 
@@ -55,7 +55,7 @@ class PreparedBatch:
         self.units += b"".join(map(UNIT.pack, positions, sizes, codes))
         self._placed_at += [position + _QUEUE_OFFSET_AT for position in positions]
         for position, (_, raw_properties, _) in zip(positions, items, strict=True):
-            keep_keys(self.keys, draft.topic, raw_properties, draft.sys_flag, position, 0)
+            collect_keys(self.keys, draft.topic, raw_properties, draft.sys_flag, position, 0)
 
     def place(self, queue_offset: int, position: int, stored_at_ms: int) -> list[int]:
         """Write into each record where and when it is stored; return their positions in the log."""

@@ -1,4 +1,4 @@
-"""What goes, when: the oldest segments of the log, by age or because the disk fills up, and what follows from them."""
+"""Removes expired segments of the log, and the parts of queues and index that point to them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from skyroute.broker.store.settings import StoreSettings
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What was removed."""
+    """The number of files that were removed."""
 
     log_segments: int
     queue_segments: int
@@ -28,16 +28,16 @@ def remove_expired(
     is_due: bool,
     disk_used: float,
 ) -> Expired:
-    """Remove old segments: those that are too old at the hour that is due or on a fuller disk, any on a full one.
+    """Remove old segments: expired ones if it is due or the disk is nearly full, any if the disk is full.
 
-    The last segment of everything stays.
+    The last segment of log, queues and index stays.
 
     Raises:
-        StoreWriteError: the disk refuses; what was removed before is gone.
+        FileWriteError: a file could not be removed; others are removed.
     """
     removed = 0
     if is_due or disk_used > settings.disk_used_max:
-        while removed < settings.expired_segments_max and _may_go(log, settings, now_ms, disk_used):
+        while removed < settings.expired_segments_max and _is_expired(log, settings, now_ms, disk_used):
             log.remove_first()
             removed += 1
     queue_segments = sum([queue.remove_expired(log.start) for queue in queues])
@@ -45,12 +45,12 @@ def remove_expired(
     return Expired(removed, queue_segments, index_files)
 
 
-def _may_go(log: CommitLog, settings: StoreSettings, now_ms: int, disk_used: float) -> bool:
+def _is_expired(log: CommitLog, settings: StoreSettings, now_ms: int, disk_used: float) -> bool:
     if len(log.segments) < 2:
         return False
     if disk_used > settings.disk_used_urgent:
         return True
-    # The last message of a segment was stored just before the first of the next, or of a later one if that is damaged.
+    # The last message of a segment is as old as the first of the next segment, or of a later one if that is damaged.
     for segment in log.segments[1:]:
         first = log.record_at(segment.start)
         if first is not None:

@@ -1,4 +1,4 @@
-"""How a store is set up. The defaults are Apache's, and files of other sizes do not open there."""
+"""Settings of a store. The defaults are Apache's; Apache's broker does not open files of other sizes."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +14,7 @@ DELAYS_MS: Final = (
     *(minutes * _M for minutes in range(1, 11)),
     *(20 * _M, 30 * _M, 1 * _H, 2 * _H),
 )
-"""How long a message of each delay level waits; the first is level 1."""
+"""The delay of each delay level; the first is level 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +24,26 @@ class StoreSettings:
     log_segment_bytes: int = 1 << 30
     queue_segment_units: int = 300_000
     batch_segment_units: int = 300_000
-    """As above, for queues that keep batches whole."""
+    """As above, for batch queues."""
     index_slots: int = 5_000_000
     index_entries: int = 20_000_000
     index_enabled: bool = True
     index_process: bool = True
-    """Once there is much to do, and a second processor to do it, a process of its own writes the index."""
+    """Under load, a separate process writes the index, if there is a second processor."""
     index_process_after: int = 16
-    """So many backlogs, and nobody who looks for one after a while, are much to do."""
+    """Number of full backlogs in a row after which the index moves to its own process."""
     delays_ms: tuple[int, ...] = DELAYS_MS
     sync_flush: bool = False
-    """Readers are shown only what is on the disk; the caller flushes before it answers."""
+    """Readers see only records that are on disk; the caller flushes before it responds to a send."""
     reserved_ms: int = 72 * _H
-    """How long messages are kept at least, if the disk allows."""
+    """Minimum time that messages are kept, unless the disk is full."""
     disk_used_max: float = 0.75
-    """From here on, what is too old goes at any hour of the day."""
+    """Above this use of the disk, expired messages are removed at any hour of the day."""
     disk_used_urgent: float = 0.85
-    """From here on, the oldest goes, however young it is."""
+    """Above this use of the disk, the oldest messages are removed, expired or not."""
     disk_used_refuse: float = 0.90
-    """From here on, nothing more is stored."""
+    """Above this use of the disk, appends are refused."""
     expired_segments_max: int = 10
-    """How many segments go at once."""
+    """Maximum number of segments of the log that one call removes."""
     open_segments_max: int = field(default_factory=open_segments_allowed)
-    """How many files of the log and of queues are open at once. Others are opened again when they are used."""
+    """Maximum number of open files of log and queues; the others are reopened when they are used."""

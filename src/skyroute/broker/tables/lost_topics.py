@@ -35,7 +35,7 @@ def reconcile_topics(topics: Topics, store: MessageStore, had_queues: set[str]) 
     Light queues (`%LMQ%`) have no entry in the table, and are kept.
 
     Raises:
-        StoreError: the disk refuses.
+        StorageError: the disk refuses.
     """
     unknown = [
         name

@@ -32,7 +32,7 @@ class TableFile:
         """Return what `read` makes of the file, or of its backup if the file is missing or damaged: see `JsonFile`.
 
         Raises:
-            StoreError: neither can be used.
+            StorageError: neither can be used.
         """
         return self._file.load(read)
 
@@ -44,7 +44,7 @@ class TableFile:
         """Return when everything that was touched before is on the disk.
 
         Raises:
-            StoreWriteError, StoreFullError: the disk refuses; the file is as it was.
+            FileWriteError: the disk refuses; the file is as it was.
         """
         wanted = self._changes
         while self._saved < wanted:
@@ -75,7 +75,7 @@ class TableFile:
         """Write on the caller's thread, for those who end. Nothing may be under way: see `finish_writes`.
 
         Raises:
-            StoreWriteError, StoreFullError: the disk refuses; the file is as it was.
+            FileWriteError: the disk refuses; the file is as it was.
         """
         if self._saved < self._changes:
             changes = self._changes

@@ -127,7 +127,7 @@ class Topics:
         """Return whether a topic is the system's own, those with the names of this broker and its cluster included."""
         return topic in self._own or is_system_topic(topic)
 
-    def keeps_batches(self, topic: str) -> bool:
+    def is_batch_topic(self, topic: str) -> bool:
         """Return whether the queues of a topic keep each batch as one record."""
         found = self._table.get(topic)
         return found is not None and found.attributes.get(QUEUE_TYPE) == BATCH_QUEUE

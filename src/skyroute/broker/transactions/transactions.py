@@ -10,13 +10,13 @@ from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
 from skyroute.broker.store.draft import Appended, Draft
-from skyroute.broker.store.errors import StoreError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.broker.transactions import drafts
 from skyroute.broker.transactions.open_transactions import OPEN_MAX, OpenHalf, OpenTransactions
 from skyroute.errors import SkyrouteError
+from skyroute.files.errors import StorageError
 from skyroute.message import property_names as names
 from skyroute.message.message import StoredMessage
 from skyroute.message.properties import find_property
@@ -117,7 +117,7 @@ class Transactions:
 
         Raises:
             RefusedError: it is no half of this producer's, has ended already, or it is too late for an unasked word.
-            StoreError, RecordError: the message could not be stored; its half stays open.
+            StorageError, RecordError: the message could not be stored; its half stays open.
         """
         if end.outcome is TransactionOutcome.UNKNOWN:
             return
@@ -165,7 +165,7 @@ class Transactions:
             draft = drafts.done(offsets, self._identity.raw_store_host, self._appender.now_ms())
             try:
                 appended = self._appender.put_plain(draft)
-            except StoreError as error:
+            except StorageError as error:
                 log.warning("ended transactions are not written down yet count=%d reason=%s", len(self._done), error)
                 return None
             self._open.note_done_record(appended.queue_offset, max(offsets))
@@ -180,7 +180,7 @@ class Transactions:
         None is given for a half that was dealt with and leaves nothing to ask: others may want their turn by then.
 
         Raises:
-            StoreError: the disk refuses; the next round goes on from there.
+            StorageError: the disk refuses; the next round goes on from there.
         """
         self._open.read_on()
         limit = self._open.end
@@ -266,7 +266,7 @@ class Transactions:
 
         Raises:
             RefusedError: there is no half at this place.
-            StoreError: it could not be stored.
+            StorageError: it could not be stored.
         """
         record = self._store.record_at(log_position)
         half = None if record is None else decode_record(record)

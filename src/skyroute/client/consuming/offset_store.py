@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +13,8 @@ from skyroute.client.consuming import queues as calls
 from skyroute.client.errors import ClientError
 from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError
+from skyroute.files.errors import FileWriteError
+from skyroute.files.replace import backup_path, replace_file
 from skyroute.message.names import check_file_name
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.errors import BodyError
@@ -138,7 +138,7 @@ class FileOffsets(_Noted):
         for name in (client_id, group):
             check_file_name(name)
         self.path = (directory or Path.home() / ".rocketmq_offsets") / client_id / group / "offsets.json"
-        self._backup = self.path.with_name("offsets.json.bak")
+        self._backup = backup_path(self.path)
         # Held by threads only: a cancelled task leaves its thread behind, and the next one must not write beside it.
         self._writing = threading.Lock()
 
@@ -177,9 +177,10 @@ class FileOffsets(_Noted):
             if noted.items() <= kept.items():
                 return
             try:
-                self._replace_file(_to_text({**kept, **noted}))
-            except OSError as error:
-                raise OffsetFileError(f"cannot write {self.path}: {error.strerror}") from error
+                text = _to_text({**kept, **noted})
+                replace_file(self.path, text.encode(), keep_backup=self._is_sound(), is_shared=True)
+            except FileWriteError as error:
+                raise OffsetFileError(str(error)) from error
 
     def _read_file(self) -> dict[QueueRef, int]:
         damage: OffsetFileError | None = None
@@ -197,23 +198,12 @@ class FileOffsets(_Noted):
             log.warning("offsets read from the backup path=%s cause=%s", self.path, damage)
         return offsets
 
-    def _replace_file(self, text: str) -> None:
-        import tempfile  # noqa: PLC0415 - much comes with it, and only those who broadcast write files
-
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, staged = tempfile.mkstemp(prefix="offsets.", suffix=".tmp", dir=self.path.parent)
+    def _is_sound(self) -> bool:
+        """Return whether the file is worth keeping as the backup."""
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            # A damaged file is not worth keeping: it would take the place of a good backup.
-            with suppress(OffsetFileError):
-                if _from_file(self.path) is not None:
-                    self.path.replace(self._backup)
-            Path(staged).replace(self.path)
-        finally:
-            Path(staged).unlink(missing_ok=True)
+            return _from_file(self.path) is not None
+        except OffsetFileError:
+            return False
 
 
 class _OffsetFile(msgspec.Struct):

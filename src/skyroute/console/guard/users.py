@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.console.errors import UsersError
-from skyroute.settings.errors import FileWriteError
-from skyroute.settings.files import replace_file
+from skyroute.files.errors import FileWriteError
+from skyroute.files.replace import replace_file
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _SECRET: Final = re.compile(r"scrypt\$(\d{1,7})\$(\d{1,2})\$(\d{1,2})\$[0-9a-f]{32}\$[0-9a-f]{64}")

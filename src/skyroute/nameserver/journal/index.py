@@ -7,9 +7,10 @@ from typing import Final
 
 import msgspec
 
+from skyroute.files.disk import Disk
+from skyroute.files.errors import FileWriteError
+from skyroute.files.replace import replace_file
 from skyroute.nameserver.journal.segments import Segment, closed_segments, summarize
-from skyroute.settings.errors import FileWriteError
-from skyroute.settings.files import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +38,11 @@ class Index:
     def add(self, segment: Segment) -> None:
         self.segments[segment.first] = segment
 
-    def write(self) -> None:
+    def write(self, disk: Disk) -> None:
         """Replace the file. A disk that refuses does no harm: the next start makes the index anew."""
         content = msgspec.json.encode(_IndexFile(1, list(self.segments.values())))
         try:
-            replace_file(self.folder / INDEX_NAME, content, keep_backup=False)
+            replace_file(self.folder / INDEX_NAME, content, keep_backup=False, disk=disk)
         except FileWriteError as error:
             log.debug("journal index not written reason=%s", error)
 

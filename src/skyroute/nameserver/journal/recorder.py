@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.clock import Clock
-from skyroute.nameserver.journal.disk import Disk
+from skyroute.files.disk import Disk
+from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.journal.records import Numbered, bytes_of, encode, split, weight_of
 from skyroute.nameserver.journal.recovery import Found, recover
 from skyroute.nameserver.journal.retention import outdated
-from skyroute.nameserver.journal.segments import OpenSegment, TornSegmentError, mend, open_segments
+from skyroute.nameserver.journal.segments import OpenSegment, TornSegmentError, close_torn, open_segments
 from skyroute.nameserver.server_events import Change, Gap
 
 log = logging.getLogger(__name__)
@@ -109,10 +110,10 @@ class Journal:
         """Mend what a crash left, and begin to write. No number up to `floor` is given again.
 
         Raises:
-            OSError: The folder cannot be read or written.
+            OSError, FileWriteError: the folder cannot be read or written.
         """
         disk = disk or Disk()
-        folder.mkdir(parents=True, exist_ok=True)
+        disk.make_folder(folder)
         found = recover(folder, disk, floor)
         journal = cls(folder, found, server_id=server_id, limits=limits, clock=clock, disk=disk)
         if not found.ended_in_order:
@@ -203,7 +204,7 @@ class Journal:
             try:
                 self._write_waiting()
                 self._look_after_segment(closing=closing)
-            except OSError as error:
+            except (OSError, FileWriteError) as error:
                 self._complain(error)
                 self._closing.wait(RETRY_S)
             else:
@@ -243,17 +244,17 @@ class Journal:
                 data, last=self._batch[-1].seq, records=len(self._batch), times=(min(times), max(times))
             )
         except TornSegmentError:
-            self._segment = None  # it is mended when the next one is opened
+            self._segment = None  # the next `_open_segment` closes it
             raise
         if self._synced_at is None:
             self._synced_at = self._clock.monotonic()
 
     def _open_segment(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up
+        self._disk.make_folder(self._folder)  # it may have been removed
         for path in open_segments(self._folder).values():
-            mended = mend(path, self._disk)
-            if mended.segment is not None:
-                self._index.add(mended.segment)
+            closed = close_torn(path, self._disk)
+            if closed.segment is not None:
+                self._index.add(closed.segment)
         number, _, _, change = self._batch[0]
         first = change.missing_from if isinstance(change, Gap) else number
         segment = OpenSegment(self._folder, self._disk, first, self._clock.monotonic())
@@ -276,7 +277,7 @@ class Journal:
         self._index.add(segment.finish())
         self._let_go()
         self.closed_bytes = sum(segment.size_bytes for segment in self._index.segments.values())
-        self._index.write()
+        self._index.write(self._disk)
 
     def _let_go(self) -> None:
         limits = self._limits
@@ -289,7 +290,7 @@ class Journal:
             self._disk.remove(self._folder / segment.name)
             del self._index.segments[segment.first]
 
-    def _complain(self, error: OSError) -> None:
+    def _complain(self, error: Exception) -> None:
         if not self._failing:
             self._failing = True
             log.warning("journal cannot be written reason=%s: routing goes on, and so do the attempts", error)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from skyroute.nameserver.journal.disk import Disk
+from skyroute.files.disk import Disk
 from skyroute.nameserver.journal.index import Index, load_index
 from skyroute.nameserver.journal.schema import Kind
-from skyroute.nameserver.journal.segments import mend, open_segments, read_mark
+from skyroute.nameserver.journal.segments import close_torn, open_segments, read_mark
 
 log = logging.getLogger(__name__)
 
@@ -29,21 +29,21 @@ class Found:
 
 
 def recover(folder: Path, disk: Disk, floor: int = 0) -> Found:
-    """Mend what a crash left and find the last number.
+    """Close the segments that a crash left open, and find the last sequence number.
 
     Raises:
-        OSError: The folder cannot be read or written.
+        OSError, FileWriteError: the folder cannot be read or written.
     """
     torn_bytes = 0
     for path in open_segments(folder).values():
-        mended = mend(path, disk)
-        torn_bytes += mended.torn_bytes
-        records = mended.segment.records if mended.segment else 0
-        log.warning("journal segment of a crash closed file=%s records=%d torn=%d", path, records, mended.torn_bytes)
+        closed = close_torn(path, disk)
+        torn_bytes += closed.torn_bytes
+        records = closed.segment.records if closed.segment else 0
+        log.warning("journal segment of a crash closed file=%s records=%d torn=%d", path, records, closed.torn_bytes)
     index, removed = load_index(folder)
     for segment in removed:
         log.warning("journal segment missing file=%s first=%d last=%d", segment.name, segment.first, segment.last)
-    index.write()
+    index.write(disk)
     last = max(floor, index.last, *(segment.last for segment in removed), 0)
     return Found(index, last, torn_bytes, ended_in_order=last == 0 or _ends_with_stop(index, last))
 

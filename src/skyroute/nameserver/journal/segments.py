@@ -3,6 +3,7 @@
 A closed segment is named by its first sequence number and never changes again.
 """
 
+import os
 import re
 import zlib
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from skyroute.nameserver.journal.disk import Disk
+from skyroute.files.disk import Disk
+from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.journal.schema import Mark, mark_decoder
 
 _CLOSED: Final = re.compile(r"(\d{20})\.jsonl")
@@ -119,25 +121,25 @@ class OpenSegment:
         """Create the file.
 
         Raises:
-            OSError: The disk refused.
+            FileWriteError: it cannot be created.
         """
         self._descriptor = self.disk.create(self.path)
 
     def write(self, data: bytes, *, last: int, records: int, times: tuple[int, int]) -> None:
-        """Append whole lines, up to that number, of which this is the smallest and the largest time.
+        """Append whole lines. `last` is the last sequence number in them, `times` the smallest and the largest time.
 
         Raises:
-            OSError: The disk refused, and nothing of it is left in the file.
-            TornSegmentError: The disk refused even to cut off what it had taken; write to another segment.
+            FileWriteError: nothing was appended.
+            TornSegmentError: a part was appended and could not be cut off; use another segment.
         """
         try:
-            self.disk.append(self._descriptor, data)
-        except OSError as error:
+            self.disk.write(self._descriptor, data, self.size_bytes)
+        except FileWriteError as error:
             try:
-                self.disk.cut(self._descriptor, self.size_bytes)
-            except OSError:
-                self._close()
-                raise TornSegmentError(error.errno, error.strerror) from error
+                self.disk.cut(self._descriptor, self.size_bytes, self.size_bytes)
+            except FileWriteError:
+                os.close(self._descriptor)
+                raise TornSegmentError(str(error)) from error
             raise
         self._min_ms = min(self._min_ms, times[0]) if self._records else times[0]
         self._max_ms = max(self._max_ms, times[1]) if self._records else times[1]
@@ -147,62 +149,66 @@ class OpenSegment:
         self.size_bytes += len(data)
 
     def sync(self) -> None:
-        """Have it all on disk before this returns.
+        """Wait until everything is on disk.
 
         Raises:
-            OSError: The disk refused.
+            FileWriteError: some of it may not be on disk.
         """
         self.disk.sync(self._descriptor)
 
     def finish(self) -> Segment:
-        """Close the file and give it the name under which readers find it.
+        """Close the file and rename it to the name of a closed segment.
 
         Raises:
-            OSError: The disk refused; the file is still there, and `mend` can do it later.
+            FileWriteError: the file is still open by name; `close_torn` can finish it later.
         """
         try:
             self.disk.sync(self._descriptor)
         finally:
-            self._close()
+            os.close(self._descriptor)
         done = Segment(self.first, self._last, self._records, self._min_ms, self._max_ms, self.size_bytes, self._crc32)
-        self.disk.rename(self.path, self.folder / done.name)
+        self.disk.replace(self.path, self.folder / done.name)
+        self.disk.sync_folder(self.folder)
         return done
 
-    def _close(self) -> None:
-        self.disk.close(self._descriptor)
 
-
-class TornSegmentError(OSError):
-    """A file may end within a line, and cannot be written any more."""
+class TornSegmentError(FileWriteError):
+    """A segment may end within a line and takes no more lines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
-    """What a crash left, and what was made of it."""
+class ClosedTorn:
+    """The result of `close_torn`."""
 
     segment: Segment | None
-    """None: there was no whole line in it, and the file is gone."""
+    """None if the file had no complete line and was removed."""
     torn_bytes: int
+    """Bytes of the incomplete last line that were cut off."""
 
 
-def mend(path: Path, disk: Disk) -> Mended:
-    """Cut a torn last line off an unfinished segment and close it.
+def close_torn(path: Path, disk: Disk) -> ClosedTorn:
+    """Close an open segment that a crash or an error left behind; cut off an incomplete last line.
 
     Raises:
-        OSError: The disk refused; the file is as it was, or only the torn line is gone.
+        FileWriteError: the segment is still open; at most the incomplete line is gone.
+        OSError: the file cannot be read.
     """
     content = path.read_bytes()
     whole = whole_lines(content)
     segment, torn_bytes = summarize(whole), len(content) - len(whole)
     if segment is None:
         disk.remove(path)
-        return Mended(None, torn_bytes)
+        return ClosedTorn(None, torn_bytes)
     if torn_bytes:
-        with path.open("r+b") as file:
-            disk.cut(file.fileno(), len(whole))
-            disk.sync(file.fileno())
+        descriptor = disk.open(path, 0)
+        try:
+            disk.cut(descriptor, len(whole), len(whole))
+            disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
     target = path.with_name(segment.name)
     if target.exists():
-        raise FileExistsError(0, f"{target.name} is there already", str(path))
-    disk.rename(path, target)
-    return Mended(segment, torn_bytes)
+        raise FileWriteError(f"cannot rename {path} to {target.name}: that file exists; remove one of them")
+    disk.replace(path, target)
+    disk.sync_folder(path.parent)
+    return ClosedTorn(segment, torn_bytes)

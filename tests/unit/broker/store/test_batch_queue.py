@@ -20,7 +20,7 @@ TOPIC = "Whole"
 
 
 def batch_store(folder: Path) -> MessageStore:
-    return small_store(folder, keeps_batches=lambda topic: topic == TOPIC)
+    return small_store(folder, is_batch_topic=lambda topic: topic == TOPIC)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_a_batch_is_one_record_and_one_unit(store: MessageStore, tmp_path: Path)
     assert store.append(draft(TOPIC, body=b"single"), NOW_MS).queue_offset == 0
     assert append_batch(store, b"a", b"b", b"c", at_ms=NOW_MS + 5) == 1
     assert store.append(draft(TOPIC, body=b"last"), NOW_MS + 9).queue_offset == 4
-    store.derive()
+    store.dispatch()
     content = (tmp_path / "batchconsumequeue" / TOPIC / "0" / f"{0:020d}").read_bytes()
     assert len(content) == 460
     units = list(UNIT.iter_unpack(content[:138]))
@@ -82,7 +82,7 @@ def test_any_offset_inside_a_batch_gives_the_whole_of_it(store: MessageStore) ->
         assert [store.unit(TOPIC, 0, offset) for offset in (3, 4, 5)] == [store.unit(TOPIC, 0, 3)] * 3
         statuses = [store.read_queue(TOPIC, 0, offset, 1, 1 << 20).status for offset in (-1, 9, 10)]
         assert statuses == [ReadStatus.TOO_SMALL, ReadStatus.AT_END, ReadStatus.BEYOND_END]
-        store.derive()
+        store.dispatch()
 
 
 def test_as_many_batches_are_read_as_have_no_more_messages_than_wanted(store: MessageStore) -> None:
@@ -110,9 +110,9 @@ def test_units_cross_segments_and_old_ones_expire_with_the_log(store: MessageSto
     for number in range(35):
         append_batch(store, b"%d" % number * 100, b"%d." % number * 50)
         if number % 12 == 0:
-            store.derive()
+            store.dispatch()
     assert [message.queue_offset for message in unwrapped(store)] == list(range(70))
-    store.derive()
+    store.dispatch()
     assert [message.queue_offset for message in unwrapped(store)] == list(range(70))
     expired = store.delete_expired(NOW_MS, is_due=False, disk_used=0.87)
     assert expired.log_segments > 1
@@ -156,7 +156,7 @@ def test_a_process_that_dies_loses_nothing(
         else:
             store.append(draft(TOPIC, body=b"%d" % number), NOW_MS)
         if number in derived_at:
-            store.derive()
+            store.dispatch()
     before = [(message.queue_offset, message.body) for message in unwrapped(store)]
     assert len(before) == 70
     store.kill()
@@ -211,7 +211,7 @@ def test_a_topic_that_is_deleted_may_come_back_as_the_other_kind(tmp_path: Path)
     store.close()
     store = small_store(tmp_path)
     store.append(draft(TOPIC), NOW_MS)
-    store.derive()
+    store.dispatch()
     assert (tmp_path / "consumequeue" / TOPIC / "0").exists()
 
 
@@ -221,7 +221,7 @@ def test_the_kind_that_a_topic_has_is_the_kind_that_it_keeps(tmp_path: Path) -> 
     store.append(draft(TOPIC), NOW_MS)
     store.close()
     store = batch_store(tmp_path)
-    with pytest.raises(RecordError, match="does not keep batches whole"):
+    with pytest.raises(RecordError, match="is no batch topic"):
         append_batch(store, b"a", b"b")
     store.append(draft(TOPIC, queue_id=1), NOW_MS)
     store.close()
@@ -230,7 +230,7 @@ def test_the_kind_that_a_topic_has_is_the_kind_that_it_keeps(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("messages", [0, 32768])
 def test_a_batch_has_as_many_messages_as_a_unit_can_count(store: MessageStore, messages: int) -> None:
-    with pytest.raises(RecordError, match="do not fit a batch"):
+    with pytest.raises(RecordError, match="expected 1 to 32767"):
         store.append_inner_batch(draft(TOPIC), messages, NOW_MS)
     assert store.append(draft(TOPIC), NOW_MS).queue_offset == 0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.broker.store.errors import StoreReadError, StoreWriteError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.segment import OPEN_MAX, OPEN_MIN, OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.flush import Flush
+from skyroute.files.disk import Disk
+from skyroute.files.errors import FileReadError, FileWriteError
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_an_error_names_the_file_and_not_its_descriptor(tmp_path: Path, refused:
     path.write_bytes(b"")
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with pytest.raises(StoreWriteError, match=f"cannot write {path}: "):
+        with pytest.raises(FileWriteError, match=f"cannot write {path}: "):
             refused(Disk(), descriptor)
     finally:
         os.close(descriptor)
@@ -35,16 +35,16 @@ def test_an_error_names_the_file_and_not_its_descriptor(tmp_path: Path, refused:
 def test_a_closed_descriptor_is_named_by_its_number(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     os.close(descriptor)
-    with pytest.raises(StoreWriteError, match=rf"cannot write a file \(descriptor {descriptor}\): Bad file descriptor"):
+    with pytest.raises(FileWriteError, match=rf"cannot write a file \(descriptor {descriptor}\): Bad file descriptor"):
         Flush(Disk(), 0, 0).add(descriptor)
 
 
 def test_a_segment_that_cannot_be_mapped_or_read_is_named(tmp_path: Path) -> None:
     segment = Segment(tmp_path / "00000000000000000000", 0, 4096, Disk(), OpenSegments())
     os.close(segment.descriptor)
-    with pytest.raises(StoreReadError, match=f"cannot read {segment.path}: Bad file descriptor"):
+    with pytest.raises(FileReadError, match=f"cannot read {segment.path}: Bad file descriptor"):
         segment.read(0, 10)
-    with pytest.raises(StoreReadError, match=f"cannot map {segment.path}: Bad file descriptor"):
+    with pytest.raises(FileReadError, match=f"cannot map {segment.path}: Bad file descriptor"):
         _ = segment.content
 
 

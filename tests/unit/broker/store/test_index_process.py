@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from skyroute.broker.store import message_store
-from skyroute.broker.store.errors import StoreError
-from skyroute.broker.store.files.disk import Disk
-from skyroute.broker.store.index import index_process
+from skyroute.broker.store.index import index_process, index_writer
 from skyroute.broker.store.index import keys as keys_module
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 from skyroute.message.batch import BatchItem
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host
@@ -34,7 +33,7 @@ Keys = dict[str, int]
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_store, "processors", lambda: 2)
+    monkeypatch.setattr(index_writer, "processors", lambda: 2)
     monkeypatch.setattr(index_process, "STEP_BYTES", 1)
 
 
@@ -128,7 +127,7 @@ def test_records_of_every_kind_are_read(tmp_path: Path) -> None:
 def test_little_to_do_is_done_without(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, index_process_after=3)) as store:
         keys = rush(store, 0, 600)
-        store.derive()  # as happens now and then, whether or not there is a backlog
+        store.dispatch()  # as happens now and then, whether or not there is a backlog
         check(store, keys | rush(store, 600, 600))
         assert store.index_pid is None
 
@@ -141,7 +140,7 @@ def test_nobody_has_to_have_it(tmp_path: Path, changes: dict[str, Any]) -> None:
 
 
 def test_one_processor_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_store, "processors", lambda: 1)
+    monkeypatch.setattr(index_writer, "processors", lambda: 1)
     with closing(open_store(tmp_path)) as store:
         check(store, rush(store, 0))
         assert store.index_pid is None
@@ -158,7 +157,7 @@ def test_a_process_that_dies_is_done_without(store: MessageStore, caplog: pytest
     assert store.index_pid is None
     assert not is_there(pid)
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert warnings == [f"the process for the key index is gone pid={pid}; the broker goes on without"]
+    assert warnings == [f"index process died, the broker writes the index itself pid={pid}"]
 
 
 def test_a_process_that_died_unseen_is_done_without_once_somebody_asks(store: MessageStore) -> None:
@@ -166,7 +165,7 @@ def test_a_process_that_died_unseen_is_done_without_once_somebody_asks(store: Me
     pid = store.index_pid
     assert pid is not None
     check(store, keys)
-    store.derive()
+    store.dispatch()
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     keys |= rush(store, RUSH, 3)
@@ -193,7 +192,7 @@ def test_keys_of_what_readers_saw_and_no_file_has_are_not_lost_with_it(tmp_path:
 
 
 def test_a_process_that_says_nothing_is_done_without(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_process, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(index_process, "TIMEOUT_S", 0.05)
     keys = rush(store, 0)
     pid = store.index_pid
     assert pid is not None
@@ -252,13 +251,13 @@ def test_a_flush_says_how_far_the_process_was_and_no_more(store: MessageStore) -
     assert pid is not None
     store.find_by_key("T", "k1", 1, 0, FOREVER_MS)
     os.kill(pid, signal.SIGSTOP)
-    before = store._derived.index_process
+    before = store._index_writer.process
     assert before is not None
     reached = before.progress
     rush(store, RUSH)
     store.flush()
     assert store._checkpoint.on_disk == reached[:4]
-    assert store._checkpoint.last_derived == reached[:2]
+    assert store._checkpoint.last_dispatched == reached[:2]
     os.kill(pid, signal.SIGCONT)
 
 
@@ -293,7 +292,7 @@ def test_an_index_that_cannot_be_written_is_told_to_whoever_sends(store: Message
             keys |= rush(store, number, 1)
             number += 1
 
-    with pytest.raises(StoreError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot write"):
         send_more()
     assert not store.index_pid
     index.unlink()
@@ -304,10 +303,10 @@ def test_an_index_that_cannot_be_written_is_told_to_whoever_sends(store: Message
 WRITER = """
 import sys
 from pathlib import Path
-from skyroute.broker.store import message_store
+from skyroute.broker.store.index import index_writer
 from tests.unit.broker.store.test_index_process import open_store, rush
 
-message_store.processors = lambda: 2
+index_writer.processors = lambda: 2
 store = open_store(Path(sys.argv[1]))
 turn = 0
 while True:

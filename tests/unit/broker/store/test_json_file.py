@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from skyroute.broker.store.errors import StoreDamagedError, StoreError
+from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.files.errors import StorageError
 from tests.support.disks import FailingDisk
 
 OFFSETS = {"offsetTable": {"T@G": {0: 12, 1: 3}}}
@@ -104,7 +105,7 @@ def test_a_damaged_backup_of_a_missing_file_is_refused(file: JsonFile, content: 
 
 def test_a_file_that_may_not_be_read_is_not_taken_for_a_damaged_one(file: JsonFile) -> None:
     file.path.mkdir(parents=True)
-    with pytest.raises(StoreError, match="Is a directory"):
+    with pytest.raises(StorageError, match="Is a directory"):
         file.load(read_number)
 
 
@@ -116,7 +117,7 @@ def test_whichever_call_fails_the_old_or_the_new_value_is_there(tmp_path: Path) 
         disk.fail_at = disk.calls + fail_at
         try:
             file.save({"value": 2})
-        except StoreError:
+        except StorageError:
             assert disk.failed
             assert JsonFile(file.path).load(as_it_is) == {"value": 1}
             file.save({"value": 2})

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.index.key_index import MATCHES_MAX, SLOT_ENTRIES_A_STEP, KeyIndex
 from skyroute.broker.store.index.keys import key_hash
+from skyroute.files.disk import Disk
 from skyroute.message.tags import java_hash
 from tests.support.disks import NOW_MS
 

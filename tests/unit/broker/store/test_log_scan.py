@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.segment import OpenSegments
 from skyroute.broker.store.recovery.damage import DamagedRange
 from skyroute.broker.store.recovery.log_scan import BAD_BODY, MISSING_FILE, scan_log
+from skyroute.files.disk import Disk
 from skyroute.message.host import encode_host
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import encode_record

@@ -7,20 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.store.derive import BACKLOG_MAX
+from skyroute.broker.store.dispatch import BACKLOG_MAX
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.errors import (
-    RecordTooLargeError,
-    StoreClosedError,
-    StoreFullError,
-    StoreLockedError,
-    StoreWriteError,
-)
-from skyroute.broker.store.files.disk import Disk
-from skyroute.broker.store.message_store import SCANNED_UNITS_MIN, MessageStore
+from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError, StoreLockedError
+from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_ledger import KnownQueue, KnownQueues, encode_ledger
 from skyroute.broker.store.queues.queue_read import ReadStatus
+from skyroute.broker.store.reader import SCANNED_UNITS_MIN
 from skyroute.broker.store.settings import DELAYS_MS
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, FileWriteError
 from skyroute.message.batch import BatchItem
 from skyroute.message.errors import InvalidNameError, RecordError
 from skyroute.message.flags import TransactionState
@@ -86,7 +82,7 @@ def test_a_segment_ends_with_a_mark_and_the_log_goes_on_in_the_next(store: Messa
 
 def test_a_record_is_never_larger_than_a_segment(store: MessageStore) -> None:
     store.append(draft(body=bytes(4096 - 8 - 92)), NOW_MS)
-    with pytest.raises(RecordTooLargeError, match="do not fit a segment of 4096"):
+    with pytest.raises(RecordTooLargeError, match="do not fit a segment"):
         store.append(draft(body=bytes(4096 - 8 - 91)), NOW_MS)
     assert len(read_all(store)) == 1
 
@@ -104,7 +100,7 @@ def test_a_batch_has_consecutive_offsets_and_stays_in_one_file(store: MessageSto
     with pytest.raises(RecordTooLargeError):
         store.append_batch(draft(), items * 5, NOW_MS)
     assert store.append(draft(), NOW_MS).queue_offset == 5
-    with pytest.raises(RecordError, match="no batch takes part in a transaction"):
+    with pytest.raises(RecordError, match="cannot be part of a transaction"):
         store.append_batch(draft(sys_flag=int(TransactionState.PREPARED)), items, NOW_MS)
 
 
@@ -127,7 +123,7 @@ def test_what_does_not_fit_a_record_is_refused_and_nothing_is_stored(tmp_path: P
     store = small_store(tmp_path, log_segment_bytes=1 << 16)
     with pytest.raises(RecordError, match="properties of 32768 bytes"):
         store.append_batch(draft(), [BatchItem(b""), BatchItem(b"", b"x" * 32768)], NOW_MS)
-    with pytest.raises(RecordError, match="does not fit its place"):
+    with pytest.raises(RecordError, match="does not fit its field"):
         store.append(draft(reconsume_times=1 << 40), NOW_MS)
     for topic, queue_id in (("", 0), ("a/b", 0), ("..", 0), ("a\0b", 0), ("T", -1)):
         with pytest.raises(InvalidNameError):
@@ -155,7 +151,7 @@ def test_a_message_that_comes_while_its_topic_is_deleted_brings_no_queue_back(tm
     removal = store.remove_topic("T")
     next(removal)
     store.append(draft("T", queue_id=2), NOW_MS)
-    store.derive()
+    store.dispatch()
     assert list(removal)
     store.kill()
     assert small_store(tmp_path).topics() == set()
@@ -167,13 +163,13 @@ def test_a_queue_that_the_disk_refuses_to_remove_is_removed_by_the_next_request(
 
         def remove(self, path: Path) -> None:
             if self.refuses and path.parent.name == "0":
-                raise StoreWriteError(f"cannot remove {path}")
+                raise FileWriteError(f"cannot remove {path}")
             super().remove(path)
 
     disk = Refusing()
     store = small_store(tmp_path, disk=disk)
     store.append(draft("T"), NOW_MS)
-    with pytest.raises(StoreWriteError):
+    with pytest.raises(FileWriteError):
         store.delete_topic("T")
     disk.refuses = False
     store.delete_topic("T")
@@ -185,7 +181,7 @@ def test_a_store_opens_on_a_disk_without_room_for_the_ledger(tmp_path: Path) -> 
     class Full(Disk):
         def open(self, path: Path, size: int) -> int:
             if path.name == "queues.tmp":
-                raise StoreFullError(f"no room for {path}")
+                raise DiskFullError(f"no room for {path}")
             return super().open(path, size)
 
     store = small_store(tmp_path)
@@ -202,7 +198,7 @@ def test_a_deletion_in_the_ledger_of_another_log_hides_no_message(tmp_path: Path
     store = small_store(tmp_path)
     store.append(draft("T"), NOW_MS)
     store.close()
-    known = KnownQueues({("T", 0): KnownQueue(is_for_batches=False, end=1, flushed_end=1, first=0)}, {"T": 1 << 30})
+    known = KnownQueues({("T", 0): KnownQueue(is_batch_queue=False, end=1, flushed_end=1, first=0)}, {"T": 1 << 30})
     (tmp_path / "queues").write_bytes(encode_ledger(known))
     store = small_store(tmp_path)
     store.append(draft("T"), NOW_MS)
@@ -301,7 +297,7 @@ def test_a_search_without_a_match_is_bounded(tmp_path: Path) -> None:
     store = small_store(tmp_path, queue_segment_units=300_000, log_segment_bytes=1 << 20)
     for _ in range(20):
         store.append_batch(draft(), [BatchItem(b"x")] * 50, NOW_MS)
-    store.derive()
+    store.dispatch()
     for wanted, looked_at in ((32, SCANNED_UNITS_MIN), (900, 900)):
         read = store.read_queue("T", 0, 10, wanted, 1 << 20, lambda code: code == 1)
         assert (read.status, read.next_offset) == (ReadStatus.NO_MATCH, 10 + looked_at)
@@ -321,9 +317,9 @@ def test_units_cross_the_segments_of_their_queue(store: MessageStore) -> None:
     for number in range(35):
         store.append(draft(body=b"%d" % number), NOW_MS)
         if number == 17:
-            store.derive()
+            store.dispatch()
     assert bodies(store) == [b"%d" % number for number in range(35)]
-    store.derive()
+    store.dispatch()
     assert bodies(store) == [b"%d" % number for number in range(35)]
     assert store.read_queue("T", 0, 8, 10, 1 << 20).next_offset == 10, "a read ends with the queue's segment"
 
@@ -381,7 +377,7 @@ def test_messages_are_appended_while_another_thread_waits_for_the_disk(tmp_path:
         assert going_on.wait(10)
         for queue_id in range(5):
             store.append(draft(queue_id=queue_id), NOW_MS)
-        store.derive()
+        store.dispatch()
         assert store.flushed_position == 0
         may_end.set()
         done.result(10)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from skyroute.broker.store.derive import KEYS_A_STEP
+from skyroute.broker.store.dispatch import KEYS_A_STEP
 from skyroute.broker.store.draft import AppendedBatch, Draft
-from skyroute.broker.store.errors import RecordTooLargeError, StoreFullError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.errors import RecordTooLargeError
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError
 from skyroute.message.batch import RawItem
 from skyroute.message.errors import RecordError
 from skyroute.message.flags import TransactionState
@@ -81,7 +82,7 @@ def test_the_files_are_those_of_a_short_batch(tmp_path: Path, topic: str, host: 
     files: list[dict[str, bytes]] = []
     for name in ("short", "long"):
         store = small_store(
-            tmp_path / name, log_segment_bytes=SEGMENT, keeps_batches=lambda _: keeps_batches, now_ms=NOW_MS
+            tmp_path / name, log_segment_bytes=SEGMENT, is_batch_topic=lambda _: keeps_batches, now_ms=NOW_MS
         )
         store.append(draft(topic, 2), NOW_MS)
         appended = store.append_batch(about, items, NOW_MS) if name == "short" else append_long(store, items, about)
@@ -129,7 +130,7 @@ def test_a_batch_is_never_divided_between_files(tmp_path: Path) -> None:
 def test_a_batch_is_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
     store = small_store(tmp_path, HastyDisk(), log_segment_bytes=SEGMENT, sync_flush=True)
     append_long(store, items_of(30))
-    assert not store.derive_step()
+    assert not store.dispatch_step()
     assert store.max_offset("T", 0) == 0
     store.flush(thorough=False)
     assert store.max_offset("T", 0) == 30
@@ -164,7 +165,7 @@ def test_keys_that_were_not_written_before_a_crash_are_there_after_it(
     store.append(draft(), NOW_MS)
     store.flush()
     append_long(store, items_of(messages))
-    assert [store.derive_step() for _ in range(steps)] == [True, True, False][:steps]
+    assert [store.dispatch_step() for _ in range(steps)] == [True, True, False][:steps]
     store.flush()
     store.kill()
     store = small_store(tmp_path, disk(), index_process=False, **settings)
@@ -194,7 +195,7 @@ def test_a_process_that_is_killed_leaves_all_of_a_batch_or_nothing(
                     append_long(store, items_of(60))
                 else:
                     store.append_batch(draft(), items_of(60), NOW_MS)
-                while store.derive_step():
+                while store.dispatch_step():
                     pass
                 store.flush()
                 is_over = True
@@ -224,9 +225,9 @@ def test_a_disk_that_refuses_leaves_all_of_a_batch_or_nothing(tmp_path: Path, ha
             try:
                 append_long(store, items_of(60))
                 wanted += [body for body, _, _ in items_of(60)]
-            except StoreFullError:
+            except DiskFullError:
                 assert disk.failed
-            while store.derive_step():
+            while store.dispatch_step():
                 pass
             assert bodies(store) == wanted
             disk.fail_at = -1

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from skyroute.broker.scheduling.timer_check import damage_of
-from skyroute.broker.store.errors import StoreError, StoreLockedError
+from skyroute.broker.store.errors import StoreLockedError
 from skyroute.broker.store.verification.filler import FILLER_BYTES_MIN, fill
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.repair import Repair, Repaired
 from skyroute.broker.store.verification.verify import StoreCheck
 from skyroute.broker.tables.stored_tables import TABLES
+from skyroute.files.errors import StorageError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record
 from tests.support.damage import BATCHES, QUEUES, checksum, fill_store, open_store
@@ -150,8 +151,8 @@ def test_a_damaged_table_gives_way_to_its_backup(folder: Path, tmp_path: Path) -
     (folder / "config" / "broker.properties").write_bytes(b"brokerName=a\n")
     repaired, report = repair(folder, tmp_path / "copy")
     assert repaired.losses == [
-        "config/consumerOffset.json is damaged, and so is its backup: the copy has none",
-        "config/topics.json is damaged: the copy has its backup",
+        "config/consumerOffset.json and its backup are damaged; the copy has neither",
+        "config/topics.json is damaged; the copy has its backup",
     ]
     assert report.findings == []
     assert sorted(path.name for path in (tmp_path / "copy" / "config").iterdir()) == [
@@ -216,11 +217,11 @@ def test_it_refuses_what_it_must_not_do(folder: Path, tmp_path: Path) -> None:
 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(StoreError, match="is not empty"):
+    with pytest.raises(StorageError, match="is not empty"):
         run(folder, tmp_path / "full")
-    with pytest.raises(StoreError, match="lie in each other"):
+    with pytest.raises(StorageError, match="contain each other"):
         run(folder, folder / "copy")
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StorageError, match="is no store"):
         run(tmp_path / "full", tmp_path / "copy")
     store = open_store(folder)
     with pytest.raises(StoreLockedError, match="stop it first"):

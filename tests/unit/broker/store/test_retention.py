@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.broker.store.errors import StoreFullError
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.queue_read import ReadStatus
+from skyroute.files.errors import DiskFullError
 from tests.support.disks import NOW_MS, bodies, draft, read_all, small_store
 
 HOUR_MS = 3_600_000
@@ -22,7 +22,7 @@ def store(tmp_path: Path) -> MessageStore:
             properties = {"KEYS": f"{hour}-{number} all", "UNIQ_KEY": f"{hour}/{number}"}
             store.append(draft("T", number % 2, body, properties), NOW_MS + hour * HOUR_MS)
     assert store.max_position > 9 * 4096
-    store.derive()
+    store.dispatch()
     return store
 
 
@@ -92,7 +92,7 @@ def test_only_so_many_segments_go_at_once(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_nearly_full_takes_nothing_until_it_is_not(store: MessageStore) -> None:
     store.delete_expired(NOW_MS, is_due=False, disk_used=0.91)
-    with pytest.raises(StoreFullError, match="make room"):
+    with pytest.raises(DiskFullError, match="make room"):
         store.append(draft(), NOW_MS)
     assert read_all(store)
     store.delete_expired(NOW_MS, is_due=False, disk_used=0.89)
@@ -120,7 +120,7 @@ def test_a_queue_of_which_all_has_expired_remembers_its_end(tmp_path: Path) -> N
 
 def test_a_deleted_topic_is_gone_and_begins_anew(store: MessageStore) -> None:
     store.append(draft("Other"), NOW_MS)
-    store.derive()
+    store.dispatch()
     store.append(draft("T", 0, b"not yet written"), NOW_MS)
     store.delete_topic("T")
     assert store.topics() == {"Other"}
@@ -140,6 +140,6 @@ def test_a_topic_that_was_made_again_has_its_later_messages_after_a_crash(tmp_pa
     for number in range(3):
         store.append(draft("T", 0, b"new %d" % number), NOW_MS)
     if written:
-        store.derive()
+        store.dispatch()
     store.kill()
     assert bodies(small_store(tmp_path)) == [b"new 0", b"new 1", b"new 2"]

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress, damage_of
-from skyroute.broker.store.errors import StoreError, StoreLockedError
+from skyroute.broker.store.errors import StoreLockedError
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.verify import StoreCheck
 from skyroute.broker.tables.stored_tables import TABLES
+from skyroute.files.errors import StorageError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import encode_record
 from tests.support.damage import QUEUES, checksum, fill_store, open_store
@@ -183,7 +184,7 @@ def test_a_damaged_table_is_found(folder: Path, name: str, content: bytes) -> No
     path.write_bytes(content)
     (finding,) = verify(folder).findings
     assert (finding.area, finding.file, finding.cost) == (
-        *("table", f"config/{name}", "the newest change, which the backup lacks"),
+        *("table", f"config/{name}", "the newest change, which is not in the backup"),
     )
     path.with_name(f"{name}.bak").write_bytes(content)
     assert "does not start" in verify(folder).findings[0].cost
@@ -286,7 +287,7 @@ def test_only_the_end_of_a_log_after_a_crash_is_taken_for_torn(tmp_path: Path, c
     store = open_store(tmp_path)
     end = store.max_position
     store.append(draft("T", 0, b"y" * 200), NOW_MS)
-    store.derive()
+    store.dispatch()
     store.close() if close else store.kill()
     segment = max((tmp_path / "commitlog").iterdir())
     with segment.open("r+b") as file:
@@ -294,7 +295,7 @@ def test_only_the_end_of_a_log_after_a_crash_is_taken_for_torn(tmp_path: Path, c
         file.write(bytes(4000) if is_half else b"z" * 100)
         file.truncate(4096)
     finding = next(finding for finding in verify(tmp_path).findings if finding.area == "log")
-    assert ("the next start sets these bytes aside" in finding.advice) is not close
+    assert ("the next start copies these bytes to commitlog.cut" in finding.advice) is not close
 
 
 def test_a_store_in_use_is_refused(folder: Path) -> None:
@@ -306,10 +307,10 @@ def test_a_store_in_use_is_refused(folder: Path) -> None:
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StorageError, match="is no store"):
         verify(tmp_path)
 
 
 def test_without_settings_sizes_of_the_index_have_to_be_given(folder: Path) -> None:
-    with pytest.raises(StoreError, match="maxHashSlotNum"):
+    with pytest.raises(StorageError, match="maxHashSlotNum"):
         StoreCheck(folder, TABLES, damage_of).run()

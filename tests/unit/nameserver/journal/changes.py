@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Final
 
-from skyroute.nameserver.journal.disk import Disk
+from skyroute.files.disk import Disk
 from skyroute.nameserver.journal.reader import read_records
 from skyroute.nameserver.journal.recorder import Journal, JournalLimits
 from skyroute.nameserver.journal.schema import Record

@@ -1,13 +1,13 @@
 """From the loop to the disk: numbers, segments, what does not fit, and disks that refuse."""
 
-import errno
 import logging
 import threading
 from pathlib import Path
 
 import pytest
 
-from skyroute.nameserver.journal.disk import Disk
+from skyroute.files.disk import Disk
+from skyroute.files.errors import DiskFullError, FileWriteError
 from skyroute.nameserver.journal.reader import read_segment
 from skyroute.nameserver.journal.recorder import SKIPPED_AFTER_CRASH, SYNC_S
 from skyroute.nameserver.journal.schema import Kind
@@ -31,66 +31,64 @@ from tests.unit.nameserver.journal.changes import (
 
 
 class GatedDisk(Disk):
-    """Takes nothing until the gate is opened."""
+    """Writes nothing until the gate is open."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
 
-    def append(self, descriptor: int, data: bytes) -> None:
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
         self.gate.wait(20)
-        super().append(descriptor, data)
+        super().write(descriptor, data, at)
 
 
 class RefusingDisk(Disk):
-    """Refuses what it is told to, for as long as it is told to; half of what it should append is taken."""
+    """Refuses the calls in `refused`; a refused write writes half of its data."""
 
     def __init__(self, *refused: str) -> None:
         self.refused = set(refused)
-        self.asked = 0
 
-    def _refuse(self, what: str) -> None:
-        if what in self.refused:
-            self.asked += 1
-            raise OSError(errno.ENOSPC, "no space left on device, as it was told to say")
+    def _refuse(self, call: str) -> None:
+        if call in self.refused:
+            raise DiskFullError("no space left on device, in this test")
 
-    def create(self, path: Path) -> int:
+    def create(self, path: Path, *, like: Path | None = None) -> int:
         self._refuse("create")
-        return super().create(path)
+        return super().create(path, like=like)
 
-    def append(self, descriptor: int, data: bytes) -> None:
-        if "append" in self.refused:
-            super().append(descriptor, data[: len(data) // 2])
-        self._refuse("append")
-        super().append(descriptor, data)
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
+        if "write" in self.refused:
+            super().write(descriptor, data[: len(data) // 2], at)
+        self._refuse("write")
+        super().write(descriptor, data, at)
 
-    def cut(self, descriptor: int, size: int) -> None:
+    def cut(self, descriptor: int, at: int, size: int) -> None:
         self._refuse("cut")
-        super().cut(descriptor, size)
+        super().cut(descriptor, at, size)
 
     def sync(self, descriptor: int) -> None:
         self._refuse("sync")
 
-    def rename(self, source: Path, target: Path) -> None:
-        self._refuse("rename")
-        super().rename(source, target)
+    def replace(self, source: Path, target: Path) -> None:
+        self._refuse("replace")
+        super().replace(source, target)
 
 
 class FailsOnce(RefusingDisk):
-    """Fails at the n-th call, whichever it is."""
+    """Fails at the n-th call."""
 
     def __init__(self, fail_at: int) -> None:
         super().__init__()
         self.fail_at = fail_at
         self.calls = 0
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, call: str) -> None:
         self.calls += 1
         if self.calls == self.fail_at:
-            raise OSError(errno.EIO, f"this {what} fails, as it was told to")
+            raise FileWriteError(f"this {call} fails, in this test")
 
 
 class SyncedDisk(Disk):
-    """Counts how often it was made to keep what it has."""
+    """Counts syncs."""
 
     syncs = 0
 
@@ -155,6 +153,7 @@ def test_a_segment_ends_when_it_is_old_enough_though_nothing_happens(tmp_path: P
 def test_what_was_written_is_on_disk_within_a_second_though_the_segment_goes_on(tmp_path: Path) -> None:
     clock, disk = ManualClock(), SyncedDisk()
     journal = open_journal(tmp_path, clock=clock, disk=disk)
+    disk.syncs = 0  # opening writes the index
     journal.append([joined()])
     catch_up(journal)
     assert disk.syncs == 0
@@ -247,7 +246,7 @@ def test_the_loop_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path) -> 
     journal.close()
 
 
-@pytest.mark.parametrize("refused", ["create", "append", "rename", "sync"])
+@pytest.mark.parametrize("refused", ["create", "write", "replace", "sync"])
 def test_a_disk_that_refuses_for_a_while_costs_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
@@ -260,7 +259,7 @@ def test_a_disk_that_refuses_for_a_while_costs_nothing(
     disk.refused.add(refused)
     for number in range(2, 8):
         journal.append([joined(number)])
-    eventually(lambda: disk.asked >= 1, "the disk has refused")
+    eventually(lambda: journal.failing, "the disk has refused")
     disk.refused.clear()
     catch_up(journal)
     journal.append([STOP])
@@ -277,7 +276,7 @@ def test_a_file_that_cannot_even_be_cut_is_left_and_mended(tmp_path: Path, monke
     journal = open_journal(tmp_path, disk=disk)
     journal.append([joined(1)])
     catch_up(journal)
-    disk.refused |= {"append", "cut"}
+    disk.refused |= {"write", "cut"}
     journal.append([joined(2)])
     eventually(lambda: journal.failing, "the disk has refused")
     disk.refused.clear()

@@ -1,1 +1,1 @@
-"""Files of a store: segments, JSON files, checkpoints, and the disk beneath them."""
+"""Files of a store: segments, checkpoint, JSON files, abort file and lock."""

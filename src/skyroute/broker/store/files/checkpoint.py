@@ -1,4 +1,7 @@
-"""How far the files can be trusted: Apache's five numbers, and four notes of our own where Apache does not look."""
+"""The checkpoint file: up to where log, queues and index are written, and on disk.
+
+Apache's broker reads and writes three times. Four notes of ours are behind them, where Apache's broker does not look.
+"""
 
 import mmap
 import os
@@ -7,7 +10,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from skyroute.broker.store.files.disk import Disk
+from skyroute.files.disk import Disk
 
 _BYTES: Final = 4096
 _TIMES: Final = Struct(">qqq")
@@ -20,19 +23,19 @@ _CLOSED_AT: Final = 2560
 _BATCH: Final = Struct(">q")
 _BATCH_AT: Final = 2816
 _NO_BATCH: Final = bytes(_BATCH.size)
-_MARK_SUM: Final = crc32(b"skyroute")
-"""What the sums of our notes begin with, so that zeros are not one."""
-_SEAL: Final = Struct(">I")
+_CHECKSUM_START: Final = crc32(b"skyroute")
+"""Initial value of the checksums of our notes, so that zeros are no valid note."""
+_CHECKSUM: Final = Struct(">I")
 _MARGIN_MS: Final = 3_000
 
 
 class OnDisk(NamedTuple):
-    """A record up to which all is on the disk, and how far the index had come with it."""
+    """A record up to which log, queues and index are on disk, and the size of the index at that record."""
 
     position: int
     size: int
     index_file: int
-    """Its name, which is a number; 0 where there is no index."""
+    """The name of the newest index file, which is a number; 0 if there is no index."""
     index_count: int
 
     @property
@@ -42,10 +45,10 @@ class OnDisk(NamedTuple):
 
 
 class Checkpoint:
-    """Times of the newest messages that are on the disk, and the newest records that queues and index know of.
+    """Times of the newest records that are on disk, and the newest records that queues and index have.
 
-    The times are all that Apache has. Of the records, one is for what the death of a process leaves: queues and index
-    are written up to it. The other is for what a machine's crash leaves: up to it, all is on the disk.
+    Apache's broker has the times only. Two records are ours: after a crash of the process, queues and index are written
+    up to `last_dispatched`; after a crash of the machine, everything up to `on_disk` is on disk.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -53,7 +56,7 @@ class Checkpoint:
         self._descriptor = disk.open(path, _BYTES)
         try:
             content = os.pread(self._descriptor, _BYTES, 0).ljust(_BYTES, b"\0")
-            # Written whole once, so that there is room on the disk for what goes through the mapping.
+            # Writing it whole allocates disk space for the writes through the mapping.
             disk.write(self._descriptor, content, 0)
             self._map = mmap.mmap(self._descriptor, _BYTES)
         except BaseException:
@@ -66,53 +69,54 @@ class Checkpoint:
 
     @property
     def trusted_ms(self) -> int:
-        """A record stored before this, and all that is derived from it, was on the disk, whoever wrote it."""
+        """Records stored before this time, with their units and keys, are on disk, whichever broker wrote them."""
         return min(self.log_ms, self.queues_ms) - _MARGIN_MS
 
     @property
-    def last_derived(self) -> tuple[int, int] | None:
-        """Position and size of the newest record that queues and index know of; None where nobody has said."""
-        numbers = self._read_sealed(_DERIVED, _DERIVED_AT)
+    def last_dispatched(self) -> tuple[int, int] | None:
+        """Position and size of the newest record that queues and index have; None without a valid note."""
+        numbers = self._read_note(_DERIVED, _DERIVED_AT)
         return None if numbers is None else (numbers[0], numbers[1])
 
     @property
     def on_disk(self) -> OnDisk | None:
-        """What is known to be on the disk; None where nobody has said."""
-        numbers = self._read_sealed(_ON_DISK, _ON_DISK_AT)
+        """Up to where everything is on disk; None without a valid note."""
+        numbers = self._read_note(_ON_DISK, _ON_DISK_AT)
         return None if numbers is None else OnDisk(*numbers)
 
-    def note_derived(self, position: int, size: int) -> None:
-        """Say that queues and index are written up to this record. Not for the disk: for the next process."""
-        self._write_sealed(_DERIVED.pack(position, size), _DERIVED_AT)
+    def note_dispatched(self, position: int, size: int) -> None:
+        """Note that queues and index are written up to this record. Survives the process, not the machine."""
+        self._write_note(_DERIVED.pack(position, size), _DERIVED_AT)
 
     def note_on_disk(self, found: OnDisk) -> None:
-        """Say what is on the disk; so is the note itself, once it is saved."""
-        self._write_sealed(_ON_DISK.pack(*found), _ON_DISK_AT)
+        """Note what is on disk; `save` puts the note on disk."""
+        self._write_note(_ON_DISK.pack(*found), _ON_DISK_AT)
 
     @property
     def closed_end(self) -> int | None:
         """The end of the log when this broker closed the store; None if Apache's did, or if the store is open."""
-        numbers = self._read_sealed(_CLOSED, _CLOSED_AT)
+        numbers = self._read_note(_CLOSED, _CLOSED_AT)
         is_ours = numbers is not None and numbers[1:] == (self.log_ms, self.queues_ms, self.index_ms)
         return numbers[0] if numbers is not None and is_ours else None
 
     def note_closed(self, log_end: int) -> None:
-        """Note the end of the log of a closed store. Apache's broker changes the times when it stores more."""
-        self._write_sealed(_CLOSED.pack(log_end, self.log_ms, self.queues_ms, self.index_ms), _CLOSED_AT)
+        """Note, on disk, the end of the log of a closed store; void once Apache's broker changes the times."""
+        self._write_note(_CLOSED.pack(log_end, self.log_ms, self.queues_ms, self.index_ms), _CLOSED_AT)
+        self.save()
 
-    def forget_closed(self) -> None:
+    def clear_closed(self) -> None:
         """Note that the store is open."""
         self._map[_CLOSED_AT : _CLOSED_AT + _CLOSED.size] = bytes(_CLOSED.size)
 
     @property
     def unfinished_batch(self) -> int | None:
         """The position of a batch whose write to the log did not end before the process died; None if there is none."""
-        numbers = self._read_sealed(_BATCH, _BATCH_AT)
+        numbers = self._read_note(_BATCH, _BATCH_AT)
         return None if numbers is None else numbers[0]
 
     def begin_batch(self, position: int) -> None:
         """Note that a batch is being written to the log. Not for the disk: for the next process."""
-        self._write_sealed(_BATCH.pack(position), _BATCH_AT)
+        self._write_note(_BATCH.pack(position), _BATCH_AT)
 
     def end_batch(self) -> None:
         """Note that all of it is written, or nothing."""
@@ -122,62 +126,75 @@ class Checkpoint:
         """Note, on disk, that queues and index lack records from this position on.
 
         Raises:
-            StoreWriteError: the note may not be there.
+            FileWriteError: the note may not be on disk.
         """
-        self.note_derived(position, 0)
+        self.note_dispatched(position, 0)
         self.note_on_disk(OnDisk(position, 0, 0, 0))
         self.save()
 
-    def save(self) -> None:
-        """Put the times on the disk.
+    def note_flush(self, log_ms: int, queues_ms: int, index_ms: int, on_disk: OnDisk | None) -> None:
+        """Note, on disk, the times of the newest records of log, queues and index that a flush has put on disk.
 
         Raises:
-            StoreWriteError: they may not be there.
+            FileWriteError: the note may not be on disk.
+        """
+        self.log_ms = log_ms
+        self.queues_ms = queues_ms or self.queues_ms
+        self.index_ms = index_ms or self.index_ms
+        if on_disk is not None:
+            self.note_on_disk(on_disk)
+        self.save()
+
+    def save(self) -> None:
+        """Put times and notes on disk.
+
+        Raises:
+            FileWriteError: they may not be on disk.
         """
         _TIMES.pack_into(self._map, 0, self.log_ms, self.queues_ms, self.index_ms)
         self._disk.sync(self._descriptor)
 
-    def _write_sealed(self, note: bytes, at: int) -> None:
-        sealed = note + _SEAL.pack(crc32(note, _MARK_SUM))
-        self._map[at : at + len(sealed)] = sealed
+    def _write_note(self, note: bytes, at: int) -> None:
+        note_and_sum = note + _CHECKSUM.pack(crc32(note, _CHECKSUM_START))
+        self._map[at : at + len(note_and_sum)] = note_and_sum
 
-    def _read_sealed(self, layout: Struct, at: int) -> tuple[int, ...] | None:
-        """Return the numbers of a note; None where there is none, or a bad spot."""
+    def _read_note(self, layout: Struct, at: int) -> tuple[int, ...] | None:
+        """Return the numbers of a note; None if it is missing or damaged."""
         note = self._map[at : at + layout.size]
-        (seal,) = _SEAL.unpack_from(self._map, at + layout.size)
-        return layout.unpack(note) if seal == crc32(note, _MARK_SUM) else None
+        (checksum,) = _CHECKSUM.unpack_from(self._map, at + layout.size)
+        return layout.unpack(note) if checksum == crc32(note, _CHECKSUM_START) else None
 
     def close(self) -> None:
         self._map.close()
         os.close(self._descriptor)
 
 
-class Notes(NamedTuple):
+class CheckpointPage(NamedTuple):
     """The content of a checkpoint, read without opening the store."""
 
     times: tuple[int, int, int]
-    last_derived: tuple[int, int] | None
+    last_dispatched: tuple[int, int] | None
     closed_end: int | None
     """As of `Checkpoint`."""
     damaged: list[int]
     """Offsets of notes with a wrong checksum."""
 
 
-def read_notes(page: bytes) -> Notes:
+def parse_checkpoint(page: bytes) -> CheckpointPage:
     """Parse a page, whether or not its checksums are right."""
     page = page.ljust(_BYTES, b"\0")
     found: dict[int, tuple[int, ...]] = {}
     damaged = []
     for layout, at in (_DERIVED, _DERIVED_AT), (_ON_DISK, _ON_DISK_AT), (_CLOSED, _CLOSED_AT), (_BATCH, _BATCH_AT):
         note = page[at : at + layout.size]
-        (seal,) = _SEAL.unpack_from(page, at + layout.size)
-        if any(note) and seal != crc32(note, _MARK_SUM):
+        (checksum,) = _CHECKSUM.unpack_from(page, at + layout.size)
+        if any(note) and checksum != crc32(note, _CHECKSUM_START):
             damaged.append(at)
         elif any(note):
             found[at] = layout.unpack(note)
     log_ms, queues_ms, index_ms = times = _TIMES.unpack_from(page)
     derived, closed = found.get(_DERIVED_AT), found.get(_CLOSED_AT)
-    return Notes(
+    return CheckpointPage(
         (log_ms, queues_ms, index_ms),
         None if derived is None else (derived[0], derived[1]),
         closed[0] if closed is not None and closed[1:] == times else None,

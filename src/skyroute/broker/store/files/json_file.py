@@ -1,15 +1,15 @@
-"""The small JSON files beside the messages, as Apache's broker writes and reads them."""
+"""JSON files of the broker, such as `topics.json`, in the format of Apache's broker."""
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skyroute.broker.store.errors import StoreDamagedError, StoreError
-from skyroute.broker.store.files.disk import Disk
-from skyroute.settings.files import damaged_path
+from skyroute.broker.store.errors import StoreDamagedError
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
+from skyroute.files.replace import backup_path, damaged_path, replace_file
 from skyroute.wire.fastjson import Dialect, JsonError, dumps, loads
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ _Table = TypeVar("_Table")
 
 
 class JsonFile:
-    """One file and its `.bak`. What it says is its owner's business; integer keys come back as text."""
+    """One file and its `.bak`. Integer keys come back as text."""
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = path
@@ -31,17 +31,17 @@ class JsonFile:
 
     @property
     def backup(self) -> Path:
-        return self.path.with_name(f"{self.path.name}.bak")
+        return backup_path(self.path)
 
     def load(self, read: Callable[[Any], _Table]) -> _Table | None:
-        """Return what `read` makes of the file's content; None where neither the file nor its backup exists.
+        """Return the file's content, converted by `read`; None if neither the file nor its backup exists.
 
         The backup replaces a missing or damaged file: empty, not JSON, or refused by `read`. A damaged file is kept
         as `NAME.damaged-TIME`, TIME being that of its last change.
 
         Raises:
             StoreDamagedError: one of the two is damaged, and the other is missing or damaged. Nothing is changed.
-            StoreError: a file cannot be read for another reason, such as its permissions.
+            StorageError: a file cannot be read for another reason, such as its permissions.
         """
         damage: list[str] = []
         for path in (self.path, self.backup):
@@ -53,17 +53,17 @@ class JsonFile:
                 damage.append(str(error))
                 continue
             if path != self.path:
-                self._give_way(damage)
+                self._use_backup(damage)
             return table
         if damage:
             raise StoreDamagedError(
-                f"{'; '.join(damage)}. No intact copy lies beside it: restore {self.path} from another one, or move "
-                "the damaged file away to start without what it held"
+                f"{'; '.join(damage)}. No intact copy is beside it: restore {self.path} from a backup, or move "
+                "the damaged file away to start without its content"
             )
         return None
 
-    def _give_way(self, damage: list[str]) -> None:
-        """Note that the backup is used, and rename a damaged file: the next `save` must not replace the backup."""
+    def _use_backup(self, damage: list[str]) -> None:
+        """Rename a damaged file, so that the next `save` does not replace the backup with it."""
         self.used_backup = True
         if not damage:
             log.warning("table missing, its backup is used file=%s backup=%s", self.path, self.backup)
@@ -76,50 +76,36 @@ class JsonFile:
         )
 
     def save(self, value: object) -> None:
-        """Put a value in the file's place, on the disk before this returns. What was there becomes the backup.
+        """Replace the content; it is on disk before this returns. The previous content becomes the backup.
 
         Raises:
-            StoreWriteError, StoreFullError: the file is as it was, or, at worst, is its backup by now.
+            FileWriteError: the file is as it was.
         """
         self.write([dumps(value, Dialect.LEGACY)])
 
     def write(self, pieces: Collection[bytes]) -> None:
-        """As `save`, with the text in pieces.
+        """As `save`, with the JSON text in pieces.
 
         Raises:
-            StoreWriteError, StoreFullError: as `save`.
+            FileWriteError: as `save`.
         """
-        staged = self.path.with_name(f"{self.path.name}.tmp")
-        self._disk.remove(staged)
-        descriptor = self._disk.open(staged, sum(map(len, pieces)))
-        try:
-            at = 0
-            for piece in pieces:
-                self._disk.write(descriptor, piece, at)
-                at += len(piece)
-            self._disk.sync(descriptor)
-        finally:
-            os.close(descriptor)
-        if self.path.exists():
-            self._disk.replace(self.path, self.backup)
-        self._disk.replace(staged, self.path)
-        self._disk.sync_folder(self.path.parent)
+        replace_file(self.path, pieces, disk=self._disk)
 
 
 def read_json(path: Path, read: Callable[[Any], _Table]) -> _Table:
-    """Return what `read` makes of a file's content.
+    """Return a file's content, converted by `read`.
 
     Raises:
         FileNotFoundError: there is no such file.
-        StoreDamagedError: it is empty, not JSON, cannot be read from the disk, or `read` refuses what it holds.
-        StoreError: the system refuses to open it.
+        StoreDamagedError: it is empty, not JSON, not readable on disk, or `read` refuses it.
+        StorageError: it cannot be opened.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
-        kind = StoreDamagedError if error.errno == errno.EIO else StoreError
+        kind = StoreDamagedError if error.errno == errno.EIO else StorageError
         raise kind(f"cannot read {path}: {error.strerror}") from error
     if not content.strip(b"\0"):
         raise StoreDamagedError(f"{path} is damaged: {f'{len(content)} bytes, all zero' if content else 'it is empty'}")

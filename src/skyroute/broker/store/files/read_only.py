@@ -1,55 +1,59 @@
-"""Files of a store, opened to be read and never changed."""
+"""Read-only access to the files of a store, for verification and repair."""
 
-import fcntl
 import os
 from pathlib import Path
-from struct import Struct
 from typing import Final, NoReturn
 
-from skyroute.broker.store.errors import StoreReadError, StoreWriteError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.segment import OpenSegments, Segment
+from skyroute.files.disk import Disk
+from skyroute.files.errors import FileReadError, FileWriteError
 
-_LOCK: Final = Struct("@hhqqi4x")
+_REFUSAL: Final = "the store is open for reading only"
 
 
 class ReadOnlyDisk(Disk):
-    """Opens files that exist, for reading. Every other call is refused."""
+    """Opens existing files for reading. Every other call is refused."""
 
     def open(self, path: Path, size: int) -> int:
-        """Open a file; it is never made longer.
+        """Open a file for reading.
 
         Raises:
-            StoreReadError: it cannot be opened.
+            FileReadError: it cannot be opened.
         """
         try:
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise StoreReadError(f"cannot read {path}: {error.strerror}") from error
+            raise FileReadError(f"cannot read {path}: {error.strerror}") from error
 
     def write(self, descriptor: int, data: bytes | bytearray, at: int) -> NoReturn:
-        raise StoreWriteError("the store is open for reading only")
+        raise FileWriteError(_REFUSAL)
+
+    def create(self, path: Path, *, like: Path | None = None) -> NoReturn:
+        raise FileWriteError(_REFUSAL)
 
     def reserve(self, descriptor: int, size: int) -> NoReturn:
-        raise StoreWriteError("the store is open for reading only")
+        raise FileWriteError(_REFUSAL)
 
     def cut(self, descriptor: int, at: int, size: int) -> NoReturn:
-        raise StoreWriteError("the store is open for reading only")
+        raise FileWriteError(_REFUSAL)
 
     def make_folder(self, folder: Path) -> NoReturn:
-        raise StoreWriteError("the store is open for reading only")
+        raise FileWriteError(_REFUSAL)
 
     def remove(self, path: Path) -> NoReturn:
-        raise StoreWriteError("the store is open for reading only")
+        raise FileWriteError(_REFUSAL)
 
     def replace(self, source: Path, target: Path) -> NoReturn:
-        raise StoreWriteError("the store is open for reading only")
+        raise FileWriteError(_REFUSAL)
+
+    def link(self, source: Path, target: Path) -> NoReturn:
+        raise FileWriteError(_REFUSAL)
 
 
 def segments_in(folder: Path, opened: OpenSegments) -> list[Segment]:
-    """Return the files of a folder that are named by a position, in order, each with the size that it has.
+    """Return the segments of a folder in order, each with the size of its file.
 
-    Files without any byte are left out: they are created first and filled then.
+    Empty files are left out: a file is created first and extended then.
 
     Raises:
         OSError: the folder cannot be read.
@@ -60,22 +64,3 @@ def segments_in(folder: Path, opened: OpenSegments) -> list[Segment]:
     sizes = {path: path.stat().st_size for path in folder.iterdir() if path.name.isdecimal()}
     paths = sorted((path for path, size in sizes.items() if size), key=lambda path: int(path.name))
     return [Segment(path, int(path.name), sizes[path], disk, opened) for path in paths]
-
-
-def is_in_use(folder: Path) -> bool:
-    """Return whether a broker, Apache's or ours, has a store open."""
-    try:
-        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        if hasattr(fcntl, "F_OFD_GETLK"):
-            wanted = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 2, 0)  # the store's byte, and the index process's
-            return bool(_LOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted))[0] != fcntl.F_UNLCK)
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB, 2)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)

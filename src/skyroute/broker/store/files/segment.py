@@ -1,4 +1,4 @@
-"""One file of fixed size, and how many of them may be open at once."""
+"""A segment: one file of fixed size. The number of open segments is bounded."""
 
 import mmap
 import os
@@ -6,8 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from skyroute.broker.store.errors import StoreReadError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.files.disk import Disk
+from skyroute.files.errors import FileReadError
 from skyroute.settings.open_files import open_files_shared
 
 OPEN_MAX: Final = 400
@@ -25,7 +25,7 @@ def open_segments_allowed() -> int:
 
 
 class OpenSegments:
-    """Closes what was opened longest ago when too many are open; a closed segment opens again when it is used."""
+    """Closes the segment that was opened first when too many are open. A closed segment reopens when it is used."""
 
     def __init__(self, open_max: int = OPEN_MAX) -> None:
         self._open_max = open_max
@@ -37,13 +37,13 @@ class OpenSegments:
             self._opened.popleft().close()
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all segments."""
         while self._opened:
             self._opened.popleft().close()
 
 
 class Segment:
-    """A file of fixed size that starts at some position of a log. Opened when it is first used."""
+    """A file of fixed size, named by the position of its first byte. Opened at its first use."""
 
     __slots__ = ("_descriptor", "_map", "_opened", "_view", "disk", "is_new", "path", "size", "start", "stop")
 
@@ -54,7 +54,7 @@ class Segment:
         self.size = size
         self.disk = disk
         self.is_new = False
-        """Its name may not be on the disk."""
+        """Its name may not be on disk."""
         self._opened = opened
         self._descriptor = -1
         self._map: mmap.mmap | None = None
@@ -72,20 +72,20 @@ class Segment:
 
     @property
     def content(self) -> mmap.mmap:
-        """The file as memory, for reading. What is written through `write` is seen at once. A slice of it is a copy."""
+        """The memory-mapped file, for reading; `write` changes it at once. A slice is a copy."""
         if self._map is None:
             descriptor = self.descriptor
             try:
                 self._map = mmap.mmap(descriptor, self.size, prot=mmap.PROT_READ)
             except OSError as error:
-                raise StoreReadError(f"cannot map {self.path}: {error.strerror}") from error
+                raise FileReadError(f"cannot map {self.path}: {error.strerror}") from error
         return self._map
 
     @property
     def view(self) -> memoryview:
-        """The same, and a slice of it is no copy.
+        """As `content`, but a slice is no copy.
 
-        It stays good when the segment is closed or removed: the mapping goes with its last reader.
+        A slice stays valid after the segment is closed or removed: the last reader ends the mapping.
         """
         if self._view is None:
             self._view = memoryview(self.content)
@@ -95,28 +95,32 @@ class Segment:
         """Return bytes of the file, fewer at its end.
 
         Raises:
-            StoreReadError: the disk refuses.
+            FileReadError: the file cannot be read.
         """
         descriptor = self.descriptor
         try:
             return os.pread(descriptor, size, at)
         except OSError as error:
-            raise StoreReadError(f"cannot read {self.path}: {error.strerror}") from error
+            raise FileReadError(f"cannot read {self.path}: {error.strerror}") from error
 
     def write(self, at: int, data: bytes) -> None:
-        """Write at so many bytes from the segment's start.
+        """Write at an offset from the start of the segment.
 
         Raises:
-            StoreWriteError, StoreFullError: some of it may be written.
+            FileWriteError: a part may be written.
         """
         self.disk.write(self.descriptor, data, at)
 
     def cut(self, at: int) -> None:
-        """Make everything from here on zero."""
+        """Set everything from this offset on to zero."""
         self.disk.cut(self.descriptor, at, self.size)
 
+    def note_flushed(self) -> None:
+        """Note that a flush includes its name."""
+        self.is_new = False
+
     def release_memory(self) -> None:
-        """Take the pages that were read out of this process's account; the system's cache keeps them."""
+        """Release the pages that were read; the system's cache keeps them."""
         if self._map is not None:
             self._map.madvise(mmap.MADV_DONTNEED)
 

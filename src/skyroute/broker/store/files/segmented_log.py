@@ -1,14 +1,14 @@
-"""A row of segments in one folder, each named by the position it starts at."""
+"""Consecutive segments in one folder, each named by its start position."""
 
 from pathlib import Path
 
 from skyroute.broker.store.errors import StoreDamagedError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.segment import OpenSegments, Segment
+from skyroute.files.disk import Disk
 
 
 class SegmentedLog:
-    """Finds, adds and removes segments. What they hold is its owner's business."""
+    """Finds, adds and removes segments."""
 
     def __init__(self, folder: Path, segment_bytes: int, disk: Disk, opened: OpenSegments) -> None:
         self.folder = folder
@@ -16,32 +16,32 @@ class SegmentedLog:
         self._disk = disk
         self._opened = opened
         self.segments: list[Segment] = []
-        """In order. One may be missing in between, if somebody has taken it away."""
+        """In order. A file in between may be missing."""
         self._by_number: dict[int, Segment] = {}
         self.short: dict[int, int] = {}
-        """Sizes of files that were found shorter than a segment, by where they start. Opening fills them with zeros."""
+        """Sizes of files that were shorter than a segment, by start position. Opening extends them with zeros."""
 
     def load(self) -> None:
         """Find the segments of the folder.
 
         Raises:
-            StoreDamagedError: they are not of the size that the settings say.
+            StoreDamagedError: their sizes differ from the settings.
         """
         if not self.folder.is_dir():
             return
         files = sorted(path for path in self.folder.iterdir() if path.name.isdecimal())
         while files and files[-1].stat().st_size == 0:
-            self._disk.remove(files.pop())  # created, and then the machine stopped
+            self._disk.remove(files.pop())  # the machine stopped just after its creation
         sizes = [path.stat().st_size for path in files]
         whole = self.segment_bytes
-        # One file, or the last one, may have been cut; several of one other size were written with other settings.
+        # A single file, or the last one, may be cut. Several files of one other size belong to other settings.
         are_others = len(files) > 1 and sizes[0] != whole and len(set(sizes)) == 1
         for path, size in zip(files, sizes, strict=True):
             start = int(path.name)
             if start % whole or size > whole or are_others:
                 raise StoreDamagedError(
-                    f"{path} has {size} bytes and starts at {start}, but the settings say that segments have "
-                    f"{whole}: set the size that the files were written with"
+                    f"{path} has {size} bytes and starts at {start} (expected segments of {whole} bytes): "
+                    "configure the size that the files were written with"
                 )
             if size < whole:
                 self.short[start] = size
@@ -52,10 +52,14 @@ class SegmentedLog:
         return self._by_number.get(position // self.segment_bytes)
 
     def add(self, position: int) -> Segment:
-        """Create the segment that holds this position, behind all others."""
+        """Create the segment that holds this position, behind all others.
+
+        Raises:
+            FileWriteError: it cannot be created.
+        """
         segment = self._admit(position - position % self.segment_bytes)
         try:
-            segment.descriptor  # noqa: B018 - opening creates it; a disk that refuses must say so now
+            segment.descriptor  # noqa: B018 - opening creates the file, and raises if it cannot
         except BaseException:
             self._forget(segment)
             raise
@@ -73,7 +77,7 @@ class SegmentedLog:
         del self._by_number[segment.start // self.segment_bytes]
 
     def truncate(self, position: int) -> None:
-        """Make zero, or remove, everything from this position on. The first segment stays, and says where to go on."""
+        """Set everything from this position on to zero, or remove it. The first segment stays, for its position."""
         while len(self.segments) > 1 and self.segments[-1].start >= position:
             self.segments[-1].remove()
             self._forget(self.segments[-1])
@@ -81,7 +85,7 @@ class SegmentedLog:
             self.segments[-1].cut(max(position - self.segments[-1].start, 0))
 
     def remove_first(self) -> Segment:
-        """Remove the oldest segment, and return what it was."""
+        """Remove the oldest segment and return it."""
         segment = self.segments[0]
         segment.remove()
         self._forget(segment)

@@ -1,4 +1,4 @@
-"""Where a segment holds anything but zeros. Holes of a sparse file are not read."""
+"""Finds the nonzero parts of a segment. Holes of a sparse file are not read."""
 
 import errno
 import os
@@ -8,7 +8,7 @@ from typing import Final
 from skyroute.broker.store.files.segment import Segment
 
 CHUNK_BYTES: Final = 1 << 20
-"""How much of a file is compared with zeros at a time."""
+"""Bytes of a file that are compared with zeros at once."""
 
 _ZEROS: Final = bytes(CHUNK_BYTES)
 
@@ -31,7 +31,7 @@ def _next_extent(segment: Segment, at: int) -> tuple[int, int]:
         start = os.lseek(segment.descriptor, at, os.SEEK_DATA)
         return start, min(os.lseek(segment.descriptor, start, os.SEEK_HOLE), segment.size)
     except OSError as error:
-        # It is a hole up to the end, or the file system does not say.
+        # ENXIO: a hole up to the end. Other errors: the file system does not support it.
         return (segment.size, segment.size) if error.errno == errno.ENXIO else (at, segment.size)
 
 

@@ -1,1 +1,1 @@
-"""The index of message keys."""
+"""The key index: finds messages by key."""

@@ -1,8 +1,8 @@
-"""The key index in a process of its own, so that a broker with much to do has a second processor write it.
+"""The index process: under load, a second process writes the key index, on a second processor.
 
-The store says how far the log may be read, the process how far it has come. It reads the log itself, so that nothing
-else has to be told. Should it end before it is asked to, the store goes on alone from where it was. Since it knows
-where the log ends, it also has the system find the pages that come next.
+The store sends the position up to which the log may be read; the process reads keys from the log and sends back its
+progress. If it dies, the store continues from that progress. It also reads the pages behind the end of the log, so
+that the system has allocated them when the store writes there.
 """
 
 import os
@@ -15,23 +15,24 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from skyroute.broker.store.errors import StoreError
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.files.folder_lock import lock_index
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.index.key_index import KeyIndex
 from skyroute.broker.store.index.keys import Key, KeyReader
 from skyroute.broker.store.settings import StoreSettings
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 
 LAG_BYTES_MAX: Final = 64 << 20
-"""The store waits for a process that is so far behind the log."""
-PATIENCE_S: Final = 5.0
-"""A process that says nothing for so long, though there is something to do, is taken for lost."""
+"""Maximum bytes of log that the process may be behind before the store waits for it."""
+TIMEOUT_S: Final = 5.0
+"""A process that has work and sends no progress for this time counts as dead."""
 AHEAD_BYTES: Final = 16 << 20
-"""How much of the log is prepared before it is written."""
-TOUCHED_BYTES: Final = 1 << 18
-"""How much of that at once."""
+"""Bytes behind the end of the log that the process reads ahead."""
+READ_AHEAD_STEP: Final = 1 << 18
+"""Bytes per read of these."""
 STEP_BYTES: Final = 1 << 20
-"""A process is woken for no less, unless somebody cannot wait."""
+"""Minimum bytes of new log for which the process is woken, unless a caller waits for the index."""
 
 _POSITION: Final = Struct(">q")
 _PROGRESS: Final = Struct(">qqqqq")
@@ -39,12 +40,12 @@ _STDIN, _STDOUT = 0, 1
 
 
 def processors() -> int:
-    """Return how many of them we may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Progress(NamedTuple):
-    """How far the index has come: the newest record whose keys it has, its newest file, and that one's entries."""
+class IndexProgress(NamedTuple):
+    """Progress of the index: its newest record, its newest file, and the number of entries in that file."""
 
     position: int
     size: int
@@ -59,15 +60,15 @@ class Progress(NamedTuple):
 
 
 class IndexProcess:
-    """The store's end of it. Whatever is asked of a process that is gone comes back with a `False`."""
+    """The store's side of the index process. Methods return False if the process is dead."""
 
-    def __init__(self, folder: Path, settings: StoreSettings, progress: Progress) -> None:
+    def __init__(self, folder: Path, settings: StoreSettings, progress: IndexProgress) -> None:
         numbers = settings.log_segment_bytes, settings.index_slots, settings.index_entries, progress.end
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(folder), *map(str, numbers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # control-C is for the broker, which has it end in good order
+            start_new_session=True,  # an interrupt from the terminal is for the broker, which ends this process
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -75,76 +76,76 @@ class IndexProcess:
         os.set_blocking(self._into, False)
         os.set_blocking(self._out_of, False)
         self.progress = progress
-        """What it last said."""
-        self.wanted = progress.end
-        """How far it shall go."""
-        self._said = progress.end
+        """The progress that it last reported."""
+        self.requested = progress.end
+        """The position up to which the process should read."""
+        self._sent = progress.end
 
     def __repr__(self) -> str:
-        return f"<IndexProcess {self.pid} {self.progress.end}..{self.wanted}>"
+        return f"<IndexProcess {self.pid} {self.progress.end}..{self.requested}>"
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def go_on_to(self, position: int) -> bool:
-        """Have it read the log up to a position, soon at least, and wait if it is too far behind."""
-        self.wanted = position
-        return position - self._said < STEP_BYTES or (self.hurry() and self._wait(position - LAG_BYTES_MAX))
+    def request(self, position: int) -> bool:
+        """Request keys up to a position, soon; wait if the process is too far behind."""
+        self.requested = position
+        return position - self._sent < STEP_BYTES or (self.update() and self._wait(position - LAG_BYTES_MAX))
 
     def catch_up(self) -> bool:
-        """Wait until it has come as far as it shall."""
-        return self.hurry() and self._wait(self.wanted)
+        """Wait until the process has reached the requested position."""
+        return self.update() and self._wait(self.requested)
 
     def _wait(self, position: int) -> bool:
         while self.progress.end < position:
             ready = select.poll()
             ready.register(self._out_of, select.POLLIN)
-            if self._said != self.wanted:
+            if self._sent != self.requested:
                 ready.register(self._into, select.POLLOUT)
-            if not ready.poll(PATIENCE_S * 1000) or not self.hurry():
+            if not ready.poll(TIMEOUT_S * 1000) or not self.update():
                 return False
         return True
 
-    def hurry(self) -> bool:
-        """Have it go as far as it shall, and hear how far it is; never waits."""
+    def update(self) -> bool:
+        """Send the requested position and read the progress, without waiting."""
         try:
-            if self._said != self.wanted:
-                with suppress(BlockingIOError):  # there is enough to read for it already
-                    os.write(self._into, _POSITION.pack(self.wanted))
-                    self._said = self.wanted
+            if self._sent != self.requested:
+                with suppress(BlockingIOError):  # the pipe is full: the process has enough to read
+                    os.write(self._into, _POSITION.pack(self.requested))
+                    self._sent = self.requested
             with suppress(BlockingIOError):
-                heard = os.read(self._out_of, _PROGRESS.size * 1024)
-                if not heard:
+                received = os.read(self._out_of, _PROGRESS.size * 1024)
+                if not received:
                     return False
-                self.progress = Progress(*_PROGRESS.unpack_from(heard, len(heard) - _PROGRESS.size))
+                self.progress = IndexProgress(*_PROGRESS.unpack_from(received, len(received) - _PROGRESS.size))
         except OSError:
             return False
         return True
 
     def end(self) -> None:
-        """Have it end, now if it does not do so soon. May be called again."""
-        with self._process:  # closes the pipes, which is what it waits for
+        """End the process; kill it if it does not end in time. May be called again."""
+        with self._process:  # closes the pipes, which ends the process
             with suppress(OSError):
                 assert self._process.stdin is not None
                 self._process.stdin.close()
             try:
-                self._process.wait(PATIENCE_S)
+                self._process.wait(TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
 
     def kill(self) -> None:
-        """End it at once. May be called again."""
+        """Kill the process. May be called again."""
         self._process.kill()
         self.end()
 
 
 def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: int) -> None:
-    """Write keys to the index for as long as somebody says how far to go."""
+    """Write keys to the index until the store closes the pipe."""
     disk = Disk()
-    lock = disk.lock_index(folder / "lock")
+    lock = lock_index(folder, disk)
     if lock is None or _has_ended():
-        return  # whoever started us is gone, and the folder may be another's by now
+        return  # the store has ended, and another one may have opened the folder
     index = KeyIndex(folder / "index", slots, entries, disk)
     index.load()
     index.truncate_to(start, slots_are_sound=True)
@@ -157,7 +158,7 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
             path = folder / "commitlog" / f"{begin:020d}"
             segment = segments[begin] = Segment(path, begin, segment_bytes, disk, OpenSegments())
             if hasattr(os, "posix_fadvise"):
-                # Else the system would take pages together, and each small write look at all of such a heap.
+                # Otherwise the system reads large folios, and each small write of the store has to search one.
                 os.posix_fadvise(segment.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return segment
 
@@ -166,7 +167,7 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
     reached = wanted = prepared = start
     while (further := _read_position(wait=reached >= wanted)) is not None:
         wanted = further or wanted
-        if wanted - reached < AHEAD_BYTES:  # else whoever writes has the time to do so itself
+        if wanted - reached < AHEAD_BYTES:  # otherwise the process is behind, and the index comes first
             prepared = _prepare(find_segment(wanted - 1), prepared, wanted)
         newest = reader.read(reached, wanted, keys)
         if newest is None:
@@ -174,7 +175,7 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
             continue
         index.add(keys)
         while len(index.files) > 1:
-            index.files.pop(0).close()  # they are for the store, which may have removed them
+            index.files.pop(0).close()  # the store owns the older files and may have removed them
         position, size, _ = newest
         os.write(_STDOUT, _PROGRESS.pack(position, size, *index.extent, index.end_ms))
         reached = position + size
@@ -183,25 +184,25 @@ def _serve(folder: Path, segment_bytes: int, slots: int, entries: int, start: in
 
 
 def _prepare(segment: Segment, prepared: int, position: int) -> int:
-    """Touch what the log will need next behind a position; return how far that was done.
+    """Read the bytes that the store will write next, behind a position; return the end of the bytes read.
 
-    A page that nobody has touched yet is dear to write to: the system has to find it, and the host of a virtual machine
-    another one behind it. Whoever reads it has it found.
+    The first access to a page is expensive: the system allocates it, and the host of a virtual machine as well. A read
+    does this in advance.
     """
     prepared = max(prepared, position)
     stop = min(position + AHEAD_BYTES, segment.stop)
     while prepared < stop:
-        segment.read(prepared - segment.start, min(TOUCHED_BYTES, stop - prepared))
-        prepared = min(prepared + TOUCHED_BYTES, stop)
+        segment.read(prepared - segment.start, min(READ_AHEAD_STEP, stop - prepared))
+        prepared = min(prepared + READ_AHEAD_STEP, stop)
     return prepared
 
 
 def _read_position(*, wait: bool) -> int | None:
-    """Return how far to go, 0 where nobody has said so anew, or None at the end."""
+    """Return the newest requested position; 0 if there is no new one, None if the store has closed the pipe."""
     if not select.select([_STDIN], [], [], None if wait else 0)[0]:
         return 0
-    said = os.read(_STDIN, _POSITION.size * 1024)
-    return int(_POSITION.unpack_from(said, len(said) - _POSITION.size)[0]) if said else None
+    received = os.read(_STDIN, _POSITION.size * 1024)
+    return int(_POSITION.unpack_from(received, len(received) - _POSITION.size)[0]) if received else None
 
 
 def _has_ended() -> bool:
@@ -212,8 +213,8 @@ def _has_ended() -> bool:
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the end of our input is the sign to end
+        signal.signal(number, signal.SIG_IGN)  # the end of the input ends this process
     try:
         _serve(Path(sys.argv[1]), *map(int, sys.argv[2:]))
-    except (BrokenPipeError, StoreError):
-        sys.exit(1)  # nobody listens any more, or the store meets the same trouble and says so
+    except (BrokenPipeError, StorageError):
+        sys.exit(1)  # the store has ended, or will meet the same error and report it

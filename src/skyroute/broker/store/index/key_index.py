@@ -1,6 +1,6 @@
-"""Finds messages by key: files with a table of slots, by the key's hash, and chains of entries behind each.
+"""The key index: files with a table of slots by key hash, and a linked list of entries for each slot.
 
-An entry knows the hash of its key and not the key: whoever asks has to look whether the messages found are meant.
+An entry has the hash of a key, not the key: the caller compares the keys of the messages that are found.
 """
 
 import logging
@@ -14,15 +14,15 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.errors import StoreDamagedError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.index.keys import Key, key_hash
+from skyroute.files.disk import Disk
 
 log = logging.getLogger(__name__)
 SLOT_ENTRIES_A_STEP: Final = 2_000
 """Entries of one slot read in one step. Many messages may share a key."""
 
 MATCHES_MAX: Final = 64
-"""How many messages one question finds at most."""
+"""Maximum number of messages that one search returns."""
 
 _HEADER: Final = Struct(">qqqqii")
 _ENTRY: Final = Struct(">iqii")
@@ -32,7 +32,7 @@ _ENTRIES_READ: Final = 50_000
 
 
 class KeyMatches(NamedTuple):
-    """Where messages lie whose keys may be the one asked for, oldest first, and how far the index has come."""
+    """Log positions of messages that may have a key, oldest first, and the newest message of the index."""
 
     positions: list[int]
     last_stored_at_ms: int
@@ -40,7 +40,7 @@ class KeyMatches(NamedTuple):
 
 
 class IndexFile:
-    """One file: a header, the slots, the entries. Entry 0 is never used."""
+    """One index file: header, slots, entries. Entry 0 is never used."""
 
     def __init__(self, path: Path, slots: int, entries: int, disk: Disk) -> None:
         self.path = path
@@ -50,17 +50,17 @@ class IndexFile:
         self._disk = disk
         self.descriptor = disk.open(path, self._entries_at + entries * _ENTRY.size)
         self._map = mmap.mmap(self.descriptor, self._entries_at)
-        self._has_room = False
+        self._is_allocated = False
         self.is_dirty = False
         self.read_header()
         self.is_new = self.count == 1
-        """Its name may not be on the disk."""
+        """Its name may not be on disk."""
 
     def __repr__(self) -> str:
         return f"<IndexFile {self.path.name} {self.count - 1} keys {self.begin}..{self.end}>"
 
     def read_header(self) -> None:
-        """Look how far the file has come, which may be the work of another process."""
+        """Read the header, which the index process may have changed."""
         numbers: tuple[int, ...] = _HEADER.unpack_from(self._map, 0)
         self.begin_ms, self.end_ms, self.begin, self.end, self._used, count = numbers
         self.count = max(count, 1)
@@ -74,17 +74,17 @@ class IndexFile:
         return self._entries - self.count
 
     def continue_after(self, last: "IndexFile") -> None:
-        """Begin where another file ended, until the first key says better."""
+        """Start at the end of the previous file; the first key replaces this."""
         self.begin = self.end = last.end
         self.begin_ms = self.end_ms = last.end_ms
 
     def add(self, keys: Sequence[Key]) -> None:
-        """Add keys for which there is room.
+        """Add keys; the caller has checked `room`.
 
         Raises:
-            StoreWriteError, StoreFullError: none is added.
+            FileWriteError: no key is added.
         """
-        self.make_room()
+        self.allocate()
         slots, count, view = self._slots, self.count, self._map
         heads: dict[int, int] = {}
         entries: list[bytes] = []
@@ -111,21 +111,21 @@ class IndexFile:
         self.count += len(keys)
         self._used += used
         _, self.end, self.end_ms = keys[-1]
-        # A reader takes a slot that points beyond the count for an empty one, so the count comes first.
+        # The count comes first: readers treat a slot that points beyond the count as empty.
         self.write_header()
         for slot_at, number in heads.items():
             _SLOT.pack_into(view, slot_at, number)
         self.is_dirty = True
 
-    def make_room(self) -> None:
-        """Take room on the disk for header and slots, which are written through a mapping that must not find it full.
+    def allocate(self) -> None:
+        """Allocate disk space for header and slots: a write through the mapping must not find the disk full.
 
         Raises:
-            StoreWriteError, StoreFullError: there is none.
+            FileWriteError: there is not enough space.
         """
-        if not self._has_room:
+        if not self._is_allocated:
             self._disk.reserve(self.descriptor, self._entries_at)
-            self._has_room = True
+            self._is_allocated = True
 
     def write_header(self) -> None:
         _HEADER.pack_into(self._map, 0, self.begin_ms, self.end_ms, self.begin, self.end, self._used, self.count)
@@ -134,13 +134,13 @@ class IndexFile:
         """Return the positions of messages with this key and stored in this time, newest first; in steps."""
         found: list[int] = []
         (number,) = _SLOT.unpack_from(self._map, _HEADER.size + hash_ % self._slots * 4)
-        looked_at = 0
+        examined = 0
         while 0 < number < self.count and len(found) < count_max:
-            looked_at += 1
-            if looked_at % SLOT_ENTRIES_A_STEP == 0:
+            examined += 1
+            if examined % SLOT_ENTRIES_A_STEP == 0:
                 yield
                 if self._map.closed:
-                    break  # the file expired since
+                    break  # the file has expired meanwhile
             entry_hash, position, age_s, previous = self._entry(number)
             at_ms = self.begin_ms + age_s * 1000
             if entry_hash == hash_ and begin_ms <= at_ms <= end_ms:
@@ -154,19 +154,19 @@ class IndexFile:
         return begin_ms <= self.end_ms and end_ms >= self.begin_ms
 
     def truncate_to(self, position: int, *, slots_are_sound: bool) -> None:
-        """Forget the keys of messages at or behind a position of the log.
+        """Drop the keys of messages at or behind a position of the log.
 
-        After a machine's crash slots may know of entries that never came to the disk; then all are made anew.
+        After a crash of the machine, slots may point to entries that are not on disk; then all slots are rebuilt.
         """
         kept = self._first_behind(position)
         if slots_are_sound:
-            self.make_room()
+            self.allocate()
             self._unlink_from(kept)
         self.truncate(kept, position, slots_are_sound=slots_are_sound)
 
     def truncate(self, kept: int, position: int, *, slots_are_sound: bool) -> None:
-        """Have so many entries, those of messages before a position of the log."""
-        self.make_room()
+        """Keep the first entries, those of messages before a position of the log."""
+        self.allocate()
         self.count = kept
         if kept > 1:
             _, self.end, age_s, _ = self._entry(kept - 1)
@@ -193,7 +193,7 @@ class IndexFile:
         return low
 
     def _unlink_from(self, kept: int) -> None:
-        # Newest first, each slot steps back to the entry before. A slot that a dying process never came to stays.
+        # Newest first, each slot moves back to the previous entry. Slots that a crash left unwritten do not change.
         for number in range(self.count - 1, kept - 1, -1):
             hash_, _, _, previous = self._entry(number)
             self._used -= not previous  # counted when this entry was added; counting all slots takes 70 ms
@@ -214,6 +214,10 @@ class IndexFile:
         slots.byteswap()
         self._map[_HEADER.size : self._entries_at] = slots.tobytes()
 
+    def note_flushed(self) -> None:
+        """Note that a flush includes its content and its name."""
+        self.is_dirty = self.is_new = False
+
     def release_memory(self) -> None:
         self._map.madvise(mmap.MADV_DONTNEED)
 
@@ -227,7 +231,7 @@ class IndexFile:
 
 
 class KeyIndex:
-    """All files of the index, oldest first; keys go into the last."""
+    """All index files, oldest first; keys are added to the last one."""
 
     def __init__(self, folder: Path, slots: int, entries: int, disk: Disk) -> None:
         self._folder = folder
@@ -237,12 +241,12 @@ class KeyIndex:
         self.files: list[IndexFile] = []
 
     def load(self, newest: int | None = None) -> None:
-        """Open the files. One that makes no sense is removed with those behind it, and recovery writes them again.
+        """Open the files. A damaged one and all behind it are removed; recovery writes them again.
 
-        `newest` is the name of the last one to be trusted; those behind it are removed.
+        `newest` is the name of the last file to trust; files behind it are removed.
 
         Raises:
-            StoreDamagedError: they are larger than the settings say.
+            StoreDamagedError: a file is larger than the settings allow.
         """
         paths = sorted(path for path in self._folder.glob("*") if path.name.isdecimal())
         while newest is not None and paths and int(paths[-1].name) > newest:
@@ -251,8 +255,8 @@ class KeyIndex:
         sizes = [path.stat().st_size for path in paths]
         if sizes and max(sizes) > whole_bytes:
             raise StoreDamagedError(
-                f"a file of {self._folder} has {max(sizes)} bytes, but the settings make them {whole_bytes}: set the "
-                "numbers of slots and entries that the files were written with"
+                f"a file of {self._folder} has {max(sizes)} bytes (expected {whole_bytes}): configure the "
+                "maxHashSlotNum and maxIndexNum that the files were written with"
             )
         end = 0
         for path, size in zip(paths, sizes, strict=True):
@@ -264,13 +268,13 @@ class KeyIndex:
                     end = file.end
                     continue
                 file.close()
-            log.warning("damaged file of the key index removed file=%s", path)
+            log.warning("damaged index file removed file=%s", path)
             for later in paths[len(self.files) :]:
                 self._disk.remove(later)
             break
 
-    def look_again(self) -> None:
-        """Take note of what another process has added."""
+    def reload(self) -> None:
+        """Read what the index process has added."""
         newest = int(self.files[-1].path.name) if self.files else -1
         names = sorted(path.name for path in self._folder.glob("*") if path.name.isdecimal())
         for file in self.files[-1:]:
@@ -284,19 +288,19 @@ class KeyIndex:
 
     @property
     def end(self) -> int:
-        """The position of the newest message that has a key here."""
+        """Log position of the newest message in the index."""
         return self.files[-1].end if self.files else 0
 
     @property
     def end_ms(self) -> int:
-        """When that message was stored."""
+        """Store time of that message."""
         return self.files[-1].end_ms if self.files else 0
 
     def add(self, keys: list[Key], count_max: int | None = None) -> None:
-        """Add keys, the first `count_max` of them; those that are added leave the list.
+        """Add keys, at most `count_max` of them, and remove the added ones from the list.
 
         Raises:
-            StoreWriteError, StoreFullError: those that are left are not added.
+            FileWriteError: the keys that are left in the list are not added.
         """
         stay = 0 if count_max is None else max(len(keys) - count_max, 0)
         while len(keys) > stay:
@@ -308,18 +312,18 @@ class KeyIndex:
             del keys[: len(fitting)]
 
     def begin_file(self, now_ms: int) -> None:
-        """Add an empty file, named by the time, as Apache's are."""
+        """Add an empty file, named by the time, as Apache's broker does."""
         try:
             moment = datetime.fromtimestamp(now_ms / 1000, UTC).astimezone()
             name = int(f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}")
         except (ValueError, OverflowError, OSError):
-            name = 0  # no calendar has that time
+            name = 0  # outside the range of dates
         if self.files:
-            # Their order is that of their names, also when a clock steps back.
+            # Names are in order, even if the clock steps back.
             name = max(name, int(self.files[-1].path.name) + 1)
         file = IndexFile(self._folder / f"{name:017d}", self._slots, self._entries, self._disk)
         try:
-            file.make_room()
+            file.allocate()
         except BaseException:
             file.remove()
             raise
@@ -330,7 +334,7 @@ class KeyIndex:
         self.files.append(file)
 
     def find(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyMatches:
-        """Return where messages of a topic lie that may have this key and were stored in this time."""
+        """Return the positions of messages of a topic that may have a key and were stored in a time range."""
         search = self.search(topic, key, count_max, begin_ms, end_ms)
         while True:
             try:
@@ -348,7 +352,7 @@ class KeyIndex:
         positions: list[int] = []
         for file in self.files[::-1]:
             if file not in self.files:
-                continue  # it expired while a newer file was searched
+                continue  # it expired during the search of a newer file
             if file.has_some_of(begin_ms, end_ms):
                 positions += yield from file.search(hash_, begin_ms, end_ms, count_max - len(positions))
             if file.begin_ms < begin_ms or len(positions) >= count_max:
@@ -356,7 +360,7 @@ class KeyIndex:
         return KeyMatches(sorted(positions), self.end_ms, self.end)
 
     def truncate_to(self, position: int, *, slots_are_sound: bool) -> None:
-        """Forget the keys of messages at or behind a position of the log."""
+        """Drop the keys of messages at or behind a position of the log."""
         while len(self.files) > 1 and self.files[-1].begin >= position:
             self.files.pop().remove()
         if self.files and (self.files[-1].end >= position or not slots_are_sound):
@@ -364,15 +368,15 @@ class KeyIndex:
 
     @property
     def extent(self) -> tuple[int, int]:
-        """How far it has come: the name of the newest file, which is a number, and its count."""
+        """The name of the newest file, which is a number, and its number of entries."""
         return (int(self.files[-1].path.name), self.files[-1].count) if self.files else (0, 0)
 
     def truncate_torn(self, count: int, position: int) -> None:
-        """Have so many entries in the last file; any part of those that came later may be on the disk."""
+        """Keep the first entries of the last file; any part of the later ones may be on disk."""
         self.files[-1].truncate(count, position, slots_are_sound=False)
 
     def remove_expired(self, log_start: int) -> int:
-        """Remove the files, but for the last, whose messages are no longer in the log; return how many."""
+        """Remove files whose messages are no longer in the log, except the last; return their number."""
         removed = 0
         while len(self.files) > 1 and self.files[0].end < log_start:
             self.files.pop(0).remove()
@@ -380,7 +384,7 @@ class KeyIndex:
         return removed
 
     def remove(self) -> None:
-        """Remove all of it from the disk."""
+        """Remove all files."""
         while self.files:
             self.files.pop().remove()
 

@@ -1,4 +1,4 @@
-"""The keys of a record, and the numbers by which the index knows them."""
+"""The keys of a record, and their hashes in the index."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -13,7 +13,7 @@ from skyroute.message.property_names import KEYS, UNIQUE_ID
 from skyroute.message.tags import java_hash
 
 READ_BYTES: Final = 1 << 19
-"""How much of the log is read at once."""
+"""Bytes of the log per read."""
 
 _HEADS: Final = compile_heads({"record_bytes", "magic", "sys_flag", "stored_at_ms", "body_bytes"})
 _ROLLED_BACK: Final = int(TransactionState.ROLLED_BACK)
@@ -22,20 +22,20 @@ _WORD: Final = Struct(">Q")
 _BYTES_OF_2, _PAIRS_OF_2 = 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF
 
 Key = tuple[int, int, int]
-"""One key on its way into the index: its hash, where its message lies, and when that was stored (milliseconds)."""
+"""A key to add to the index: its hash, and log position and store time (milliseconds) of its message."""
 
 
 class KeyReader:
-    """Reads the keys of records from the log, where those are known to be good."""
+    """Reads the keys of records from the log. The records are known to be intact."""
 
     def __init__(self, find_segment: Callable[[int], Segment | None]) -> None:
         self._find_segment = find_segment
         self._topics: dict[bytes, str] = {}
 
     def read(self, position: int, stop: int, keys: list[Key]) -> tuple[int, int, int] | None:
-        """Add the keys of some records from a position on; return position, size and time of the last of them.
+        """Add the keys of some records from a position on; return position, size and time of the last record.
 
-        None means that none is left before `stop`.
+        None if no record is left before `stop`.
         """
         while position < stop:
             segment = self._find_segment(position)
@@ -76,18 +76,18 @@ class KeyReader:
                 if topic is None:
                     topic = self._topics.setdefault(raw_topic, raw_topic.decode("utf-8", "replace"))
                 last_at, last_ms, at = at, stored_at_ms, stop_at
-                keep_keys(keys, topic, raw[topic_stop + 2 : at], sys_flag, position + last_at, stored_at_ms)
+                collect_keys(keys, topic, raw[topic_stop + 2 : at], sys_flag, position + last_at, stored_at_ms)
             if last_at >= 0:
                 return position + last_at, at - last_at, last_ms
             if position + end >= stop:
                 return None
-            read_bytes = size  # one that is longer than what we read
+            read_bytes = size  # the record is longer than the bytes read
 
 
-def keep_keys(
+def collect_keys(
     keys: list[Key], topic: str, raw_properties: bytes, sys_flag: int, position: int, stored_at_ms: int
 ) -> None:
-    """Add to a list what the index keeps of a record: its unique id and its keys."""
+    """Add the hashes of a record's unique id and keys to a list."""
     if sys_flag & TRANSACTION_MASK == _ROLLED_BACK:
         return
     if unique_id := find_value(raw_properties, _UNIQUE_ID):
@@ -99,9 +99,9 @@ def keep_keys(
 
 
 def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:
-    """Return the bytes of one property; what `find_property` gives, but not yet text. Every message passes here.
+    """Return the bytes of one property, as `find_property` but faster: every message passes here.
 
-    `pair_start` is the name and what ends it.
+    `pair_start` is the name with its separator.
     """
     before, found, rest = raw_properties.rpartition(pair_start)
     if not found:
@@ -109,13 +109,13 @@ def find_value(raw_properties: bytes, pair_start: bytes) -> bytes | None:
     value = rest.partition(b"\x02")[0]
     if value and (not before or before[-1] == 2):
         return value
-    # It is the end of a longer name, or readers drop it: an earlier one may count.
+    # It is the end of a longer name, or empty: an earlier one may count.
     text = find_property(raw_properties, pair_start[:-1].decode())
     return text.encode() if text else None
 
 
 def _fold(word: int) -> int:
-    """Return the hash of eight characters: every second with the one before it, then the pairs, then both halves."""
+    """Return the hash of eight characters: computed for pairs, then for fours, then for both halves."""
     word = (word & _BYTES_OF_2) + (word >> 8 & _BYTES_OF_2) * 31
     word = (word & _PAIRS_OF_2) + (word >> 16 & _PAIRS_OF_2) * 31**2
     return (word & 0xFFFFFFFF) + (word >> 32) * 31**4
@@ -132,8 +132,8 @@ def _far_hash(topic: str, start: bytes) -> int:
 
 @lru_cache(maxsize=8192)
 def _start_hash(topic: str, start: bytes) -> int:
-    """Return the hash of a topic and the start of a key as it counts with two more characters behind it."""
-    # A producer's ids begin alike, and have the time before the last characters.
+    """Return the contribution of a topic and the start of a key to the hash, with two characters still to come."""
+    # Ids of one producer share their start and have the time before the last characters.
     last = start[-_WORD.size :]
     value = _far_hash(topic, start[: -_WORD.size]) * 31 ** len(last) + _fold(int.from_bytes(last, "big"))
     return int(value * 31**2 & 0xFFFFFFFF)
@@ -145,11 +145,11 @@ def _whole_hash(topic: str, key: bytes) -> int:
 
 
 def key_hash(topic: str, key: bytes) -> int:
-    """Return the number by which the index knows a key of a topic: Java's hash of `topic#key`, without its sign."""
+    """Return the hash of a key in the index: Java's hash of `topic#key`, without its sign."""
     if len(key) > 2 and key.isascii():
-        # Keys are often numbers that count up: all but the last two characters was there a moment ago.
+        # Keys are often rising numbers: all but the last two characters are cached.
         value = _start_hash(topic, key[:-2]) + key[-2] * 31 + key[-1] & 0xFFFFFFFF
     else:
         value = _whole_hash(topic, key)
-    # Java has no positive number for the smallest of its integers, and Apache takes 0.
+    # Java has no absolute value for the smallest integer; Apache's broker uses 0.
     return value if value < 0x80000000 else -value & 0x7FFFFFFF

@@ -1,1 +1,1 @@
-"""Consume queues: which records of the log belong to which queue."""
+"""Consume queues: for each queue of a topic, the log positions of its records."""

@@ -1,4 +1,4 @@
-"""The kind of queue that keeps batches whole: a unit stands for one record and all the messages in it."""
+"""Batch queues (RocketMQ: `BatchCQ`): a unit stands for one record with a batch of messages."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -11,21 +11,21 @@ from skyroute.message.properties import find_property
 from skyroute.message.property_names import INNER_COUNT
 
 BATCH_MESSAGES_MAX: Final = 32767
-"""A unit holds the number of messages in two signed bytes."""
+"""Maximum number of messages in a batch: a unit has two signed bytes for it."""
 
 _BATCH_UNIT: Final = Struct(">qiqqqhii")
-"""As every unit; then when it was stored, the first offset, how many messages; the rest is for compacted topics."""
+"""As every unit; then store time, first offset, number of messages, and two fields for compacted topics."""
 _OFFSETS: Final = Struct(">28xqh8x")
 _UNIT_START: Final = Struct(">qiq26x")
 _NOT_COMPACTED: Final = -1
 
 
 class BatchQueue(TopicQueue):
-    """Offsets count messages, units do not: a message is found by halving. A single message is a batch of one."""
+    """Offsets count messages, rows count units: a message is found by bisection. A single message is a batch of one."""
 
     __slots__ = ()
     unit_bytes = _BATCH_UNIT.size
-    is_for_batches = True
+    is_batch_queue = True
 
     def messages_in(self, raw_properties: bytes) -> int:
         return messages_in_batch(raw_properties)
@@ -35,18 +35,18 @@ class BatchQueue(TopicQueue):
         self._count += 1
         self.end = offset + messages
 
-    def fill_up(self, offset: int, position: int) -> None:
+    def fill_to(self, offset: int, position: int) -> None:
         while self.end < offset:
             messages = min(offset - self.end, BATCH_MESSAGES_MAX)
             self.add(self.end, position, NO_MESSAGE_BYTES, 0, 0, messages)
         self.next_offset = self.end
 
-    def make_place(self, offset: int, position: int) -> bool:
+    def accept_gap(self, offset: int, position: int) -> bool:
         if offset == 0:
-            self.remove()  # the topic was deleted and made again: the later messages are the ones that count
+            self.remove()  # the topic was deleted and created again: the new messages count
             return True
         if self._count == self._first_row:
-            # Of a queue whose beginning has expired, the log before it would not have held more.
+            # The start of the queue has expired: the log before it had space for at most this many messages.
             return 0 < offset <= max(position // ITEM_BYTES_MIN, GAP_MAX)
         return 0 < offset - self.next_offset <= GAP_MAX
 
@@ -73,7 +73,7 @@ class BatchQueue(TopicQueue):
         return self._offset_of(following[0] if following else self._written)
 
     def _row_of(self, offset: int) -> int:
-        """Return the row of the unit that stands for a message, or of the next one where that is missing."""
+        """Return the row of the unit of a message; of the next unit if that one is missing."""
         row = self._find_row_among(offset, self._first_row, self._count)
         return row if row + 1 == self._count or offset < self._stop_of(row) else row + 1
 

@@ -1,4 +1,4 @@
-"""The ordinary kind of queue: the n-th unit is the n-th message."""
+"""Consume queues: unit n points to message n of the queue."""
 
 from array import array
 from collections.abc import Iterable
@@ -10,24 +10,24 @@ from skyroute.message.layout import RECORD_BYTES_MIN
 
 
 class ConsumeQueue(TopicQueue):
-    """The n-th unit is the n-th message of the queue, whether or not the log still has it."""
+    """Unit n points to message n of the queue, whether or not the log still has that message."""
 
     __slots__ = ()
     unit_bytes = UNIT.size
-    is_for_batches = False
+    is_batch_queue = False
 
     def messages_in(self, raw_properties: bytes) -> int:
         return 1
 
     def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
         if offset != self._count:
-            self._fill_up_to(offset, position)
+            self._fill(offset, position)
         self._tail += UNIT.pack(position, size, code)
         self.end = self._count = offset + 1
 
     def add_all(self, offset: int, positions: list[int], units: bytearray, stored_at_ms: int) -> None:
         if offset != self._count:
-            self._fill_up_to(offset, positions[0])
+            self._fill(offset, positions[0])
         raw_positions = array("q", positions)
         if byteorder == "little":
             raw_positions.byteswap()
@@ -37,40 +37,40 @@ class ConsumeQueue(TopicQueue):
         self._tail += units
         self.end = self._count = offset + len(positions)
 
-    def _fill_up_to(self, offset: int, position: int) -> None:
-        # In between, positions have to rise, since they are searched.
+    def _fill(self, offset: int, position: int) -> None:
+        # Positions must rise: they are searched by bisection.
         if not self._log.segments and not self._tail:
-            # As Apache does it: the head of the first segment is filled, and all before it is not there.
+            # As Apache's broker does: fill the start of the first segment; segments before it do not exist.
             position = 0
             self._min_known = (-1, 0)
             self._count = self._written = offset - offset % (self._log.segment_bytes // UNIT.size)
         self._tail += UNIT.pack(position, NO_MESSAGE_BYTES, 0) * (offset - self._count)
 
-    def fill_up(self, offset: int, position: int) -> None:
+    def fill_to(self, offset: int, position: int) -> None:
         if offset > self._count:
-            self._fill_up_to(offset - 1, position)
+            self._fill(offset - 1, position)
             self._tail += UNIT.pack(position, NO_MESSAGE_BYTES, 0)
             self.end = self.next_offset = self._count = offset
 
-    def make_place(self, offset: int, position: int) -> bool:
+    def accept_gap(self, offset: int, position: int) -> bool:
         is_empty = self.end == self.first_kept
         if offset == 0:
-            self.remove()  # the topic was deleted and made again: the later messages are the ones that count
+            self.remove()  # the topic was deleted and created again: the new messages count
         elif offset < self.next_offset and self.first_kept <= offset and self._is_filler(offset):
             self._truncate(offset)
         elif is_empty:
-            # Of a queue whose beginning has expired, the log before it would not have held more.
+            # The start of the queue has expired: the log before it had space for at most this many messages.
             return 0 < offset <= max(position // RECORD_BYTES_MIN, GAP_MAX)
         else:
             return 0 < offset - self.next_offset <= GAP_MAX
         return True
 
     def _is_filler(self, offset: int) -> bool:
-        """Return whether a unit only stands for a message that is missing."""
+        """Return whether a unit has no message."""
         return self._unit_at(offset)[1] == NO_MESSAGE_BYTES
 
     def units(self, offset: int, count_max: int) -> bytes:
-        """Return units as files hold them, as many as lie side by side; nothing where their segment is missing."""
+        """Return the bytes of consecutive units of one segment; nothing if the segment is missing."""
         return self._units(offset, count_max)
 
     def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:

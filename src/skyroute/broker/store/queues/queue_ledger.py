@@ -1,4 +1,4 @@
-"""A file with the name and end of every queue.
+"""The queue ledger: a file with the name and end of every queue.
 
 Without it, a removed queue folder, or a truncated or zeroed queue file, looks like a shorter queue. It also lists
 deleted topics, so that recovery does not restore them from their records in the log.
@@ -15,9 +15,9 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from skyroute.broker.store.errors import StoreError
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.queues.topic_queue import TopicQueue
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 
 GROWTH_BYTES: Final = 1 << 14
 """Minimum growth of the file."""
@@ -36,7 +36,7 @@ _QUEUE, _BATCH_QUEUE, _DELETED_TOPIC = 1, 2, 3
 class KnownQueue:
     """The ledger's entry of a queue."""
 
-    is_for_batches: bool
+    is_batch_queue: bool
     end: int
     """The offset behind its newest message in files."""
     flushed_end: int
@@ -97,7 +97,7 @@ class QueueLedger:
         """Write the file anew, and keep it up to date from now on.
 
         Raises:
-            StoreWriteError, StoreFullError: the file is as it was.
+            FileWriteError: the file is as it was.
         """
         self._deleted = deleted
         entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in deleted.items()]
@@ -114,7 +114,7 @@ class QueueLedger:
         self._disk.remove(self._staged)
         descriptor = self._disk.open(self._staged, 0)
         try:
-            # Written whole, so that there is room on the disk for what goes through the mapping.
+            # Writing it whole allocates disk space for the writes through the mapping.
             self._disk.write(descriptor, content.ljust(size, b"\0"), 0)
             mapped = mmap.mmap(descriptor, size)
             self._disk.replace(self._staged, self._path)
@@ -144,7 +144,7 @@ class QueueLedger:
         """Write, to disk, that a topic was deleted when the log ended at this position.
 
         Raises:
-            StoreWriteError: the entry may not be on disk.
+            FileWriteError: the entry may not be on disk.
         """
         self._deleted[topic] = position
         for queue in [queue for queue in self._ends_at if queue.topic == topic]:
@@ -202,7 +202,7 @@ class QueueLedger:
         if self._end + size > len(mapped):
             try:
                 self.begin(list(self._ends_at), self._deleted)
-            except StoreError:
+            except StorageError:
                 self.give_up()
                 return None
             mapped = self._map or mapped
@@ -216,13 +216,13 @@ def encode_ledger(known: KnownQueues) -> bytes:
     """Return a ledger as its file holds it."""
     entries = [_entry(_DELETED_TOPIC, topic, 0) + _ends(position) for topic, position in known.deleted.items()]
     for (topic, queue_id), queue in known.queues.items():
-        kind = _BATCH_QUEUE if queue.is_for_batches else _QUEUE
+        kind = _BATCH_QUEUE if queue.is_batch_queue else _QUEUE
         entries.append(_entry(kind, topic, queue_id) + _ends(queue.end, queue.flushed_end, queue.first))
     return _MARK + b"".join(entries)
 
 
 def _kind(queue: TopicQueue) -> int:
-    return _BATCH_QUEUE if queue.is_for_batches else _QUEUE
+    return _BATCH_QUEUE if queue.is_batch_queue else _QUEUE
 
 
 def _entry(kind: int, topic: str, queue_id: int) -> bytes:

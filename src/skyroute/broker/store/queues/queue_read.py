@@ -1,4 +1,4 @@
-"""Gathering the records that a reader of a queue wants."""
+"""Collects the records that a read of a queue returns."""
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
@@ -12,48 +12,48 @@ from skyroute.broker.store.queues.topic_queue import UNIT, Unit
 
 
 class ReadStatus(Enum):
-    """What came of reading a queue."""
+    """Result of a read."""
 
     FOUND = auto()
     NO_MATCH = auto()
-    """Nothing that the reader wants, as far as it was looked for."""
+    """No examined message matches the filter."""
     REMOVED = auto()
-    """The log no longer has them."""
+    """The messages are no longer in the log, or damaged."""
     QUEUE_EMPTY = auto()
     TOO_SMALL = auto()
-    """Older than anything that is kept."""
+    """The offset is before the oldest message."""
     AT_END = auto()
-    """The very next message is not there yet."""
+    """The offset is that of the next message to be stored."""
     BEYOND_END = auto()
     SEGMENT_MISSING = auto()
-    """The queue's own file is gone."""
+    """The segment of the queue is missing."""
 
 
 class QueueRead(NamedTuple):
-    """Records of one queue, and where to read on."""
+    """Records of one queue, and the offset of the next read."""
 
     status: ReadStatus
     next_offset: int
     min_offset: int
     max_offset: int
     chunks: Sequence[memoryview] = ()
-    """The records' bytes; each chunk holds one or more whole records. They are the log itself, and not copied."""
+    """The records, uncopied: views into the log, each of one or more whole records."""
     message_count: int = 0
     record_bytes: int = 0
     last_position: int = -1
-    """Where in the log the last message lies that was looked at."""
+    """Log position of the last message that was examined."""
 
 
 @lru_cache(maxsize=64)
 def _sizes_in(count: int) -> Struct:
-    """Return what reads nothing but the sizes of so many units."""
+    """Return the layout that reads only the sizes of `count` units."""
     return Struct(">" + "8xi8x" * count)
 
 
 def collect_all(log: CommitLog, offset: int, raw_units: bytes, low: int, high: int, bytes_max: int) -> QueueRead | None:
-    """Return all records that these units, each of one message, point to; None where `collect` has to choose.
+    """Return all records of these units, each of one message; None if only `collect` can handle them.
 
-    Records that follow each other in the log too, as those of a batch do, are one chunk.
+    Records that are adjacent in the log, as those of a batch, are one chunk.
     """
     count = len(raw_units) // UNIT.size
     sizes: tuple[int, ...] = _sizes_in(count).unpack(raw_units)
@@ -75,13 +75,13 @@ def collect_all(log: CommitLog, offset: int, raw_units: bytes, low: int, high: i
 def _collect_runs(
     log: CommitLog, offset: int, units: Sequence[Unit], low: int, high: int, total: int
 ) -> QueueRead | None:
-    """Return all records, of which some are one behind the other and some are not."""
+    """As `collect_all`, for records of which only some are adjacent."""
     positions, sizes, _ = zip(*units, strict=True)
     stops = list(map(add, positions, sizes))
     ends = [at for at, stop in enumerate(stops[:-1]) if stop != positions[at + 1]] + [len(units) - 1]
     chunks: list[memoryview] = []
     view = memoryview(b"")
-    start = limit = begin = 0  # of the segment at hand, and of the run
+    start = limit = begin = 0  # of the current segment and run
     for end in ends:
         first, stop = positions[begin], stops[end]
         begin = end + 1
@@ -111,19 +111,19 @@ def collect(
     accept_record: Callable[[bytes], bool] | None,
     may_go_on: Callable[[], bool] | None = None,
 ) -> QueueRead:
-    """Return the records that these units point to, as far as they are wanted and still there.
+    """Return the records of these units that pass the filters and are still in the log.
 
-    `offset` is that of the first message, `stops` are those behind the messages of each unit; `low` and `high` are the
-    queue's bounds. `may_go_on` is asked after the first record that was looked at, and after each unit that follows.
+    `offset` is that of the first message, `stops` has the end offset of each unit, `low` and `high` are the bounds of
+    the queue. After the first examined record, `may_go_on` is called before each unit.
     """
     log_end, damaged = log.end, log.damaged
     chunks: list[memoryview] = []
     status = ReadStatus.NO_MATCH
     count = total = 0
     first_position = last_position = -1
-    start = stop = 0  # of the segment at hand
+    start = stop = 0  # of the current segment
     view: memoryview | None = None
-    run_at = run_stop = -1  # of records that lie side by side, which are read in one go
+    run_at = run_stop = -1  # of adjacent records, which become one chunk
     for (position, size, code), next_offset in zip(units, stops, strict=False):
         messages = next_offset - offset
         is_enough = count and (count + messages > count_max or total + size > bytes_max)

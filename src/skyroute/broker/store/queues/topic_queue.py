@@ -1,6 +1,6 @@
-"""One queue of a topic: the records it gets, and a row of units that say where in the log they lie.
+"""What consume queues and batch queues share: encoding of records, and rows of units in files.
 
-What a unit holds beyond that, and which messages it stands for, differs: see `consume_queue` and `batch_queue`.
+A unit has the log position, size and tag code of a record. Rows count units, offsets count messages.
 """
 
 from abc import ABC, abstractmethod
@@ -12,10 +12,10 @@ from struct import error as StructError  # noqa: N812 - the module's own name fo
 from typing import ClassVar, Final
 
 from skyroute.broker.store.draft import Draft
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.files.segmented_log import SegmentedLog
 from skyroute.broker.store.files.sparse import last_data
+from skyroute.files.disk import Disk
 from skyroute.message.batch import RawItem
 from skyroute.message.crc import crc32
 from skyroute.message.errors import RecordError
@@ -25,24 +25,24 @@ from skyroute.message.layout import HEADS, MAGIC_V1, MAGIC_V2, V1_TOPIC_BYTES_MA
 from skyroute.message.properties import PROPERTIES_BYTES_MAX
 
 UNIT: Final = Struct(">qiq")
-"""How every unit begins: position of the record, its size, and the code of its tag."""
+"""The start of every unit: position of the record, its size, and its tag code."""
 
 NO_MESSAGE_BYTES: Final = 0x7FFFFFFF
-"""The size in a unit that stands for no message: where a queue begins in the middle of a segment."""
+"""The size in a unit without a message, as before the start of a queue that starts inside a segment."""
 
 GAP_MAX: Final = 100_000
-"""How many messages may be missing between two of a queue; more than that is a bad spot in the later one."""
+"""Maximum number of missing messages between two messages; above it, the offset of the later one is damaged."""
 
 Unit = tuple[int, int, int]
 """Position, size and tag code of a record."""
 
 _HEAD_START: Final = Struct(">iIiiiqq")
 _BATCH_HEADS: Final = tuple(Struct(f">iIiiiqq{head.size - _HEAD_START.size - 4}si") for head in HEADS)
-"""A record's head as batches see it: what lies between its start and the body's length is the same in all of them."""
+"""A record's header as batches write it: the bytes before the body length are the same in all records."""
 
 
 class TopicQueue(ABC):
-    """Knows its units by their place in the row; what an offset means is for the two kinds to say."""
+    """One queue of a topic. The subclasses map offsets to rows."""
 
     __slots__ = (
         "_count",
@@ -59,7 +59,7 @@ class TopicQueue(ABC):
         "topic_field",
     )
     unit_bytes: ClassVar[int]
-    is_for_batches: ClassVar[bool]
+    is_batch_queue: ClassVar[bool]
 
     def __init__(
         self, folder: Path, topic: str, queue_id: int, segment_units: int, disk: Disk, opened: OpenSegments
@@ -67,19 +67,19 @@ class TopicQueue(ABC):
         self.topic = topic
         self.queue_id = queue_id
         self.next_offset = 0
-        """What the next message of this queue gets."""
+        """The offset of the next message."""
         self.end = 0
-        """The offset behind the newest message that has a unit; readers see no more."""
+        """The offset behind the newest message with a unit, which readers see."""
         self._count = 0
-        """How many units there are, those that were removed included."""
+        """Number of units, including removed ones."""
         self._written = 0
-        """How many of them are in files; the rest is the tail."""
+        """Number of units that are in files, or were; the rest is in `_tail`."""
         self._tail = bytearray()
         raw_topic = topic.encode()
         version_1 = len(raw_topic) <= V1_TOPIC_BYTES_MAX
         self.magic = MAGIC_V1 if version_1 else MAGIC_V2
         self.topic_field = len(raw_topic).to_bytes(1 if version_1 else 2, "big") + raw_topic
-        """The topic as its records hold it, with its length."""
+        """The topic field of its records: length and name."""
         self._log = SegmentedLog(folder, segment_units * self.unit_bytes, disk, opened)
         self._min_known = (0, 0)
         self.bad_row: int | None = None
@@ -88,7 +88,7 @@ class TopicQueue(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic} {self.queue_id} ..{self.end}>"
 
-    # ------------------------------------------------------------------------------------------------ records of it
+    # ---------------------------------------------------------------------------------------------------------- records
 
     def encode(
         self,
@@ -100,10 +100,10 @@ class TopicQueue(ABC):
         position: int,
         stored_at_ms: int,
     ) -> bytes:
-        """Return the record of a message of this queue. What `message.record` writes, without a detour.
+        """Return the record of a message of this queue: as `message.record.encode`, but faster.
 
         Raises:
-            RecordError: something does not fit its place.
+            RecordError: a value does not fit its field.
         """
         born_host, store_host = draft.raw_born_host, draft.raw_store_host
         body_bytes, properties_bytes = len(body), len(raw_properties)
@@ -111,7 +111,9 @@ class TopicQueue(ABC):
         families = (len(born_host) != IPV4_HOST_BYTES) | (len(store_host) != IPV4_HOST_BYTES) << 1
         head = HEADS[families]
         if properties_bytes > PROPERTIES_BYTES_MAX:
-            raise RecordError(f"properties of {properties_bytes} bytes do not fit a record")
+            raise RecordError(
+                f"properties of {properties_bytes} bytes are too long (expected at most {PROPERTIES_BYTES_MAX})"
+            )
         try:
             start = head.pack(
                 head.size + body_bytes + len(topic_field) + 2 + properties_bytes,
@@ -131,18 +133,18 @@ class TopicQueue(ABC):
                 body_bytes,
             )
         except StructError as error:
-            raise RecordError(f"a number does not fit its place in a record: {error}") from error
+            raise RecordError(f"a number does not fit its field in a record: {error}") from error
         return b"".join((start, body, topic_field, properties_bytes.to_bytes(2, "big"), raw_properties))
 
     def encode_all(
         self, draft: Draft, items: Sequence[RawItem], queue_offset: int, position: int, stored_at_ms: int
     ) -> tuple[list[bytes], list[int]]:
-        """Return the records of messages that lie one behind the other, in pieces, and their positions.
+        """Return adjacent records of several messages, in pieces, and their positions.
 
-        What the draft says is the same in all of them, and is written once.
+        The fields of the draft are the same in all of them and are encoded once.
 
         Raises:
-            RecordError: something does not fit its place.
+            RecordError: a value does not fit its field.
         """
         empty = self.encode(draft, b"", b"", 0, queue_offset, position, stored_at_ms)
         empty_bytes, head_bytes = len(empty), len(empty) - len(self.topic_field) - 2
@@ -155,7 +157,9 @@ class TopicQueue(ABC):
         for body, raw_properties, flag in items:
             body_bytes, properties_bytes = len(body), len(raw_properties)
             if properties_bytes > PROPERTIES_BYTES_MAX:
-                raise RecordError(f"properties of {properties_bytes} bytes do not fit a record")
+                raise RecordError(
+                    f"properties of {properties_bytes} bytes are too long (expected at most {PROPERTIES_BYTES_MAX})"
+                )
             if properties_bytes != between_bytes:
                 between_bytes, between = properties_bytes, self.topic_field + properties_bytes.to_bytes(2, "big")
             size = empty_bytes + body_bytes + properties_bytes
@@ -171,9 +175,13 @@ class TopicQueue(ABC):
 
     @abstractmethod
     def messages_in(self, raw_properties: bytes) -> int:
-        """Return how many offsets a record takes whose flag says that it is a batch."""
+        """Return the number of messages in a record that has the flag of a batch."""
 
-    # -------------------------------------------------------------------------------------------- messages by offset
+    # ----------------------------------------------------------------------------------------------- messages by offset
+
+    def advance(self, offset: int) -> None:
+        """Set the offset of the next message."""
+        self.next_offset = offset
 
     @abstractmethod
     def add(self, offset: int, position: int, size: int, code: int, stored_at_ms: int, messages: int) -> None:
@@ -185,30 +193,30 @@ class TopicQueue(ABC):
             self.add(offset + number, position, size, code, stored_at_ms, 1)
 
     @abstractmethod
-    def make_place(self, offset: int, position: int) -> bool:
-        """Return whether a record can have a place that is not the next, and make it. Called when all is written.
+    def accept_gap(self, offset: int, position: int) -> bool:
+        """Prepare the queue for a record whose offset is not the next one; False if the offset must be damaged.
 
-        No checksum covers the offset in a record, so a damaged one must not cost the queue.
+        No checksum covers the offset in a record: a damaged one must not destroy the queue. All units are written.
         """
 
     @abstractmethod
-    def fill_up(self, offset: int, position: int) -> None:
-        """Extend the queue to an offset with units without a message, for records that the log has lost."""
+    def fill_to(self, offset: int, position: int) -> None:
+        """Extend the queue to an offset with units without a message, in place of records that the log has lost."""
 
     @abstractmethod
     def read(self, offset: int, units_max: int) -> tuple[int, Iterable[Unit], Iterable[int]] | None:
-        """Return the units of messages from this one on, as many as lie side by side; None where they are missing.
+        """Return the first offset, the units from the one of this message on, and the end offset of each unit.
 
-        First the offset of the first message of the first of them, at last, for each, the offset behind its messages.
+        The units are of one segment; None if it is missing.
         """
 
     @abstractmethod
     def next_segment(self, offset: int) -> int:
-        """Return the first offset behind the missing segment that would hold this one."""
+        """Return the first offset behind the missing segment of this offset."""
 
     @abstractmethod
     def _row_of(self, offset: int) -> int:
-        """Return the row of the unit that stands for a message."""
+        """Return the row of the unit of a message."""
 
     @abstractmethod
     def _stop_of(self, row: int) -> int:
@@ -216,26 +224,26 @@ class TopicQueue(ABC):
 
     @abstractmethod
     def _offset_of(self, row: int) -> int:
-        """Return the first offset that a unit stands for; for the row behind the last one, the end."""
+        """Return the first offset of a unit; for the row behind the last one, the end of the queue."""
 
     @property
     def first_kept(self) -> int:
-        """The oldest message that has a unit; the log may no longer have it."""
+        """The offset of the oldest message with a unit; the log may no longer have the message."""
         return self._offset_of(self._first_row)
 
     def unit(self, offset: int) -> Unit:
-        """Return position, size and tag code of the record that holds a message; the offset is one that is kept."""
+        """Return position, size and tag code of the record of a message that has a unit."""
         return self._unit_at(self._row_of(offset))
 
     def min_offset(self, log_start: int) -> int:
-        """Return the first offset whose message is still in a log that starts there."""
+        """Return the first offset whose message is in a log with this start."""
         known_start, known = self._min_known
         if known_start != log_start or not self.first_kept <= known <= self.end:
             known = self._offset_of(self._find_row(log_start))
             self._min_known = (log_start, known)
         return known
 
-    # ------------------------------------------------------------------------------------------------- units by row
+    # ----------------------------------------------------------------------------------------------------- units by row
 
     @property
     def folder(self) -> Path:
@@ -251,27 +259,31 @@ class TopicQueue(ABC):
 
     @property
     def written_end(self) -> int:
-        """The offset behind the newest message whose unit is in a file."""
+        """The offset behind the newest message with a unit in a file."""
         return self._offset_of(self._written) if self._written > self._first_row else 0
 
     def load(self) -> None:
-        """Find the segments, how many units there are, and whether some of them are missing."""
+        """Find the segments, the number of units, and the first missing unit."""
         self._log.load()
         if self._log.segments:
             last = self._log.segments[-1]
             first = last.start // self.unit_bytes
-            # Units are written one behind the other into what was zero.
+            # Units are written in order; the bytes behind them are zero.
             rows = range(first, first + last.size // self.unit_bytes)
             empty = first + bisect_left(
                 rows, 1, key=lambda row: self._is_empty(last.read(row * self.unit_bytes - last.start, self.unit_bytes))
             )
-            # A damaged unit must not hide those behind it.
+            # Units behind a damaged one count too.
             data_end = last_data(last, empty * self.unit_bytes - last.start)
             self._count = first + -(-data_end // self.unit_bytes)
             self._written = self._count
             bad_rows = [self._find_bad_row(), None if self._count == empty else empty]
             self.bad_row = min((row for row in bad_rows if row is not None), default=None)
         self.end = self.next_offset = self._offset_of(self._count)
+
+    def mark_bad(self, row: int | None) -> None:
+        """Set the first row to rebuild; None if all rows are intact."""
+        self.bad_row = row
 
     def _find_bad_row(self) -> int | None:
         """Return the first row whose unit is missing, by the first and last units of each file."""
@@ -301,7 +313,7 @@ class TopicQueue(ABC):
         return bool(position < 0 or size <= 0)
 
     def _units(self, row: int, count_max: int) -> bytes:
-        """Return units from this one on, as many as lie side by side; nothing where their segment is missing."""
+        """Return consecutive units of one segment; nothing if the segment is missing."""
         size = self.unit_bytes
         if row >= self._written:
             at = (row - self._written) * size
@@ -317,20 +329,20 @@ class TopicQueue(ABC):
         units = self._units(row, 1)
         return UNIT.unpack_from(units) if units else (0, NO_MESSAGE_BYTES, 0)
 
-    def begin(self) -> None:
+    def create_file(self) -> None:
         """Create the first segment, if it is missing.
 
         Raises:
-            StoreWriteError, StoreFullError: the disk refuses.
+            FileWriteError: it cannot be created.
         """
         if not self._log.segments and not self._count:
             self._log.add(0)
 
     def write(self) -> list[Segment]:
-        """Write what was added to files, and return their segments.
+        """Write added units to files; return their segments.
 
         Raises:
-            StoreWriteError, StoreFullError: it stays in memory, where readers see it none the less.
+            FileWriteError: the units stay in memory, visible to readers.
         """
         written: list[Segment] = []
         at, units = self._written * self.unit_bytes, bytes(self._tail)
@@ -345,14 +357,14 @@ class TopicQueue(ABC):
         return written
 
     def truncate_to(self, position: int) -> None:
-        """Forget the units of records that lie at or behind this position of the log. All are written."""
+        """Drop the units of records at or behind this position of the log. All units are written."""
         if self._count > self._first_row and self._unit_at(self._count - 1)[0] >= position:
             self._truncate(self._find_row(position))
 
     def truncate_torn(self, position: int, log_start: int, log_has: Callable[[int, int, int, int], bool]) -> None:
-        """Forget those units after a machine has stopped: any part of any of them may have come to the disk, or not.
+        """As `truncate_to`, after a crash of the machine: any part of any of these units may be on disk, or missing.
 
-        So the queue ends with the last unit whose record the log has; `log_has` gets what `units_before` yields.
+        The queue then ends with the last unit whose record is in the log; `log_has` gets a tuple of `units_before`.
         """
         row = self._first_row
         for segment in reversed(self.segments):
@@ -366,7 +378,7 @@ class TopicQueue(ABC):
                 if log_has(found, size, self._offset_of(number), self._stop_of(number)):
                     self._truncate(number + 1)
                     return
-        # There is none: what is left are units of records that have expired.
+        # No record is in the log: only units of expired records remain.
         while row < self._count and not log_start <= self._unit_at(row)[0] and not self._is_empty(self._units(row, 1)):
             row += 1
         self._truncate(row)
@@ -383,7 +395,7 @@ class TopicQueue(ABC):
             self.bad_row = None
 
     def _find_row(self, position: int) -> int:
-        """Return the first row whose record lies at or behind a position of the log."""
+        """Return the first row whose record is at or behind a position of the log."""
         low, high = self._first_row, self._count
         while True:
             row = bisect_left(range(high), 1, lo=low, hi=high, key=lambda row: self._is_behind(row, position))
@@ -401,7 +413,7 @@ class TopicQueue(ABC):
 
     @property
     def count(self) -> int:
-        """Number of units, those that were removed included."""
+        """Number of units, including removed ones."""
         return self._count
 
     def newest_unit(self) -> tuple[int, int, int, int] | None:
@@ -415,11 +427,11 @@ class TopicQueue(ABC):
             yield position, size, self._offset_of(before), self._stop_of(before)
 
     def remove_expired(self, log_start: int) -> int:
-        """Remove the segments, but for the last, whose records are no longer in the log; return how many."""
+        """Remove segments whose records are no longer in the log, except the last; return their number."""
         removed = 0
         while len(self._log.segments) > 1:
             last = self._log.segments[0].stop // self.unit_bytes - 1
-            # Two of them, since one may be damaged.
+            # Check two units: one may be damaged.
             if any(size <= 0 or at >= log_start for at, size, _ in map(self._unit_at, (last - 1, last))):
                 break
             self._log.remove_first()
@@ -427,7 +439,7 @@ class TopicQueue(ABC):
         return removed
 
     def remove(self) -> None:
-        """Remove all of it from the disk."""
+        """Remove all files."""
         self._log.remove_all()
         self._tail.clear()
         self.end = self._count = self._written = self.next_offset = 0

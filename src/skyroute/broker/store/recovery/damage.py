@@ -1,4 +1,4 @@
-"""What recovery found wrong with a log: for readers, which skip it, and for logs, tools and operators."""
+"""Damaged ranges and cut tails of the log: for readers, log lines, metrics and tools."""
 
 import logging
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from skyroute.broker.store.commit_log import ScannedRecord
-from skyroute.broker.store.files.disk import Disk
 from skyroute.broker.store.files.json_file import JsonFile
+from skyroute.files.disk import Disk
 from skyroute.wire.fastjson import JsonError, loads
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class DamagedRange:
     file: Path
     """The segment file."""
     reason: str
-    """What is wrong, in a few words."""
+    """The kind of damage, for people."""
     lost: ScannedRecord | None = None
     """The record that was here, if its header is intact and only its body is damaged."""
 
@@ -49,7 +49,7 @@ class DamagedRange:
 
 @dataclass(frozen=True, slots=True)
 class CutTail:
-    """Bytes behind the end of the log that were dropped from it, and the file that keeps them."""
+    """Bytes that were cut off the end of the log, and the file that keeps them."""
 
     position: int
     size: int
@@ -113,7 +113,7 @@ class DamageFile:
         """Save a report.
 
         Raises:
-            StoreWriteError, StoreFullError: the previous report is still there.
+            FileWriteError: the previous report is still there.
         """
         if not report.is_empty or self._file.path.exists():
             self._file.save(
@@ -125,17 +125,19 @@ class DamageFile:
                 }
             )
 
-    def _decode(self, said: Any) -> DamageReport:
+    def _decode(self, content: Any) -> DamageReport:
         log_folder, cut_folder = self._folder / "commitlog", self._folder / CUT_FOLDER
         ranges = tuple(
             DamagedRange(int(position), int(size), log_folder / str(int(name)).zfill(20), str(reason))
-            for position, size, name, reason in said["ranges"][:RANGES_MAX]
+            for position, size, name, reason in content["ranges"][:RANGES_MAX]
         )
         cuts = tuple(
             CutTail(int(position), int(size), log_folder / str(name), cut_folder / str(kept_in))
-            for position, size, name, kept_in in said["cuts"][:CUTS_MAX]
+            for position, size, name, kept_in in content["cuts"][:CUTS_MAX]
         )
-        return replace(DamageReport(), ranges=ranges, count=int(said["count"]), bytes=int(said["bytes"]), cuts=cuts)
+        return replace(
+            DamageReport(), ranges=ranges, count=int(content["count"]), bytes=int(content["bytes"]), cuts=cuts
+        )
 
 
 CUT_FOLDER: Final = "commitlog.cut"

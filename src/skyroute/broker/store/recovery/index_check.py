@@ -1,10 +1,10 @@
-"""From where on the key index lacks keys that the log has."""
+"""Finds the position from which the key index lacks keys of the log."""
 
 from typing import Final
 
 from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.index.key_index import KeyIndex
-from skyroute.broker.store.index.keys import Key, keep_keys
+from skyroute.broker.store.index.keys import Key, collect_keys
 from skyroute.broker.store.recovery.damage import DamagedRange
 from skyroute.broker.store.recovery.log_scan import scan_log
 
@@ -40,7 +40,7 @@ def _next_with_keys(log: CommitLog, position: int, stop: int) -> int | None:
         if at >= stop or number >= SCANNED_MAX:
             return None
         if at > position:
-            keep_keys(keys, topic, raw, sys_flag, at, stored_at_ms)
+            collect_keys(keys, topic, raw, sys_flag, at, stored_at_ms)
             if keys:
                 return at
     return None

@@ -1,8 +1,8 @@
-"""A walk over the log that skips damage.
+"""Scans the log and skips damage.
 
 A record with an intact header and a damaged body is skipped alone. So is one with a damaged size, magic or single
-length: the other fields give the start of the next record. After any other damage, the walk searches for the next
-magic; a record holds its own position, so other bytes rarely pass for one.
+length: the other fields give the start of the next record. After any other damage, the scan searches for the next
+magic. A record has its own position, so other bytes rarely pass for one.
 """
 
 from collections.abc import Generator
@@ -16,11 +16,11 @@ from skyroute.broker.store.recovery.damage import DamagedRange
 from skyroute.message.crc import crc32
 from skyroute.message.layout import MAGIC_SEGMENT_END, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, compile_heads
 
-SEARCH_SUM_BYTES: Final = 16 << 20
-SEARCH_SUM_RATIO: Final = 4
-"""Bounds of the body bytes that a search checks: in all, and per byte that it skips.
+SEARCH_CRC_BYTES: Final = 16 << 20
+SEARCH_CRC_RATIO: Final = 4
+"""Bounds of the body bytes whose checksum a search computes: in total, and per byte that it skips.
 
-Content made of many nested heads could cost seconds otherwise. Past the bound, a record counts as intact if another
+Without it, content made of many nested headers costs seconds. Past the bound, a record counts as intact if another
 one follows it.
 """
 
@@ -31,7 +31,7 @@ ZEROS: Final = "zeros"
 MISSING_FILE: Final = "the file is missing"
 
 _MAGIC_START: Final = b"\xda\xa3\x20"
-"""What the magics of both versions begin with."""
+"""The first bytes of the magic of both versions."""
 _MAGIC_AT: Final = 4
 _WORDS: Final = Struct(">iI")
 _HEADS: Final = compile_heads(
@@ -64,8 +64,8 @@ class _Head(NamedTuple):
     body_at: int
     topic_at: int
     topic_stop: int
-    parts_stop: int
-    """Where the record ends by the lengths of its parts; -1 where they lead out of the segment."""
+    fields_stop: int
+    """The end of the record by the lengths of its fields; -1 if that is outside the segment."""
 
 
 def scan_log(log: HasSegments, position: int) -> Generator[ScannedTuple | DamagedRange, None, None]:
@@ -123,13 +123,13 @@ def inspect(segment: Segment, position: int) -> DamagedRange | None:
 
 
 def is_cut(segment: Segment, record: ScannedRecord) -> bool:
-    """Return whether the end of a record with a sound head was never written."""
+    """Return whether the end of a record with an intact header was never written."""
     stop = record.position - segment.start + record.size
     return is_torn(segment.content, stop - 1 if record.raw_properties else stop - 3, stop)
 
 
 def read_record(segment: Segment, position: int) -> ScannedRecord | None:
-    """Return the record that starts here if its head is sound, whatever its body; else None."""
+    """Return the record that starts here if its header is intact, whatever its body; else None."""
     at = position - segment.start
     head = _read_head(segment, at)
     if head is None or not _adds_up(head, at, segment):
@@ -143,11 +143,11 @@ def read_record(segment: Segment, position: int) -> ScannedRecord | None:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ heads
+# ---------------------------------------------------------------------------------------------------------------- heads
 
 
 def _read_head(segment: Segment, at: int) -> _Head | None:
-    """Return the head that starts here; None where the segment has no room for one."""
+    """Return the header that starts here; None if the segment is too short for one."""
     content, end = segment.content, segment.size
     if at + RECORD_BYTES_MIN > end:
         return None
@@ -159,26 +159,26 @@ def _read_head(segment: Segment, at: int) -> _Head | None:
     magic, body_bytes, body_at = numbers[1], numbers[8], at + layout.size
     width = 2 if magic == MAGIC_V2 else 1
     topic_at = body_at + body_bytes + width
-    topic_stop = parts_stop = -1
+    topic_stop = fields_stop = -1
     if body_bytes >= 0 and topic_at <= end:
         topic_stop = topic_at + int.from_bytes(content[topic_at - width : topic_at], "big")
         if topic_stop + 2 <= end:
-            parts_stop = topic_stop + 2 + int.from_bytes(content[topic_stop : topic_stop + 2], "big")
-    return _Head(*numbers, body_at, topic_at, topic_stop, parts_stop if parts_stop <= end else -1)
+            fields_stop = topic_stop + 2 + int.from_bytes(content[topic_stop : topic_stop + 2], "big")
+    return _Head(*numbers, body_at, topic_at, topic_stop, fields_stop if fields_stop <= end else -1)
 
 
 def _adds_up(head: _Head, at: int, segment: Segment) -> bool:
-    """Return whether the fields of a header agree; body and texts are not checked."""
+    """Return whether the fields of a header agree; body, topic and properties are not checked."""
     return (
         head.magic in (MAGIC_V1, MAGIC_V2)
         and head.log_position == segment.start + at
-        and head.parts_stop == at + head.size
+        and head.fields_stop == at + head.size
         and head.size >= RECORD_BYTES_MIN
     )
 
 
 def _starts_here(segment: Segment, at: int) -> bool:
-    """Return whether a record with a sound head, or the mark that ends a segment, starts here."""
+    """Return whether a record with an intact header, or the end mark of the segment, starts here."""
     if at + _WORDS.size <= segment.size:
         size, magic = _WORDS.unpack_from(segment.content, at)
         if magic == MAGIC_SEGMENT_END:
@@ -188,37 +188,37 @@ def _starts_here(segment: Segment, at: int) -> bool:
 
 
 def _find_by_sizes(segment: Segment, at: int) -> int | None:
-    """Return where a damaged record ends by its own size, or by the lengths of its parts, if one starts there."""
+    """Return the end of a damaged record, by its size or the lengths of its fields, if a record starts there."""
     head = _read_head(segment, at)
     if head is None:
         return None
-    for stop in (at + head.size, head.parts_stop):
+    for stop in (at + head.size, head.fields_stop):
         if at + RECORD_BYTES_MIN <= stop and _starts_here(segment, stop):
             return stop
     return None
 
 
-# ------------------------------------------------------------------------------------------------------- searching
+# ------------------------------------------------------------------------------------------------------------ searching
 
 
 def _find_by_magic(segment: Segment, at: int) -> int | None:
     """Return the start of the next intact record of a segment; None if there is no further one."""
     content = segment.content
-    summed = 0
+    checked_bytes = 0
     for low, high in data_chunks(segment, at + 1 + _MAGIC_AT):
         found = content.find(_MAGIC_START, low, high + len(_MAGIC_START) - 1)
         while found >= 0:
             start = found - _MAGIC_AT
             head = _read_head(segment, start)
             if head is not None and _adds_up(head, start, segment):
-                may_sum = summed < SEARCH_SUM_BYTES + SEARCH_SUM_RATIO * (start - at)
-                if not may_sum:
+                may_check = checked_bytes < SEARCH_CRC_BYTES + SEARCH_CRC_RATIO * (start - at)
+                if not may_check:
                     if _starts_here(segment, start + head.size):
                         return start
                 elif crc32(content[head.body_at : head.body_at + head.body_bytes]) & 0x7FFFFFFF == head.crc:
                     return start
                 else:
-                    summed += head.body_bytes
+                    checked_bytes += head.body_bytes
             found = content.find(_MAGIC_START, found + 1, high + len(_MAGIC_START) - 1)
         segment.release_memory()
     return None

@@ -1,7 +1,7 @@
 """Finds queues that lack units of records in the log, and the log position to rebuild them from.
 
 The ledger says where each queue ends. If it is missing, or Apache's broker has used the folder since, recovery reads
-the whole log instead, up to `CENSUS_BYTES_MAX`.
+the whole log instead, up to `SCANNED_BYTES_MAX`.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from skyroute.broker.store.commit_log import CommitLog
-from skyroute.broker.store.derive import WITHOUT_PLACE, Derived
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE, Dispatcher
 from skyroute.broker.store.queues.batch_queue import messages_in_batch
 from skyroute.broker.store.queues.queue_ledger import KnownQueue, KnownQueues
 from skyroute.broker.store.queues.topic_queue import NO_MESSAGE_BYTES, TopicQueue
@@ -20,18 +20,18 @@ from skyroute.message.flags import INNER_BATCH
 
 logger = logging.getLogger(__name__)
 
-CENSUS_BYTES_MAX: Final = 1 << 30
+SCANNED_BYTES_MAX: Final = 1 << 30
 """Maximum size of a log that recovery reads to find its queues, if there is no ledger."""
 
 ALL_ROWS: Final = -1
 """Value of `bad_row` for a queue whose oldest file is missing."""
 
-STEPS_BACK_MAX: Final = 64
+UNITS_TRIED_MAX: Final = 64
 """Units tried, newest first, until the log has the record of one."""
 
 
 class QueueState:
-    """The queues of a folder as found, and their expected ends."""
+    """The queues in a folder, and their expected ends."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class QueueState:
         known: KnownQueues | None,
         *,
         is_exact: bool,
-        keep_kind: Callable[[str], None],
+        make_batch_topic: Callable[[str], None],
     ) -> None:
         """`known` is None if there is no up-to-date ledger.
 
         `is_exact` says that the queues' ends are those of the ledger, and not only those of its last flush.
-        `keep_kind` makes a topic without a folder a batch topic.
+        `make_batch_topic` makes a topic without a folder a batch topic.
         """
         self.queues = list(queues)
         self.deleted = {} if known is None else known.deleted
         self._known = None if known is None else known.queues
         self._noted = {} if known is None else known.queues
         self._is_exact = is_exact
-        self._keep_kind = keep_kind
+        self._make_batch_topic = make_batch_topic
         self._found_ends = {queue: queue.end for queue in self.queues}
 
     def check_newest(self, log: CommitLog, log_end: int) -> None:
@@ -59,14 +59,14 @@ class QueueState:
         if log.segments:
             for queue in self.queues:
                 if queue.bad_row is None and not _is_newest_sound(log, queue, log_end):
-                    queue.bad_row = queue.count - 1
+                    queue.mark_bad(queue.count - 1)
 
     def find_rebuilt(
         self, log: CommitLog, start: int, find_queue: Callable[[str, int], TopicQueue]
     ) -> dict[TopicQueue, int]:
         """Return the queues that lack units of records before a position, with the log positions to rebuild from."""
         if self._known is None:
-            self._known = self._take_census(log, start)
+            self._known = self._scan_queues(log, start)
         by_key = {(queue.topic, queue.queue_id): queue for queue in self.queues}
         rebuilt: dict[TopicQueue, int] = {}
         for key, known in self._known.items():
@@ -74,9 +74,9 @@ class QueueState:
             if queue is None and (queue := self._create(key, known, find_queue)) is not None:
                 rebuilt[queue] = log.start
             elif queue is not None and known.first < queue.first_kept and known.first < known.end:
-                queue.bad_row = ALL_ROWS
+                queue.mark_bad(ALL_ROWS)
             elif queue is not None and self._found_end(queue) < self._known_end(known):
-                queue.bad_row = queue.count if queue.bad_row is None else min(queue.bad_row, queue.count)
+                queue.mark_bad(queue.count if queue.bad_row is None else min(queue.bad_row, queue.count))
         for queue in self.queues:
             if queue.bad_row is not None:
                 rebuilt[queue] = _find_position(log, queue, queue.bad_row)
@@ -89,15 +89,15 @@ class QueueState:
                 queue.remove()
             elif queue.bad_row is not None:
                 queue.drop_from(queue.bad_row)
-            queue.bad_row = None
+            queue.mark_bad(None)
 
     def _create(
         self, key: tuple[str, int], known: KnownQueue, find_queue: Callable[[str, int], TopicQueue]
     ) -> TopicQueue | None:
         if not known.end:
             return None
-        if known.is_for_batches:
-            self._keep_kind(key[0])
+        if known.is_batch_queue:
+            self._make_batch_topic(key[0])
         try:
             queue = find_queue(*key)
         except InvalidNameError:
@@ -112,13 +112,13 @@ class QueueState:
     def _known_end(self, known: KnownQueue) -> int:
         return known.end if self._is_exact else known.flushed_end
 
-    def _take_census(self, log: CommitLog, start: int) -> dict[tuple[str, int], KnownQueue]:
+    def _scan_queues(self, log: CommitLog, start: int) -> dict[tuple[str, int], KnownQueue]:
         """Return the queues of all records before a position, with their ends."""
-        if start - log.start > CENSUS_BYTES_MAX:
+        if start - log.start > SCANNED_BYTES_MAX:
             logger.warning("search for missing queues skipped, log too long bytes=%d", start - log.start)
             return {}
         ends: dict[tuple[str, int], int] = {}
-        held: dict[tuple[str, int], int] = {}
+        unconfirmed: dict[tuple[str, int], int] = {}
         firsts: dict[tuple[str, int], int] = {}
         for_batches: set[str] = set()
         for record in scan_log(log, log.start):
@@ -127,39 +127,39 @@ class QueueState:
             position, _, topic, queue_id, offset, sys_flag, _, raw = record
             if position >= start:
                 break
-            if sys_flag & WITHOUT_PLACE:
+            if sys_flag & NOT_IN_QUEUE:
                 continue
             end, key = offset + 1, (topic, queue_id)
             if sys_flag & INNER_BATCH:
                 end = offset + messages_in_batch(raw)
                 for_batches.add(topic)
             # An unexpected offset may be damaged; the next record of the queue decides.
-            if offset in (ends.get(key, offset), held.get(key)):
+            if offset in (ends.get(key, offset), unconfirmed.get(key)):
                 firsts.setdefault(key, offset)
                 ends[key] = end
-                held.pop(key, None)
+                unconfirmed.pop(key, None)
             else:
-                held[key] = end
+                unconfirmed[key] = end
         return {key: KnownQueue(key[0] in for_batches, end, end, firsts[key]) for key, end in ends.items()}
 
-    def fill_up(
-        self, log_end: int, rebuilt: Container[TopicQueue], restarted: Container[TopicQueue], derived: Derived
+    def fill_to(
+        self, log_end: int, rebuilt: Container[TopicQueue], restarted: Container[TopicQueue], dispatcher: Dispatcher
     ) -> None:
         """Extend each queue to its expected end with units without a message, if the log has lost records."""
         for queue in self.queues:
             ends = [queue.next_offset]
             # Only the ledger's ends count: no checksum covers the offsets in the log.
-            if (said := self._noted.get((queue.topic, queue.queue_id))) is not None:
-                ends.append(self._known_end(said))
-            if self._is_exact and queue in rebuilt and not queue.is_for_batches:
+            if (known := self._noted.get((queue.topic, queue.queue_id))) is not None:
+                ends.append(self._known_end(known))
+            if self._is_exact and queue in rebuilt and not queue.is_batch_queue:
                 ends.append(self._found_ends.get(queue, 0))
             if max(ends) > queue.next_offset and queue not in restarted:
                 logger.warning(
                     "messages lost topic=%s queue=%d offsets=%d..%d",
                     *(queue.topic, queue.queue_id, queue.next_offset, max(ends) - 1),
                 )
-                queue.fill_up(max(ends), log_end)
-                derived.write_queue(queue)
+                queue.fill_to(max(ends), log_end)
+                dispatcher.add_queue(queue)
 
 
 def has_record(log: CommitLog, queue: TopicQueue, position: int, size: int, first: int, stop: int) -> bool:
@@ -180,13 +180,13 @@ def _is_newest_sound(log: CommitLog, queue: TopicQueue, log_end: int) -> bool:
     if size == NO_MESSAGE_BYTES or 0 <= position < log.start:
         return True
     if log.find(position) is None:
-        return 0 <= position < position + size <= log_end  # its file is gone
+        return 0 <= position < position + size <= log_end  # its file is missing
     return has_record(log, queue, position, size, first, stop)
 
 
 def _find_position(log: CommitLog, queue: TopicQueue, row: int) -> int:
     """Return the log position of the records of a queue's rows from `row` on."""
-    for position, size, first, stop in queue.units_before(row, STEPS_BACK_MAX):
+    for position, size, first, stop in queue.units_before(row, UNITS_TRIED_MAX):
         if position >= log.start and has_record(log, queue, position, size, first, stop):
             return position + size
     return log.start

@@ -1,8 +1,7 @@
-"""Records that replace damaged bytes, so that every reader of a log skips them.
+"""Filler records, which replace damaged bytes in a repaired log.
 
-A filler is a whole record of a topic of its own, and marked as a transaction that was rolled back: brokers, ours and
-Apache's, walk over it and put it into no queue and no index. In place of an offset it holds the number of bytes that it
-stands for.
+A filler is a complete record of a topic of its own, with the flag of a rolled-back transaction: brokers, ours and
+Apache's, scan it and put it into no queue and no index. Its offset field has the number of bytes that it replaces.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ FILLER_TOPIC: Final = "SKYROUTE_DAMAGED"
 FILLER_BYTES_MIN: Final = RECORD_BYTES_MIN + 1
 """A filler has a topic of at least one character."""
 FILLER_BYTES_MAX: Final = 1 << 20
-"""Longer ranges take several fillers, which bounds the memory that a reader needs."""
+"""Maximum size of a filler, which bounds the memory of a reader; a longer range gets several."""
 
 _ROLLED_BACK: Final = int(TransactionState.ROLLED_BACK)
 _NO_HOST: Final = bytes(8)
@@ -30,12 +29,12 @@ def is_filler(record: ScannedTuple) -> bool:
 
 
 def lost_bytes_of(filler: ScannedTuple) -> int:
-    """Return how many damaged bytes a filler stands for."""
+    """Return the number of damaged bytes that a filler replaces."""
     return filler[4]
 
 
 def fill(position: int, size: int, stored_at_ms: int) -> Iterator[bytes]:
-    """Return the bytes that fill a range between two records; nothing if it is too short for a record."""
+    """Yield the fillers of a range between two records; none if it is too short for a record."""
     while size >= FILLER_BYTES_MIN:
         piece = size if size <= FILLER_BYTES_MAX else FILLER_BYTES_MAX - FILLER_BYTES_MIN
         yield _filler(position, piece, stored_at_ms, piece)
@@ -44,10 +43,10 @@ def fill(position: int, size: int, stored_at_ms: int) -> Iterator[bytes]:
 
 
 def fill_to_segment_end(position: int, size: int, stored_at_ms: int) -> bytes:
-    """Return the bytes that fill a range up to the end of a segment; the rest may hold anything."""
+    """Return the filler of a range up to the end of a segment; the bytes behind its end mark do not matter."""
     if size < FILLER_BYTES_MIN + SEGMENT_END_BYTES:
         return segment_end(size) if size >= SEGMENT_END_BYTES else b""
-    # Apache's recovery looks for a record at the start of a segment.
+    # Recovery of Apache's broker expects a record at the start of a segment.
     head = _filler(position, FILLER_BYTES_MIN, stored_at_ms, size)
     return head + segment_end(size - len(head))
 

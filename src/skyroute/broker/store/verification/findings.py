@@ -1,4 +1,4 @@
-"""What a check of a store finds, in words for people and values for scripts."""
+"""Findings of a check of a store."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ FINDINGS_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong."""
+    """One kind of damage at one place."""
 
     area: str
     """`log`, `queue`, `index`, `checkpoint`, `table`, `timer`."""
@@ -25,15 +25,15 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """All findings, and how much was checked."""
+    """All findings, and the numbers of checked things."""
 
     findings: list[Finding] = field(default_factory=list)
     by_area: Counter[str] = field(default_factory=Counter)
     """Number of findings, listed or not."""
     notes: list[str] = field(default_factory=list)
-    """Notes that are not damage."""
+    """Remarks that are not damage."""
     checked: Counter[str] = field(default_factory=Counter)
-    """Numbers of records, units and so on that were checked, by name."""
+    """Numbers of checked records, units and so on, by name."""
 
     @property
     def count(self) -> int:

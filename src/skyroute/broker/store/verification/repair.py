@@ -1,8 +1,8 @@
-"""Makes a sound copy of a store, and changes nothing of the original.
+"""Makes an intact copy of a store. The original is not changed.
 
-Every sound record goes to the position that it had, so offsets and message ids stay true. Where bytes are damaged the
-copy has fillers. Queues and index are written again from the records; of queues, units of expired records are kept, so
-that offsets go on where they were. Tables are copied, or their backups where they are damaged.
+Every intact record keeps its position, so offsets and message ids stay valid. Fillers replace damaged bytes. Queues and
+index are rebuilt from the records; units of expired records are kept, so that offsets continue. Tables are copied; the
+backup replaces a damaged one.
 """
 
 import os
@@ -13,11 +13,11 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from skyroute.broker.store.errors import StoreDamagedError, StoreError, StoreLockedError
-from skyroute.broker.store.files.checkpoint import read_notes
-from skyroute.broker.store.files.disk import Disk
+from skyroute.broker.store.errors import StoreDamagedError, StoreLockedError
+from skyroute.broker.store.files.checkpoint import parse_checkpoint
+from skyroute.broker.store.files.folder_lock import is_locked
 from skyroute.broker.store.files.json_file import read_json
-from skyroute.broker.store.files.read_only import ReadOnlyDisk, is_in_use, segments_in
+from skyroute.broker.store.files.read_only import ReadOnlyDisk, segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.batch_queue import BatchQueue
@@ -31,38 +31,40 @@ from skyroute.broker.store.verification.filler import fill, fill_to_segment_end
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.verify import StoreCheck, is_ledger_current
 from skyroute.broker.store.verification.verify_tables import TABLES_FOLDER, TOPICS_TABLE, ReadTable
+from skyroute.files.disk import Disk
+from skyroute.files.errors import StorageError
 
 COPIED_BYTES: Final = 1 << 20
 _BLOCK_BYTES: Final = 4096
-"""Size of the block that is skipped where the disk cannot read a file."""
+"""Size of the block that is skipped if the disk cannot read it."""
 _BATCH_OFFSETS: Final = Struct(">28xqh8x")
-"""Of a batch queue's unit, the first offset and the number of messages."""
+"""First offset and number of messages in a unit of a batch queue."""
 _QUEUES: Final = ("consumequeue", "batchconsumequeue")
-_AS_THEY_ARE: Final = ("consumequeue_ext", "timerlog", "timerwheel")
+_COPIED_UNCHANGED: Final = ("consumequeue_ext", "timerlog", "timerwheel")
 
 
 @dataclass(slots=True)
 class Repaired:
-    """What the copy lacks."""
+    """Result of a repair."""
 
     lost_ranges: int = 0
     lost_bytes: int = 0
-    """Bytes of the log that fillers stand for, or that were cut at its end."""
+    """Bytes of the log that fillers replace, or that were cut off its end."""
     records: int = 0
-    """Sound records in the copy."""
+    """Intact records in the copy."""
     losses: list[str] = field(default_factory=list)
-    """Other things that could not be copied."""
+    """What else could not be copied."""
 
 
 @dataclass(slots=True)
 class _Files:
-    """Stands for a log to be scanned."""
+    """The segments of a log to scan."""
 
     segments: list[Segment]
 
 
 class Repair:
-    """One repair. `run` does it all; `how_far` may be asked meanwhile, from another thread."""
+    """One repair. `progress` may be called from another thread while `run` runs."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Repair:
         tables: Mapping[str, ReadTable],
         check_timer_page: Callable[[bytes], str],
         settings: StoreSettings | None = None,
-        keeps_batches: Callable[[str], bool] | None = None,
+        is_batch_topic: Callable[[str], bool] | None = None,
         disk: Disk | None = None,
     ) -> None:
         """Prepare a repair.
@@ -81,54 +83,54 @@ class Repair:
             target: The folder of the copy, which must be empty or not exist.
             tables: The tables that the broker parses, by their names in `config`.
             check_timer_page: Returns what is wrong with the content of `timercheck`.
-            settings: The sizes that the files were written with; None to find them out.
-            keeps_batches: Whether the queues of a topic, of which no folder is left, keep batches whole.
-            disk: Where the copy is written.
+            settings: The sizes that the files were written with; None to detect them.
+            is_batch_topic: Whether a topic without a folder gets batch queues.
+            disk: The disk for the copy.
         """
         self.source = source
         self.target = target
         self.result = Repaired()
         self.report = Report()
-        """What a check of the copy found, once it is made."""
+        """Findings of the check of the copy."""
         self._tables = tables
         self._check_timer_page = check_timer_page
         self._settings = settings
-        self._keeps_batches = keeps_batches
+        self._is_batch_topic = is_batch_topic
         self._disk = disk or Disk()
         self._opened = OpenSegments(open_segments_allowed())
-        self._doing = "starting"
+        self._step = "starting"
         self._stored_at_ms = 0
-        """When the newest sound record was stored."""
+        """Store time of the newest intact record."""
         self._log_end = 0
         self._log_topics: set[str] = set()
 
-    def how_far(self) -> str:
+    def progress(self) -> str:
         """Return a progress message for the operator."""
-        return f" {self._doing}"
+        return f" {self._step}"
 
     def run(self, now_ms: int) -> Repaired:
-        """Make the copy, on the disk before this returns.
+        """Make the copy; it is on disk before this returns.
 
         Raises:
             StoreLockedError: a broker has the store open.
-            StoreError: the folder is no store, the target is not empty, or the disk refuses.
+            StorageError: the folder is no store, the target is not empty, or a file cannot be read or written.
         """
         self._check_folders()
         try:
             settings = self._find_settings()
             self._copy_log(settings.log_segment_bytes)
             self._fill_damage(settings.log_segment_bytes)
-            for name in _QUEUES + _AS_THEY_ARE:
+            for name in _QUEUES + _COPIED_UNCHANGED:
                 self._copy_tree(self.source / name, self.target / name)
             topics = self._copy_tables()
             queues = encode_ledger(self._list_queues(topics))
             self._rebuild(settings, queues, now_ms)
-            if self._fill_unplaced(settings, self._check_copy(settings)):
+            if self._fill_without_unit(settings, self._check_copy(settings)):
                 self._rebuild(settings, queues, now_ms)
                 self._check_copy(settings)
         except OSError as error:
             where = error.filename or self.source
-            raise StoreError(
+            raise StorageError(
                 f"cannot copy {where}: {error.strerror}; {self.target} is incomplete, remove it"
             ) from error
         finally:
@@ -138,16 +140,16 @@ class Repair:
     def _check_folders(self) -> None:
         source, target = self.source.resolve(), self.target.resolve()
         if not (source / "commitlog").is_dir():
-            raise StoreError(f"{self.source} is no store: it has no commitlog")
+            raise StorageError(f"{self.source} is no store: it has no folder commitlog")
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
-            raise StoreError(f"{self.target} is not empty: name a folder that does not exist")
+            raise StorageError(f"{self.target} is not empty; give a folder that does not exist")
         if target.is_relative_to(source) or source.is_relative_to(target):
-            raise StoreError(f"{self.target} and {self.source} lie in each other: name a folder elsewhere")
-        if is_in_use(source):
+            raise StorageError(f"{self.target} and {self.source} contain each other; give another folder")
+        if is_locked(source):
             raise StoreLockedError(f"a broker has {self.source} open; stop it first")
 
     def _find_settings(self) -> StoreSettings:
-        """Return the sizes of files, as most files have them where no settings are given."""
+        """Return the given settings, or the sizes that most files have."""
         settings = self._settings
         if settings is not None:
             return replace(settings, index_process=False)
@@ -161,7 +163,7 @@ class Repair:
             batch_segment_units=queues[1] // BatchQueue.unit_bytes or default.batch_segment_units,
         )
 
-    # ------------------------------------------------------------------------------------------------------------ log
+    # -------------------------------------------------------------------------------------------------------------- log
 
     def _copy_log(self, segment_bytes: int) -> None:
         segments = segments_in(self.source / "commitlog", self._opened)
@@ -170,22 +172,22 @@ class Repair:
         for start in range(min(starts), max(starts) + 1, segment_bytes) if starts else ():
             segment = starts.pop(start, None)
             path = self.target / "commitlog" / f"{start:020d}"
-            self._doing = f"copying {path.name} of the log"
+            self._step = f"copying {path.name} of the log"
             os.close(self._disk.open(path, segment_bytes))
             if segment is not None:
                 self._copy_file(segment.path, path, segment_bytes)
         for segment in starts.values():
-            raise StoreError(
+            raise StorageError(
                 f"{segment.path} starts at no multiple of {segment_bytes}: give the broker's settings with -c"
             )
 
     def _fill_damage(self, segment_bytes: int) -> None:
-        """Put fillers in the place of damaged bytes, in the copy."""
+        """Replace damaged bytes of the copy with fillers."""
         segments = self._segments(segment_bytes)
         was_closed = not (self.source / "abort").exists()
         waiting: list[DamagedRange] = []
         stored_at_ms = 0
-        self._doing = "looking for damage in the copy of the log"
+        self._step = "searching the copy of the log for damage"
         for found in scan_log(_Files(segments), segments[0].start) if segments else ():
             if isinstance(found, DamagedRange):
                 waiting.append(found)
@@ -201,7 +203,7 @@ class Repair:
             if was_closed:
                 self._fill(segments, damaged, stored_at_ms)
             else:
-                # A crash has torn the end: nothing follows, and the next record goes here.
+                # A torn tail: no record follows, and the next one goes here.
                 self._note_loss(damaged)
                 self._write(segments, damaged.position, bytes(damaged.size))
         self._stored_at_ms = stored_at_ms
@@ -232,14 +234,14 @@ class Repair:
     def _segment_at(self, segments: list[Segment], position: int) -> Segment:
         return segments[(position - segments[0].start) // segments[0].size]
 
-    # ---------------------------------------------------------------------------------------------------- other files
+    # ------------------------------------------------------------------------------------------------------ other files
 
     def _copy_tree(self, source: Path, target: Path) -> None:
         if source.is_file():
             self._copy_file(source, target, source.stat().st_size)
         for path in sorted(source.rglob("*")) if source.is_dir() else ():
             if path.is_file() and not path.is_symlink():
-                self._doing = f"copying {path.relative_to(self.source)}"
+                self._step = f"copying {path.relative_to(self.source)}"
                 self._copy_file(path, target / path.relative_to(source), path.stat().st_size)
 
     def _write_file(self, name: str, content: bytes) -> None:
@@ -251,7 +253,7 @@ class Repair:
             os.close(descriptor)
 
     def _copy_file(self, source: Path, target: Path, size: int) -> None:
-        """Copy what is not zero; blocks that cannot be read stay zero."""
+        """Copy the nonzero bytes; blocks that cannot be read stay zero."""
         reader = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         writer = -1
         try:
@@ -273,7 +275,7 @@ class Repair:
                 os.close(writer)
 
     def _copy_tables(self) -> frozenset[str] | None:
-        """Copy the small files; return the topics that the broker knows, None where their table is lost."""
+        """Copy the files of `config`; return the topics of the broker, None if their table is lost."""
         source, target = self.source / TABLES_FOLDER, self.target / TABLES_FOLDER
         topics = None
         for path in sorted(source.iterdir()) if source.is_dir() else ():
@@ -289,68 +291,66 @@ class Repair:
         return topics
 
     def _copy_table(self, path: Path, target: Path) -> Collection[str] | None:
-        """Copy a table and its backup, each if it is sound; a sound backup alone becomes the table."""
+        """Copy a table and its backup, each if intact; an intact backup replaces a damaged table."""
         read = self._tables.get(path.name, _any_names)
-        sound: Collection[str] | None = None
+        intact: Collection[str] | None = None
         backup = path.with_name(f"{path.name}.bak")
         for each in (path, backup):
             try:
                 found = read_json(each, read)
             except (FileNotFoundError, StoreDamagedError):
                 continue
-            stands_in = sound is None and each == backup
-            self._copy_file(each, target if stands_in else target.with_name(each.name), each.stat().st_size)
-            if stands_in:
-                self.result.losses.append(f"{TABLES_FOLDER}/{path.name} is damaged: the copy has its backup")
-            sound = found if sound is None else sound
-        if sound is None:
-            self.result.losses.append(
-                f"{TABLES_FOLDER}/{path.name} is damaged, and so is its backup: the copy has none"
-            )
-        return sound
+            replaces = intact is None and each == backup
+            self._copy_file(each, target if replaces else target.with_name(each.name), each.stat().st_size)
+            if replaces:
+                self.result.losses.append(f"{TABLES_FOLDER}/{path.name} is damaged; the copy has its backup")
+            intact = found if intact is None else intact
+        if intact is None:
+            self.result.losses.append(f"{TABLES_FOLDER}/{path.name} and its backup are damaged; the copy has neither")
+        return intact
 
-    # -------------------------------------------------------------------------------------------------------- opening
+    # ---------------------------------------------------------------------------------------------------------- opening
 
     def _check_copy(self, settings: StoreSettings) -> list[tuple[int, int]]:
-        """Check the copy; return position and size of sound records that no queue has."""
-        self._doing = "checking the copy"
+        """Check the copy; return position and size of intact records that no queue has."""
+        self._step = "checking the copy"
         check = StoreCheck(self.target, self._tables, self._check_timer_page, settings)
         self.report = check.run()
-        return check.unplaced
+        return check.without_unit
 
-    def _fill_unplaced(self, settings: StoreSettings, unplaced: list[tuple[int, int]]) -> bool:
-        """Put fillers in the place of records that no queue takes, since a number in their heads is damaged."""
+    def _fill_without_unit(self, settings: StoreSettings, without_unit: list[tuple[int, int]]) -> bool:
+        """Replace records that no queue accepts with fillers: their offset or queue id is damaged."""
         segments = self._segments(settings.log_segment_bytes)
-        for position, size in unplaced:
+        for position, size in without_unit:
             path = self._segment_at(segments, position).path
             self.result.records -= 1
-            self._fill(segments, DamagedRange(position, size, path, "no queue takes the record"), self._stored_at_ms)
+            self._fill(segments, DamagedRange(position, size, path, "no queue accepts the record"), self._stored_at_ms)
         self._opened.close()
-        return bool(unplaced)
+        return bool(without_unit)
 
     def _rebuild(self, settings: StoreSettings, queues: bytes, now_ms: int) -> None:
-        """Rebuild queues and index: open the copy as if after a power failure."""
-        self._doing = "rebuilding queues and index"
+        """Rebuild queues and index: open the copy as after a crash of the machine."""
+        self._step = "rebuilding queues and index"
         for path in ("checkpoint", "damage.json"):
             self._disk.remove(self.target / path)
         self._write_file(LEDGER_NAME, queues)
         # No process id and no boot id of this machine: recovery then trusts only the log and the ledger.
         self._write_file("abort", b"0 -")
         store = MessageStore.open(
-            self.target, settings, now_ms=now_ms, disk=self._disk, keeps_batches=self._keeps_batches
+            self.target, settings, now_ms=now_ms, disk=self._disk, is_batch_topic=self._is_batch_topic
         )
         store.close()
 
     def _list_queues(self, topics: frozenset[str] | None) -> KnownQueues:
-        """Return where the queues of the original ended, and which topics it has no longer."""
+        """Return the ends of the queues of the original, and its deleted topics."""
         page = self.source / "checkpoint"
-        notes = read_notes(page.read_bytes()) if page.exists() else None
-        if notes is not None and notes.closed_end is not None and notes.closed_end > self._log_end:
+        checkpoint = parse_checkpoint(page.read_bytes()) if page.exists() else None
+        if checkpoint is not None and checkpoint.closed_end is not None and checkpoint.closed_end > self._log_end:
             self.result.losses.append(
-                f"the log ended at {notes.closed_end} when the broker stopped, and ends at {self._log_end} now"
+                f"the log ended at {checkpoint.closed_end} when the broker stopped, and ends at {self._log_end} now"
             )
         ledger = QueueLedger(self.source / LEDGER_NAME, ReadOnlyDisk()).read()
-        if ledger is not None and is_ledger_current(self.source, notes):
+        if ledger is not None and is_ledger_current(self.source, checkpoint):
             return ledger
         found = KnownQueues()
         for name in _QUEUES:
@@ -363,7 +363,7 @@ class Repair:
         return found
 
     def _queue_ends(self, folder: Path, *, is_batch: bool) -> KnownQueue | None:
-        """Return what the files of a queue say of its ends: units count as long as one follows on the other."""
+        """Return the ends of a queue by its files, up to the first unit that does not continue the one before."""
         segments = segments_in(folder, self._opened)
         kind: type[TopicQueue] = BatchQueue if is_batch else ConsumeQueue
         first = end = None
@@ -384,7 +384,7 @@ class Repair:
 
 
 def _read(descriptor: int, at: int, size: int) -> tuple[bytes, int]:
-    """Return bytes of a file, and how many of them could not be read and are zero."""
+    """Return bytes of a file, and the number of those that could not be read and are zero."""
     try:
         return os.pread(descriptor, size, at), 0
     except OSError:

@@ -1,10 +1,9 @@
 """Checks every file of a store, and changes none.
 
-The log is the truth: its records hold their own positions and checksums of their bodies. Queues and index follow from
-it and are compared with it. Tables are parsed as the broker parses them.
+The log is the source of truth: its records have their own positions and checksums of their bodies. Queues and index are
+compared with it. Tables are parsed as the broker parses them.
 
-Some bytes of a record are covered by nothing: times, addresses, flags, and properties other than tag and keys. A change
-there is not found.
+Nothing covers times, addresses, flags, and properties other than tag and keys: damage there is not found.
 """
 
 from bisect import bisect_right
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from skyroute.broker.store.commit_log import ScannedTuple, scan_segment
-from skyroute.broker.store.derive import WITHOUT_PLACE
-from skyroute.broker.store.errors import StoreError, StoreLockedError, StoreReadError
-from skyroute.broker.store.files.checkpoint import Notes, read_notes
-from skyroute.broker.store.files.read_only import ReadOnlyDisk, is_in_use, segments_in
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE
+from skyroute.broker.store.errors import StoreLockedError
+from skyroute.broker.store.files.checkpoint import CheckpointPage, parse_checkpoint
+from skyroute.broker.store.files.folder_lock import is_locked
+from skyroute.broker.store.files.read_only import ReadOnlyDisk, segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment, open_segments_allowed
 from skyroute.broker.store.files.sparse import data_chunks
 from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, KnownQueues, QueueLedger
@@ -30,24 +30,25 @@ from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.verify_index import IndexCheck
 from skyroute.broker.store.verification.verify_queues import KnownLog, QueueCheck
 from skyroute.broker.store.verification.verify_tables import TABLES_FOLDER, ReadTable, TableCheck
+from skyroute.files.errors import FileReadError, StorageError
 from skyroute.message.property_names import RECORD_CRC
 from skyroute.message.record import seal_holds
 
 CHECKPOINT_BYTES: Final = 4096
-_SEAL: Final = RECORD_CRC.encode()
-_SEAL_WITHIN: Final = 32
+_RECORD_CRC: Final = RECORD_CRC.encode()
+_RECORD_CRC_WITHIN: Final = 32
 
 _LOG_COST: Final = "the messages in these bytes are lost; readers skip them"
 _LOG_ADVICE: Final = (
     "restore the file from a copy, if you have one; else nothing: skyroute store repair makes a copy without the damage"
 )
-_TAIL_COST: Final = "a message that was being written when the broker or the machine stopped"
-_TAIL_ADVICE: Final = "nothing: the next start sets these bytes aside"
+_TAIL_COST: Final = "the message that was being written when the broker or the machine stopped"
+_TAIL_ADVICE: Final = "nothing: the next start copies these bytes to commitlog.cut and cuts them off"
 
 
 @dataclass(slots=True)
 class _Log:
-    """The files of the log, and what is known to be damaged in them."""
+    """The segments of the log, and their known damage."""
 
     segments: list[Segment]
     start: int = 0
@@ -59,21 +60,21 @@ class _Log:
         return self.segments[number] if number >= 0 and position < self.segments[number].stop else None
 
     def has_record(self, position: int, size: int, topic: str, queue_id: int, offset: int) -> bool:
-        """Return whether a sound record lies there that has a place in a queue."""
+        """Return whether an intact record with these fields is there, and belongs to a queue."""
         segment = self.find(position)
         found = None if segment is None else next(scan_segment(segment, position, {}), None)
-        if found is None or found[5] & WITHOUT_PLACE:
+        if found is None or found[5] & NOT_IN_QUEUE:
             return False
         return found[:5] == (position, size, topic, queue_id, offset)
 
     def is_damaged(self, position: int) -> bool:
-        """Return whether a position lies in a damaged stretch."""
+        """Return whether a position is in a damaged range."""
         number = bisect_right(self.ranges, position, key=lambda damaged: damaged.position) - 1
         return number >= 0 and position < self.ranges[number].end
 
 
 class StoreCheck:
-    """One check of one folder. `run` does it all; `how_far` may be asked meanwhile, from another thread."""
+    """One check of one folder. `progress` may be called from another thread while `run` runs."""
 
     def __init__(
         self,
@@ -85,23 +86,23 @@ class StoreCheck:
         """Prepare a check.
 
         Args:
-            folder: The store's: `storePathRootDir`.
+            folder: The folder of the store: `storePathRootDir`.
             tables: The tables that the broker parses, by their names in `config`; others must only be JSON.
             check_timer_page: Returns what is wrong with the content of `timercheck`.
-            settings: The sizes that the files were written with; None to find them out.
+            settings: The sizes that the files were written with; None to detect them.
         """
         self.folder = folder
         self.report = Report()
         self._settings = settings
-        self.unplaced: list[tuple[int, int]] = []
-        """Position and size of sound records that no queue has, once the check has run."""
+        self.without_unit: list[tuple[int, int]] = []
+        """Position and size of intact records that no queue has, once the check has run."""
         self._opened = OpenSegments(open_segments_allowed())
-        self._small = TableCheck(folder, self._opened, self.report, tables, check_timer_page)
+        self._table_check = TableCheck(folder, self._opened, self.report, tables, check_timer_page)
         self._log_bytes = 0
-        """Room that the log takes on the disk."""
+        """Disk space of the log."""
         self._log = _Log([])
 
-    def how_far(self) -> str:
+    def progress(self) -> str:
         """Return a progress message for the operator."""
         share = min(self.report.checked["bytes"] / max(self._log_bytes, 1), 1.0)
         return f" {share:.0%} of the log, {self.report.count} findings"
@@ -111,54 +112,54 @@ class StoreCheck:
 
         Raises:
             StoreLockedError: a broker has the store open.
-            StoreError: the folder is no store, or its files cannot be read.
+            StorageError: the folder is no store, or its files cannot be read.
         """
         if not self.folder.exists():
-            raise StoreError(f"{self.folder} does not exist; expected a broker's storePathRootDir")
+            raise StorageError(f"{self.folder} does not exist; expected a broker's storePathRootDir")
         parts = ("commitlog", TABLES_FOLDER, "checkpoint")
         if not any((self.folder / name).exists() for name in parts):
-            raise StoreError(f"{self.folder} is no store: it has none of {', '.join(parts)}")
-        if is_in_use(self.folder):
+            raise StorageError(f"{self.folder} is no store: it has none of {', '.join(parts)}")
+        if is_locked(self.folder):
             raise StoreLockedError(f"a broker has {self.folder} open; stop it first, or check a copy of the folder")
         try:
-            topics = self._small.check_tables()
-            self._check_log_and_what_follows(topics)
+            topics = self._table_check.check_tables()
+            self._check_log_queues_index(topics)
         except OSError as error:
-            raise StoreReadError(f"cannot read {error.filename or self.folder}: {error.strerror}") from error
+            raise FileReadError(f"cannot read {error.filename or self.folder}: {error.strerror}") from error
         finally:
             self._opened.close()
         return self.report
 
-    # ------------------------------------------------------------------------------------------------------------ log
+    # -------------------------------------------------------------------------------------------------------------- log
 
-    def _check_log_and_what_follows(self, topics: frozenset[str] | None) -> None:
+    def _check_log_queues_index(self, topics: frozenset[str] | None) -> None:
         report = self.report
         log = self._log = _Log(segments_in(self.folder / "commitlog", self._opened))
         blocks = sum(segment.path.stat().st_blocks for segment in log.segments)
         self._log_bytes = min(blocks * 512, sum(segment.size for segment in log.segments))
         self._check_log_files()
-        self._leave_out_unreadable()
+        self._drop_unreadable()
         log.start = log.end = log.segments[0].start if log.segments else 0
         was_closed = not (self.folder / "abort").exists()
         if (self.folder / CUT_FOLDER).is_dir():
-            report.notes.append(f"{CUT_FOLDER} holds what starts after a crash have cut off the end of the log")
+            report.notes.append(f"{CUT_FOLDER} has torn tails of the log, which starts after a crash have cut off")
         if not was_closed:
             report.notes.append("the broker did not stop cleanly: the next start recovers the store")
-        notes = self._read_checkpoint()
-        derived = None if notes is None else notes.last_derived
+        checkpoint = self._read_checkpoint()
+        derived = None if checkpoint is None else checkpoint.last_dispatched
         derived_end = None if was_closed else log.start if derived is None else sum(derived)
-        known = KnownLog(log.start, derived_end, self._read_ledger(notes))
+        known = KnownLog(log.start, derived_end, self._read_ledger(checkpoint))
         queues = QueueCheck(self.folder, self._opened, report, known, topics)
         index = IndexCheck(self.folder, self._opened, report, known, self._index_settings())
-        newest_ms = self._walk(queues, index, was_closed=was_closed)
-        self.unplaced = [(position, size) for _, position, size in queues.unplaced]
+        newest_ms = self._scan(queues, index, was_closed=was_closed)
+        self.without_unit = [(position, size) for _, position, size in queues.without_unit]
         queues.finish(log.end, log.has_record, log.is_damaged)
         index.finish(log.is_damaged)
-        self._check_checkpoint(notes, newest_ms)
-        self._small.check_timer_files(log.end, was_closed=was_closed)
+        self._check_checkpoint(checkpoint, newest_ms)
+        self._table_check.check_timer_files(log.end, was_closed=was_closed)
 
-    def _walk(self, queues: QueueCheck, index: IndexCheck, *, was_closed: bool) -> int:
-        """Walk over the log; return when its newest record was stored."""
+    def _scan(self, queues: QueueCheck, index: IndexCheck, *, was_closed: bool) -> int:
+        """Scan the log; return the store time of its newest record."""
         log, report = self._log, self.report
         newest_ms = fillers = filler_bytes = 0
         damaged: list[DamagedRange] = []
@@ -174,32 +175,29 @@ class StoreCheck:
             report.checked["records"] += 1
             report.checked["bytes"] += found[1]
             newest_ms = max(newest_ms, found[6])
-            self._check_seal(found)
+            self._check_record_crc(found)
             if is_filler(found):
                 fillers += 1
                 filler_bytes += lost_bytes_of(found)
                 continue
-            self._see(found, queues, index)
+            queues.check(found, log.has_record)
+            index.check(found, log.is_damaged)
         for each in damaged:
             self._note_damage(each, may_be_torn=not was_closed)
         if fillers:
             report.notes.append(f"{filler_bytes} bytes in {fillers} places were lost before an earlier repair")
         return newest_ms
 
-    def _check_seal(self, record: ScannedTuple) -> None:
-        """Check the sum over a whole record, which Apache's brokers add where `enabledAppendPropCRC` is set."""
+    def _check_record_crc(self, record: ScannedTuple) -> None:
+        """Check the checksum of a whole record, which Apache's broker adds with `enabledAppendPropCRC`."""
         position, size, topic, queue_id, offset, _, _, raw = record
         segment = self._log.find(position)
-        if _SEAL not in raw[-_SEAL_WITHIN:] or segment is None:
+        if _RECORD_CRC not in raw[-_RECORD_CRC_WITHIN:] or segment is None:
             return
         if seal_holds(segment.read(position - segment.start, size)) is False:
             what = f"the checksum of the whole record is wrong (topic {topic!r}, queue {queue_id}, offset {offset})"
-            cost = "something in its head, topic or properties has changed; the body is as it was stored"
+            cost = "its header, topic or properties are damaged; the body is intact"
             self.report.add("log", self._name(segment.path), position - segment.start, what, cost, _LOG_ADVICE)
-
-    def _see(self, record: ScannedTuple, queues: QueueCheck, index: IndexCheck) -> None:
-        queues.see(record, self._log.has_record)
-        index.see(record, self._log.is_damaged)
 
     def _note_damage(self, damaged: DamagedRange, *, may_be_torn: bool) -> None:
         log = self._log
@@ -222,18 +220,18 @@ class StoreCheck:
             usual = self._settings.log_segment_bytes
         for segment in segments:
             if segment.size != usual or segment.start % usual:
-                what = f"the file has {segment.size} bytes and starts at {segment.start}, files of the log have {usual}"
+                what = f"the file has {segment.size} bytes and starts at {segment.start} (expected {usual} bytes)"
                 self.report.add("log", self._name(segment.path), None, what, _LOG_COST, _LOG_ADVICE)
 
-    def _leave_out_unreadable(self) -> None:
-        """Read all files once: a bad sector under a memory mapping would kill the process."""
+    def _drop_unreadable(self) -> None:
+        """Drop segments that cannot be read: a bad sector under a memory mapping would kill the process."""
         readable = []
         for segment in self._log.segments:
             try:
                 for _ in data_chunks(segment, 0):
                     pass
                 readable.append(segment)
-            except StoreReadError as error:
+            except FileReadError as error:
                 self.report.add("log", self._name(segment.path), None, str(error), _LOG_COST, _LOG_ADVICE)
         self._log.segments = readable
 
@@ -244,15 +242,15 @@ class StoreCheck:
         whole = 40 + 4 * default.index_slots + 20 * default.index_entries
         found = [segment.size for segment in segments_in(self.folder / "index", self._opened)]
         if found and max(found) != whole:
-            raise StoreError(
-                f"files of {self.folder / 'index'} have {max(found)} bytes, by default they have {whole}: give the "
+            raise StorageError(
+                f"files of {self.folder / 'index'} have {max(found)} bytes (expected {whole} by default): give the "
                 "settings of the broker with -c, or maxHashSlotNum and maxIndexNum with -D"
             )
         return default
 
-    # ----------------------------------------------------------------------------------------------------- checkpoint
+    # ------------------------------------------------------------------------------------------------------- checkpoint
 
-    def _read_checkpoint(self) -> Notes | None:
+    def _read_checkpoint(self) -> CheckpointPage | None:
         try:
             page = (self.folder / "checkpoint").read_bytes()
         except FileNotFoundError:
@@ -261,45 +259,45 @@ class StoreCheck:
             return None
         if len(page) != CHECKPOINT_BYTES:
             self._add_checkpoint(None, f"the file has {len(page)} bytes, not {CHECKPOINT_BYTES}")
-        return read_notes(page)
+        return parse_checkpoint(page)
 
-    def _read_ledger(self, notes: Notes | None) -> KnownQueues | None:
-        """Return which queues there were; None where the ledger is missing, damaged, or out of date."""
+    def _read_ledger(self, checkpoint: CheckpointPage | None) -> KnownQueues | None:
+        """Return the queues in the ledger; None if it is missing, damaged, or out of date."""
         path = self.folder / LEDGER_NAME
         known = QueueLedger(path, ReadOnlyDisk()).read()
-        if known is None and (path.exists() or (notes is not None and notes.closed_end is not None)):
+        if known is None and (path.exists() or (checkpoint is not None and checkpoint.closed_end is not None)):
             cost = "none: the next start reads the log to find missing queues"
-            what = "the list of queues is damaged" if path.exists() else "the list of queues is missing"
+            what = "the queue ledger is damaged" if path.exists() else "the queue ledger is missing"
             self.report.add("queue", LEDGER_NAME, None, what, cost, "nothing: the next start writes it again")
-        return known if is_ledger_current(self.folder, notes) else None
+        return known if is_ledger_current(self.folder, checkpoint) else None
 
     def _add_checkpoint(self, offset: int | None, what: str) -> None:
-        cost = "none after a clean stop; after a crash the next start reads more of the log, or trusts too much of it"
+        cost = "none after a clean stop; after a crash, the next start reads more of the log, or misses damage"
         advice = "start the broker and stop it: it writes the file again"
         self.report.add("checkpoint", "checkpoint", offset, what, cost, advice)
 
-    def _check_checkpoint(self, notes: Notes | None, newest_ms: int) -> None:
-        if notes is None:
+    def _check_checkpoint(self, checkpoint: CheckpointPage | None, newest_ms: int) -> None:
+        if checkpoint is None:
             return
-        if notes.closed_end is not None and notes.closed_end > self._log.end:
-            what = f"the log ended at {notes.closed_end} when the broker stopped, it ends at {self._log.end} now"
+        if checkpoint.closed_end is not None and checkpoint.closed_end > self._log.end:
+            what = f"the log ended at {checkpoint.closed_end} when the broker stopped, it ends at {self._log.end} now"
             self.report.add("log", "commitlog", None, what, _LOG_COST, _LOG_ADVICE)
-        for at in notes.damaged:
+        for at in checkpoint.damaged:
             self._add_checkpoint(at, "the checksum of a Skyroute note is wrong")
-        for number, (name, time_ms) in enumerate(zip(("log", "queues", "index"), notes.times, strict=True)):
+        for number, (name, time_ms) in enumerate(zip(("log", "queues", "index"), checkpoint.times, strict=True)):
             if not 0 <= time_ms <= newest_ms:
                 what = f"the time of the {name} is {time_ms}, the newest record's is {newest_ms}"
                 self._add_checkpoint(number * 8, what)
-        if newest_ms and not any(notes.times[:2]):
+        if newest_ms and not any(checkpoint.times[:2]):
             self._add_checkpoint(0, "the times of log and queues are zero")
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.folder))
 
 
-def is_ledger_current(folder: Path, notes: Notes | None) -> bool:
-    """Return whether our broker was the last to use a folder, so that its list of queues counts."""
+def is_ledger_current(folder: Path, checkpoint: CheckpointPage | None) -> bool:
+    """Return whether our broker was the last to use a folder, so that its ledger is up to date."""
     try:
         return len((folder / "abort").read_bytes().split()) > 1
     except OSError:
-        return notes is not None and notes.closed_end is not None
+        return checkpoint is not None and checkpoint.closed_end is not None

@@ -1,7 +1,7 @@
 """Checks the queues of a store against its log.
 
-Each record of the log says which unit of which queue it has. While the log is walked, that unit is compared. Afterwards
-each queue is read from its first unit to its last, for units that no record of the log has.
+Each record of the log names its queue and offset. While the log is scanned, the unit there is compared. Afterwards each
+queue is read from its first unit to its last, for units without a record.
 """
 
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.commit_log import ScannedTuple
-from skyroute.broker.store.derive import WITHOUT_PLACE, code_of, due_ms
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE, code_of, due_ms
 from skyroute.broker.store.files.read_only import segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment
 from skyroute.broker.store.index.keys import find_value
@@ -28,38 +28,38 @@ from skyroute.message.property_names import INNER_COUNT, TAGS
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 
 BAD_UNITS_MAX: Final = 100
-"""Number of bad units that are remembered of a queue; the rest is counted."""
+"""Number of bad units listed per queue; further ones are only counted."""
 
-UNPLACED_MAX: Final = 10_000
-"""Number of records without a unit that are remembered."""
+WITHOUT_UNIT_MAX: Final = 10_000
+"""Number of records without a unit that are listed."""
 
 _READ_BYTES: Final = 1 << 16
 _BATCH_UNIT: Final = Struct(">qiqqqh")
-"""A batch queue's unit up to the number of messages; what follows is for compacted topics."""
+"""A unit of a batch queue up to the number of messages; the rest is for compacted topics."""
 _TAGS: Final = f"{TAGS}\x01".encode()
 _EXT_ADDRESS_MAX: Final = -(1 << 31) - 1
-"""Apache's brokers may put the address of a filter bitmap in a tag code's place; it is not above this."""
+"""Maximum of the filter bitmap address that Apache's broker may store in place of a tag code."""
 
-_COST: Final = "some messages of this queue are not found, or others in their place; the log still has them"
+_COST: Final = "readers miss some messages of this queue, or get others; the log still has them"
 _ADVICE: Final = "the broker rebuilds what it finds damaged at its next start; skyroute store repair rebuilds all of it"
 
 HasRecord = Callable[[int, int, str, int, int], bool]
-"""Whether the log has a sound record at a position, of a size, topic, queue and offset."""
+"""Whether the log has an intact record with this position, size, topic, queue id and offset."""
 
 
 class KnownLog(NamedTuple):
-    """What is known of a log before it is walked."""
+    """What is known of a log before it is scanned."""
 
     start: int
     """The position of its oldest byte."""
     derived_end: int | None
-    """Where units and keys may be missing from, as a crash left them; None after a clean stop."""
+    """Position from which units and keys may be missing after a crash; None after a clean stop."""
     ledger: KnownQueues | None
-    """Which queues there were; None where that is not known."""
+    """The queues in the ledger; None without an up-to-date ledger."""
 
 
 class _Queue:
-    """One queue: its files, and what was seen of it."""
+    """One queue: its files, and the results so far."""
 
     __slots__ = ("bad", "bad_count", "is_batch", "last_offset", "matched", "pending", "row", "segments", "unit_bytes")
 
@@ -69,16 +69,16 @@ class _Queue:
         self.unit_bytes = BatchQueue.unit_bytes if is_batch else ConsumeQueue.unit_bytes
         self.matched = 0
         self.bad: dict[int, str] = {}
-        """By row, what is wrong."""
+        """Damage by row."""
         self.bad_count = 0
         self.pending = 0
         """Records at the end of the log that have no unit yet, because the broker did not stop cleanly."""
         self.last_offset = -1
         self.row = -1
-        """Of a batch queue, the next row to compare."""
+        """The next row of a batch queue to compare."""
 
     def unit(self, row: int) -> bytes:
-        """Return a unit; nothing where no file has it."""
+        """Return a unit; nothing if no file has it."""
         at = row * self.unit_bytes
         number = bisect_right(self.segments, at, key=_start_of) - 1
         if number < 0 or at + self.unit_bytes > self.segments[number].stop:
@@ -93,7 +93,7 @@ class _Queue:
                 self.bad[row] = what
 
     def units(self) -> Iterator[tuple[int, int, int]]:
-        """Give row, position and size of all units that are not zero."""
+        """Yield row, position and size of all units that are not zero."""
         size, zeros = self.unit_bytes, bytes(_READ_BYTES)
         for segment in self.segments:
             whole = segment.size - segment.size % size
@@ -109,12 +109,12 @@ class _Queue:
 
 
 class QueueCheck:
-    """All queues of a store."""
+    """Compares all queues with the log, record by record."""
 
     def __init__(
         self, folder: Path, opened: OpenSegments, report: Report, log: KnownLog, topics: frozenset[str] | None
     ) -> None:
-        """Find the queues of a store. `topics` are those that the broker knows; None where their table is damaged."""
+        """Find the queues of a store. `topics` are those of the broker; None if their table is damaged."""
         self._folder = folder
         self._report = report
         self._topics = topics
@@ -124,8 +124,8 @@ class QueueCheck:
         self._queues: dict[tuple[str, int], _Queue] = {}
         self._lost: dict[tuple[str, int], int] = {}
         """Number of records of queues that have no folder."""
-        self.unplaced: list[tuple[str, int, int]] = []
-        """Topic, position and size of sound records that their queues lack; at most `UNPLACED_MAX`."""
+        self.without_unit: list[tuple[str, int, int]] = []
+        """Topic, position and size of intact records without a unit; at most `WITHOUT_UNIT_MAX`."""
         for is_batch, root in ((False, folder / "consumequeue"), (True, folder / "batchconsumequeue")):
             for topic in sorted(root.iterdir()) if root.is_dir() else ():
                 for queue in sorted(topic.iterdir()) if topic.is_dir() else ():
@@ -158,36 +158,36 @@ class QueueCheck:
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._folder))
 
-    # --------------------------------------------------------------------------------------------------- the log's word
+    # ----------------------------------------------------------------------------------------------- log against queues
 
-    def see(self, record: ScannedTuple, has_record: HasRecord) -> None:
-        """Compare the unit of a sound record."""
+    def check(self, record: ScannedTuple, has_record: HasRecord) -> None:
+        """Compare the unit of an intact record."""
         position, size, topic, queue_id, offset, sys_flag, stored_at_ms, raw = record
-        if sys_flag & WITHOUT_PLACE or position < self._ledger.deleted.get(topic, 0):
+        if sys_flag & NOT_IN_QUEUE or position < self._ledger.deleted.get(topic, 0):
             return
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             self._lost[topic, queue_id] = self._lost.get((topic, queue_id), 0) + 1
             if self._topics is None or topic in self._topics:
-                self._note_unplaced(topic, position, size)
+                self._note_without_unit(topic, position, size)
             return
         if offset == 0 and queue.last_offset >= 0:
-            self._forget_missing(topic)
+            self._drop_findings(topic)
         queue.last_offset = offset
         code = _code_of(topic, raw, stored_at_ms)
         if queue.is_batch:
             messages = _messages_in(raw) if sys_flag & INNER_BATCH else 1
-            is_placed = self._see_batch(queue, (position, size, code, stored_at_ms, offset, messages))
+            has_unit = self._check_batch(queue, (position, size, code, stored_at_ms, offset, messages))
         else:
-            is_placed = self._see_message(record, queue, code, has_record)
-        if not is_placed:
-            self._note_unplaced(topic, position, size)
+            has_unit = self._check_message(record, queue, code, has_record)
+        if not has_unit:
+            self._note_without_unit(topic, position, size)
 
-    def _note_unplaced(self, topic: str, position: int, size: int) -> None:
-        if len(self.unplaced) < UNPLACED_MAX:
-            self.unplaced.append((topic, position, size))
+    def _note_without_unit(self, topic: str, position: int, size: int) -> None:
+        if len(self.without_unit) < WITHOUT_UNIT_MAX:
+            self.without_unit.append((topic, position, size))
 
-    def _see_message(self, record: ScannedTuple, queue: _Queue, code: int, has_record: HasRecord) -> bool:
+    def _check_message(self, record: ScannedTuple, queue: _Queue, code: int, has_record: HasRecord) -> bool:
         """Compare the unit of a message; return whether it has one."""
         position, size, topic, queue_id, offset, _, stored_at_ms, _ = record
         unit = queue.unit(offset)
@@ -195,11 +195,11 @@ class QueueCheck:
             queue.matched += 1
             return True
         found = UNIT.unpack(unit) if unit else (0, 0, 0)
-        if found[:2] == (position, size) and self._may_be(found[2], topic, stored_at_ms):
+        if found[:2] == (position, size) and self._is_other_code(found[2], topic, stored_at_ms):
             queue.matched += 1
         elif found[:2] == (position, size):
             queue.matched += 1
-            queue.note_bad(offset, f"tag code {found[2]}, the record's is {code}")
+            queue.note_bad(offset, f"it has tag code {found[2]} (expected {code} from its record)")
         elif found[:2] == (0, 0):
             return self._is_pending(queue, offset, position)
         elif not (found[0] > position and has_record(found[0], found[1], topic, queue_id, offset)):
@@ -209,30 +209,30 @@ class QueueCheck:
             return False
         return True
 
-    def _forget_missing(self, topic: str) -> None:
-        """Take back what was missed of a topic that was deleted and made again: its old records have no units."""
+    def _drop_findings(self, topic: str) -> None:
+        """Drop the findings of a topic that was deleted and created again: its old records have no units."""
         for key in [key for key in self._lost if key[0] == topic]:
             del self._lost[key]
-        self.unplaced = [each for each in self.unplaced if each[0] != topic]
+        self.without_unit = [each for each in self.without_unit if each[0] != topic]
         for queue in (queue for key, queue in self._queues.items() if key[0] == topic):
             queue.bad.clear()
             queue.bad_count = queue.pending = 0
 
-    def _may_be(self, code: int, topic: str, stored_at_ms: int) -> bool:
-        """Return whether a code may stand in a tag code's place that does not follow from the record alone."""
+    def _is_other_code(self, code: int, topic: str, stored_at_ms: int) -> bool:
+        """Return whether a code can be in place of the tag code: a due time, or the address of a filter bitmap."""
         if topic == SCHEDULE_TOPIC:
-            return code >= stored_at_ms  # due under other delay levels than the defaults
+            return code >= stored_at_ms  # the due time with delay levels other than the defaults
         return self._has_ext and code <= _EXT_ADDRESS_MAX
 
     def _is_pending(self, queue: _Queue, row: int, position: int) -> bool:
-        """Return whether a crash explains that a unit is empty."""
+        """Return whether a unit is empty because of a crash; the next start writes it."""
         if self._derived_end is not None and position >= self._derived_end:
             queue.pending += 1
             return True
-        queue.note_bad(row, f"empty, its record is at {position}")
+        queue.note_bad(row, f"the unit is empty, its record is at {position}")
         return False
 
-    def _see_batch(self, queue: _Queue, expected: tuple[int, int, int, int, int, int]) -> bool:
+    def _check_batch(self, queue: _Queue, expected: tuple[int, int, int, int, int, int]) -> bool:
         """Compare the unit of a batch; return whether it has one."""
         position = expected[0]
         if queue.row < 0:
@@ -251,15 +251,15 @@ class QueueCheck:
             return True
         if not unit or not any(unit):
             return self._is_pending(queue, queue.row, position)
-        queue.note_bad(queue.row, f"holds {_BATCH_UNIT.unpack_from(unit)}, its record says {expected}")
+        queue.note_bad(queue.row, f"it has {_BATCH_UNIT.unpack_from(unit)} (expected {expected} from its record)")
         queue.matched += UNIT.unpack_from(unit)[:2] == expected[:2]
         queue.row += 1
         return False
 
-    # ------------------------------------------------------------------------------------------------- the queues' word
+    # ----------------------------------------------------------------------------------------------- queues against log
 
     def finish(self, log_end: int, has_record: HasRecord, is_damaged: Callable[[int], bool]) -> None:
-        """Look for units that no record has, and report all findings. The log was walked to its end."""
+        """Find units without a record, and report all findings. Called after the last record of the log."""
         pending = 0
         for (topic, queue_id), queue in self._queues.items():
             self._check_units(topic, queue_id, queue, log_end, has_record, is_damaged)
@@ -275,7 +275,7 @@ class QueueCheck:
         self._report.checked["queues"] += len(self._queues)
         if pending:
             self._report.notes.append(
-                f"{pending} records at the end of the log have no unit yet: the next start adds them"
+                f"{pending} records at the end of the log have no unit yet; the next start adds them"
             )
         self._report_lost()
 
@@ -293,8 +293,8 @@ class QueueCheck:
         for row, position, size in queue.units():
             count += 1
             if last_row >= 0 and row != last_row + 1 and before < self._log_start:
-                # Records of the log have said so already; of expired ones only the row of units tells.
-                queue.note_bad(last_row + 1, "empty, and others follow")
+                # Records in the log have been compared; for expired ones, only the order of rows shows a gap.
+                queue.note_bad(last_row + 1, "the unit is empty, and others follow")
             last_row = row
             if size == NO_MESSAGE_BYTES:
                 continue
@@ -315,18 +315,18 @@ class QueueCheck:
             if queue.is_batch:
                 offset = _BATCH_UNIT.unpack_from(queue.unit(row))[4]
             if not has_record(position, size, topic, queue_id, offset) and not is_damaged(position):
-                queue.note_bad(row, f"points to {position} ({size} bytes), where no record of this queue is")
+                queue.note_bad(row, f"it points to {position} ({size} bytes), which is no record of this queue")
 
     def _check_ends(self, topic: str, queue_id: int, queue: _Queue, last_row: int) -> None:
-        """Compare the ends of a queue with those that the ledger has."""
+        """Compare the ends of a queue with the ledger."""
         known = self._ledger.queues.get((topic, queue_id))
         if known is None or queue.is_batch:
             return
         if last_row + 1 < known.flushed_end:
-            queue.note_bad(last_row + 1, f"empty, the queue ended at {known.flushed_end}")
+            queue.note_bad(last_row + 1, f"the unit is empty, the queue ended at {known.flushed_end}")
         first = queue.segments[0].start // queue.unit_bytes if queue.segments else 0
         if first > known.first:
-            queue.note_bad(known.first, f"missing, the queue began here and not at {first}")
+            queue.note_bad(known.first, f"the unit is missing, the queue started here and not at {first}")
 
     def _queue_name(self, topic: str, queue_id: int, queue: _Queue) -> str:
         return f"{'batchconsumequeue' if queue.is_batch else 'consumequeue'}/{topic}/{queue_id}"
@@ -343,15 +343,15 @@ class QueueCheck:
             self._report.add("queue", f"consumequeue/{topic}/{queue_id}", None, what, _COST, _ADVICE)
         for topic, records in unknown.items():
             self._report.notes.append(
-                f"{records} records of topic {topic!r}, which the broker does not have, are in the log"
+                f"the log has {records} records of topic {topic!r}, which the broker does not have"
             )
         for topic in sorted({topic for topic, _ in self._queues} - (self._topics or frozenset())):
             if self._topics is not None:
-                self._report.notes.append(f"topic {topic!r} has queues, and the table of topics does not know it")
+                self._report.notes.append(f"topic {topic!r} has queues, but is not in topics.json")
 
 
 def _find_fault(position: int, size: int, before: int, log_end: int) -> str:
-    """Return what is wrong with a unit, by the one in front of it and the end of the log; nothing if it is sound."""
+    """Return the damage of a unit, compared with the unit before it and the end of the log; nothing if it is intact."""
     if position < 0 or size <= 0:
         return f"points to {position} ({size} bytes)"
     if position >= log_end:

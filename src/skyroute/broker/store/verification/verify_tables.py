@@ -1,4 +1,4 @@
-"""Checks the small files of a store: tables, and how far timers have come."""
+"""Checks the tables of a store, and its timer files."""
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ _WHEEL_SLOT: Final = Struct(">qqqii")
 
 
 class TableCheck:
-    """The small files of a store."""
+    """Checks tables and timer files."""
 
     def __init__(
         self,
@@ -38,37 +38,37 @@ class TableCheck:
         self._tables = tables
         self._check_timer_page = check_timer_page
 
-    # --------------------------------------------------------------------------------------------------------- tables
+    # ----------------------------------------------------------------------------------------------------------- tables
 
     def check_tables(self) -> frozenset[str] | None:
-        """Check the small files; return the topics that the broker knows, None where that cannot be read."""
+        """Check the tables; return the topics of the broker, None if their table is damaged."""
         folder = self.folder / TABLES_FOLDER
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         tables = sorted({name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))})
         topics = None
         for name in tables:
-            sound = self._check_table(folder / name)
-            if name == TOPICS_TABLE and sound is not None:
-                topics = frozenset(sound)
+            intact = self._check_table(folder / name)
+            if name == TOPICS_TABLE and intact is not None:
+                topics = frozenset(intact)
         if TOPICS_TABLE not in tables and (self.folder / "consumequeue").is_dir() and folder.is_dir():
             self._add_table(TOPICS_TABLE, "the file is missing, and so is its backup", "topics and their settings")
         for name in names:
             if ".damaged-" in name:
-                self.report.notes.append(f"{TABLES_FOLDER}/{name} was set aside by an earlier start")
+                self.report.notes.append(f"{TABLES_FOLDER}/{name} is a damaged file that an earlier start has renamed")
         damage = self.folder / "damage.json"
         if damage.exists():
             self._check_table(damage)
         return topics
 
     def _check_table(self, path: Path) -> Collection[str] | None:
-        """Check a table and its backup; return the names in the sound one."""
+        """Check a table and its backup; return the names in the intact one."""
         read = self._tables.get(path.name, _read_any)
-        sound, faults = None, {}
+        intact, faults = None, {}
         for each in (path, path.with_name(f"{path.name}.bak")):
             try:
                 table = read_json(each, read)
                 self.report.checked["tables"] += 1
-                sound = table if sound is None else sound
+                intact = table if intact is None else intact
             except FileNotFoundError:
                 if each == path:
                     faults[each] = "the file is missing, its backup is there"
@@ -76,19 +76,19 @@ class TableCheck:
                 faults[each] = str(error).removeprefix(f"{each} is ")
         for each, what in faults.items():
             if each != path:
-                cost = "none, as long as the file itself is sound"
-            elif sound is not None:
-                cost = "the newest change, which the backup lacks"
+                cost = "none, as long as the file itself is intact"
+            elif intact is not None:
+                cost = "the newest change, which is not in the backup"
             else:
-                cost = "what the table held; the broker does not start"
+                cost = "the content of the table; the broker does not start"
             self._add_table(self._name(each), what, cost)
-        return sound
+        return intact
 
     def _add_table(self, name: str, what: str, cost: str) -> None:
         advice = "restore the file from a copy; or move it away, to start with its backup or without it"
         self.report.add("table", name, None, what, cost, advice)
 
-    # ---------------------------------------------------------------------------------------------------- timer files
+    # ------------------------------------------------------------------------------------------------------ timer files
 
     def check_timer_files(self, log_end: int, *, was_closed: bool) -> None:
         has_timers = (self.folder / "consumequeue" / TIMER_TOPIC).is_dir()
@@ -97,16 +97,16 @@ class TableCheck:
             page = (self.folder / name).read_bytes()
         except FileNotFoundError:
             if has_timers and was_closed:
-                self._add_timer(name, None, "the file is missing, and there are timed messages")
+                self._add_timer(name, None, "the file is missing, and there are timer messages")
             page = b""
         if page and has_timers and not page.strip(b"\0"):
-            self._add_timer(name, None, "the file holds only zeros, and there are timed messages")
+            self._add_timer(name, None, "the file has only zeros, and there are timer messages")
         elif what := self._check_timer_page(page):
             self._add_timer(name, 0, what)
         self._check_timer_log(log_end)
 
     def _add_timer(self, name: str, offset: int | None, what: str) -> None:
-        cost = "timed messages that the log still holds may be delivered again, or not"
+        cost = "timer messages in the log may be delivered again, or not at all"
         self.report.add(
             "timer", name, offset, what, cost, "restore the file from a copy, or remove it to deliver all again"
         )
@@ -125,15 +125,15 @@ class TableCheck:
                     end = segment.start + place + _TIMER_UNIT.size
                     size, previous, magic, _, _, position, record_bytes, _ = unit
                     if size != _TIMER_UNIT.size or not 0 < magic < 16 or previous >= end or record_bytes <= 0:
-                        self._add_timer(self._name(segment.path), place, f"no unit of a timer log: {unit}")
+                        self._add_timer(self._name(segment.path), place, f"invalid unit of the timer log: {unit}")
                     elif position >= log_end:
-                        self._add_timer(self._name(segment.path), place, f"points to {position}, behind the log's end")
+                        self._add_timer(self._name(segment.path), place, f"it points to {position}, behind the log")
         wheel = self.folder / "timerwheel"
         content = wheel.read_bytes() if wheel.is_file() else b""
         slots = _WHEEL_SLOT.iter_unpack(content[: len(content) - len(content) % _WHEEL_SLOT.size])
         for number, (due, first, last, _, _) in enumerate(slots):
             if due < 0 or max(first, last) >= max(end, 1):
-                self._add_timer("timerwheel", number * _WHEEL_SLOT.size, f"slot {number} leads to {first} and {last}")
+                self._add_timer("timerwheel", number * _WHEEL_SLOT.size, f"slot {number} points to {first} and {last}")
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.folder))

@@ -1,11 +1,14 @@
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from skyroute.settings.errors import FileWriteError
-from skyroute.settings.files import backup_path, ensure_replaceable, replace_file
+from skyroute.files.errors import FileWriteError
+from skyroute.files.replace import backup_path, ensure_replaceable, replace_file
+from tests.support.disks import FailingDisk
 
 
 def names_in(directory: Path) -> set[str]:
@@ -95,8 +98,8 @@ def test_a_target_that_is_a_directory_is_refused(tmp_path: Path) -> None:
 WRITE_UNDER_A_LIMIT = """
 import resource, signal, sys
 from pathlib import Path
-from skyroute.settings.errors import FileWriteError
-from skyroute.settings.files import replace_file
+from skyroute.files.errors import FileWriteError
+from skyroute.files.replace import replace_file
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
@@ -128,3 +131,32 @@ def test_a_place_that_is_not_writable_is_found_out(tmp_path: Path) -> None:
         ensure_replaceable(tmp_path / "parent" / "file.json")
     with pytest.raises(FileWriteError, match="it is a directory"):
         ensure_replaceable(tmp_path)
+
+
+def test_a_disk_that_fails_at_any_call_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    calls = FailingDisk()
+    path = tmp_path / "file.json"
+    path.write_bytes(b"one")
+    replace_file(path, b"two", disk=calls)
+    for fail_at in range(1, calls.calls + 1):
+        disk = FailingDisk(fail_at)
+        path.unlink()
+        path.write_bytes(b"one")
+        with suppress(FileWriteError):
+            replace_file(path, b"two", disk=disk)
+        assert path.read_bytes() in (b"one", b"two"), disk.failed
+        assert names_in(tmp_path) <= {"file.json", "file.json.bak"}, disk.failed
+
+
+def test_threads_that_replace_one_file_leave_the_content_of_one_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    contents = [bytes([number]) * 50_000 for number in range(1, 9)]
+    threads = [
+        threading.Thread(target=replace_file, args=(path, content), kwargs={"is_shared": True}) for content in contents
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert path.read_bytes() in contents
+    assert names_in(tmp_path) <= {"file.json", "file.json.bak"}
