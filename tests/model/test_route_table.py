@@ -720,6 +720,42 @@ class InStepsMachine(RouteTableMachine):
             said, holder=holder, now=self.now, delete_missing_topics=self.delete_missing, preparation=prepared
         )
 
+    @rule(
+        said=registrations,
+        holder=holders,
+        meanwhile=st.lists(st.tuples(st.integers(1, 4), topics, queue_settings, st.integers(0, 4)), max_size=4),
+        other=registrations,
+    )
+    def register_while_its_group_changes(
+        self,
+        said: Registration,
+        holder: int,
+        meanwhile: list[tuple[int, str, QueueSettings, int]],
+        other: Registration,
+    ) -> None:
+        self.begin(said, holder)
+        one = self.begun[-1]
+        for steps, topic, given, what in meanwhile:
+            self.advance(one, steps)
+            match what:
+                case 0 | 1:
+                    self.delete_topic(topic, None)
+                case 2:
+                    self.register_topic(topic, {said.broker_name: given})
+                case 3:
+                    self.close_holder(holder)
+                case _:
+                    self.register(replace(other, broker_name=said.broker_name), 3 - holder)
+            self.check_all()
+        self.advance(one, 100)
+
+    def check_all(self) -> None:
+        self.the_mirror_is_the_table()
+        self.a_replay_is_the_table()
+        self.lists_agree()
+        self.routes_agree()
+        self.the_books_agree()
+
     @precondition(lambda self: len(self.begun) < 3)
     @rule(said=registrations, holder=holders)
     def begin(self, said: Registration, holder: int) -> None:
@@ -731,7 +767,12 @@ class InStepsMachine(RouteTableMachine):
     @precondition(lambda self: self.begun)
     @rule(data=st.data(), count=st.integers(1, 5))
     def go_on(self, data: st.DataObject, count: int) -> None:
-        one = data.draw(st.sampled_from(self.begun))
+        self.advance(data.draw(st.sampled_from(self.begun)), count)
+
+    def advance(self, one: Begun, count: int) -> None:
+        """Do some steps of a preparation; the registration is applied with the last."""
+        if one not in self.begun:
+            return
         try:
             for _ in range(count):
                 next(one.steps)
