@@ -64,8 +64,8 @@ class BrokerHandlers:
     def _register(
         self, registration: Registration, request: Request, peer: Peer, ticket: int
     ) -> Generator[None, None, Response]:
-        registration = replace(registration, fingerprint=body_fingerprint(request))
-        yield
+        fingerprint = yield from body_fingerprint(request)
+        registration = replace(registration, fingerprint=fingerprint)
         if not self.table.remembers(registration):
             now_ms = int(self.clock.wall() * 1000)
             table = yield from decode_topic_table(request, self.config.registration_max_length, now_ms=now_ms)
