@@ -339,7 +339,7 @@ def _decode_long(body: bytes, now_ms: int) -> Generator[None, None, TopicTable]:
         topics |= shared.settings_of(part[0])
         at += part[1]
         yield
-    rest = bytes(table) if at == 1 else b"{%b" % table[at:]
+    rest = bytes(table) if at == 1 else b"{" + bytes(table[at:])
     topics |= shared.settings_of(_decode_json(rest, dict[str, _Topic]))
     yield
     return _table(configs, topics, shared, decoded.filterServerList, now_ms)
