@@ -98,7 +98,12 @@ class Claim:
 
     def is_late(self, ticket: int) -> bool:
         """A registration that came later was applied first."""
-        return any(met is not None and met.ticket > ticket for met in (self.own, self.rival, self.stray))
+        own, rival, stray = self.own, self.rival, self.stray
+        return (
+            (own is not None and own.ticket > ticket)
+            or (rival is not None and rival.ticket > ticket)
+            or (stray is not None and stray.ticket > ticket)
+        )
 
     @property
     def is_whole(self) -> bool:

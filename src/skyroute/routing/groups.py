@@ -166,13 +166,17 @@ class Group:
 
     def restored_by(self, table: TopicTable, *, whole: bool) -> frozenset[str]:
         """Topics that an operator had made read-only and that a broker's table makes writable again."""
-        named = self.forbidden & table.topics.keys() if whole and self.forbidden else ()
+        if not whole or not self.forbidden:
+            return frozenset()
+        named = self.forbidden & table.topics.keys()
         return frozenset(topic for topic in named if table.topics[topic].permission & _WRITE)
 
     def remapped_by(
         self, table: TopicTable, removed: Mapping[str, QueueSettings], *, whole: bool
     ) -> dict[str, tuple[StaticMapping | None, StaticMapping | None]]:
         """Mappings that change with a broker's table, and with the topics that it removes."""
+        if not self.mappings and not table.mappings:
+            return {}
         return self._compare_mappings(table, whole=whole) | self._mappings_gone(removed)
 
     def compare_one(self, topic: str, settings: QueueSettings) -> QueueDelta:

@@ -148,7 +148,9 @@ class RouteTable:
     def serving(self, topic: str) -> tuple[str, ...]:
         """Names of the groups that serve a topic, in the order in which they began to."""
         names = self._index.serving(topic)
-        return names if self.is_swept else tuple(name for name in names if topic in self.topics_of(name))
+        if self._unswept or self._preparations:  # as `is_swept`, which would take longer
+            return tuple(name for name in names if topic in self.topics_of(name))
+        return names
 
     def topics_of(self, broker_name: str) -> KeysView[str]:
         """Every topic a group serves, as a live view: all that a change of the group or its brokers concerns."""
@@ -312,10 +314,8 @@ class RouteTable:
     def _fits(self, preparation: Preparation, claim: Claim) -> bool:
         return preparation.fits(claim, self._groups.get(preparation.broker_name))
 
-    def discard(self, preparation: Preparation | None) -> None:
+    def discard(self, preparation: Preparation) -> None:
         """End a preparation, applied or not."""
-        if preparation is None:
-            return
         name = preparation.broker_name
         self._preparations[name].remove(preparation)
         if not self._preparations[name]:
@@ -375,7 +375,8 @@ class RouteTable:
                 preparation.is_applied = queues is not None
             return outcome
         finally:
-            self.discard(preparation)
+            if preparation is not None:
+                self.discard(preparation)
 
     def register_topic(self, topic: str, settings: Mapping[str, QueueSettings]) -> tuple[RouteEvent, ...]:
         """Announce one topic outside a registration, by broker name. One unknown name makes it all void.

@@ -81,8 +81,9 @@ class BrokerHandlers:
         try:
             preparation = yield from self.table.prepare(registration, delete_missing_topics=delete_missing)
             if peer.gone:
-                self.table.discard(preparation)
-                self.publish(())
+                if preparation is not None:
+                    self.table.discard(preparation)
+                    self.publish(())
                 return Response.error("the connection ended")  # no broker joins through a closed connection
             outcome = self.table.register(
                 registration,
