@@ -23,13 +23,14 @@ from benchmarks.attacks.servers import (
     peer,
     pull_request,
     register,
+    registration,
     send_request,
     write_groups,
     write_offsets,
     write_topics,
 )
 from benchmarks.machine import cpu_s
-from tests.support.raw import Request
+from tests.support.raw import DataVersion, Request, Topic
 
 LEAD_S: Final = 1.0
 """How long the well-behaved peer is heard before an attack, to know what the machine itself takes."""
@@ -228,6 +229,43 @@ def flood(lab: Lab) -> Iterator[Outcome]:
     with lab.broker() as server, server.line() as line:
         line.call(send_request(PEER_TOPIC, 0, b"x"))
         yield from silence(lab, server, "flood", "200,000 x 30", [LAST_OFFSET] * 200_000)
+
+
+# ------------------------------------------------------------------------------------------------ large registrations
+
+LARGE_TOPICS: Final = 300_000
+OTHER_TOPICS: Final = 290_000
+SWEPT_S: Final = 2.0
+"""How long the well-behaved peer is heard after a hang-up, which nobody answers."""
+
+
+@attack("large-registrations")
+def large_registrations(lab: Lab) -> Iterator[Outcome]:
+    """Register a broker with as many topics as there may be, then with other topics, and hang up."""
+    topics = [Topic(f"large-{number:06}") for number in range(LARGE_TOPICS)]
+    others = [Topic(f"other-{number:06}") for number in range(OTHER_TOPICS)]
+    first = registration(topics, "large", 10_921)
+    second = first.but(topics=others, data_version=DataVersion(counter=2))
+    for form, is_deflated in (("compressed", True), ("plain", False)):
+        requests = [said.but(deflate=is_deflated).request for said in (first, second)]
+        with lab.name_server() as server, register(server, 100), peer(server) as well_behaved:
+            with server.line(timeout_s=lab.limit_s) as line:
+                for what, request in zip(("300,000 topics", "290,000 other names"), requests, strict=True):
+                    well_behaved.begin()
+                    answer = line.call(request)
+                    heard, note = well_behaved.end(), f"answered {answer.code}"
+                    yield silent_for("large-registrations", server, f"{what}, {form}", heard, note)
+                well_behaved.begin()
+            time.sleep(SWEPT_S)
+            heard = well_behaved.end()
+        yield silent_for("large-registrations", server, f"hang-up of 590,000 topics, {form}", heard)
+        with lab.name_server() as server, register(server, 100), peer(server) as well_behaved:
+            with server.line(timeout_s=lab.limit_s) as line:
+                line.call(requests[0])
+                well_behaved.begin()
+            time.sleep(SWEPT_S)
+            heard = well_behaved.end()
+        yield silent_for("large-registrations", server, f"hang-up of 300,000 topics, {form}", heard)
 
 
 # ----------------------------------------------------------------------------------------------------------- nonsense

@@ -33,7 +33,7 @@ from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Response
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.header import decode_command, response_head
-from tests.model.test_route_table import TOPICS, RouteTableMachine
+from tests.model.test_route_table import TOPICS, InStepsMachine, RouteTableMachine
 from tests.support.clock import ManualClock
 from tests.unit.wire.by_hand import BINARY, binary_header, frame, json_header
 
@@ -148,3 +148,11 @@ class SmallRoomMachine(PreparedRoutesMachine):
 
 TestPreparedRoutesInASmallRoom = SmallRoomMachine.TestCase
 TestPreparedRoutesInASmallRoom.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+
+
+class InStepsRoutesMachine(InStepsMachine, PreparedRoutesMachine):
+    """The same while long registrations are prepared, and the index of topics is swept."""
+
+
+TestPreparedRoutesInSteps = InStepsRoutesMachine.TestCase
+TestPreparedRoutesInSteps.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -17,11 +17,13 @@ The model keeps flat tables, works on a copy, and looks at everything on every c
 9. A table that is written to a snapshot at any moment, and restored from it, is the same one to all who ask, and its
    events build the same mirror from nothing. Its brokers are unconfirmed until they are heard from, and go with a cause
    of their own if they are not; a single topic of a newer edition does not make that edition known.
+10. All of this holds at every step of a registration that is prepared, and of a sweep, whatever happens in between.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -33,8 +35,10 @@ from skyroute.nameserver.journal.replay import Replay
 from skyroute.nameserver.journal.schema import record_decoder
 from skyroute.nameserver.server_events import ServerStarted
 from skyroute.nameserver.snapshot import decode_snapshot, encode_snapshot
+from skyroute.remoting.stepwise import run_through
 from skyroute.routing import discovery
-from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError
+from skyroute.routing import table as table_module
+from skyroute.routing.errors import NameTakenError, PartialFirstRegistrationError, RegistrationRefusedError
 from skyroute.routing.events import (
     BrokerChanged,
     BrokerConfirmed,
@@ -53,6 +57,7 @@ from skyroute.routing.events import (
 from skyroute.routing.groups import Group
 from skyroute.routing.image import GroupImage, image_of
 from skyroute.routing.leases import NOBODY
+from skyroute.routing.preparation import Preparation
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import BrokerKey, QueueSettings, StaticMapping
@@ -614,7 +619,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         in_clusters = {cluster: set(group_names) for cluster, group_names in view.clusters.items()}
         held = {cluster for cluster, _, _ in self.model.groups.values()}
         assert in_clusters == {c: {n for n, group in self.model.groups.items() if group[0] == c} for c in held}
-        assert set(self.table.topics) == self.model.topics()
+        assert set(discovery.served_topics(self.table, list(self.table.topics))) == self.model.topics()
         for name in NAMES:
             members = self.model.members(name)
             expected = [(broker_id, members[broker_id].address) for broker_id in sorted(members)]
@@ -680,9 +685,142 @@ class RouteTableMachine(RuleBasedStateMachine):
             assert {topic for topic in table.topics if name in table.serving(topic)} == group.queues.keys()
             assert table.is_unconfirmed(name) == any(not b.confirmed for b in self.model.members(name).values())
         assert table.unconfirmed_count == sum(not broker.confirmed for broker in self.model.brokers)
-        assert all(table.serving(topic) for topic in table.topics)
+        assert not table.is_swept or all(table.serving(topic) for topic in table.topics)
         assert table._topic_entries == sum(len(group.queues) for group in table._groups.values())
 
+
+class Begun(NamedTuple):
+    """A registration whose preparation goes on while other things happen."""
+
+    said: Registration
+    holder: int
+    steps: Generator[None, None, Preparation | None]
+
+
+class InStepsMachine(RouteTableMachine):
+    """The same with one topic a step, and with registrations that are prepared while other things happen."""
+
+    def __init__(self) -> None:
+        self.topics_a_step = table_module.TOPICS_A_STEP
+        table_module.TOPICS_A_STEP = 1  # type: ignore[misc]  # a bound that only this test lowers
+        super().__init__()
+        self.begun: list[Begun] = []
+        self.prepared: Preparation | None = None
+
+    def teardown(self) -> None:
+        self.abandon_all()
+        table_module.TOPICS_A_STEP = self.topics_a_step  # type: ignore[misc]  # a bound that only this test lowers
+        super().teardown()
+
+    def tell(self, said: Registration, holder: int) -> RegistrationOutcome:
+        prepared, self.prepared = self.prepared, None
+        if prepared is None:
+            prepared = run_through(self.table.prepare(said, delete_missing_topics=self.delete_missing))
+        return self.table.register(
+            said, holder=holder, now=self.now, delete_missing_topics=self.delete_missing, preparation=prepared
+        )
+
+    @rule(
+        said=registrations,
+        holder=holders,
+        meanwhile=st.lists(st.tuples(st.integers(1, 4), topics, queue_settings, st.integers(0, 4)), max_size=4),
+        other=registrations,
+    )
+    def register_while_its_group_changes(
+        self,
+        said: Registration,
+        holder: int,
+        meanwhile: list[tuple[int, str, QueueSettings, int]],
+        other: Registration,
+    ) -> None:
+        self.begin(said, holder)
+        one = self.begun[-1]
+        for steps, topic, given, what in meanwhile:
+            self.advance(one, steps)
+            match what:
+                case 0 | 1:
+                    self.delete_topic(topic, None)
+                case 2:
+                    self.register_topic(topic, {said.broker_name: given})
+                case 3:
+                    self.close_holder(holder)
+                case _:
+                    self.register(replace(other, broker_name=said.broker_name), 3 - holder)
+            self.check_all()
+        self.advance(one, 100)
+
+    def check_all(self) -> None:
+        self.the_mirror_is_the_table()
+        self.a_replay_is_the_table()
+        self.lists_agree()
+        self.routes_agree()
+        self.the_books_agree()
+
+    @precondition(lambda self: len(self.begun) < 3)
+    @rule(said=registrations, holder=holders)
+    def begin(self, said: Registration, holder: int) -> None:
+        assert said.table is not None
+        said = replace(said, fingerprint=repr(said.table).encode())
+        steps = self.table.prepare(said, delete_missing_topics=self.delete_missing)
+        self.begun.append(Begun(said, holder, steps))
+
+    @precondition(lambda self: self.begun)
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def go_on(self, data: st.DataObject, count: int) -> None:
+        self.advance(data.draw(st.sampled_from(self.begun)), count)
+
+    def advance(self, one: Begun, count: int) -> None:
+        """Do some steps of a preparation; the registration is applied with the last."""
+        if one not in self.begun:
+            return
+        try:
+            for _ in range(count):
+                next(one.steps)
+        except StopIteration as end:
+            self.prepared = end.value
+        except RegistrationRefusedError:
+            pass  # it is refused again
+        else:
+            return
+        self.begun.remove(one)
+        assert one.said.table is not None
+        assert one.said.fingerprint is not None
+        self.bodies[one.said.fingerprint] = one.said.table
+        self.hear(one.said, one.holder)
+
+    @precondition(lambda self: self.begun)
+    @rule(data=st.data())
+    def abandon(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.begun))
+        self.begun.remove(one)
+        one.steps.close()
+
+    @rule()
+    def sweep_a_step(self) -> None:
+        next(self.table.sweep(), None)
+
+    @rule()
+    def sweep_all(self) -> None:
+        run_through(self.table.sweep())
+        assert self.table.is_swept or self.begun
+
+    @rule()
+    def restart(self) -> None:
+        self.abandon_all()
+        super().restart()
+
+    @rule()
+    def change_a_setting(self) -> None:
+        self.abandon_all()
+        super().change_a_setting()
+
+    def abandon_all(self) -> None:
+        while self.begun:
+            self.begun.pop().steps.close()
+
+
+TestInSteps = InStepsMachine.TestCase
+TestInSteps.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, print_blob=True)
 
 TestRouteTable = RouteTableMachine.TestCase
 TestRouteTable.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, print_blob=True)

@@ -57,6 +57,30 @@ async def test_requests_behind_a_long_registration_find_it_done(nameserver: Runn
         assert await world(other) == NOWHERE
 
 
+async def test_the_topics_of_a_large_broker_go_at_once_and_their_index_later(nameserver: Running) -> None:
+    table = nameserver.server.table
+    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+        assert (await line.call(big_registration())).code == 0
+        await line.close()
+        await eventually(lambda: nameserver.connections == 1)
+        assert await world(other) == NOWHERE
+        assert (await other.call(105, {"topic": "topic-of-many-000000"})).code == 17
+        await eventually(lambda: table.is_swept)
+        assert len(table.topics) == 0
+
+
+async def test_a_peer_that_hangs_up_during_its_long_registration_leaves_nothing(nameserver: Running) -> None:
+    table = nameserver.server.table
+    async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
+        await line.send(big_registration())
+        await eventually(lambda: not table.is_swept)
+        assert await world(other) == NOWHERE
+        await line.close()
+        await eventually(lambda: table.is_swept)
+        assert await world(other) == NOWHERE
+        assert len(table.topics) == 0
+
+
 async def test_a_long_registration_may_be_one_way(line: AsyncLine) -> None:
     await line.tell(big_registration())
     assert await addresses(line, "topic-of-many-099999") == {"broker-a": {"0": "10.0.0.1:10911"}}

@@ -84,12 +84,12 @@ class PreparedLists:
             self._bytes = made.response.body_bytes
         self._made[key] = made
 
-    def copy(self, view: Collection[str]) -> Generator[None, None, list[str]]:
-        """Copy a live view in steps. A change restarts the copy."""
+    def copy(self, view: Collection[str], edits: Callable[[], int]) -> Generator[None, None, list[str]]:
+        """Copy a live view in steps. A change restarts the copy; `edits` counts writes to the view alone."""
         for _ in range(COPIES_MAX):
             copied: list[str] = []
-            revision, rest = self._revision, iter(view)
-            while revision == self._revision:
+            revision, edition, rest = self._revision, edits(), iter(view)
+            while revision == self._revision and edition == edits():
                 part = list(islice(rest, STEP))
                 copied += part
                 if len(part) < STEP:

@@ -1,5 +1,6 @@
 """A name server: its parts, its start and its stop."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -72,6 +73,7 @@ class NameServer:
         self._server: Server | None = None
         self._lease_scan: LeaseScan | None = None
         self._background = Background()
+        self._is_unswept = asyncio.Event()
         self._stopping = False
         self._events: Counter[tuple[type[RouteEvent], Cause]] = Counter()
         self._times = RequestTimes(REQUEST_BOUNDS_S, self.clock.monotonic) if config.metrics_address else None
@@ -136,7 +138,7 @@ class NameServer:
             self._background.spawn(self._memory.keep(self.table))
         if self._watches is not None:
             self._background.spawn(self._watches.run(self.clock.monotonic))
-        for work in (self._lease_scan.run(), tls.watch(), print_kv(self.kv)):
+        for work in (self._lease_scan.run(), self._keep_swept(), tls.watch(), print_kv(self.kv)):
             self._background.spawn(work)
 
     async def stop(self) -> None:
@@ -254,7 +256,16 @@ class NameServer:
 
     # What follows from a change
 
+    async def _keep_swept(self) -> None:
+        """Sweep the table after every large change."""
+        while True:
+            await self._is_unswept.wait()
+            self._is_unswept.clear()
+            await self._step_runner.run(self.table.sweep())
+
     def _publish(self, events: Collection[RouteEvent]) -> None:
+        if not self.table.is_swept:
+            self._is_unswept.set()
         if not events:
             return
         self._record(events)

@@ -8,7 +8,7 @@ from skyroute.routing.groups import Group, Member, QueueDelta
 from skyroute.routing.held_bytes import server_bytes
 from skyroute.routing.leases import Leases
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
-from skyroute.routing.topology import MASTER_ID, BrokerKey, QueueSettings
+from skyroute.routing.topology import MASTER_ID, BrokerKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +96,29 @@ class Claim:
         same_epoch = new.state_version == old.state_version
         return same_epoch and new.counter < old.counter and new.timestamp_ms <= old.timestamp_ms
 
-    def compare_topics(
-        self, *, delete_missing: bool, differing: Mapping[str, QueueSettings] | None = None
-    ) -> QueueDelta:
-        """What the broker's topics change: nothing, if it is not the one that speaks for its group."""
-        if not self._speaks_for_group():
-            return QueueDelta()
-        known = None if self.own is None or self.moves else self.own.version
-        whole = self.is_first or known != self.table.version
-        return self.group.compare(self.table, whole=whole, delete_missing=delete_missing, differing=differing)
+    def is_late(self, ticket: int) -> bool:
+        """A registration that came later was applied first."""
+        own, rival, stray = self.own, self.rival, self.stray
+        return (
+            (own is not None and own.ticket > ticket)
+            or (rival is not None and rival.ticket > ticket)
+            or (stray is not None and stray.ticket > ticket)
+        )
 
-    def _speaks_for_group(self) -> bool:
+    @property
+    def is_whole(self) -> bool:
+        """The broker's topics replace what is known; otherwise they only fill what is missing."""
+        known = None if self.own is None or self.moves else self.own.version
+        return self.is_first or known != self.table.version
+
+    def compare_topics(self, *, delete_missing: bool) -> QueueDelta:
+        """What the broker's topics change: nothing, if it is not the one that speaks for its group."""
+        if not self.speaks_for_group:
+            return QueueDelta()
+        return self.group.compare(self.table, whole=self.is_whole, delete_missing=delete_missing)
+
+    @property
+    def speaks_for_group(self) -> bool:
         """The master does, or else the smallest slave; but not the slaves of brokers before 5.0."""
         broker_id = self.registration.broker_id
         if broker_id == MASTER_ID:

@@ -93,6 +93,11 @@ def member_addresses(table: RouteTable, broker_name: str) -> Mapping[int, str]:
     return {} if group is None else group.addresses
 
 
+def served_topics(table: RouteTable, among: list[str]) -> list[str]:
+    """Those of some topics that at least one group serves."""
+    return among if table.is_swept else [topic for topic in among if table.serving(topic)]
+
+
 def topics_of_cluster(table: RouteTable, cluster: str, among: Iterable[str] | None = None) -> tuple[str, ...]:
     """Topics that at least one group of the cluster serves. Searches all topics unless `among` is given."""
     names = table.groups_of(cluster)

@@ -5,7 +5,7 @@ values made from them. The methods of a group answer and compare; they never wri
 weighed before anything is touched.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,9 @@ from skyroute.routing.topology import MASTER_ID, BrokerGroup, BrokerKey, Permiss
 
 # A plain number, because `&` on an IntFlag builds an object, and a registration may carry ten thousand topics.
 _WRITE: Final = int(Permission.WRITE)
+
+UNKNOWN: Final = 1 << 63
+"""More bytes than any table grows by."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +40,8 @@ class Member:
     """It was heard from in this table's life; a restored one has yet to be."""
     restored: bool = False
     """Its topics are from before a restart, and it has not sent its whole table since."""
+    ticket: int = 0
+    """Of its last registration; a later registration has a larger one."""
     held: bool = False
     """Its lease ran out once already and was lengthened."""
 
@@ -60,12 +65,16 @@ class QueueDelta:
     restored: frozenset[str] = frozenset()
     """Topics that an operator had made read-only and that may be written again."""
     mappings: Mapping[str, tuple[StaticMapping | None, StaticMapping | None]] = field(default_factory=dict)
+    queue_growth_bytes: int = UNKNOWN
+    """Approximate growth of the table by queues, in bytes. If it is not given, every name is read."""
     growth_bytes: int = field(init=False)
-    """Approximate growth of the table, in bytes. Cached: it reads every name."""
+    """Approximate growth of the table, in bytes."""
 
     def __post_init__(self) -> None:
+        if self.queue_growth_bytes == UNKNOWN:
+            object.__setattr__(self, "queue_growth_bytes", topic_bytes(self.added) - topic_bytes(self.removed))
         mapped = sum(mapping_bytes(after) - mapping_bytes(before) for before, after in self.mappings.values())
-        object.__setattr__(self, "growth_bytes", topic_bytes(self.added) - topic_bytes(self.removed) + mapped)
+        object.__setattr__(self, "growth_bytes", self.queue_growth_bytes + mapped)
 
     @property
     def growth(self) -> int:
@@ -87,8 +96,10 @@ class Group:
     """Topics that brokers would let clients write, and an operator does not."""
     mappings: dict[str, StaticMapping] = field(default_factory=dict)
     """Only for topics that are in `queues`."""
-    edits: int = 0
-    """Number of writes to `queues`."""
+    queue_bytes: int = 0
+    """Approximate memory of `queues`, by `held_bytes`."""
+    replacements: int = 0
+    """How often `queues` was replaced by another dictionary."""
 
     @property
     def smallest(self) -> tuple[int, str] | None:
@@ -131,19 +142,7 @@ class Group:
         for member in self.members.values():
             member.fingerprint = None
 
-    def differing(self, topics: Iterable[tuple[str, QueueSettings]]) -> dict[str, QueueSettings]:
-        """Those of some topics whose queues are unknown or different."""
-        queues = self.queues
-        return {topic: after for topic, after in topics if queues.get(topic) != after}
-
-    def compare(
-        self,
-        table: TopicTable,
-        *,
-        whole: bool,
-        delete_missing: bool,
-        differing: Mapping[str, QueueSettings] | None = None,
-    ) -> QueueDelta:
+    def compare(self, table: TopicTable, *, whole: bool, delete_missing: bool) -> QueueDelta:
         """What recording a broker's table would change.
 
         Args:
@@ -151,24 +150,34 @@ class Group:
             whole: Its word replaces what is known; otherwise it only fills what is missing, so that a heartbeat does
                 not undo an operator's ban on writes.
             delete_missing: Topics it does not name are gone.
-            differing: All topics of the table that differ from what is known, if that was found out before.
         """
         queues, topics = self.queues, table.topics
-        looked_at = topics if differing is None else differing
         added, changed, removed = topics, {}, {}
         if queues and whole:
-            different = self.differing(topics.items()) if differing is None else differing
+            different = {topic: after for topic, after in topics.items() if queues.get(topic) != after}
             added = {topic: after for topic, after in different.items() if topic not in queues}
             changed = {topic: (queues[topic], after) for topic, after in different.items() if topic in queues}
         elif queues:
-            added = {topic: after for topic, after in looked_at.items() if topic not in queues}
+            added = {topic: after for topic, after in topics.items() if topic not in queues}
         if delete_missing and not table.mappings:
             removed = {topic: before for topic, before in queues.items() if topic not in topics}
-        restored = (
-            topic for topic in self.forbidden if whole and topic in topics and topics[topic].permission & _WRITE
-        )
-        mappings = self._compare_mappings(table, whole=whole) | self._mappings_gone(removed)
-        return QueueDelta(added, changed, removed, frozenset(restored), mappings)
+        restored, mappings = self.restored_by(table, whole=whole), self.remapped_by(table, removed, whole=whole)
+        return QueueDelta(added, changed, removed, restored, mappings)
+
+    def restored_by(self, table: TopicTable, *, whole: bool) -> frozenset[str]:
+        """Topics that an operator had made read-only and that a broker's table makes writable again."""
+        if not whole or not self.forbidden:
+            return frozenset()
+        named = self.forbidden & table.topics.keys()
+        return frozenset(topic for topic in named if table.topics[topic].permission & _WRITE)
+
+    def remapped_by(
+        self, table: TopicTable, removed: Mapping[str, QueueSettings], *, whole: bool
+    ) -> dict[str, tuple[StaticMapping | None, StaticMapping | None]]:
+        """Mappings that change with a broker's table, and with the topics that it removes."""
+        if not self.mappings and not table.mappings:
+            return {}
+        return self._compare_mappings(table, whole=whole) | self._mappings_gone(removed)
 
     def compare_one(self, topic: str, settings: QueueSettings) -> QueueDelta:
         """What announcing one topic would change. It lifts an operator's ban, as any new word on a topic does."""
@@ -182,6 +191,11 @@ class Group:
     def compare_without(self, topics: Mapping[str, QueueSettings]) -> QueueDelta:
         """What deleting these topics, all of which the group has, would change."""
         return QueueDelta(removed=topics, mappings=self._mappings_gone(topics))
+
+    def compare_empty(self) -> QueueDelta:
+        """What deleting all topics would change."""
+        gone = {topic: (mapping, None) for topic, mapping in self.mappings.items()}
+        return QueueDelta(removed=self.queues, mappings=gone, queue_growth_bytes=-self.queue_bytes)
 
     def _compare_mappings(
         self, table: TopicTable, *, whole: bool
@@ -197,4 +211,5 @@ class Group:
     def _mappings_gone(
         self, topics: Mapping[str, QueueSettings]
     ) -> dict[str, tuple[StaticMapping | None, StaticMapping | None]]:
-        return {topic: (mapping, None) for topic, mapping in self.mappings.items() if topic in topics}
+        named = self.mappings.keys() & topics.keys() if self.mappings else ()
+        return {topic: (self.mappings[topic], None) for topic in named}

@@ -3,9 +3,14 @@
 `RouteTable` is the one owner of who serves which topic. It reads no clock, and it has one writer; each method first
 decides, and may refuse, then writes everything, then returns what happened as events. A refusal leaves no trace.
 How the table is read for clients is in `discovery`.
+
+A change of many topics is also applied at once: a group's queues are replaced by a dictionary that `prepare` built in
+steps. Only the index of topics is written in steps, before and after. It may list a group that does not serve a topic
+yet, or no longer; `serving` leaves such a group out.
 """
 
-from collections.abc import Generator, Iterable, Iterator, KeysView, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Generator, Iterable, Iterator, KeysView, Mapping, Sequence
 from itertools import islice
 from sys import intern
 from types import MappingProxyType
@@ -19,6 +24,7 @@ from skyroute.routing.groups import Group, Member, QueueDelta
 from skyroute.routing.held_bytes import MEMBER_BYTES, server_bytes
 from skyroute.routing.image import GroupImage, TableImage, image_of
 from skyroute.routing.leases import NOBODY, Leases
+from skyroute.routing.preparation import Preparation
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome
 from skyroute.routing.topic_index import TopicIndex
 from skyroute.routing.topology import BrokerGroup, BrokerKey, QueueSettings, StaticMapping
@@ -30,8 +36,8 @@ TOPIC_ENTRIES_MAX: Final = 10_000_000
 """Bound on pairs of a broker group and a topic it serves."""
 REGISTRATION_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Maximum memory of all registrations by `held_bytes`: 4.8 million pairs with names of 30 characters."""
-COMPARED_A_STEP: Final = 10_000
-"""Topics of a long registration that are compared in one step: a few milliseconds."""
+TOPICS_A_STEP: Final = 5_000
+"""Topics that are compared, listed or removed in one step: a few milliseconds. A change of more takes several."""
 
 
 class Census(NamedTuple):
@@ -52,20 +58,6 @@ class Census(NamedTuple):
     """How long ago the lease was renewed that was not for the longest time."""
     left_s: float
     """How long the lease still runs that ends first."""
-
-
-class Comparison(NamedTuple):
-    """Topics of a registration that differ from its group as of the time of the comparison."""
-
-    group: Group
-    edits: int
-    """`edits` of the group before the comparison."""
-    differing: Mapping[str, QueueSettings]
-
-    @property
-    def holds(self) -> bool:
-        """Whether the group is unchanged since."""
-        return self.group.edits == self.edits
 
 
 class RouteTable:
@@ -95,6 +87,11 @@ class RouteTable:
         self._clusters: dict[str, dict[str, None]] = {}
         self._leases = Leases()
         self._index = TopicIndex()
+        self._preparations: dict[str, list[Preparation]] = {}
+        """Group name to the registrations that are being prepared."""
+        self._unswept: deque[tuple[str, list[str]]] = deque()
+        """Group names with topics that the index may list for them by mistake."""
+        self._tickets = 0
         self._topic_entries = 0
         self._held_bytes = 0
 
@@ -108,8 +105,18 @@ class RouteTable:
 
     @property
     def topics(self) -> KeysView[str]:
-        """Every topic, as a live view."""
+        """Every topic, as a live view. While `is_swept` is false, it may have topics that no group serves."""
         return self._index.topics
+
+    @property
+    def topic_edits(self) -> int:
+        """Number of writes to `topics`."""
+        return self._index.edits
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether the index lists only groups that serve the topic. `sweep` has it so, unless a `prepare` goes on."""
+        return not self._unswept and not self._preparations
 
     @property
     def groups(self) -> tuple[BrokerGroup, ...]:
@@ -140,7 +147,10 @@ class RouteTable:
 
     def serving(self, topic: str) -> tuple[str, ...]:
         """Names of the groups that serve a topic, in the order in which they began to."""
-        return self._index.serving(topic)
+        names = self._index.serving(topic)
+        if self._unswept or self._preparations:  # as `is_swept`, which would take longer
+            return tuple(name for name in names if topic in self.topics_of(name))
+        return names
 
     def topics_of(self, broker_name: str) -> KeysView[str]:
         """Every topic a group serves, as a live view: all that a change of the group or its brokers concerns."""
@@ -242,20 +252,76 @@ class RouteTable:
 
     # Brokers and topics come.
 
-    def compare_in_steps(self, registration: Registration) -> Generator[None, None, Comparison | None]:
-        """Compare a long registration with its group, which is most of the work of `register`. Nothing is written.
+    def take_ticket(self) -> int:
+        """Return a number for a registration that has just arrived, larger than all before."""
+        self._tickets += 1
+        return self._tickets
 
-        Pass the result to `register`. The table may change between the steps.
+    def is_long(self, broker_name: str, topics: int, *, delete_missing_topics: bool) -> bool:
+        """Whether a registration of this many topics takes several steps."""
+        return topics > TOPICS_A_STEP or (delete_missing_topics and len(self.topics_of(broker_name)) > TOPICS_A_STEP)
+
+    def prepare(
+        self, registration: Registration, *, delete_missing_topics: bool = False
+    ) -> Generator[None, None, Preparation | None]:
+        """Do most of the work of a long registration, in steps. What clients are told does not change.
+
+        Pass the result to `register` or to `discard`. The table may change between the steps.
+
+        Raises:
+            RegistrationRefusedError: One of the rules is against it; nothing was changed.
         """
-        group, table = self._groups.get(registration.broker_name), registration.table
-        if group is None or table is None or len(table.topics) <= COMPARED_A_STEP:
-            return None
-        edits, topics = group.edits, iter(table.topics.items())
-        differing: dict[str, QueueSettings] = {}
-        while part := list(islice(topics, COMPARED_A_STEP)):
-            differing |= group.differing(part)
+        name, table = registration.broker_name, registration.table
+        while table is not None and self.is_long(name, len(table.topics), delete_missing_topics=delete_missing_topics):
+            claim = find_claim(self._groups, self._leases, registration, table)
+            if not claim.speaks_for_group:
+                return None
+            preparation = Preparation(claim, self._groups.get(name), delete_missing=delete_missing_topics)
+            self._preparations.setdefault(name, []).append(preparation)
+            try:
+                yield from self._fill(preparation)
+                if self._fits(preparation, find_claim(self._groups, self._leases, registration, table)):
+                    return preparation
+            except BaseException:
+                self.discard(preparation)
+                raise
+            self.discard(preparation)
+        return None
+
+    def _fill(self, preparation: Preparation) -> Generator[None, None, None]:
+        name, topics = preparation.broker_name, preparation.table.topics
+        yield
+        if preparation.removes_missing:
+            for part in _parts(list(preparation.queues)):
+                preparation.compare_missing(part)
+                yield
+        for part in _parts(topics):
+            preparation.compare(part)
             yield
-        return Comparison(group, edits, differing)
+        self._check_room(brokers=0, topic_entries=preparation.growth, held_bytes=preparation.growth_bytes)
+        for part in _parts(list(preparation.added)):
+            self._index.add(part, name)
+            yield
+        edited = preparation.edited
+        while len(edited) > TOPICS_A_STEP:
+            part = list(islice(edited, TOPICS_A_STEP))
+            edited.difference_update(part)
+            self._index.add(preparation.compare_again(part), name)
+            yield
+        self._index.add(preparation.compare_again(edited), name)
+        edited.clear()
+
+    def _fits(self, preparation: Preparation, claim: Claim) -> bool:
+        return preparation.fits(claim, self._groups.get(preparation.broker_name))
+
+    def discard(self, preparation: Preparation) -> None:
+        """End a preparation, applied or not."""
+        name = preparation.broker_name
+        self._preparations[name].remove(preparation)
+        if not self._preparations[name]:
+            del self._preparations[name]
+        if not preparation.is_applied:
+            self._unlist(preparation.added, name)
 
     def register(
         self,
@@ -264,7 +330,8 @@ class RouteTable:
         holder: int,
         now: float,
         delete_missing_topics: bool = False,
-        comparison: Comparison | None = None,
+        preparation: Preparation | None = None,
+        ticket: int | None = None,
     ) -> RegistrationOutcome:
         """Take a broker's word that it is there and what it serves.
 
@@ -273,31 +340,43 @@ class RouteTable:
             holder: Who speaks for it; the broker leaves with its holder.
             now: Monotonic seconds.
             delete_missing_topics: A topic the broker no longer names is gone, unless the broker has static topics.
-            comparison: Result of `compare_in_steps`; ignored if the group has changed since.
+            preparation: Result of `prepare`, without other changes since.
+            ticket: From `take_ticket`, if the registration did not arrive just now.
 
         Raises:
             RegistrationRefusedError: One of the rules is against it; nothing was changed.
             ValueError: There is no table and the body is not remembered.
         """
+        ticket = self.take_ticket() if ticket is None else ticket
         table = registration.table
         if table is None:
-            return self._register_unchanged(registration, holder=holder, now=now)
-        claim = find_claim(self._groups, self._leases, registration, table)
-        if claim.is_superseded:
-            return RegistrationOutcome(superseded=True)
-        claim.refuse_partial()
-        if claim.own is not None and claim.is_overtaken(holder):
-            claim.own.renew(now)
-            return RegistrationOutcome(overtaken=True)
-        is_known = comparison is not None and comparison.group is claim.group and comparison.holds
-        differing = comparison.differing if comparison is not None and is_known else None
-        delta = claim.compare_topics(delete_missing=delete_missing_topics, differing=differing)
-        self._check_room(
-            brokers=int(claim.is_newcomer),
-            topic_entries=delta.growth,
-            held_bytes=delta.growth_bytes + MEMBER_BYTES * claim.is_newcomer + claim.server_growth_bytes,
-        )
-        return self._admit(claim, delta, holder=holder, now=now)
+            return self._register_unchanged(registration, holder=holder, now=now, ticket=ticket)
+        try:
+            claim = find_claim(self._groups, self._leases, registration, table)
+            if claim.is_superseded:
+                return RegistrationOutcome(superseded=True)
+            claim.refuse_partial()
+            if claim.is_late(ticket) or claim.is_overtaken(holder):
+                if claim.own is not None:
+                    claim.own.renew(now)
+                return RegistrationOutcome(overtaken=True)
+            queues = None
+            if preparation is not None and self._fits(preparation, claim) and not preparation.edited:
+                delta, queues = preparation.delta(claim.group), preparation.queues
+            else:
+                delta = claim.compare_topics(delete_missing=delete_missing_topics)
+            self._check_room(
+                brokers=int(claim.is_newcomer),
+                topic_entries=delta.growth,
+                held_bytes=delta.growth_bytes + MEMBER_BYTES * claim.is_newcomer + claim.server_growth_bytes,
+            )
+            outcome = self._admit(claim, delta, holder=holder, now=now, ticket=ticket, queues=queues)
+            if preparation is not None:
+                preparation.is_applied = queues is not None
+            return outcome
+        finally:
+            if preparation is not None:
+                self.discard(preparation)
 
     def register_topic(self, topic: str, settings: Mapping[str, QueueSettings]) -> tuple[RouteEvent, ...]:
         """Announce one topic outside a registration, by broker name. One unknown name makes it all void.
@@ -380,13 +459,35 @@ class RouteTable:
     def delete_topic(self, topic: str, cluster: str | None = None) -> tuple[RouteEvent, ...]:
         """Forget a topic, in one cluster or everywhere. A broker that still has it brings it back by registering."""
         events: list[RouteEvent] = []
-        for name in self._index.serving(topic):
+        for name in self.serving(topic):
             group = self._groups[name]
             if cluster is None or group.cluster == cluster:
                 group.forget_fingerprints()
                 delta = group.compare_without({topic: group.queues[topic]})
                 events += self._apply(group, delta, Cause.TOPIC_DELETED)
         return tuple(events)
+
+    def sweep(self) -> Generator[None, None, None]:
+        """Remove from the index, in steps, what large changes have left in it."""
+        while self._unswept:
+            name, topics = self._unswept[0]
+            self._strike(topics[-TOPICS_A_STEP:], name)
+            del topics[-TOPICS_A_STEP:]  # the names are freed in steps, too
+            if not topics:
+                self._unswept.popleft()
+            yield
+
+    def _unlist(self, topics: Collection[str], broker_name: str) -> None:
+        """Remove a group from topics that it no longer serves: from many later, by `sweep`."""
+        if len(topics) <= TOPICS_A_STEP:
+            self._strike(topics, broker_name)
+        else:
+            self._unswept.append((broker_name, list(topics)))
+
+    def _strike(self, topics: Collection[str], broker_name: str) -> None:
+        """Remove a group from those topics that it neither serves nor is about to serve."""
+        needed = [self.topics_of(broker_name), *(each.added for each in self._preparations.get(broker_name, ()))]
+        self._index.remove([topic for topic in topics if not any(topic in each for each in needed)], broker_name)
 
     # An operator's word.
 
@@ -424,13 +525,19 @@ class RouteTable:
                 f" {self._registration_bytes_max} (registrationBytesMax)"
             )
 
-    def _register_unchanged(self, registration: Registration, *, holder: int, now: float) -> RegistrationOutcome:
+    def _register_unchanged(
+        self, registration: Registration, *, holder: int, now: float, ticket: int
+    ) -> RegistrationOutcome:
         member = self._leases.find(registration.key)
         if member is None or not self.remembers(registration):
             raise ValueError(
                 f"no table and no remembered body for {registration.broker_name}[{registration.broker_id}] "
                 f"at {registration.key}"
             )
+        if member.ticket > ticket:
+            member.renew(now)
+            return RegistrationOutcome(overtaken=True)
+        member.ticket = ticket
         events = [
             *self._place(member.group, registration),
             *self._refresh(member, registration, member.version, holder=holder, now=now),
@@ -483,8 +590,20 @@ class RouteTable:
         member.confirmed = True
         return [reports.broker_confirmed(member, cause)]
 
-    def _admit(self, claim: Claim, delta: QueueDelta, *, holder: int, now: float) -> RegistrationOutcome:
-        """Write a claim that has passed every rule: nothing from here on refuses."""
+    def _admit(
+        self,
+        claim: Claim,
+        delta: QueueDelta,
+        *,
+        holder: int,
+        now: float,
+        ticket: int,
+        queues: dict[str, QueueSettings] | None,
+    ) -> RegistrationOutcome:
+        """Write a claim that has passed every rule: nothing from here on refuses.
+
+        `queues` are those of the group afterwards, if they were prepared.
+        """
         registration, table, group, member = claim.registration, claim.table, claim.group, claim.own
         smallest_before, edition = group.smallest, claim.edition
         events: list[RouteEvent] = []
@@ -502,10 +621,11 @@ class RouteTable:
             events.append(reports.broker_joined(member))
         else:
             events += self._refresh(member, registration, edition, holder=holder, now=now)
+        member.ticket = ticket
         member.restored = member.restored and claim.is_partial
         # Of one that may still have more to say, no edition was taken: the same words would be news again.
         member.fingerprint = None if member.restored else registration.fingerprint
-        events += self._apply(group, delta, Cause.REGISTERED, table.version)
+        events += self._apply(group, delta, Cause.REGISTERED, table.version, queues)
         if table.filter_servers is not None and table.filter_servers != member.filter_servers:
             event = FilterServersChanged(
                 cluster=group.cluster,
@@ -615,9 +735,7 @@ class RouteTable:
         return reports.broker_left(member, cause, holder_is_idle=is_idle)
 
     def _dissolve(self, group: Group) -> list[RouteEvent]:
-        delta = group.compare_without(group.queues)
-        group.queues = {}
-        events = self._apply(group, delta, Cause.GROUP_GONE)
+        events = self._apply(group, group.compare_empty(), Cause.GROUP_GONE, queues={})
         del self._groups[group.name]
         self._leave_cluster(group)
         return [*events, reports.group_gone(group)]
@@ -629,24 +747,29 @@ class RouteTable:
             del self._clusters[group.cluster]
 
     def _apply(
-        self, group: Group, delta: QueueDelta, cause: Cause, version: DataVersion | None = None
+        self,
+        group: Group,
+        delta: QueueDelta,
+        cause: Cause,
+        version: DataVersion | None = None,
+        queues: dict[str, QueueSettings] | None = None,
     ) -> list[RouteEvent]:
-        """Write what changed of a group's topics."""
+        """Write what changed of a group's topics. `queues` replace those of the group, if they were prepared."""
         self._held_bytes += delta.growth_bytes
         events: list[RouteEvent] = []
         if delta.added or delta.changed or delta.removed:
-            # Every group has its own copy of every name, and most settings are alike: keep one object of each.
-            names, alike = list(map(intern, delta.added)), dict[QueueSettings, QueueSettings]()
-            settings = delta.added.values()
-            group.edits += 1
-            group.queues.update(zip(names, map(alike.setdefault, settings, settings), strict=True))
-            group.queues.update((topic, after) for topic, (_, after) in delta.changed.items())
-            for topic in delta.removed:
-                group.queues.pop(topic, None)
-            group.forbidden.difference_update(delta.changed, delta.removed)
-            self._index.add(names, group.name)
-            self._index.remove(delta.removed, group.name)
+            if queues is None:
+                self._edit(group, delta)
+            else:
+                group.queues = queues
+                group.replacements += 1
+            if group.forbidden:
+                group.forbidden -= delta.changed.keys()
+                group.forbidden -= delta.removed.keys()
+            if delta.removed:
+                self._unlist(delta.removed, group.name)
             self._topic_entries += delta.growth
+            group.queue_bytes += delta.queue_growth_bytes
             added, changed, removed = delta.added, delta.changed, delta.removed
             events.append(TopicsChanged(group.cluster, group.name, cause, version, added, changed, removed))
         group.forbidden.difference_update(delta.restored)
@@ -659,6 +782,25 @@ class RouteTable:
                     group.mappings[topic] = mapping
             events.append(MappingsChanged(group.cluster, group.name, cause, delta.mappings))
         return events
+
+    def _edit(self, group: Group, delta: QueueDelta) -> None:
+        """Write changed topics one by one."""
+        # Every group has its own copy of every name, and most settings are alike: keep one object of each.
+        names, alike = list(map(intern, delta.added)), dict[QueueSettings, QueueSettings]()
+        settings = delta.added.values()
+        group.queues.update(zip(names, map(alike.setdefault, settings, settings), strict=True))
+        group.queues.update((topic, after) for topic, (_, after) in delta.changed.items())
+        for topic in delta.removed:
+            del group.queues[topic]
+        self._index.add(names, group.name)
+        for preparation in self._preparations.get(group.name, ()):
+            preparation.edited.update(delta.added, delta.changed, delta.removed)
+
+
+def _parts(topics: Iterable[str]) -> Iterator[list[str]]:
+    rest = iter(topics)
+    while part := list(islice(rest, TOPICS_A_STEP)):
+        yield part
 
 
 def _outcome(member: Member, events: list[RouteEvent]) -> RegistrationOutcome:

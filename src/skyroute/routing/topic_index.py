@@ -12,6 +12,8 @@ class TopicIndex:
 
     def __init__(self) -> None:
         self._names: dict[str, tuple[str, ...]] = {}
+        self.edits = 0
+        """Number of writes."""
 
     def __len__(self) -> int:
         return len(self._names)
@@ -24,7 +26,8 @@ class TopicIndex:
         return self._names.get(topic, ())
 
     def add(self, topics: Iterable[str], broker_name: str) -> None:
-        """List a group under topics that it did not serve so far."""
+        """List a group under topics, as their last one if it was listed there already."""
+        self.edits += 1
         names = self._names
         grown: dict[tuple[str, ...], tuple[str, ...]] = {}
         last: tuple[str, ...] | None = None
@@ -32,19 +35,24 @@ class TopicIndex:
         for topic in topics:
             before = names.get(topic, ())
             if before is not last:  # neighbours mostly share one, and a lookup in `grown` costs as much as the rest
-                last, after = before, grown.setdefault(before, (*before, broker_name))
+                last, after = before, grown.setdefault(before, (*_without(before, broker_name), broker_name))
             names[topic] = after
 
     def remove(self, topics: Iterable[str], broker_name: str) -> None:
-        """Strike a group from topics that it served; a topic that nobody serves is gone."""
+        """Strike a group from topics; a topic without groups is gone."""
+        self.edits += 1
         names = self._names
         shrunk: dict[tuple[str, ...], tuple[str, ...]] = {}
         for topic in topics:
-            before = names[topic]
+            before = names.get(topic, ())
             after = shrunk.get(before)
             if after is None:
-                after = shrunk[before] = tuple(name for name in before if name != broker_name)
+                after = shrunk[before] = _without(before, broker_name)
             if after:
                 names[topic] = after
             else:
-                del names[topic]
+                names.pop(topic, None)
+
+
+def _without(names: tuple[str, ...], broker_name: str) -> tuple[str, ...]:
+    return tuple(name for name in names if name != broker_name) if broker_name in names else names

@@ -124,12 +124,12 @@ def steps_of(steps: Generator[None, None, list[str]]) -> tuple[int, list[str]]:
 
 def test_a_view_is_copied_in_steps(lists: Lists) -> None:
     names = {str(at): None for at in range(3 * STEP)}
-    assert steps_of(lists.prepared.copy(names.keys())) == (3, list(names))
+    assert steps_of(lists.prepared.copy(names.keys(), lambda: 0)) == (3, list(names))
 
 
 def test_a_view_that_changes_is_copied_again(lists: Lists) -> None:
     names = {str(at): None for at in range(3 * STEP)}
-    copying = lists.prepared.copy(names.keys())
+    copying = lists.prepared.copy(names.keys(), lambda: 0)
     next(copying)
     del names["0"]
     names["new"] = None
@@ -139,7 +139,7 @@ def test_a_view_that_changes_is_copied_again(lists: Lists) -> None:
 
 def test_a_view_that_never_rests_is_copied_at_once(lists: Lists) -> None:
     names = {str(at): None for at in range(3 * STEP)}
-    copying, count = lists.prepared.copy(names.keys()), 0
+    copying, count = lists.prepared.copy(names.keys(), lambda: 0), 0
     for _ in copying:
         count += 1
         assert count < 10

@@ -47,7 +47,7 @@ def read_command(request: Request) -> None:
     for decode in (
         decode_registration,
         lambda request: run_through(decode_topic_table(request)),
-        body_fingerprint,
+        lambda request: run_through(body_fingerprint(request)),
         decode_goodbye,
         decode_broker_key,
         decode_kv_key,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing.registration import DataVersion, Registration, RegistrationOutcome, TopicTable
 from skyroute.routing.topology import QUEUES_MAX, BrokerKey, QueueSettings, StaticMapping
+from skyroute.wire.calls import registration as registration_module
 from skyroute.wire.calls.registration import (
     FILTER_SERVERS_MAX,
     MAPPED_QUEUES_MAX,
@@ -456,6 +457,54 @@ def test_a_table_is_read_in_steps() -> None:
     assert run_through(decode_topic_table(Request(code=103, version=V5, body=BODY_5))) == table_of(BODY_5)
 
 
+def long_body(*odd: str, members: str = "") -> bytes:
+    """A plain body of more than two steps, with odd topics among plain ones."""
+    names = [*(f"T{at:05}" for at in range(9_000)), *odd, *(f"U{at:05}" for at in range(9_000))]
+    form = '{{"attributes":{{}},"perm":6,"readQueueNums":{}}}'
+    topics = ",".join(f"{json.dumps(name)}:{form.format(len(name))}" for name in names)
+    wrapper = f'{{"dataVersion":{{"counter":3}},"topicConfigTable":{{{topics}}}{members}}}'
+    return f'{{"filterServerList":[],"topicConfigSerializeWrapper":{wrapper}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param((), id="plain names"),
+        pytest.param(tuple(f'o}},"{at}' for at in range(500)), id="names that look like the end of a topic"),
+        pytest.param(tuple("{[\\"), id="names of marks"),
+        pytest.param(("T00001", "U00001"), id="names that come twice"),
+    ],
+)
+def test_a_long_plain_body_is_read_in_steps_as_if_at_once(
+    odd: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = long_body(*odd)
+    monkeypatch.setattr(registration_module, "BYTES_A_STEP", 1 << 30)
+    at_once = table_of(body)
+    for step in (100_000, 250_000):
+        monkeypatch.setattr(registration_module, "BYTES_A_STEP", step)
+        steps = decode_topic_table(Request(code=103, version=V5, body=body))
+        assert len(list(steps)) > len(body) // step
+        assert table_of(body) == at_once
+    assert next(iter(at_once.topics)) == "T00000"
+
+
+def test_a_long_plain_body_of_another_form_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapping = '"topicQueueMappingInfoMap":{"T00001":{"bname":"b","currIdMap":{0:1}}}'
+    monkeypatch.setattr(registration_module, "BYTES_A_STEP", 100_000)
+    table = table_of(long_body(members=f",{mapping}"))
+    assert table.mappings["T00001"].current_ids == {0: 1}
+    assert len(table.topics) == 18_000
+
+
+def test_a_long_plain_body_with_a_bad_topic_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration_module, "BYTES_A_STEP", 100_000)
+    with pytest.raises(BodyError, match="readQueueNums"):
+        table_of(long_body().replace(b'"readQueueNums":6}', b'"readQueueNums":"x"}', 1))
+    with pytest.raises(BodyError, match="no name"):
+        table_of(long_body("a\tb"))
+
+
 def test_a_wrong_checksum_is_noticed_in_the_first_step() -> None:
     steps = decode_topic_table(Request(code=103, fields={"bodyCrc32": "1"}, version=V5, body=BODY_5))
     with pytest.raises(BodyError, match="crc32 not match"):
@@ -523,7 +572,7 @@ def test_a_header_alone_has_neither_table_nor_fingerprint() -> None:
 
 
 def fingerprint(body: bytes = BODY_5, version: int = V5, **fields: str) -> bytes:
-    return body_fingerprint(Request(code=103, fields=FIELDS | fields, version=version, body=body))
+    return run_through(body_fingerprint(Request(code=103, fields=FIELDS | fields, version=version, body=body)))
 
 
 def test_a_fingerprint_is_the_same_for_the_same_body_read_in_the_same_way() -> None:

@@ -35,7 +35,7 @@ LARGE_BODY_BYTES: Final = 64 * 1024
 """Beyond this a registration would keep others waiting for more than a moment."""
 
 Publish = Callable[[Collection[RouteEvent]], None]
-"""Tells everyone concerned what a change of the table did."""
+"""Tells everyone concerned what a change of the table did; without events, has what a refusal left over swept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,20 @@ class BrokerHandlers:
     def register(self, request: Request, peer: Peer) -> Answer:
         """Process a registration: a small one at once, one with a long body or response in steps."""
         registration = decode_registration(request)
-        steps = self._register(registration, request, peer)
-        if len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= KV_ENTRIES_A_STEP:
+        steps = self._register(registration, request, peer, self.table.take_ticket())
+        delete_missing = self.config.delete_topic_with_broker_registration
+        is_short = len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= KV_ENTRIES_A_STEP
+        if is_short and not self.table.is_long(registration.broker_name, 0, delete_missing_topics=delete_missing):
             return run_through(steps)
         # It may have to wait for others; its broker has been heard from all the same.
         self._renew(registration.key, peer)
         return InTurn(self.step_runner.run(steps))
 
-    def _register(self, registration: Registration, request: Request, peer: Peer) -> Generator[None, None, Response]:
-        registration = replace(registration, fingerprint=body_fingerprint(request))
-        yield
+    def _register(
+        self, registration: Registration, request: Request, peer: Peer, ticket: int
+    ) -> Generator[None, None, Response]:
+        fingerprint = yield from body_fingerprint(request)
+        registration = replace(registration, fingerprint=fingerprint)
         if not self.table.remembers(registration):
             now_ms = int(self.clock.wall() * 1000)
             table = yield from decode_topic_table(request, self.config.registration_max_length, now_ms=now_ms)
@@ -73,18 +77,24 @@ class BrokerHandlers:
                     *(registration.broker_name, peer.address, len(table.left_out), topic, reason),
                 )
             yield
-        comparison = yield from self.table.compare_in_steps(registration)
-        if peer.gone:
-            return Response.error("the connection ended")  # no broker joins through a closed connection
+        delete_missing = self.config.delete_topic_with_broker_registration
         try:
+            preparation = yield from self.table.prepare(registration, delete_missing_topics=delete_missing)
+            if peer.gone:
+                if preparation is not None:
+                    self.table.discard(preparation)
+                    self.publish(())
+                return Response.error("the connection ended")  # no broker joins through a closed connection
             outcome = self.table.register(
                 registration,
                 holder=peer.connection,
                 now=self.clock.monotonic(),
-                delete_missing_topics=self.config.delete_topic_with_broker_registration,
-                comparison=comparison,
+                delete_missing_topics=delete_missing,
+                preparation=preparation,
+                ticket=ticket,
             )
         except RegistrationRefusedError as error:
+            self.publish(())
             if peer.is_worth_a_line():
                 log.warning("registration refused peer=%s reason=%s", peer.address, error)
             # The protocol has words of its own for one of the reasons.
@@ -96,7 +106,7 @@ class BrokerHandlers:
                 registration.broker_name,
                 registration.broker_id,
                 registration.address,
-                "a broker of a newer epoch holds this id" if outcome.superseded else "a newer edition came before it",
+                "a broker of a newer epoch holds this id" if outcome.superseded else "a newer one came before it",
             )
         self.publish(outcome.events)
         order_topics = None

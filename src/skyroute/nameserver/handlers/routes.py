@@ -154,7 +154,7 @@ class RouteHandlers:
     def _write_clusters(self, dialect: Dialect) -> Pieces:
         table = self._table
         groups: list[BrokerGroup] = []
-        for at, name in enumerate((yield from self._lists.copy(table.group_names))):
+        for at, name in enumerate((yield from self._lists.copy(table.group_names, lambda: 0))):
             group = table.group(name)
             groups += () if group is None else (group,)
             if at % GROUPS_A_STEP == 0:
@@ -171,7 +171,7 @@ class RouteHandlers:
         log.debug("all topics listed peer=%s", peer.address)
         if not self._config.enable_all_topic_list:
             return _DISABLED
-        return self._list_topics("all topics", lambda topics: topics)
+        return self._list_topics("all topics", partial(discovery.served_topics, self._table))
 
     def get_system_topics(self, _request: Request, _peer: Peer) -> Answer:
         return self._lists.answer("system topics", len(self._table.group_names), self._write_system_topics)
@@ -207,7 +207,7 @@ class RouteHandlers:
         return self._lists.answer(name, len(self._table.topics), partial(self._write_topics, select))
 
     def _write_topics(self, select: Callable[[list[str]], Iterable[str]]) -> Pieces:
-        topics = yield from self._lists.copy(self._table.topics)
+        topics = yield from self._lists.copy(self._table.topics, lambda: self._table.topic_edits)
         selected = yield from in_steps(topics, select)
         return (yield from encode_topic_list(selected))
 

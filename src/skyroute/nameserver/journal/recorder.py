@@ -16,7 +16,7 @@ from typing import Final
 from skyroute.clock import Clock
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
-from skyroute.nameserver.journal.records import Numbered, bytes_of, encode, split, weight_of
+from skyroute.nameserver.journal.records import Numbered, bytes_of, encode, part_count, split, weight_of
 from skyroute.nameserver.journal.recovery import Found, recover
 from skyroute.nameserver.journal.retention import outdated
 from skyroute.nameserver.journal.segments import OpenSegment, TornSegmentError, close_torn, open_segments
@@ -86,6 +86,8 @@ class Journal:
         self._wake = threading.Event()
         self._closing = threading.Event()
 
+        self._parts: deque[Numbered] = deque()
+        """Of a change that is written as several records."""
         self._batch: list[Numbered] = []
         self._segment: OpenSegment | None = None
         self._synced_at: float | None = None
@@ -135,7 +137,7 @@ class Journal:
     @property
     def waiting(self) -> int:
         """How many changes wait to be written."""
-        return len(self._queue) + len(self._batch)
+        return len(self._queue) + len(self._parts) + len(self._batch)
 
     @property
     def size_bytes(self) -> int:
@@ -146,24 +148,24 @@ class Journal:
     # The loop's side
 
     def append(self, changes: Iterable[Change]) -> None:
-        """Record what just happened, in this order."""
+        """Record what just happened, in this order. The writer splits a long change; here it gets its numbers."""
         wall_ms, mono_ms = int(self._clock.wall() * 1000), int(self._clock.monotonic() * 1000)
         limits = self._limits
-        for change in (part for whole in changes for part in split(whole)):
-            weight, size = weight_of(change), bytes_of(change)
+        for change in changes:
+            weight, size, parts = weight_of(change), bytes_of(change), part_count(change)
             waiting, waiting_bytes = self._weight_in - self._weight_out, self._bytes_in - self._bytes_out
             if waiting and (waiting + weight > limits.queue_weight or waiting_bytes + size > limits.queue_bytes):
                 if self._missing_from is None:
                     self._missing_from = self.sequence + 1
                     log.warning("journal loses changes reason=%s waiting=%d bytes=%d", OVERFLOW, waiting, waiting_bytes)
-                self.sequence += 1
-                self.lost += 1
+                self.sequence += parts
+                self.lost += parts
                 continue
             self._close_gap()
-            self.sequence += 1
             self._weight_in += weight
             self._bytes_in += size
-            self._queue.append(Numbered(self.sequence, wall_ms, mono_ms, change))
+            self._queue.append(Numbered(self.sequence + 1, wall_ms, mono_ms, change))
+            self.sequence += parts
         if not self._signalled:
             self._signalled = True
             self._wake.set()
@@ -218,11 +220,13 @@ class Journal:
         return SYNC_S if self._segment is not None else None
 
     def _write_waiting(self) -> None:
-        while self._batch or self._queue:
+        while self._batch or self._parts or self._queue:
             lines = [encode(numbered, self._server_id) for numbered in self._batch]
             size = sum(map(len, lines))
-            while self._queue and size < BATCH_BYTES:
-                self._batch.append(self._queue.popleft())
+            while (self._parts or self._queue) and size < BATCH_BYTES:
+                if not self._parts:
+                    self._split_next()
+                self._batch.append(self._parts.popleft())
                 lines.append(encode(self._batch[-1], self._server_id))
                 size += len(lines[-1])
             self._write(b"".join(lines))
@@ -230,6 +234,11 @@ class Journal:
             self._bytes_out += sum(bytes_of(numbered.change) for numbered in self._batch)
             self.written += len(self._batch)
             self._batch = []
+
+    def _split_next(self) -> None:
+        first, wall_ms, mono_ms, change = self._queue.popleft()
+        # All parts at once: then the change, and each part once it is written, is freed in a short time.
+        self._parts.extend(Numbered(number, wall_ms, mono_ms, part) for number, part in enumerate(split(change), first))
 
     def _write(self, data: bytes) -> None:
         segment = self._segment

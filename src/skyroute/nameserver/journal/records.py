@@ -45,9 +45,16 @@ class Numbered(NamedTuple):
     change: Change
 
 
+def part_count(change: Change) -> int:
+    """Return the number of parts that `split` makes."""
+    if not isinstance(change, TopicsChanged) or _is_short(change):
+        return 1
+    return sum(-(-len(topics) // TOPICS_A_RECORD) for topics in (change.removed, change.changed, change.added))
+
+
 def split(change: Change) -> Iterator[Change]:
     """Split a change into parts of a bounded record length. Applied in order, they equal the change."""
-    if not isinstance(change, TopicsChanged) or weight_of(change) <= TOPICS_A_RECORD:
+    if not isinstance(change, TopicsChanged) or _is_short(change):
         yield change
         return
     for removed in _parts(change.removed):
@@ -56,6 +63,10 @@ def split(change: Change) -> Iterator[Change]:
         yield replace(change, added={}, changed=changed, removed={})
     for added in _parts(change.added):
         yield replace(change, added=added, changed={}, removed={})
+
+
+def _is_short(change: TopicsChanged) -> bool:
+    return len(change.added) + 2 * len(change.changed) + len(change.removed) < TOPICS_A_RECORD
 
 
 def _parts(topics: Mapping[str, T]) -> Iterator[dict[str, T]]:
@@ -83,10 +94,13 @@ def bytes_of(change: Change) -> int:
 
 
 def weight_of(change: Change) -> int:
-    """Roughly how many names a change carries, which is what it costs to keep and to write."""
+    """Roughly how many names a change carries, which is what it costs to keep and to write.
+
+    The weights and bytes of a change are the sums of those of its parts.
+    """
     match change:
         case TopicsChanged():
-            return 1 + len(change.added) + 2 * len(change.changed) + len(change.removed)
+            return part_count(change) + len(change.added) + 2 * len(change.changed) + len(change.removed)
         case WritesChanged():
             return 1 + len(change.forbidden) + len(change.restored)
         case MappingsChanged():

@@ -2,11 +2,11 @@
 
 import hashlib
 import zlib
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, overload
 
 import msgspec
 
@@ -47,6 +47,10 @@ MAPPED_QUEUES_MAX: Final = 100_000
 """The most queues of static topics one registration may bring."""
 LINES_A_STEP: Final = 2_000
 """How many lines of a compressed table are read before others have their turn."""
+BYTES_A_STEP: Final = 1024 * 1024
+"""How many bytes of a plain body are read before others have their turn: a few milliseconds."""
+CUTS_TRIED_MAX: Final = 8
+"""Attempts to find the end of a topic in a part of a plain body. If all fail, the rest is read in one step."""
 _TOPIC_BYTES_MIN: Final = len('"t":{},')
 _WRAPPER_OBJECTS: Final = 16
 """Objects of a body that are not about any one topic; it has fewer."""
@@ -78,10 +82,26 @@ class _Topic(msgspec.Struct, gc=False, rename={"read_queues": "readQueueNums", "
     topicSysFlag: Int32 = 0  # noqa: N815 - the wire's name
 
 
+_part_decoder: Final = msgspec.json.Decoder(dict[str, _Topic], strict=False)
+
+
 class _TopicConfigs(msgspec.Struct):
     topicConfigTable: dict[str, _Topic] = {}  # noqa: N815 - the wire's name
     dataVersion: _Version | None = None  # noqa: N815 - the wire's name
     topicQueueMappingInfoMap: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
+
+
+class _LongConfigs(msgspec.Struct):
+    """As `_TopicConfigs`; the topics are read later, in steps."""
+
+    topicConfigTable: msgspec.Raw = msgspec.Raw(b"{}")  # noqa: N815 - the wire's name
+    dataVersion: _Version | None = None  # noqa: N815 - the wire's name
+    topicQueueMappingInfoMap: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
+
+
+class _LongBody(msgspec.Struct):
+    topicConfigSerializeWrapper: _LongConfigs | msgspec.UnsetType = msgspec.UNSET  # noqa: N815 - the wire's name
+    filterServerList: list[str] | None = None  # noqa: N815 - the wire's name
 
 
 class _BareTopicConfigs(_TopicConfigs, kw_only=True):
@@ -193,10 +213,20 @@ def _version_members(version: DataVersion) -> dict[str, Any]:
     return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
 
 
-def body_fingerprint(request: Request) -> bytes:
-    """Identify the body of a registration, together with everything that decides how it is read."""
+def body_fingerprint(request: Request) -> Generator[None, None, bytes]:
+    """Identify the body of a registration, together with everything that decides how it is read; in steps."""
     how = f"{request.fields.get('bodyCrc32')} {truth(request.fields, 'compressed')} {_generation(request.version)}"
-    return hashlib.sha256(request.body).digest() + how.encode()
+    digest = hashlib.sha256()
+    for part in _parts(request.body):
+        digest.update(part)
+        if len(part) == BYTES_A_STEP:
+            yield
+    return digest.digest() + how.encode()
+
+
+def _parts(body: bytes) -> Iterator[memoryview]:
+    view = memoryview(body)
+    return (view[at : at + BYTES_A_STEP] for at in range(0, len(view), BYTES_A_STEP))
 
 
 def _generation(version: int) -> int:
@@ -217,8 +247,8 @@ def decode_topic_table(
     """
     body = request.body
     checksum = optional_int(request.fields, "bodyCrc32", 0)
-    if checksum and checksum != zlib.crc32(body) & 0x7FFFFFFF:
-        raise BodyError("crc32 not match")
+    if checksum:
+        yield from _check_sum(body, checksum)
     if not body:
         return TopicTable()
     yield
@@ -230,47 +260,122 @@ def decode_topic_table(
             return (yield from _decode_compressed(inflated, with_mappings=request.version >= V5_0_0))
         # A topic is an object with at most one other in it, so this bounds what decoding may cost.
         if len(body) > TOPICS_MAX * _TOPIC_BYTES_MIN:
-            _check_count((body.count(b"{") - _WRAPPER_OBJECTS) // 2)
-            yield
+            yield from _check_braces(body)
+        if request.version >= V3_0_11 and len(body) > BYTES_A_STEP:
+            try:
+                return (yield from _decode_long(body, now_ms))
+            except BodyError:
+                if len(body) > fastjson.LARGE_BYTES:
+                    raise
+                yield  # it may be JSON of another form, which is read below
         if request.version < V3_0_11:
             configs: _TopicConfigs = _decode_json(body, _BareTopicConfigs)
             servers = None
         else:
             decoded = _decode_json(body, _Body)
-            configs, servers = _wrapped(decoded, body), decoded.filterServerList
+            configs, servers = _wrapped(decoded, body) or _TopicConfigs(), decoded.filterServerList
         yield
-        return _table(configs, None if servers is None else tuple(servers), now_ms)
+        shared = _Shared()
+        return _table(configs, shared.settings_of(configs.topicConfigTable), shared, servers, now_ms)
     except BodyError as error:
         raise BodyError(f"Failed to decode RegisterBrokerBody: {error}") from None
 
 
-def _wrapped(decoded: _Body, body: bytes) -> _TopicConfigs:
+def _check_sum(body: bytes, checksum: int) -> Generator[None, None, None]:
+    actual = 0
+    for part in _parts(body):
+        actual = zlib.crc32(part, actual)
+        if len(part) == BYTES_A_STEP:
+            yield
+    if checksum != actual & 0x7FFFFFFF:
+        raise BodyError("crc32 not match")
+
+
+def _check_braces(body: bytes) -> Generator[None, None, None]:
+    braces = 0
+    for at in range(0, len(body), BYTES_A_STEP):
+        braces += body.count(b"{", at, at + BYTES_A_STEP)
+        yield
+    _check_count((braces - _WRAPPER_OBJECTS) // 2)
+
+
+@overload
+def _wrapped(decoded: _Body, body: bytes) -> _TopicConfigs | None: ...
+@overload
+def _wrapped(decoded: _LongBody, body: bytes) -> _LongConfigs | None: ...
+def _wrapped(decoded: _Body | _LongBody, body: bytes) -> _TopicConfigs | _LongConfigs | None:
     """Return the part about topics; as for Java, a broker that says nothing of them has none."""
     if decoded.topicConfigSerializeWrapper is msgspec.UNSET:
         # Unless they stand where only very old brokers put them: then it meant to say something.
         if b"topicConfigTable" in body:
             raise BodyError(f"topicConfigTable stands bare, as only a sender of a version below {V3_0_11} writes it")
-        return _TopicConfigs()
+        return None
     return decoded.topicConfigSerializeWrapper
 
 
-def _table(configs: _TopicConfigs, filter_servers: tuple[str, ...] | None, now_ms: int) -> TopicTable:
+class _Shared(dict[tuple[int, int, int, int], QueueSettings]):
+    """One copy of each different settings: thousands of topics share a handful."""
+
+    def settings_of(self, configs: Mapping[str, _Topic]) -> dict[str, QueueSettings]:
+        topics: dict[str, QueueSettings] = {}
+        for topic, config in configs.items():
+            key = (config.read_queues, config.write_queues, config.perm, config.topicSysFlag)
+            settings = self.get(key)
+            if settings is None:
+                settings = self[key] = QueueSettings(*key)
+            topics[topic] = settings
+        _check_names(topics)
+        return topics
+
+
+def _decode_long(body: bytes, now_ms: int) -> Generator[None, None, TopicTable]:
+    """Read a long body of standard JSON, the topics in steps."""
+    decoded = _decode_json(body, _LongBody)
+    yield
+    configs = _wrapped(decoded, body) or _LongConfigs()
+    shared, topics = _Shared(), dict[str, QueueSettings]()
+    table, at = memoryview(configs.topicConfigTable), 1  # behind the brace that opens it
+    while len(table) - at > BYTES_A_STEP and (part := (yield from _decode_part(bytes(table[at : at + BYTES_A_STEP])))):
+        topics |= shared.settings_of(part[0])
+        at += part[1]
+        yield
+    rest = bytes(table) if at == 1 else b"{" + bytes(table[at:])
+    topics |= shared.settings_of(_decode_json(rest, dict[str, _Topic]))
+    yield
+    return _table(configs, topics, shared, decoded.filterServerList, now_ms)
+
+
+def _decode_part(part: bytes) -> Generator[None, None, tuple[dict[str, _Topic], int] | None]:
+    """Read the topics at the start of a part, and return them with where the next one starts.
+
+    A cut behind some brace is right if what is before it is JSON: an object that is cut elsewhere is not.
+    """
+    end = len(part)
+    for _ in range(CUTS_TRIED_MAX):
+        end = part.rfind(b'},"', 0, end)
+        if end < 0:
+            break
+        try:
+            return _part_decoder.decode(b"{%b}}" % part[:end]), end + 2
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            yield
+    return None
+
+
+def _table(
+    configs: _TopicConfigs | _LongConfigs,
+    topics: dict[str, QueueSettings],
+    shared: _Shared,
+    servers: list[str] | None,
+    now_ms: int,
+) -> TopicTable:
     parts = configs.topicQueueMappingInfoMap or {}
-    _check_extent(filter_servers or (), parts.values())
-    # Thousands of topics share a handful of settings: keep one copy of each.
-    shared: dict[tuple[int, int, int, int], QueueSettings] = {}
-    topics: dict[str, QueueSettings] = {}
-    for topic, config in configs.topicConfigTable.items():
-        key = (config.read_queues, config.write_queues, config.perm, config.topicSysFlag)
-        settings = shared.get(key)
-        if settings is None:
-            settings = shared[key] = QueueSettings(*key)
-        topics[topic] = settings
+    _check_extent(servers or (), parts.values())
     mappings = {topic: _mapping(part, topic) for topic, part in parts.items()}
     _check_count(len(topics))
-    _check_names(topics)
     _check_names(mappings)
     version = configs.dataVersion.value() if configs.dataVersion else DataVersion(timestamp_ms=now_ms)
+    filter_servers = None if servers is None else tuple(servers)
     return TopicTable(version, topics, mappings, filter_servers, _leave_out(topics, mappings, shared.values()))
 
 
