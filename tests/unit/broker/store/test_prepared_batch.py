@@ -237,3 +237,12 @@ def test_a_disk_that_refuses_leaves_all_of_a_batch_or_nothing(tmp_path: Path, ha
             assert bodies(store) == [*wanted, b"last"], f"call {fail_at}, {disk.failed}"
         if not disk.failed:
             break
+
+
+def test_a_first_batch_at_the_start_of_the_log_survives_a_process_that_dies(tmp_path: Path) -> None:
+    store = small_store(tmp_path)
+    store.append_batch(draft(), [(b"first", b"", 0)], NOW_MS)
+    store.kill()
+    again = small_store(tmp_path)
+    assert bodies(again) == [b"first"]
+    again.close()

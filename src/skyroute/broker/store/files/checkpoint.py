@@ -112,11 +112,11 @@ class Checkpoint:
     def unfinished_batch(self) -> int | None:
         """The position of a batch whose write to the log did not end before the process died; None if there is none."""
         numbers = self._read_note(_BATCH, _BATCH_AT)
-        return None if numbers is None else numbers[0]
+        return None if numbers is None else numbers[0] - 1
 
     def begin_batch(self, position: int) -> None:
         """Note that a batch is being written to the log. Not for the disk: for the next process."""
-        self._write_note(_BATCH.pack(position), _BATCH_AT)
+        self._write_note(_BATCH.pack(position + 1), _BATCH_AT)  # never zero: `end_batch` must change it
 
     def end_batch(self) -> None:
         """Note that all of it is written, or nothing."""
