@@ -110,12 +110,12 @@ def test_a_full_disk_costs_no_route_and_what_waited_is_written_when_there_is_roo
             for number in range(20):
                 put(line, number)
                 assert line.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
-            eventually(lambda: "journal cannot be written" in server.log, "the trouble is said")
+            eventually(lambda: "journal write failed" in server.log, "the trouble is said")
             server.unlimit(resource.RLIMIT_FSIZE)
-            eventually(lambda: "journal is written again" in server.log, "it goes on")
+            eventually(lambda: "journal write succeeded again" in server.log, "it goes on")
         assert server.stop() == 0
         assert_sound(server.log)
-        assert server.log.count("journal cannot be written") == 1
+        assert server.log.count("journal write failed") == 1
     report = verify(journal(tmp_path))
     assert (report.problems, report.gaps) == ([], 0)
     assert puts(tmp_path) == list(range(20))
@@ -128,9 +128,9 @@ def test_what_a_small_queue_could_not_hold_meanwhile_is_a_gap(tmp_path: Path) ->
             for number in range(40):
                 put(line, number)
                 time.sleep(0.01)  # so that the writer meets the refusal more than once
-            eventually(lambda: "journal loses changes" in server.log, "the loss is said")
+            eventually(lambda: "journal queue full" in server.log, "the loss is said")
             server.unlimit(resource.RLIMIT_FSIZE)
-            eventually(lambda: "journal is written again" in server.log, "it goes on")
+            eventually(lambda: "journal write succeeded again" in server.log, "it goes on")
             put(line, 40)
         assert server.stop() == 0
     report = verify(journal(tmp_path))
@@ -145,13 +145,13 @@ def test_a_folder_that_goes_away_costs_no_route(tmp_path: Path) -> None:
             assert line.call(broker().request).code == SUCCESS
             (tmp_path / "memory").rename(tmp_path / "taken away")  # in one step: the server goes on writing
             (tmp_path / "memory").write_text("in the way")
-            eventually(lambda: "journal cannot be written" in server.log, "the trouble is said")
+            eventually(lambda: "journal write failed" in server.log, "the trouble is said")
             eventually(lambda: "snapshot cannot be written" in server.log, "this one too")
             assert line.call(with_topics(5).request).code == SUCCESS
             assert line.call(GET_ROUTE, {"topic": "topic-5"}).code == SUCCESS
             (tmp_path / "memory").unlink()
             eventually(lambda: is_kept(tmp_path, "topic-5"), "the routes are kept again")
-            eventually(lambda: "journal is written again" in server.log, "and the journal")
+            eventually(lambda: "journal write succeeded again" in server.log, "and the journal")
         assert server.stop() == 0
         assert_sound(server.log)
 

@@ -681,7 +681,7 @@ def test_files_of_other_sizes_are_not_touched(tmp_path: Path) -> None:
         replace(SMALL, queue_segment_units=7),
         replace(SMALL, index_slots=5),
     ):
-        with pytest.raises(StoreDamagedError, match="settings"):
+        with pytest.raises(StoreDamagedError, match="configure"):
             MessageStore.open(tmp_path, settings, now_ms=NOW_MS)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before

@@ -167,7 +167,7 @@ def test_verify_tells_a_whole_journal_from_one_with_a_hole(tmp_path: Path) -> No
     closed_segments(tmp_path)[3].unlink()
     result = run("verify", "--path", tmp_path)
     assert result.exit_code == 1
-    assert "PROBLEM segment 00000000000000000003.jsonl is missing: numbers 3 to 4" in result.output
+    assert "PROBLEM segment 00000000000000000003.jsonl is missing: sequence numbers 3 to 4" in result.output
     assert result.output.endswith("the journal is NOT whole\n")
     found = json.loads(run("verify", "--json", "--path", tmp_path).output)
     assert (found["sound"], found["records"], len(found["problems"])) == (False, 4, 2)

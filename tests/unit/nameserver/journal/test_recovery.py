@@ -59,7 +59,7 @@ def test_a_crash_is_said_once_with_what_was_torn(tmp_path: Path, caplog: pytest.
     with unfinished.open("ab") as file:
         file.write(b'{"v":1,"seq":6,"wall')
     write(tmp_path / "dead")
-    assert caplog.text.count("journal segment of a crash closed") == 1
+    assert caplog.text.count("journal segment closed after a crash") == 1
     assert "records=5 torn=20" in caplog.text
 
 
@@ -71,8 +71,8 @@ def test_a_line_that_is_no_record_stays_where_it_is_and_is_named(tmp_path: Path)
     (closed, *_) = closed_segments(tmp_path / "dead").values()
     assert closed.read_bytes().count(b"\n") == 5
     assert verify(tmp_path / "dead").problems == [
-        "00000000000000000001.jsonl, line 3: no record: JSON is malformed: invalid character (byte 0)",
-        "00000000000000000001.jsonl, line 4: numbers 3 to 3 are missing",
+        "00000000000000000001.jsonl, line 3: not a record: JSON is malformed: invalid character (byte 0)",
+        "00000000000000000001.jsonl, line 4: sequence numbers 3 to 3 are missing",
     ]
 
 
@@ -84,8 +84,8 @@ def test_a_segment_that_somebody_removed_is_said_and_its_numbers_are_not_given_a
     assert list(closed_segments(tmp_path)) == [1, 3, 5]
     closed_segments(tmp_path)[3].unlink()
     assert verify(tmp_path).problems == [
-        "00000000000000000005.jsonl, line 1: numbers 3 to 4 are missing",
-        "segment 00000000000000000003.jsonl is missing: numbers 3 to 4",
+        "00000000000000000005.jsonl, line 1: sequence numbers 3 to 4 are missing",
+        "segment 00000000000000000003.jsonl is missing: sequence numbers 3 to 4",
     ]
     closed_segments(tmp_path)[5].unlink()
     write(tmp_path, joined())
@@ -143,7 +143,7 @@ def test_a_byte_that_is_another_one_is_found(tmp_path: Path) -> None:
     write(tmp_path, joined(1), joined(2))
     (path,) = closed_segments(tmp_path).values()
     path.write_bytes(path.read_bytes().replace(b"broker-2", b"broker-3"))
-    changed = "00000000000000000001.jsonl: its bytes are not those that were written"
+    changed = "00000000000000000001.jsonl: the checksum is wrong"
     assert verify(tmp_path).problems == [changed]
     write(tmp_path, joined(4))
     assert verify(tmp_path).problems == [changed], "a restart does not hide it"
@@ -158,7 +158,7 @@ def test_lines_that_somebody_cut_off_are_missed_and_their_numbers_are_not_given_
     assert numbers(tmp_path)[0] == 1
     assert min(numbers(tmp_path)[1:]) > 3
     problems = "\n".join(verify(tmp_path).problems)
-    assert "the index knows 3 records" in problems
+    assert "(expected 3 in" in problems
     assert "numbers 2 to 3 are missing" in problems
 
 
@@ -168,7 +168,7 @@ def test_a_record_that_could_not_be_shown_is_no_record(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"broker_id":0', b'"broker_id":"0"', 1))
     (tmp_path / INDEX_NAME).unlink()
     (problem,) = verify(tmp_path).problems
-    assert problem.startswith("00000000000000000001.jsonl, line 1: no record: Expected `int | null`, got `str`")
+    assert problem.startswith("00000000000000000001.jsonl, line 1: not a record: Expected `int | null`, got `str`")
 
 
 def test_a_record_of_a_later_version_is_said_to_be_one(tmp_path: Path) -> None:
