@@ -52,7 +52,7 @@ def described(kind: Any) -> str:
     return f"list of {described(member)}" if second is Ellipsis else f"pairs of {described(member)}"
 
 
-@pytest.mark.parametrize(("heading", "struct"), [("Member", Record), ("Member of a state", State)])
+@pytest.mark.parametrize(("heading", "struct"), [("Field", Record), ("Field of a state", State)])
 def test_the_document_has_every_field_with_its_type_in_order(heading: str, struct: type[Struct]) -> None:
     hints = get_type_hints(struct)
     written = [(name, described(hints[name])) for name in struct.__struct_fields__]
