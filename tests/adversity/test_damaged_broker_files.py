@@ -69,7 +69,7 @@ async def files_of(folder: Path, *, is_killed: bool) -> Files:
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["stopped", "killed"])
-async def test_no_damage_to_a_table_costs_a_message(tmp_path: Path, chance: random.Random, is_killed: bool) -> None:
+async def test_damage_to_a_table_loses_no_message(tmp_path: Path, chance: random.Random, is_killed: bool) -> None:
     files = await files_of(tmp_path / "truth", is_killed=is_killed)
     tables = {name: content for name, content in files.items() if name.split("/")[0] not in STORE_FILES}
     assert {"config/topics.json", "config/topics.json.bak", "config/consumerOffset.json"} <= set(tables)

@@ -38,7 +38,7 @@ BALLAST = "x" * 20_000
 DEATHS = 6
 
 
-def test_whatever_moment_it_dies_the_last_acknowledged_value_is_kept(tmp_path: Path, chance: random.Random) -> None:
+def test_a_kill_at_any_moment_keeps_the_last_acknowledged_value(tmp_path: Path, chance: random.Random) -> None:
     kept = 0
     for _ in range(DEATHS):
         with server_process(tmp_path) as server:
@@ -84,7 +84,7 @@ def value_on_disk(folder: Path) -> int:
     return int(loads((folder / "kvConfig.json").read_text())["configTable"]["n"]["k"])
 
 
-def test_a_disk_that_refuses_is_said_and_changes_nothing(start: Start) -> None:
+def test_a_write_error_is_reported_and_changes_nothing(start: Start) -> None:
     server = start()
     with survived(server, lines_max=10), RawConnection(server.address) as line:
         assert line.call(PUT_KV, {"namespace": "n", "key": "k", "value": "old"}).code == SUCCESS
@@ -117,7 +117,7 @@ def test_settings_that_cannot_be_written_do_not_change(start: Start) -> None:
         assert line.call(UPDATE_CONFIG, body=b"enableTopicList=false").code == SUCCESS
 
 
-def test_a_folder_that_goes_away_is_said_and_comes_back(start: Start, tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_and_created_again(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     server = start(kvConfigPath=folder / "kvConfig.json")
     with survived(server, lines_max=10), RawConnection(server.address) as line:
@@ -134,7 +134,7 @@ def test_a_folder_that_goes_away_is_said_and_comes_back(start: Start, tmp_path: 
         assert loads((folder / "kvConfig.json").read_text()) == {"configTable": {"n": {"k": "1", "j": "3"}}}
 
 
-def test_a_path_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_reported_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with (
         pytest.raises(NotBootedError, match=r"cannot write .*/file/kvConfig\.json"),
@@ -172,7 +172,7 @@ def served_certificate(server: ServerProcess) -> bytes:
     return shown
 
 
-def test_a_certificate_half_replaced_is_taken_up_once_it_is_whole(start: Start, tmp_path: Path) -> None:
+def test_a_half_replaced_certificate_is_loaded_once_it_is_complete(start: Start, tmp_path: Path) -> None:
     authority = trustme.CA()
     old, new = authority.issue_cert("localhost"), authority.issue_cert("localhost")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"

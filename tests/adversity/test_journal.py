@@ -53,9 +53,7 @@ def is_kept(folder: Path, topic: str) -> bool:
     return snapshot.exists() and topic.encode() in snapshot.read_bytes()
 
 
-def test_killed_at_any_moment_it_answers_at_once_and_its_journal_is_whole(
-    tmp_path: Path, chance: random.Random
-) -> None:
+def test_a_kill_at_any_moment_leaves_an_intact_journal(tmp_path: Path, chance: random.Random) -> None:
     last = 0
     for death in range(DEATHS):
         with (
@@ -102,7 +100,7 @@ def puts(folder: Path) -> list[int]:
     return [int(after.value[:6]) for after in values if after is not None and after.value is not None]
 
 
-def test_a_full_disk_costs_no_route_and_what_waited_is_written_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_route_and_queued_changes_are_written_later(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path)) as server:
         with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
             assert line.call(broker().request).code == SUCCESS
@@ -110,27 +108,27 @@ def test_a_full_disk_costs_no_route_and_what_waited_is_written_when_there_is_roo
             for number in range(20):
                 put(line, number)
                 assert line.call(GET_ROUTE, {"topic": "TopicA"}).code == SUCCESS
-            eventually(lambda: "journal cannot be written" in server.log, "the trouble is said")
+            eventually(lambda: "journal write failed" in server.log, "the trouble is said")
             server.unlimit(resource.RLIMIT_FSIZE)
-            eventually(lambda: "journal is written again" in server.log, "it goes on")
+            eventually(lambda: "journal write succeeded again" in server.log, "it goes on")
         assert server.stop() == 0
         assert_sound(server.log)
-        assert server.log.count("journal cannot be written") == 1
+        assert server.log.count("journal write failed") == 1
     report = verify(journal(tmp_path))
     assert (report.problems, report.gaps) == ([], 0)
     assert puts(tmp_path) == list(range(20))
 
 
-def test_what_a_small_queue_could_not_hold_meanwhile_is_a_gap(tmp_path: Path) -> None:
+def test_changes_beyond_a_small_queue_become_a_gap(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalQueueMax=2000)) as server:
         with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
             server.limit(resource.RLIMIT_FSIZE, 64 * 1024)
             for number in range(40):
                 put(line, number)
                 time.sleep(0.01)  # so that the writer meets the refusal more than once
-            eventually(lambda: "journal loses changes" in server.log, "the loss is said")
+            eventually(lambda: "journal queue full" in server.log, "the loss is said")
             server.unlimit(resource.RLIMIT_FSIZE)
-            eventually(lambda: "journal is written again" in server.log, "it goes on")
+            eventually(lambda: "journal write succeeded again" in server.log, "it goes on")
             put(line, 40)
         assert server.stop() == 0
     report = verify(journal(tmp_path))
@@ -139,24 +137,24 @@ def test_what_a_small_queue_could_not_hold_meanwhile_is_a_gap(tmp_path: Path) ->
     assert kept == [*range(len(kept) - 1), 40]
 
 
-def test_a_folder_that_goes_away_costs_no_route(tmp_path: Path) -> None:
+def test_a_removed_folder_loses_no_route(tmp_path: Path) -> None:
     with server_process(tmp_path, settings=settings(tmp_path, journalSegmentSeconds=1)) as server:
         with RawConnection(server.address, timeout_s=PATIENCE_S) as line:
             assert line.call(broker().request).code == SUCCESS
             (tmp_path / "memory").rename(tmp_path / "taken away")  # in one step: the server goes on writing
             (tmp_path / "memory").write_text("in the way")
-            eventually(lambda: "journal cannot be written" in server.log, "the trouble is said")
+            eventually(lambda: "journal write failed" in server.log, "the trouble is said")
             eventually(lambda: "snapshot cannot be written" in server.log, "this one too")
             assert line.call(with_topics(5).request).code == SUCCESS
             assert line.call(GET_ROUTE, {"topic": "topic-5"}).code == SUCCESS
             (tmp_path / "memory").unlink()
             eventually(lambda: is_kept(tmp_path, "topic-5"), "the routes are kept again")
-            eventually(lambda: "journal is written again" in server.log, "and the journal")
+            eventually(lambda: "journal write succeeded again" in server.log, "and the journal")
         assert server.stop() == 0
         assert_sound(server.log)
 
 
-def test_a_second_server_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_server_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     with server_process(tmp_path / "one", settings={"memoryPath": tmp_path / "memory"}) as server:
         with (
             pytest.raises(NotBootedError, match=rf"in use by another name server \(process {server.pid}\)") as refused,
@@ -171,7 +169,7 @@ def test_a_second_server_on_the_folder_is_refused_and_the_first_goes_on(tmp_path
         pass  # a lock does not outlive its process
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_it_serves(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_logged_and_the_server_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with server_process(tmp_path, settings={"memoryPath": tmp_path / "file" / "memory"}) as server:
         with RawConnection(server.address) as line:
@@ -181,7 +179,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_it_serves(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_standing_still_again_and_again_costs_no_broker_its_place(tmp_path: Path, loop: Loop) -> None:
+def test_repeated_suspension_evicts_no_broker(tmp_path: Path, loop: Loop) -> None:
     """The second time comes before the scan that the first one put off."""
     beating = broker(heartbeat_ms=2000)
     with server_process(tmp_path, loop=loop, settings={"scanNotActiveBrokerInterval": 1000}) as server:
@@ -230,9 +228,7 @@ def follow(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_deaths_while_a_large_table_is_written_leave_one_that_can_be_used(
-    tmp_path: Path, chance: random.Random
-) -> None:
+def test_a_kill_during_a_large_snapshot_leaves_a_usable_one(tmp_path: Path, chance: random.Random) -> None:
     topics = [Topic(f"a-topic-with-a-name-of-usual-length-{number:06}") for number in range(5_000)]
     for _ in range(DEATHS):
         with (

@@ -1,4 +1,4 @@
-"""Any single damage to a store costs at most the records it touched.
+"""Any single damage to a store loses at most the records it touches.
 
 `make test-damage` runs longer; SKYROUTE_SEED=... repeats a run, and a failure names its case.
 """
@@ -39,7 +39,7 @@ PARTS = 20
 """Number of tests that share the cases; they may run in parallel."""
 REOPENED_EVERY = 7
 WHOLE = "Whole"
-"""A topic that keeps batches whole."""
+"""A batch topic."""
 MEMORY = Path("/dev/shm")
 
 
@@ -93,7 +93,7 @@ def make_dead(folder: Path) -> None:
 
 
 def make_stopped(folder: Path, chance: random.Random) -> Files:
-    """A machine that stopped: of what was written after the flush, some pages came to the disk and others did not."""
+    """Make a store after a machine crash: of the pages written after the flush, only some are on disk."""
     store = open_small(HastyDisk, folder)
     fill(store, 0, 30)
     store.flush()
@@ -119,7 +119,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def bases(folder: Path) -> list[Base]:
-    """Stores of both brokers' making, in every state that a store can be left in."""
+    """Return stores of both brokers, after every kind of shutdown."""
     found: list[Base] = []
     makers: list[tuple[str, Callable[[Path], None], type[Disk]]] = [
         ("closed", make_closed, HastyDisk),
@@ -142,7 +142,7 @@ def bases(folder: Path) -> list[Base]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_any_single_damage_costs_at_most_the_records_it_touched(
+def test_any_single_damage_loses_at_most_the_records_it_touches(
     folder: Path, bases: list[Base], chance: random.Random, part: int
 ) -> None:
     for number in range(CASES // PARTS):
@@ -173,10 +173,10 @@ def test_any_single_damage_costs_at_most_the_records_it_touched(
     ],
 )
 @pytest.mark.parametrize("half", [False, True])
-def test_a_recovery_that_is_killed_anywhere_costs_nothing(
+def test_a_recovery_killed_at_any_call_loses_nothing(
     folder: Path, bases: list[Base], name: str, damaged: str, disk: type[KillingDisk], *, half: bool
 ) -> None:
-    """Damage makes gaps in queues; records behind them wait for the next ones before they have their place."""
+    """Damage makes gaps in queues; the next record confirms the offset of a record behind a gap."""
     base = next(each for each in bases if each.name == name)
     size = len(base.files[damaged])
     damage = Damage("zeroed", damaged, 0, size)
@@ -201,7 +201,7 @@ def test_a_recovery_that_is_killed_anywhere_costs_nothing(
 
 
 def goes_on(base: Base, folder: Path, store: MessageStore) -> MessageStore:
-    """It takes one more message for each queue, and still has it after it was closed."""
+    """Check that each queue accepts one more message, and keeps it after a close."""
     topics = ("T", WHOLE, "StoreTopic", "StoreBatches")
     appended = {key: store.append(draft(*key, b"more"), NOW_MS * 2) for key in base.ends if key[0] in topics}
     store.close()

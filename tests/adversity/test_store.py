@@ -1,4 +1,4 @@
-"""A store that dies, is cut, is flipped, and has no disk to write to."""
+"""A store after crashes, cut files, flipped bits and disk errors."""
 
 import random
 import shutil
@@ -36,12 +36,12 @@ from tests.support.disks import (
 
 QUEUES = 3
 WHOLE = "Whole"
-"""A topic that keeps batches whole."""
+"""A batch topic."""
 ROOT = Path(__file__).parents[2]
 
 
 def fill(store: MessageStore, count: int, first: int = 0) -> dict[int, list[bytes]]:
-    """Store numbered messages over a few queues; return what each queue got."""
+    """Store numbered messages in a few queues; return the bodies by queue."""
     stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
     for number in range(first, first + count):
         body = b"%d " % number + b"x" * (number * 37 % 200)
@@ -52,7 +52,7 @@ def fill(store: MessageStore, count: int, first: int = 0) -> dict[int, list[byte
 
 
 def check(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
-    """Everything is there, in order, once, and found by key and by time."""
+    """Check that every message is there once, in order, and found by key and time."""
     for queue_id, wanted in stored.items():
         messages = read_all(store, "T", queue_id)
         assert [message.body for message in messages] == wanted
@@ -70,7 +70,7 @@ def check(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
 
 
 def goes_on(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
-    """It takes more messages, and has everything after it was closed and opened."""
+    """Check that the store accepts more messages, and has all after it was closed and opened."""
     count = sum(map(len, stored.values()))
     more = fill(store, QUEUES * 2, first=count + (-count % QUEUES))
     whole = {queue_id: stored[queue_id] + more[queue_id] for queue_id in stored}
@@ -90,7 +90,7 @@ def reopened(folder: Path, disk: Disk | None = None) -> Iterator[MessageStore]:
 
 
 def cut_to(stored: dict[int, list[bytes]], count: int) -> dict[int, list[bytes]]:
-    """What was stored with the first so many messages."""
+    """Return the bodies by queue of the first messages."""
     return {queue_id: wanted[: len(range(queue_id, count, QUEUES))] for queue_id, wanted in stored.items()}
 
 
@@ -118,8 +118,8 @@ def test_a_process_that_dies_loses_nothing(tmp_path: Path, disk: type[Disk], der
 
 
 @pytest.mark.parametrize("dies_at", range(1, 400, 7))
-def test_whatever_call_it_dies_after_nothing_that_was_stored_is_lost(tmp_path: Path, dies_at: int) -> None:
-    """Each call to the disk is whole or was never made: a process that is killed leaves no half ones."""
+def test_no_stored_message_is_lost_whichever_disk_call_is_the_last(tmp_path: Path, dies_at: int) -> None:
+    """Each disk call is complete or not made: a killed process leaves no partial calls."""
 
     class DyingDisk(FailingDisk):
         def _count(self, what: str) -> None:
@@ -164,7 +164,7 @@ while True:
 """
 
 
-def test_a_process_that_is_killed_keeps_all_that_it_said_it_had_stored(tmp_path: Path, chance: random.Random) -> None:
+def test_a_killed_process_keeps_all_acknowledged_messages(tmp_path: Path, chance: random.Random) -> None:
     said = -1
     for _ in range(4):
         enough = said + chance.randrange(100, 900)
@@ -183,10 +183,8 @@ def test_a_process_that_is_killed_keeps_all_that_it_said_it_had_stored(tmp_path:
         said = count - 1
 
 
-def test_a_machine_that_stops_keeps_what_was_flushed_and_any_part_of_the_rest(
-    tmp_path: Path, chance: random.Random
-) -> None:
-    """Of what was written after the last flush, some pages come to the disk and others do not, in any order."""
+def test_a_machine_crash_keeps_all_flushed_messages(tmp_path: Path, chance: random.Random) -> None:
+    """After the last flush, any subset of the written pages is on disk."""
     page = 64
     store = small_store(tmp_path / "store", is_batch_topic=lambda topic: topic == WHOLE)
     stored = fill(store, 63)
@@ -237,7 +235,7 @@ def test_a_machine_that_stops_keeps_what_was_flushed_and_any_part_of_the_rest(
 
 
 class NamelessBoot(HastyDisk):
-    """A system that does not say which run of the machine it is."""
+    """A system without a boot id."""
 
     def boot_id(self) -> str:
         return ""
@@ -245,7 +243,7 @@ class NamelessBoot(HastyDisk):
 
 @pytest.mark.parametrize("disk", [RestartedMachine, NamelessBoot])
 @pytest.mark.parametrize("flushed", [True, False])
-def test_after_a_machine_stopped_only_what_was_not_flushed_is_looked_at(
+def test_recovery_after_a_machine_crash_reads_only_unflushed_records(
     tmp_path: Path, disk: type[Disk], flushed: bool
 ) -> None:
     store = small_store(tmp_path, NamelessBoot() if disk is NamelessBoot else None)
@@ -266,7 +264,7 @@ def test_after_a_machine_stopped_only_what_was_not_flushed_is_looked_at(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_log_cut_at_any_length_of_its_last_records_keeps_the_whole_ones(tmp_path: Path, clean: bool) -> None:
+def test_a_log_cut_at_any_length_keeps_its_complete_records(tmp_path: Path, clean: bool) -> None:
     whole = tmp_path / "whole"
     store = small_store(whole)
     stored = fill(store, 30)
@@ -304,7 +302,7 @@ def test_a_log_cut_at_any_length_of_its_last_records_keeps_the_whole_ones(tmp_pa
 
 
 @pytest.mark.parametrize("properties", [b"", b"a\x01b\0", b"a\x01b"])
-def test_a_last_record_that_ends_with_zero_is_not_taken_for_a_torn_one(tmp_path: Path, properties: bytes) -> None:
+def test_a_last_record_that_ends_with_zero_does_not_count_as_torn(tmp_path: Path, properties: bytes) -> None:
     store = small_store(tmp_path)
     store.append(msgspec.structs.replace(draft(), raw_properties=properties), NOW_MS)
     store.append_batch(draft(), [BatchItem(b"body", b"K\x01v"), BatchItem(b"body", properties)], NOW_MS)
@@ -313,8 +311,8 @@ def test_a_last_record_that_ends_with_zero_is_not_taken_for_a_torn_one(tmp_path:
         assert bodies(store) == [b"body"] * 3
 
 
-def test_what_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
-    """A shorter record over a torn one must not let the bytes behind it be taken for records again."""
+def test_a_tail_that_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
+    """Bytes of a torn record behind a shorter new record must not count as records."""
     store = small_store(tmp_path)
     stored = fill(store, 9)
     last_two = sorted(
@@ -340,7 +338,7 @@ def test_what_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
         assert bodies(store, "T", 2) == stored[2][:2]
 
 
-def test_a_flipped_bit_costs_at_most_what_comes_after_it(tmp_path: Path, chance: random.Random) -> None:
+def test_a_flipped_bit_in_the_tail_loses_at_most_later_records(tmp_path: Path, chance: random.Random) -> None:
     whole = tmp_path / "whole"
     store = small_store(whole)
     stored = fill(store, 24)
@@ -370,7 +368,7 @@ def test_a_flipped_bit_costs_at_most_what_comes_after_it(tmp_path: Path, chance:
     assert stored
 
 
-def test_a_bad_spot_in_what_was_on_the_disk_does_not_cost_what_comes_after_it(tmp_path: Path) -> None:
+def test_damage_in_flushed_records_loses_no_later_record(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     stored = fill(store, 24)
     spoilt = read_all(store, "T", 1)[3]
@@ -390,7 +388,7 @@ def test_a_bad_spot_in_what_was_on_the_disk_does_not_cost_what_comes_after_it(tm
 
 
 @pytest.mark.parametrize("offset", [5, 42, 100_000])
-def test_a_log_from_elsewhere_may_begin_in_the_middle_of_a_queue(tmp_path: Path, offset: int) -> None:
+def test_a_restored_log_may_start_in_the_middle_of_a_queue(tmp_path: Path, offset: int) -> None:
     store = small_store(tmp_path)
     for _ in range(3):
         store.append(draft(), NOW_MS)
@@ -407,7 +405,7 @@ def test_a_log_from_elsewhere_may_begin_in_the_middle_of_a_queue(tmp_path: Path,
 
 
 @pytest.mark.parametrize("left", ["closed", "dead", "machine stopped"])
-def test_whatever_is_scribbled_over_it_opens_and_goes_on(tmp_path: Path, chance: random.Random, left: str) -> None:
+def test_a_store_opens_and_continues_after_random_damage(tmp_path: Path, chance: random.Random, left: str) -> None:
     whole = tmp_path / "whole"
     store = small_store(whole, HastyDisk())
     fill(store, 60)
@@ -474,7 +472,7 @@ def scribble_on_index(folder: Path) -> None:
 
 
 def forget_slots(folder: Path) -> None:
-    """Slots know entries that never came to the disk."""
+    """Let slots point to entries that are not on disk."""
     last = max((folder / "index").iterdir())
     content = bytearray(last.read_bytes())
     content[40 : 40 + 16 * 4] = (31).to_bytes(4, "big") * 16
@@ -503,7 +501,7 @@ TORN = (forget_slots, tear_queue, zero_queue, add_empty_segment)
     ("spoil", "disk"),
     [(spoil, RestartedMachine) for spoil in (*REMOVED, *TORN)] + [(spoil, HastyDisk) for spoil in REMOVED],
 )
-def test_what_follows_from_the_log_is_written_again(
+def test_missing_queues_and_index_are_rebuilt_from_the_log(
     tmp_path: Path, spoil: Callable[[Path], None], disk: type[Disk]
 ) -> None:
     store = small_store(tmp_path)
@@ -520,9 +518,7 @@ def test_what_follows_from_the_log_is_written_again(
 
 
 @pytest.mark.parametrize("spoil", [remove_index, remove_queues, remove_checkpoint, tear_index])
-def test_files_that_somebody_removed_from_a_closed_store_are_written_again(
-    tmp_path: Path, spoil: Callable[[Path], None]
-) -> None:
+def test_files_removed_from_a_closed_store_are_rebuilt(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     store = small_store(tmp_path)
     stored = fill(store, 50)
     store.close()
@@ -532,7 +528,7 @@ def test_files_that_somebody_removed_from_a_closed_store_are_written_again(
         goes_on(store, stored)
 
 
-def test_without_a_log_queues_go_on_behind_what_is_lost(tmp_path: Path) -> None:
+def test_without_a_log_queues_continue_behind_the_lost_messages(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     fill(store, 20)
     store.close()
@@ -562,9 +558,7 @@ def test_a_missing_segment_of_the_log_is_skipped_by_readers(tmp_path: Path) -> N
 @pytest.mark.parametrize("start", [0, 200, 400])
 @pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_missing_segment_of_a_queue_is_written_again(
-    tmp_path: Path, start: int, disk: type[Disk], closes: bool
-) -> None:
+def test_a_missing_segment_of_a_queue_is_rebuilt(tmp_path: Path, start: int, disk: type[Disk], closes: bool) -> None:
     store = small_store(tmp_path)
     stored = fill(store, 90)
     store.flush()
@@ -586,7 +580,7 @@ def flip(path: Path, at: int, bits: int = 1) -> None:
 
 @pytest.mark.parametrize("removed", ["index", "consumequeue"])
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_damaged_record_and_missing_files_cost_one_message(
+def test_a_damaged_record_and_missing_files_lose_one_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: str, closes: bool
 ) -> None:
     store = small_store(tmp_path)
@@ -613,7 +607,7 @@ def test_a_damaged_record_and_missing_files_cost_one_message(
 @pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
 @pytest.mark.parametrize("closes", [True, False])
 @pytest.mark.parametrize("topic", ["T", WHOLE])
-def test_a_removed_queue_folder_is_written_again(tmp_path: Path, topic: str, closes: bool, disk: type[Disk]) -> None:
+def test_a_removed_queue_folder_is_rebuilt(tmp_path: Path, topic: str, closes: bool, disk: type[Disk]) -> None:
     store = small_store(tmp_path, HastyDisk(), is_batch_topic=lambda topic: topic == WHOLE)
     stored = fill(store, 60)
     batches = [encode_batch([BatchItem(b"%d" % number), BatchItem(b"more")]) for number in range(25)]
@@ -630,7 +624,7 @@ def test_a_removed_queue_folder_is_written_again(tmp_path: Path, topic: str, clo
 
 @pytest.mark.parametrize("size", [0, 1, 20, 33, 199])
 @pytest.mark.parametrize("start", [0, 200, 400])
-def test_a_cut_queue_file_is_written_again(tmp_path: Path, start: int, size: int) -> None:
+def test_a_cut_queue_file_is_rebuilt(tmp_path: Path, start: int, size: int) -> None:
     store = small_store(tmp_path, HastyDisk())
     stored = fill(store, 90)
     store.close()
@@ -640,7 +634,7 @@ def test_a_cut_queue_file_is_written_again(tmp_path: Path, start: int, size: int
         check(store, stored)
 
 
-def test_a_hurt_unit_does_not_hide_those_behind_it(tmp_path: Path) -> None:
+def test_a_damaged_unit_does_not_hide_later_units(tmp_path: Path) -> None:
     store = small_store(tmp_path, HastyDisk())
     stored = fill(store, 90)
     store.close()
@@ -660,7 +654,7 @@ def test_a_young_segment_of_the_log_does_not_expire_because_the_next_one_is_dama
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_a_removed_file_of_the_index_is_written_again(tmp_path: Path, number: int) -> None:
+def test_a_removed_index_file_is_rebuilt(tmp_path: Path, number: int) -> None:
     store = small_store(tmp_path, HastyDisk())
     stored = fill(store, 60)
     store.close()
@@ -671,7 +665,7 @@ def test_a_removed_file_of_the_index_is_written_again(tmp_path: Path, number: in
         check(store, stored)
 
 
-def test_files_of_other_sizes_are_not_touched(tmp_path: Path) -> None:
+def test_files_of_other_sizes_are_refused_and_not_changed(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     fill(store, 60)
     store.close()
@@ -699,7 +693,7 @@ def calls_of_a_run(folder: Path) -> int:
 
 
 def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]], list[bytes]]:
-    """A store's life, going on after whatever fails. Returns what it said it had stored, by queue and whole."""
+    """Use a store, and continue after each failure. Returns the acknowledged bodies by queue, and those of batches."""
     stored: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
     batches: list[bytes] = []
     try:
@@ -747,7 +741,7 @@ def live_through(folder: Path, disk: FailingDisk) -> tuple[dict[int, list[bytes]
     return stored, batches
 
 
-def test_the_n_th_call_to_the_disk_fails_for_every_n(tmp_path: Path) -> None:
+def test_no_message_is_lost_whichever_disk_call_fails(tmp_path: Path) -> None:
     calls = calls_of_a_run(tmp_path / "whole")
     assert calls > 100
     for fail_at in range(1, calls + 1):
@@ -768,7 +762,7 @@ def test_the_n_th_call_to_the_disk_fails_for_every_n(tmp_path: Path) -> None:
             shutil.rmtree(folder)
 
 
-def test_a_full_disk_refuses_messages_and_serves_readers_until_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_messages_and_serves_reads(tmp_path: Path) -> None:
     disk = FullDisk()
     store = small_store(tmp_path, disk)
     stored = fill(store, 30)
@@ -794,7 +788,7 @@ def check_queues(store: MessageStore, stored: dict[int, list[bytes]]) -> None:
         assert bodies(store, "T", queue_id) == wanted
 
 
-def test_a_disk_that_could_not_be_flushed_ends_the_storing(tmp_path: Path) -> None:
+def test_a_failed_flush_refuses_further_messages(tmp_path: Path) -> None:
     disk = FailingDisk()
     store = small_store(tmp_path, disk)
     stored = fill(store, 9)

@@ -1,4 +1,4 @@
-"""Stores with several of all files, and checksums by which a change of any of them is seen."""
+"""Stores with several files of each kind, and fingerprints that show any change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skyroute.broker.store.message_store import MessageStore
 from tests.support.disks import NOW_MS, SMALL, HastyDisk, draft
 
 BATCHES = "Whole"
-"""The topic whose queues keep batches whole."""
+"""A batch topic."""
 QUEUES = {"T": 3, "Other": 1, BATCHES: 1}
 TOPICS = {topic: {"readQueueNums": queues, "writeQueueNums": queues} for topic, queues in QUEUES.items()}
 
@@ -54,7 +54,7 @@ def fill_store(folder: Path, *, count: int = 60, close: bool = True) -> None:
 
 
 def checksum(folder: Path) -> dict[str, tuple[str, int]]:
-    """The content and the time of the last change of every file."""
+    """Return content and modification time of every file."""
     return {
         str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
         for path in sorted(folder.rglob("*"))

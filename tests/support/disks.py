@@ -1,4 +1,4 @@
-"""Disks that misbehave, and small stores on them."""
+"""Disks that fail, and small stores on them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ HERE: Final = encode_host("127.0.0.1", 10_911)
 SMALL: Final = StoreSettings(
     log_segment_bytes=4096, queue_segment_units=10, batch_segment_units=10, index_slots=16, index_entries=32
 )
-"""Every boundary is near."""
+"""Small files: a few messages reach every boundary."""
 
 
 STUCK_S: Final = 30.0
 
 
 class FailingDisk(Disk):
-    """Fails once, at the n-th call that changes something; the calls before and after it go through."""
+    """Fails once, at the n-th call that changes a file; calls before and after it succeed."""
 
     def __init__(self, fail_at: int = -1, *, full: bool = False, half: bool = False) -> None:
         self.calls = 0
@@ -48,7 +48,7 @@ class FailingDisk(Disk):
         self.counts[what] += 1
         if self.calls == self.fail_at:
             self.failed = what
-            raise (DiskFullError if self._full else FileWriteError)(f"this {what} fails, as it was told to")
+            raise (DiskFullError if self._full else FileWriteError)(f"this {what} fails, in this test")
 
     def open(self, path: Path, size: int) -> int:
         self._count("open")
@@ -100,7 +100,7 @@ class KilledError(BaseException):
 
 
 class KillingDisk(FailingDisk):
-    """Kills the process at the n-th call that changes something: neither it nor any later one goes through."""
+    """Kills the process at the n-th call that changes a file: neither it nor any later one has an effect."""
 
     def _count(self, what: str) -> None:
         self.calls += 1
@@ -110,30 +110,30 @@ class KillingDisk(FailingDisk):
 
 
 class KillingDiskOfRestartedMachine(KillingDisk):
-    """The same after the machine was stopped."""
+    """As `KillingDisk`, after a restart of the machine."""
 
     def boot_id(self) -> str:
         return "another-boot"
 
 
 class FullDisk(Disk):
-    """Has no room while `is_full`: whatever takes room fails, and all else goes through."""
+    """Has no space while `is_full`: writes fail, all else succeeds."""
 
     is_full = False
 
     def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
         if self.is_full:
-            raise DiskFullError("no room, as it was told to")
+            raise DiskFullError("no space left, in this test")
         super().write(descriptor, data, at)
 
     def reserve(self, descriptor: int, size: int) -> None:
         if self.is_full:
-            raise DiskFullError("no room, as it was told to")
+            raise DiskFullError("no space left, in this test")
         super().reserve(descriptor, size)
 
 
 class StuckDisk(Disk):
-    """Takes as long over whatever is to be put on it as the test likes."""
+    """Blocks every sync between `stick` and `move`."""
 
     def __init__(self) -> None:
         self._moves = threading.Event()
@@ -146,28 +146,28 @@ class StuckDisk(Disk):
         self._moves.set()
 
     def sync(self, descriptor: int) -> None:
-        assert self._moves.wait(STUCK_S), "the test never let it move"
+        assert self._moves.wait(STUCK_S), "the test did not call move()"
 
 
 class ForgetfulDisk(Disk):
-    """Does not put on itself what it is told to while `forgets`."""
+    """Fails every sync while `forgets`."""
 
     forgets = False
 
     def sync(self, descriptor: int) -> None:
         if self.forgets:
-            raise FileWriteError("this sync fails, as it was told to")
+            raise FileWriteError("this sync fails, in this test")
 
 
 class HastyDisk(Disk):
-    """Does not wait for the disk: no test pulls the plug."""
+    """Skips every sync, for speed: tests do not crash the machine."""
 
     def sync(self, descriptor: int) -> None:
         pass
 
 
 class FillingDisk(HastyDisk):
-    """As full as it is told to be."""
+    """Reports `used` as its use."""
 
     used = 0.0
 
@@ -176,7 +176,7 @@ class FillingDisk(HastyDisk):
 
 
 class RestartedMachine(HastyDisk):
-    """The same disk, but nothing that was in memory when the machine stopped."""
+    """The disk after a restart of the machine: only flushed data can be trusted."""
 
     def boot_id(self) -> str:
         return "another-boot"
@@ -206,7 +206,7 @@ def draft(
 
 
 def read_all(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-    """Everything that is left of a queue, by reading it as a consumer does."""
+    """Return all messages of a queue, read as a consumer reads them."""
     found: list[StoredMessage] = []
     offset = store.min_offset(topic, queue_id)
     while offset < store.max_offset(topic, queue_id):

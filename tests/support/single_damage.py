@@ -31,7 +31,7 @@ KINDS = ("bit", "cut", "removed", "zeroed", "zeroed page")
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done to which bytes of which file."""
+    """A change of some bytes of one file."""
 
     kind: str
     file: str
@@ -56,7 +56,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Kept:
-    """One message that a store holds."""
+    """One message of a store."""
 
     topic: str
     queue_id: int
@@ -68,7 +68,7 @@ class Kept:
 
 @dataclass
 class Base:
-    """A store before it is damaged, and what it holds."""
+    """A store before damage, and its messages."""
 
     name: str
     files: Files
@@ -84,7 +84,7 @@ class Base:
         write_files(self.files, folder)
 
     def learn(self, folder: Path) -> None:
-        """Open an undamaged copy and take what it holds for the truth."""
+        """Open an undamaged copy, and expect its messages."""
         self.write(folder)
         store = self.open(folder)
         self.messages = read_store(store)
@@ -131,7 +131,7 @@ def write_files(files: Files, folder: Path) -> None:
 
 
 def choose(base: Base, chance: random.Random) -> Damage:
-    """Any damage of any file; each kind of file as often as any other."""
+    """Return a random damage of a random file; each kind of file is equally likely."""
     kinds_of_files: dict[str, list[str]] = {}
     for name in base.files:
         kinds_of_files.setdefault(name.split("/")[0], []).append(name)
@@ -151,7 +151,7 @@ def choose(base: Base, chance: random.Random) -> Damage:
 
 
 def read_store(store: MessageStore) -> list[Kept]:
-    """All records that readers are given, unit by unit; what is no record is left out."""
+    """Return all records that readers get, unit by unit; invalid ones are left out."""
     found: list[Kept] = []
     for topic in sorted(store.topics()):
         for queue_id in store.queue_ids(topic):
@@ -171,7 +171,7 @@ def read_store(store: MessageStore) -> list[Kept]:
 
 
 def check(base: Base, damage: Damage, store: MessageStore) -> None:
-    """At most what was touched is lost, and nothing else has changed."""
+    """Check that at most the touched messages are lost, and no other has changed."""
     touched = base.touched(damage)
     found = set(read_store(store))
     for each in base.messages:

@@ -169,7 +169,7 @@ def test_verify_finds_a_missing_segment(tmp_path: Path) -> None:
     closed_segments(tmp_path)[3].unlink()
     result = run("verify", "--path", tmp_path)
     assert result.exit_code == 1
-    assert "PROBLEM segment 00000000000000000003.jsonl is missing: numbers 3 to 4" in result.output
+    assert "PROBLEM segment 00000000000000000003.jsonl is missing: sequence numbers 3 to 4" in result.output
     assert result.output.endswith("the journal is DAMAGED\n")
     found = json.loads(run("verify", "--json", "--path", tmp_path).output)
     assert (found["sound"], found["records"], len(found["problems"])) == (False, 4, 2)

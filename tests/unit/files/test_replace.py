@@ -15,7 +15,7 @@ def names_in(directory: Path) -> set[str]:
     return {entry.name for entry in directory.iterdir()}
 
 
-def test_a_new_file_brings_its_directories_and_no_backup(tmp_path: Path) -> None:
+def test_a_new_file_creates_its_folders_and_no_backup(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "file.json"
     replace_file(path, b"one")
     assert path.read_bytes() == b"one"
@@ -31,7 +31,7 @@ def test_the_replaced_file_is_kept_as_the_backup(tmp_path: Path) -> None:
     assert names_in(tmp_path) == {"file.json", "file.json.bak"}
 
 
-def test_a_backup_can_be_left_alone(tmp_path: Path) -> None:
+def test_a_backup_can_be_kept_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     backup_path(path).write_bytes(b"good")
     path.write_bytes(b"damaged")
@@ -47,7 +47,7 @@ def test_the_mode_of_the_replaced_file_stays(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o7777 == 0o640
 
 
-def test_through_a_link_the_target_is_replaced(tmp_path: Path) -> None:
+def test_the_target_of_a_symbolic_link_is_replaced(tmp_path: Path) -> None:
     target = tmp_path / "target.json"
     target.write_bytes(b"one")
     link = tmp_path / "link.json"
@@ -57,7 +57,7 @@ def test_through_a_link_the_target_is_replaced(tmp_path: Path) -> None:
     assert target.read_bytes() == b"two"
 
 
-def test_what_a_crash_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+def test_staged_files_of_a_crash_are_replaced(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(b"one")
     (tmp_path / "file.json.tmp").write_bytes(b"half")
@@ -76,7 +76,7 @@ def test_a_parent_that_is_a_file_is_refused(tmp_path: Path) -> None:
 # Each name stands for one step that meets a directory where a file should be: staging, linking, keeping the backup and
 # replacing. All users are stopped by that, while root walks through permissions.
 @pytest.mark.parametrize("blocked", ["file.json.tmp", "file.json.bak.tmp", "file.json.bak"])
-def test_whichever_step_fails_the_file_is_as_it_was(tmp_path: Path, blocked: str) -> None:
+def test_a_failed_step_leaves_the_file_unchanged(tmp_path: Path, blocked: str) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(b"one")
     (tmp_path / blocked / "full").mkdir(parents=True)
@@ -110,7 +110,7 @@ except FileWriteError as error:
 """
 
 
-def test_a_disk_that_takes_no_more_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(b"one")
     run = subprocess.run([sys.executable, "-c", WRITE_UNDER_A_LIMIT, path], capture_output=True, text=True, check=True)
@@ -119,13 +119,13 @@ def test_a_disk_that_takes_no_more_leaves_the_old_file(tmp_path: Path) -> None:
     assert names_in(tmp_path) == {"file.json"}
 
 
-def test_a_place_is_proven_writable_without_a_trace(tmp_path: Path) -> None:
+def test_a_check_for_a_writable_path_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.json"
     ensure_replaceable(path)
     assert names_in(path.parent) == set()
 
 
-def test_a_place_that_is_not_writable_is_found_out(tmp_path: Path) -> None:
+def test_a_path_that_is_not_writable_is_reported(tmp_path: Path) -> None:
     (tmp_path / "parent").write_bytes(b"")
     with pytest.raises(FileWriteError, match="cannot write"):
         ensure_replaceable(tmp_path / "parent" / "file.json")
@@ -148,7 +148,7 @@ def test_a_disk_that_fails_at_any_call_leaves_the_old_file_or_the_new_one(tmp_pa
         assert names_in(tmp_path) <= {"file.json", "file.json.bak"}, disk.failed
 
 
-def test_threads_that_replace_one_file_leave_the_content_of_one_of_them(tmp_path: Path) -> None:
+def test_concurrent_replacements_leave_the_content_of_one(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     contents = [bytes([number]) * 50_000 for number in range(1, 9)]
     threads = [

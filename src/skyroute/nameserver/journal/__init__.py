@@ -1,5 +1,5 @@
-"""Every change of a route, in order, on disk.
+"""The journal: every change of a route, in order, on disk.
 
-To read it: `schema` (what a record is), `recorder` (from the loop to the disk), `segments` (the files), `index`,
-`retention`, and for readers `reader` and `verify`. The format is described in docs/journal.md.
+Read in this order: `schema` (a record), `recorder` (from the event loop to disk), `segments` (the files), `index`,
+`retention`; then `reader` and `verify`. docs/journal.md describes the format.
 """

@@ -1,4 +1,4 @@
-"""Which segments there are and what they cover, so that nobody has to read them to know. It can always be made anew."""
+"""The index of a journal: a summary of each closed segment. It can be rebuilt from the segments at any time."""
 
 import logging
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from skyroute.nameserver.journal.segments import Segment, closed_segments, summa
 log = logging.getLogger(__name__)
 
 INDEX_NAME: Final = "_index.json"
-"""Readers of many files pass over names that begin so."""
+"""Spark and other readers of folders skip names that start with an underscore."""
 
 
 class _IndexFile(msgspec.Struct):
@@ -25,30 +25,30 @@ class _IndexFile(msgspec.Struct):
 
 @dataclass(slots=True)
 class Index:
-    """Segments by their first number, in order."""
+    """Closed segments by their first sequence number, in order."""
 
     folder: Path
     segments: dict[int, Segment] = field(default_factory=dict)
 
     @property
     def last(self) -> int:
-        """The largest number that any segment covers."""
+        """The last sequence number of all segments."""
         return max((segment.last for segment in self.segments.values()), default=0)
 
     def add(self, segment: Segment) -> None:
         self.segments[segment.first] = segment
 
     def write(self, disk: Disk) -> None:
-        """Replace the file. A disk that refuses does no harm: the next start makes the index anew."""
+        """Replace the file. An error is only logged: the next start rebuilds the index."""
         content = msgspec.json.encode(_IndexFile(1, list(self.segments.values())))
         try:
             replace_file(self.folder / INDEX_NAME, content, keep_backup=False, disk=disk)
         except FileWriteError as error:
-            log.debug("journal index not written reason=%s", error)
+            log.debug("journal index not written cause=%s", error)
 
 
 def read_index(folder: Path) -> dict[int, Segment]:
-    """What the file says; nothing, if it is not there or cannot be understood."""
+    """Return the segments in the index file; none if it is missing or damaged."""
     try:
         stored = msgspec.json.decode((folder / INDEX_NAME).read_bytes(), type=_IndexFile)
     except (OSError, msgspec.MsgspecError, ValueError):
@@ -57,13 +57,13 @@ def read_index(folder: Path) -> dict[int, Segment]:
 
 
 def load_index(folder: Path) -> tuple[Index, list[Segment]]:
-    """The index of the files that are there, reading only those it does not know, and the segments somebody removed.
+    """Return the index of the existing segments, and the segments in the index file whose files are missing.
 
-    A closed segment never changes: where the file says otherwise than the index, the file is damaged. What the index
-    knows stays, so that damage is still found later and no number that was in it is given again.
+    Reads only segments that are not in the index file. A closed segment never changes: if it differs from the index, it
+    is damaged. The entry stays, so that `verify` finds the damage and no sequence number is used twice.
 
     Raises:
-        OSError: The folder or a segment cannot be read.
+        OSError: the folder or a segment cannot be read.
     """
     stored, paths = read_index(folder), closed_segments(folder)
     index = Index(folder)

@@ -1,4 +1,4 @@
-"""Records as lines for people."""
+"""Formats records as text lines."""
 
 from collections.abc import Collection, Iterator
 from itertools import islice
@@ -13,22 +13,22 @@ HEADING: Final = f"{'#TIME':<23}  {'#SEQ':>10}  {'#WHAT':<22}  {'#BROKER':<20}  
 
 
 def show_record(record: Record) -> str:
-    """One line, in the columns of `HEADING`."""
+    """Return one line, in the columns of `HEADING`."""
     broker = record.broker or ""
     if record.broker_id is not None:
         broker += f"[{record.broker_id}]"
     columns = f"{show_moment(record.wall_ms):<23}  {record.seq:>10}  {record.kind:<22}  {broker:<20}  "
     line = f"{columns}{record.cause or '':<18}  {' '.join(details(record))}".rstrip()
-    # A value may hold anything, and must not steer the terminal.
-    return line if line.isprintable() else "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+    # A value may contain control characters, which must not reach the terminal.
+    return line if line.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
 def details(record: Record) -> Iterator[str]:
-    """What else a record says, as `name=value`; names of topics only as many as a person reads."""
+    """Yield the other fields as `name=value`; of topics only the first few names."""
     for name in ("cluster", "address", "namespace", "key", "restored_brokers", "torn_bytes", "reason"):
         value = getattr(record, name)
-        is_told_below = name == "cluster" and record.kind == Kind.GROUP_CHANGED
-        if value is not None and not is_told_below and not (name == "torn_bytes" and value == 0):
+        is_shown_below = name == "cluster" and record.kind == Kind.GROUP_CHANGED
+        if value is not None and not is_shown_below and not (name == "torn_bytes" and value == 0):
             yield f"{name}={value}"
     if record.missing_from is not None:
         yield f"missing={record.missing_from}..{record.seq}"
@@ -55,10 +55,10 @@ def _difference(before: State, after: State) -> Iterator[str]:
             continue
         if name == "version":
             old, new = (None if version is None else version.counter for version in (old, new))
-        yield f"{name}={_word(old)}->{_word(new)}"
+        yield f"{name}={_short(old)}->{_short(new)}"
 
 
-def _word(value: object) -> str:
+def _short(value: object) -> str:
     text = ",".join(value) if isinstance(value, tuple) else str(value)
     return text if len(text) <= VALUE_CHARS_SHOWN else f"{text[:VALUE_CHARS_SHOWN]}…"
 

@@ -1,4 +1,4 @@
-"""Reading a journal, while it is written or long after. Readers take no lock and change nothing."""
+"""Reads a journal, also while it is being written. Readers take no lock and change nothing."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from skyroute.nameserver.state_folder import JOURNAL_NAME
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A line that is no record."""
+    """A line that cannot be decoded."""
 
     path: Path
     number: int
@@ -26,29 +26,29 @@ class Damage:
 
 
 def find_journal(path: Path) -> Path | None:
-    """The folder of a journal that is there or was, given it or `memoryPath`: it has an index, or a segment.
+    """Return the folder of a journal, given that folder or `memoryPath`; None if it has neither index nor segment.
 
     Raises:
-        OSError: The folder cannot be read.
+        OSError: the folder cannot be read.
     """
     folder = path / JOURNAL_NAME if (path / JOURNAL_NAME).is_dir() else path
     if not folder.is_dir():
         return None
-    is_one = (folder / INDEX_NAME).exists() or bool(closed_segments(folder) or open_segments(folder))
-    return folder if is_one else None
+    is_journal = (folder / INDEX_NAME).exists() or bool(closed_segments(folder) or open_segments(folder))
+    return folder if is_journal else None
 
 
 def read_records(folder: Path, *, after: int = 0, since_ms: int | None = None) -> Iterator[Record]:
-    """Records with larger numbers than `after`, in order, those that are still being written included.
+    """Yield the records behind sequence number `after`, in order, including those of the open segment.
 
-    Segments that end before `since_ms` are passed over if the index knows so; their neighbours may hold older records.
+    Segments that end before `since_ms` by the index are skipped; others may have older records.
 
     Raises:
-        DamagedJournalError: A line is no record.
-        OSError: The folder cannot be read.
+        DamagedJournalError: a line cannot be decoded.
+        OSError: the folder cannot be read.
     """
     index = read_index(folder)
-    # Those that are open come first into the list: one that is closed meanwhile is then found under its new name.
+    # List open segments first: one that is closed meanwhile is then found under its new name.
     unfinished = open_segments(folder)
     closed = closed_segments(folder)
     starts = sorted({*closed, *unfinished})
@@ -64,11 +64,11 @@ def read_records(folder: Path, *, after: int = 0, since_ms: int | None = None) -
 
 
 def last_records(folder: Path, count: int) -> list[Record]:
-    """As many of the last records, in order, those that are still being written included.
+    """Return the last records, in order, including those of the open segment.
 
     Raises:
-        DamagedJournalError: A line is no record.
-        OSError: The folder cannot be read.
+        DamagedJournalError: a line cannot be decoded.
+        OSError: the folder cannot be read.
     """
     paths = open_segments(folder) | closed_segments(folder)
     records: list[Record] = []
@@ -81,23 +81,23 @@ def last_records(folder: Path, count: int) -> list[Record]:
 
 @dataclass(slots=True)
 class Follower:
-    """Reads on, whenever it is asked, where it ended the last time."""
+    """Reads new records; each call continues where the last one ended."""
 
     folder: Path
     after: int = 0
-    """The last number that was read."""
+    """The last sequence number that was read."""
     _first: int | None = None
     _offset: int = 0
 
     def read_new(self) -> Iterator[Record]:
-        """Records that were added since.
+        """Yield the records that were added since the last call.
 
         Raises:
-            DamagedJournalError: A line is no record.
-            OSError: The folder cannot be read.
+            DamagedJournalError: a line cannot be decoded.
+            OSError: the folder cannot be read.
         """
         while True:
-            # Listed before it is read, so that nothing can be added to a segment that has a successor.
+            # List before reading: a segment that has a successor then gets no more records.
             paths = open_segments(self.folder) | closed_segments(self.folder)
             if self._first is None:
                 self._first = max(
@@ -122,16 +122,16 @@ class Follower:
 
 
 def read_segment(path: Path) -> Iterator[Record]:
-    """Records of one segment; a torn last line of one that is not closed is passed over.
+    """Yield the records of one segment; an incomplete last line of an open one is skipped.
 
     Raises:
-        DamagedJournalError: A line is no record.
+        DamagedJournalError: a line cannot be decoded.
     """
     return _decode(whole_lines(read_content(path) or b""), path)
 
 
 def decode_lines(content: bytes, path: Path) -> Iterator[Record | Damage]:
-    """Every line of a segment's content, also those that are no records."""
+    """Yield the record of every line of a segment, and `Damage` for lines that cannot be decoded."""
     for number, line in enumerate(content.splitlines(), 1):
         try:
             yield record_decoder.decode(line)

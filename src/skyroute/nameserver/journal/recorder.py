@@ -1,8 +1,8 @@
-"""From the event loop to the disk: a bounded queue, and one thread that writes.
+"""Writes the journal: a bounded queue between the event loop and one writer thread.
 
-The loop numbers what happens and goes on; it never waits for the disk. What does not fit into the queue is lost, and
-its numbers are taken by a gap record, which is written as soon as there is room again. What the disk refuses stays in
-the queue and is tried again.
+The event loop numbers each change and queues it; it never waits for the disk. A change that does not fit into the queue
+is lost: a gap record with its sequence number is written once there is space again. If the disk refuses a write, the
+changes stay in the queue and the writer tries again.
 """
 
 import logging
@@ -17,7 +17,7 @@ from skyroute.clock import Clock
 from skyroute.files.disk import Disk
 from skyroute.files.errors import FileWriteError
 from skyroute.nameserver.journal.records import Numbered, bytes_of, encode, part_count, split, weight_of
-from skyroute.nameserver.journal.recovery import Found, recover
+from skyroute.nameserver.journal.recovery import RecoveredJournal, recover
 from skyroute.nameserver.journal.retention import outdated
 from skyroute.nameserver.journal.segments import OpenSegment, TornSegmentError, close_torn, open_segments
 from skyroute.nameserver.server_events import Change, Gap
@@ -25,49 +25,49 @@ from skyroute.nameserver.server_events import Change, Gap
 log = logging.getLogger(__name__)
 
 SKIPPED_AFTER_CRASH: Final = 1_000_000
-"""Numbers that are left out after a crash: far more than may have been given, and even shown to others, unwritten."""
+"""Sequence numbers skipped after a crash: more than can have been used, and seen by others, without being written."""
 BATCH_BYTES: Final = 1024 * 1024
-"""How much is handed to the disk at once, or a little more."""
+"""Approximate bytes per write."""
 LINGER_S: Final = 0.05
-"""How long the writer waits for more before it looks again; what comes alone is written at once."""
+"""Pause of the writer between two writes, so that they get larger. The first change is written at once."""
 SYNC_S: Final = 1.0
-"""How long what was written may stay in the system's memory alone."""
+"""Maximum time between a write and its sync."""
 RETRY_S: Final = 1.0
 QUEUE_BYTES_MAX: Final = 256 * 1024 * 1024
 CLOSE_S: Final = 10.0
-"""How long a stop waits for the disk."""
+"""Maximum time that `close` waits for the writer."""
 
-OVERFLOW: Final = "more happened than the disk could take"
-CRASH: Final = "the name server ended without a stop; what it had not written yet is lost"
+OVERFLOW: Final = "the disk was too slow for the changes"
+CRASH: Final = "the name server crashed; changes that were not written are lost"
 
 
 @dataclass(frozen=True, slots=True)
 class JournalLimits:
-    """How large things may get, and how old."""
+    """Limits of sizes and ages."""
 
     segment_bytes: int = 16 * 1024 * 1024
     segment_s: float = 60.0
     total_bytes: int = 1024 * 1024 * 1024
     age_s: float = 7 * 86_400.0
     queue_weight: int = 1_000_000
-    """Names in changes that wait to be written, roughly."""
+    """Approximate number of names in queued changes."""
     queue_bytes: int = QUEUE_BYTES_MAX
-    """Approximate bytes of changes that wait to be written."""
+    """Approximate bytes of queued changes."""
 
 
 class Journal:
-    """Changes in order, each under a number of its own. `append` belongs to the loop, all else to the writer."""
+    """Changes in order, each with a sequence number. `append` is for the event loop, the rest for the writer thread."""
 
     def __init__(
-        self, folder: Path, found: Found, *, server_id: str, limits: JournalLimits, clock: Clock, disk: Disk
+        self, folder: Path, found: RecoveredJournal, *, server_id: str, limits: JournalLimits, clock: Clock, disk: Disk
     ) -> None:
         self.sequence = found.last
-        """The last number that was given."""
+        """The last sequence number that was used."""
         self.lost = 0
-        """How many changes were not written, and are covered by gaps."""
+        """Number of changes that were lost; gap records stand for them."""
         self.written = 0
         self.closed_bytes = sum(segment.size_bytes for segment in found.index.segments.values())
-        """How long all closed segments are together."""
+        """Size of all closed segments."""
         self.torn_bytes = found.torn_bytes
         self._folder = folder
         self._index = found.index
@@ -77,8 +77,8 @@ class Journal:
         self._disk = disk
 
         self._queue: deque[Numbered] = deque()
-        self._weight_in = 0  # written by the loop alone
-        self._weight_out = 0  # written by the writer alone
+        self._weight_in = 0  # written by the event loop only
+        self._weight_out = 0  # written by the writer only
         self._bytes_in = 0  # as `_weight_in` and `_weight_out`
         self._bytes_out = 0
         self._missing_from: int | None = None
@@ -90,8 +90,8 @@ class Journal:
         """Of a change that is written as several records."""
         self._batch: list[Numbered] = []
         self._segment: OpenSegment | None = None
-        self._synced_at: float | None = None
-        """When the disk was last made to keep it all; None: it has it all."""
+        self._unsynced_since: float | None = None
+        """Time of the first write since the last sync; None if all is synced."""
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
 
@@ -109,7 +109,7 @@ class Journal:
         floor: int = 0,
         disk: Disk | None = None,
     ) -> "Journal":
-        """Mend what a crash left, and begin to write. No number up to `floor` is given again.
+        """Recover from a crash, and start the writer. Sequence numbers continue above `floor`.
 
         Raises:
             OSError, FileWriteError: the folder cannot be read or written.
@@ -126,29 +126,29 @@ class Journal:
 
     @property
     def failing(self) -> bool:
-        """The disk refuses at the moment."""
+        """Whether the last write failed."""
         return self._failing
 
     @property
     def caught_up(self) -> bool:
-        """Everything that was appended is written."""
+        """Whether all appended changes are written."""
         return self._weight_in == self._weight_out and self._missing_from is None
 
     @property
     def waiting(self) -> int:
-        """How many changes wait to be written."""
+        """Number of queued changes."""
         return len(self._queue) + len(self._parts) + len(self._batch)
 
     @property
     def size_bytes(self) -> int:
-        """How much of it is on the disk."""
+        """Size of all segments."""
         segment = self._segment
         return self.closed_bytes + (0 if segment is None else segment.size_bytes)
 
-    # The loop's side
+    # For the event loop
 
     def append(self, changes: Iterable[Change]) -> None:
-        """Record what just happened, in this order. The writer splits a long change; here it gets its numbers."""
+        """Queue changes, in this order. Never blocks: the writer splits a long change, here its parts get numbers."""
         wall_ms, mono_ms = int(self._clock.wall() * 1000), int(self._clock.monotonic() * 1000)
         limits = self._limits
         for change in changes:
@@ -157,7 +157,7 @@ class Journal:
             if waiting and (waiting + weight > limits.queue_weight or waiting_bytes + size > limits.queue_bytes):
                 if self._missing_from is None:
                     self._missing_from = self.sequence + 1
-                    log.warning("journal loses changes reason=%s waiting=%d bytes=%d", OVERFLOW, waiting, waiting_bytes)
+                    log.warning("journal queue full, changes are lost queued=%d bytes=%d", waiting, waiting_bytes)
                 self.sequence += parts
                 self.lost += parts
                 continue
@@ -171,7 +171,7 @@ class Journal:
             self._wake.set()
 
     def _close_gap(self) -> None:
-        """Have what was lost recorded, now that there is room again."""
+        """Queue a gap record for lost changes."""
         if self._missing_from is not None:
             self._enqueue_gap(self._missing_from, OVERFLOW)
             self._missing_from = None
@@ -181,40 +181,40 @@ class Journal:
         gap = Gap(missing_from, reason)
         self._weight_in += weight_of(gap)
         self._bytes_in += bytes_of(gap)
-        # It stands in the place of what is missing, so it has the last of the missing numbers.
+        # Its sequence number is the last of the missing ones.
         self._queue.append(Numbered(self.sequence, wall_ms, mono_ms, gap))
 
     def close(self) -> None:
-        """Write what waits, close the segment and end. Blocks, for a bounded time: not for the loop."""
+        """Write queued changes, close the segment, end the writer. Blocks up to `CLOSE_S`: not for the event loop."""
         self._close_gap()
         self._closing.set()
         self._wake.set()
         self._thread.join(CLOSE_S)
         unwritten = self.waiting
         if unwritten or self._thread.is_alive():
-            log.error("journal ends incomplete changes=%d", unwritten)
+            log.error("journal closed with unwritten changes count=%d", unwritten)
 
-    # The writer's side
+    # For the writer thread
 
     def _run(self) -> None:
         closing = False
         while not closing:
-            self._wake.wait(self._patience_s())
+            self._wake.wait(self._wait_s())
             self._wake.clear()
             self._signalled = False
             closing = self._closing.is_set()
             try:
                 self._write_waiting()
-                self._look_after_segment(closing=closing)
+                self._finish_or_sync(closing=closing)
             except (OSError, FileWriteError) as error:
-                self._complain(error)
+                self._note_failure(error)
                 self._closing.wait(RETRY_S)
             else:
-                self._recovered()
+                self._note_success()
                 self._closing.wait(LINGER_S)
 
-    def _patience_s(self) -> float | None:
-        """How long there is nothing to do if nobody calls."""
+    def _wait_s(self) -> float | None:
+        """Return how long to wait for new changes; None for ever."""
         if self._failing:
             return 0.0
         return SYNC_S if self._segment is not None else None
@@ -255,8 +255,8 @@ class Journal:
         except TornSegmentError:
             self._segment = None  # the next `_open_segment` closes it
             raise
-        if self._synced_at is None:
-            self._synced_at = self._clock.monotonic()
+        if self._unsynced_since is None:
+            self._unsynced_since = self._clock.monotonic()
 
     def _open_segment(self) -> None:
         self._disk.make_folder(self._folder)  # it may have been removed
@@ -270,25 +270,25 @@ class Journal:
         segment.open()
         self._segment = segment
 
-    def _look_after_segment(self, *, closing: bool) -> None:
+    def _finish_or_sync(self, *, closing: bool) -> None:
         segment, now = self._segment, self._clock.monotonic()
         if segment is None:
             return
         if closing or now - segment.opened_at >= self._limits.segment_s:
             self._finish_segment()
-        elif self._synced_at is not None and now - self._synced_at >= SYNC_S:
+        elif self._unsynced_since is not None and now - self._unsynced_since >= SYNC_S:
             segment.sync()
-            self._synced_at = None
+            self._unsynced_since = None
 
     def _finish_segment(self) -> None:
         assert self._segment is not None
-        segment, self._segment, self._synced_at = self._segment, None, None
+        segment, self._segment, self._unsynced_since = self._segment, None, None
         self._index.add(segment.finish())
-        self._let_go()
+        self._remove_old()
         self.closed_bytes = sum(segment.size_bytes for segment in self._index.segments.values())
         self._index.write(self._disk)
 
-    def _let_go(self) -> None:
+    def _remove_old(self) -> None:
         limits = self._limits
         for segment in outdated(
             self._index.segments.values(),
@@ -299,12 +299,12 @@ class Journal:
             self._disk.remove(self._folder / segment.name)
             del self._index.segments[segment.first]
 
-    def _complain(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         if not self._failing:
             self._failing = True
-            log.warning("journal cannot be written reason=%s: routing goes on, and so do the attempts", error)
+            log.warning("journal write failed, routing continues and writes are retried cause=%s", error)
 
-    def _recovered(self) -> None:
+    def _note_success(self) -> None:
         if self._failing:
             self._failing = False
-            log.info("journal is written again lost=%d", self.lost)
+            log.info("journal write succeeded again lost=%d", self.lost)

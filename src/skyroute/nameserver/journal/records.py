@@ -1,4 +1,4 @@
-"""From what happened to what is written of it."""
+"""Converts changes to records."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -31,13 +31,13 @@ _encoder: Final = msgspec.json.Encoder()
 
 
 TOPICS_A_RECORD: Final = 10_000
-"""Topics per record. A larger change is written as several records, which bounds lines and segments."""
+"""Maximum topics per record. A larger change becomes several records, which bounds lines and segments."""
 _NAME_BYTES: Final = 128
-"""Memory of one name in a waiting change, besides its characters."""
+"""Memory of one name in a queued change, besides its characters."""
 
 
 class Numbered(NamedTuple):
-    """A change with its place and its time."""
+    """A change with its sequence number and times."""
 
     seq: int
     wall_ms: int
@@ -76,7 +76,7 @@ def _parts(topics: Mapping[str, T]) -> Iterator[dict[str, T]]:
 
 
 def bytes_of(change: Change) -> int:
-    """Approximate bytes of a change that waits to be written."""
+    """Return the approximate memory of a queued change."""
     match change:
         case TopicsChanged():
             names = text_bytes(change.added) + text_bytes(change.changed) + text_bytes(change.removed)
@@ -94,9 +94,9 @@ def bytes_of(change: Change) -> int:
 
 
 def weight_of(change: Change) -> int:
-    """Roughly how many names a change carries, which is what it costs to keep and to write.
+    """Return the approximate number of names in a change, which its cost depends on.
 
-    The weights and bytes of a change are the sums of those of its parts.
+    It is the sum over the parts that `split` returns.
     """
     match change:
         case TopicsChanged():
@@ -118,7 +118,7 @@ def encode(numbered: Numbered, server: str) -> bytes:
     try:
         return _encoder.encode(record) + b"\n"
     except UnicodeEncodeError:
-        # Half of a surrogate pair: no name has one, but a key-value entry or a filter server's address might.
+        # Half of a surrogate pair: a key-value entry or a filter server's address may have one.
         return _encoder.encode(_writable(msgspec.to_builtins(record, str_keys=True))) + b"\n"
 
 

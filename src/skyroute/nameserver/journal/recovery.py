@@ -1,4 +1,4 @@
-"""What the last life of a name server left in the journal's folder, and how numbering goes on from there."""
+"""Recovery of a journal at start: closes open segments, and finds the last sequence number."""
 
 import logging
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from skyroute.nameserver.journal.segments import close_torn, open_segments, read
 log = logging.getLogger(__name__)
 
 _TAIL_BYTES: Final = 4096
-"""Enough for the record of a stop, which is the only one that is looked for at the end."""
+"""Bytes read at the end of a segment: enough for the record of a stop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What there is before the first record of this life."""
+class RecoveredJournal:
+    """Result of a recovery."""
 
     index: Index
     last: int
-    """No number up to this one may be given again."""
+    """Sequence numbers up to this one must not be used again."""
     torn_bytes: int
     ended_in_order: bool
-    """The last record is that of a stop, or there is none."""
+    """Whether the last record is that of a stop, or there is no record."""
 
 
-def recover(folder: Path, disk: Disk, floor: int = 0) -> Found:
+def recover(folder: Path, disk: Disk, floor: int = 0) -> RecoveredJournal:
     """Close the segments that a crash left open, and find the last sequence number.
 
     Raises:
@@ -39,13 +39,13 @@ def recover(folder: Path, disk: Disk, floor: int = 0) -> Found:
         closed = close_torn(path, disk)
         torn_bytes += closed.torn_bytes
         records = closed.segment.records if closed.segment else 0
-        log.warning("journal segment of a crash closed file=%s records=%d torn=%d", path, records, closed.torn_bytes)
+        log.warning("journal segment closed after a crash file=%s records=%d torn=%d", path, records, closed.torn_bytes)
     index, removed = load_index(folder)
     for segment in removed:
         log.warning("journal segment missing file=%s first=%d last=%d", segment.name, segment.first, segment.last)
     index.write(disk)
     last = max(floor, index.last, *(segment.last for segment in removed), 0)
-    return Found(index, last, torn_bytes, ended_in_order=last == 0 or _ends_with_stop(index, last))
+    return RecoveredJournal(index, last, torn_bytes, ended_in_order=last == 0 or _ends_with_stop(index, last))
 
 
 def _ends_with_stop(index: Index, last: int) -> bool:

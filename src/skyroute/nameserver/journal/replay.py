@@ -1,4 +1,4 @@
-"""The route table as a journal tells it: what its records, applied one after the other, amount to."""
+"""Builds a route table from the records of a journal."""
 
 from dataclasses import dataclass, field
 
@@ -10,15 +10,15 @@ from skyroute.routing.registration import DataVersion
 
 @dataclass(slots=True)
 class Replay:
-    """Groups by name. Leases and holders are not recorded, and mean nothing here.
+    """Broker groups by name. Leases and their connections are not recorded.
 
-    Records that contradict what is known are believed: what lies between may have been lost.
+    A record that contradicts the table replaces its content: records before it may have been lost.
     """
 
     groups: dict[str, Group] = field(default_factory=dict)
 
     def apply(self, record: Record) -> None:
-        """Change what the record says has changed."""
+        """Apply a record to the table."""
         if record.kind == Kind.SERVER_STARTED:
             self.groups.clear()
         if record.broker is None:

@@ -1,7 +1,7 @@
-"""What a record of the journal is. This is a format that others read: docs/journal.md describes it, a test compares.
+"""The records of a journal: a public format. docs/journal.md describes it; a test compares both.
 
-A record is one line of JSON. Members that do not apply are left out. New members may come with any release; the version
-goes up when a member changes its meaning or goes.
+A record is one line of JSON. Fields that do not apply are left out. Any release may add fields; the version increases
+when a field is removed or changes its meaning.
 """
 
 from enum import StrEnum
@@ -16,7 +16,7 @@ SCHEMA_VERSION: Final = 1
 
 
 class Kind(StrEnum):
-    """What happened."""
+    """The kind of change."""
 
     SERVER_STARTED = "server_started"
     SERVER_STOPPED = "server_stopped"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 
 class State(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was there before a change, or is there after it."""
+    """The state before or after a change."""
 
     cluster: str | None = None
     broker_id: int | None = None
@@ -51,7 +51,7 @@ class State(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line."""
+    """One record: one line of a segment."""
 
     v: int
     seq: int
@@ -86,13 +86,13 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def topics(self) -> set[str]:
-        """Topics that the record names."""
+        """The topics in the record."""
         maps = (self.added, self.changed, self.removed, self.mappings)
         return {*(self.forbidden or ()), *(self.restored or ()), *(name for each in maps for name in each or ())}
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """As much of a record as its place in the journal depends on; quick to read."""
+    """The fields of a record that segments need; fast to decode."""
 
     v: int
     seq: int

@@ -1,6 +1,6 @@
-"""The files of a journal: one that is being written, under a name that readers pass over, and those that are closed.
+"""The files of a journal: one open segment, whose name readers skip, and closed segments.
 
-A closed segment is named by its first sequence number and never changes again.
+A closed segment is named by its first sequence number and never changes.
 """
 
 import os
@@ -21,18 +21,18 @@ _OPEN: Final = re.compile(r"_(\d{20})\.jsonl\.open")
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """What is known of a closed segment without reading it."""
+    """The summary of a closed segment."""
 
     first: int
     last: int
-    """The sequence numbers that it covers, gaps that it records included."""
+    """First and last sequence number, including gaps."""
     records: int
     min_ms: int
     max_ms: int
-    """The smallest and the largest wall time in it: a clock may step back."""
+    """Smallest and largest wall time: the clock may step back."""
     size_bytes: int
     crc32: int | None = None
-    """Of all its bytes; None in an index that was written before there were checksums."""
+    """Checksum of all bytes; None in an index of a version without checksums."""
 
     @property
     def name(self) -> str:
@@ -40,12 +40,12 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 def closed_segments(folder: Path) -> dict[int, Path]:
-    """Closed segments by their first number, in order."""
+    """Return closed segments by their first sequence number, in order."""
     return _matching(folder, _CLOSED)
 
 
 def open_segments(folder: Path) -> dict[int, Path]:
-    """Segments that are being written, or that a crash left unfinished."""
+    """Return segments that are being written, or that a crash left open."""
     return _matching(folder, _OPEN)
 
 
@@ -55,7 +55,7 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
 
 
 def read_content(path: Path, offset: int = 0) -> bytes | None:
-    """A segment's content from there on, also if it was closed since the folder was listed. None: it is gone."""
+    """Return the content of a segment from an offset on, also if it was closed meanwhile; None if it was removed."""
     for each in (path, path.with_name(path.name.removeprefix("_").removesuffix(".open"))):
         try:
             with each.open("rb") as file:
@@ -67,12 +67,12 @@ def read_content(path: Path, offset: int = 0) -> bytes | None:
 
 
 def whole_lines(content: bytes) -> bytes:
-    """A file's content up to its last line end: what follows was torn off by a crash."""
+    """Return the complete lines of a file's content, without a torn last line."""
     return content[: content.rfind(b"\n") + 1]
 
 
 def read_mark(line: bytes) -> Mark | None:
-    """A line's place in the journal; None if it is no record."""
+    """Decode the `Mark` of a line; None if the line is damaged."""
     try:
         return mark_decoder.decode(line)
     except (msgspec.MsgspecError, ValueError):
@@ -80,7 +80,7 @@ def read_mark(line: bytes) -> Mark | None:
 
 
 def summarize(content: bytes) -> Segment | None:
-    """What an index says of this content; None if there is no record in it. Lines that are none are passed over."""
+    """Return the summary of a segment's content; None if it has no record. Damaged lines are skipped."""
     marks = [mark for line in content.splitlines() if (mark := read_mark(line)) is not None]
     if not marks:
         return None
@@ -98,7 +98,7 @@ def summarize(content: bytes) -> Segment | None:
 
 @dataclass(slots=True)
 class OpenSegment:
-    """The segment that is being written. After an error it holds what it held before the call that raised."""
+    """The segment that is being written. A call that raises leaves it as it was."""
 
     folder: Path
     disk: Disk
@@ -160,7 +160,7 @@ class OpenSegment:
         """Close the file and rename it to the name of a closed segment.
 
         Raises:
-            FileWriteError: the file is still open by name; `close_torn` can finish it later.
+            FileWriteError: it still has the name of an open segment; `close_torn` can close it later.
         """
         try:
             self.disk.sync(self._descriptor)

@@ -1,18 +1,18 @@
-"""Which records somebody asked for."""
+"""Selects records by topic, broker, kind and time."""
 
 from dataclasses import dataclass, field
 from typing import Final
 
 from skyroute.nameserver.journal.schema import Kind, Record
 
-_OF_ALL: Final = frozenset({Kind.SERVER_STARTED, Kind.SERVER_STOPPED, Kind.GAP})
+_ALWAYS_SHOWN: Final = frozenset({Kind.SERVER_STARTED, Kind.SERVER_STOPPED, Kind.GAP})
 
 
 @dataclass(slots=True)
 class Selection:
-    """Records of a topic, a broker, a kind, a time. Show it every record in order: it learns who serves the topic.
+    """A filter for records. Pass it every record in order: it keeps track of the brokers that serve the topic.
 
-    A topic's story is not only where it is named: the brokers that serve it come and go, too.
+    Records of a topic include the changes of these brokers, even if the record does not name the topic.
     """
 
     topic: str | None = None
@@ -23,7 +23,7 @@ class Selection:
     _serving: set[str] = field(default_factory=set)
 
     def wants(self, record: Record) -> bool:
-        """Whether this record is among them. Starts, stops and gaps of that time are, unless a kind is asked for."""
+        """Return whether a record matches. Starts, stops and gaps in the time range match unless a kind is given."""
         concerns_topic = self.topic is None or self._concerns_topic(record, self.topic)
         if self.since_ms is not None and record.wall_ms < self.since_ms:
             return False
@@ -31,7 +31,7 @@ class Selection:
             return False
         if self.kind is not None and record.kind != self.kind:
             return False
-        if record.kind in _OF_ALL:
+        if record.kind in _ALWAYS_SHOWN:
             return True
         return concerns_topic and (self.broker is None or record.broker == self.broker)
 

@@ -1,4 +1,4 @@
-"""Moments as people write them."""
+"""Parses and formats times."""
 
 import re
 from datetime import UTC, datetime, time, timedelta
@@ -9,13 +9,13 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def parse_moment(text: str, now: datetime) -> int:
-    """Milliseconds since the epoch.
+    """Return milliseconds since the epoch.
 
-    People write `2026-11-15 11:00`, `11:00` for today, `90s`, `10m`, `2h`, `1d` for ago, or such a number. Times
-    without a zone are those of `now`.
+    Accepts `2026-11-15 11:00`, `11:00` (today), `90s`, `10m`, `2h` or `1d` (ago), and milliseconds since the epoch.
+    Times without a zone are in the zone of `now`.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: the text has another form.
     """
     text = text.strip()
     try:
@@ -29,7 +29,7 @@ def parse_moment(text: str, now: datetime) -> int:
             moment = datetime.fromisoformat(text)
         return _to_ms(moment if moment.tzinfo else moment.replace(tzinfo=now.tzinfo))
     except OverflowError as error:
-        raise ValueError(f"{text} is out of the range of times") from error
+        raise ValueError(f"{text} is out of range") from error
 
 
 def _to_ms(moment: datetime) -> int:
@@ -37,5 +37,5 @@ def _to_ms(moment: datetime) -> int:
 
 
 def show_moment(milliseconds: int) -> str:
-    """As people here read it, to the millisecond."""
+    """Return the local time, with milliseconds."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

@@ -1,4 +1,4 @@
-"""Whether a journal is whole: every line a record, every number there once, and what is missing accounted for."""
+"""Verifies a journal: every line is a record, every sequence number occurs once, and gap records cover missing ones."""
 
 import zlib
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ from skyroute.nameserver.journal.segments import (
 
 @dataclass(slots=True)
 class Report:
-    """What was found."""
+    """Result of a verification."""
 
     segments: int = 0
     unfinished: int = 0
-    """Segments that are being written, or that the next start will close."""
+    """Segments that are being written, or that the next start closes."""
     records: int = 0
     bytes: int = 0
     first: int | None = None
@@ -34,7 +34,7 @@ class Report:
     stops: int = 0
     gaps: int = 0
     steps_back: int = 0
-    """How often the wall clock was behind the record before."""
+    """Number of records whose wall time is before that of the previous record."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -43,10 +43,10 @@ class Report:
 
 
 def verify(folder: Path, report: Report | None = None) -> Report:
-    """Read everything and compare; a report that is passed is filled while we read.
+    """Read and check all segments. A given report is filled while they are read.
 
     Raises:
-        OSError: The folder cannot be read.
+        OSError: the folder cannot be read.
     """
     report = report or Report()
     index = read_index(folder)
@@ -61,28 +61,30 @@ def verify(folder: Path, report: Report | None = None) -> Report:
             report.problems.append(f"{path.name} cannot be read: {error.strerror}")
             continue
         if content is None:
-            continue  # let go since the folder was listed
+            continue  # removed since the folder was listed
         report.segments += first in closed
         report.unfinished += first not in closed
         report.bytes += len(content)
         previous_ms = _verify_lines(report, path.name, content, previous_ms, may_be_torn=first not in closed)
         if first in closed and first in index:
             _verify_against_index(report, index[first], content)
-    # Asked again, as a server may have let some go meanwhile.
+    # Read again: a running server may have removed segments meanwhile.
     for segment in read_index(folder).values():
         if not (folder / segment.name).exists():
-            report.problems.append(f"segment {segment.name} is missing: numbers {segment.first} to {segment.last}")
+            report.problems.append(
+                f"segment {segment.name} is missing: sequence numbers {segment.first} to {segment.last}"
+            )
     return report
 
 
 def _verify_against_index(report: Report, known: Segment, content: bytes) -> None:
     if known.size_bytes == len(content) and known.crc32 not in (None, zlib.crc32(content)):
-        report.problems.append(f"{known.name}: its bytes are not those that were written")
+        report.problems.append(f"{known.name}: the checksum is wrong")
     if known.size_bytes != len(content):
         found = summarize(content)
         report.problems.append(
-            f"{known.name}: the index knows {known.records} records in {known.size_bytes} bytes,"
-            f" found {0 if found is None else found.records} in {len(content)}"
+            f"{known.name}: {0 if found is None else found.records} records in {len(content)} bytes"
+            f" (expected {known.records} in {known.size_bytes} from the index)"
         )
 
 
@@ -92,15 +94,15 @@ def _verify_lines(report: Report, name: str, content: bytes, previous_ms: int, *
         if mark is not None and mark.v > SCHEMA_VERSION:
             report.problems.append(f"{name}, line {number}: written by a newer version ({mark.v})")
         elif reason is not None:
-            report.problems.append(f"{name}, line {number}: no record: {reason}")
+            report.problems.append(f"{name}, line {number}: not a record: {reason}")
         if mark is None:
             continue
         begins = mark.seq if mark.missing_from is None else mark.missing_from
         expected = begins if report.last is None else report.last + 1
         if begins > expected:
-            report.problems.append(f"{name}, line {number}: numbers {expected} to {begins - 1} are missing")
+            report.problems.append(f"{name}, line {number}: sequence numbers {expected} to {begins - 1} are missing")
         elif begins < expected:
-            report.problems.append(f"{name}, line {number}: number {begins} comes after {expected - 1}")
+            report.problems.append(f"{name}, line {number}: sequence number {begins} comes after {expected - 1}")
         if report.first is None:
             report.first = begins
         report.last = max(mark.seq, report.last or 0)
@@ -114,7 +116,7 @@ def _verify_lines(report: Report, name: str, content: bytes, previous_ms: int, *
 
 
 def _read(line: bytes) -> tuple[Record | Mark | None, str | None]:
-    """A line's place in the journal, as far as it has one, and why it is no record that we can read."""
+    """Return the record or mark of a line, and the error if it is not a valid record."""
     try:
         return record_decoder.decode(line), None
     except (msgspec.MsgspecError, ValueError) as error:

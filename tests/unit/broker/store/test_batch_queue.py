@@ -1,4 +1,4 @@
-"""Topics that keep batches whole: one record and one unit for many messages."""
+"""Batch queues: one record and one unit for many messages."""
 
 import struct
 from pathlib import Path
@@ -35,7 +35,7 @@ def append_batch(store: MessageStore, *bodies: bytes, topic: str = TOPIC, at_ms:
 
 
 def unwrapped(store: MessageStore, topic: str = TOPIC) -> list[StoredMessage]:
-    """Everything, read as a consumer does."""
+    """Return all messages, read as a consumer reads them."""
     found: list[StoredMessage] = []
     offset = store.min_offset(topic, 0)
     while offset < store.max_offset(topic, 0):
@@ -72,7 +72,7 @@ def test_a_batch_is_one_record_and_one_unit(store: MessageStore, tmp_path: Path)
     assert store.find_by_key(TOPIC, "id-a", 9, 0, NOW_MS * 2).positions == [units[1][0]]
 
 
-def test_any_offset_inside_a_batch_gives_the_whole_of_it(store: MessageStore) -> None:
+def test_a_read_inside_a_batch_returns_the_whole_batch(store: MessageStore) -> None:
     for name in (b"a", b"b", b"c"):
         append_batch(store, *[name] * 3, tag=name.decode())
     for written in range(2):
@@ -85,7 +85,7 @@ def test_any_offset_inside_a_batch_gives_the_whole_of_it(store: MessageStore) ->
         store.dispatch()
 
 
-def test_as_many_batches_are_read_as_have_no_more_messages_than_wanted(store: MessageStore) -> None:
+def test_a_read_returns_whole_batches_up_to_the_message_limit(store: MessageStore) -> None:
     for name in (b"a", b"b", b"c"):
         append_batch(store, *[name] * 3, tag=name.decode())
     counts = {wanted: store.read_queue(TOPIC, 0, 1, wanted, 1 << 20) for wanted in (1, 3, 5, 6, 8, 9)}
@@ -96,7 +96,7 @@ def test_as_many_batches_are_read_as_have_no_more_messages_than_wanted(store: Me
     assert (read.status, read.message_count, read.next_offset) == (ReadStatus.FOUND, 3, 9)
 
 
-def test_times_are_found_by_batch(store: MessageStore) -> None:
+def test_a_time_maps_to_the_first_offset_of_its_batch(store: MessageStore) -> None:
     for at in (100, 200, 300):
         append_batch(store, b"x", b"y", at_ms=NOW_MS + at)
     lower = {at: store.offset_at(TOPIC, 0, NOW_MS + at) for at in (0, 100, 101, 200, 300, 301)}
@@ -128,7 +128,7 @@ def test_units_cross_segments_and_old_ones_expire_with_the_log(store: MessageSto
 
 
 @pytest.mark.parametrize("segment", [0, 460])
-def test_a_missing_segment_of_a_queue_is_written_again(tmp_path: Path, segment: int) -> None:
+def test_a_missing_segment_of_a_queue_is_rebuilt(tmp_path: Path, segment: int) -> None:
     store = batch_store(tmp_path)
     for number in range(25):
         append_batch(store, b"%d" % number, b"and")
@@ -169,7 +169,7 @@ def test_a_process_that_dies_loses_nothing(
     assert not (tmp_path / "consumequeue").exists()
 
 
-def test_a_cut_log_does_not_give_offsets_out_again(tmp_path: Path) -> None:
+def test_offsets_of_messages_lost_with_a_cut_log_are_not_reused(tmp_path: Path) -> None:
     store = batch_store(tmp_path)
     for number in range(5):
         append_batch(store, b"%d" % number, b"two")
@@ -185,7 +185,7 @@ def test_a_cut_log_does_not_give_offsets_out_again(tmp_path: Path) -> None:
     assert [message.queue_offset for message in unwrapped(store)] == [*range(8), 10]
 
 
-def test_queues_that_somebody_removed_are_written_again(tmp_path: Path) -> None:
+def test_removed_batch_queues_are_rebuilt(tmp_path: Path) -> None:
     store = batch_store(tmp_path)
     store.append(draft(TOPIC, body=b"single"), NOW_MS)
     append_batch(store, b"a", b"b")
@@ -197,7 +197,7 @@ def test_queues_that_somebody_removed_are_written_again(tmp_path: Path) -> None:
     assert [message.body for message in unwrapped(store)] == [b"single", b"a", b"b"]
 
 
-def test_a_topic_that_is_deleted_may_come_back_as_the_other_kind(tmp_path: Path) -> None:
+def test_a_deleted_topic_may_be_created_again_with_the_other_queue_type(tmp_path: Path) -> None:
     store = batch_store(tmp_path)
     append_batch(store, b"a", b"b")
     store.delete_topic(TOPIC)
@@ -215,8 +215,8 @@ def test_a_topic_that_is_deleted_may_come_back_as_the_other_kind(tmp_path: Path)
     assert (tmp_path / "consumequeue" / TOPIC / "0").exists()
 
 
-def test_the_kind_that_a_topic_has_is_the_kind_that_it_keeps(tmp_path: Path) -> None:
-    """Neither we nor Apache's broker open a folder where a topic has both."""
+def test_an_existing_topic_keeps_its_queue_type(tmp_path: Path) -> None:
+    """Neither broker opens a folder in which a topic has queues of both types."""
     store = small_store(tmp_path)
     store.append(draft(TOPIC), NOW_MS)
     store.close()
@@ -229,14 +229,14 @@ def test_the_kind_that_a_topic_has_is_the_kind_that_it_keeps(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("messages", [0, 32768])
-def test_a_batch_has_as_many_messages_as_a_unit_can_count(store: MessageStore, messages: int) -> None:
+def test_the_number_of_messages_in_a_batch_is_bounded(store: MessageStore, messages: int) -> None:
     with pytest.raises(RecordError, match="expected 1 to 32767"):
         store.append_inner_batch(draft(TOPIC), messages, NOW_MS)
     assert store.append(draft(TOPIC), NOW_MS).queue_offset == 0
 
 
 @pytest.mark.parametrize("count", ["", "0", "-1", "32768", "many", "٣"])
-def test_a_message_that_only_claims_to_be_a_batch_counts_as_one(tmp_path: Path, count: str) -> None:
+def test_a_batch_flag_without_a_valid_count_counts_as_one_message(tmp_path: Path, count: str) -> None:
     store = batch_store(tmp_path)
     claim = draft(TOPIC, properties={"INNER_NUM": count} if count else {}, sys_flag=0xC0)
     assert [store.append(claim, NOW_MS).queue_offset for _ in range(3)] == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""What the store says of calls that the system refuses."""
+"""Errors of system calls, and the limit of open segments."""
 
 import os
 import resource
@@ -32,14 +32,14 @@ def test_an_error_names_the_file_and_not_its_descriptor(tmp_path: Path, refused:
         os.close(descriptor)
 
 
-def test_a_closed_descriptor_is_named_by_its_number(tmp_path: Path) -> None:
+def test_the_error_of_a_closed_descriptor_has_its_number(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     os.close(descriptor)
     with pytest.raises(FileWriteError, match=rf"cannot write a file \(descriptor {descriptor}\): Bad file descriptor"):
         Flush(Disk(), 0, 0).add(descriptor)
 
 
-def test_a_segment_that_cannot_be_mapped_or_read_is_named(tmp_path: Path) -> None:
+def test_the_error_of_an_unreadable_segment_has_its_path(tmp_path: Path) -> None:
     segment = Segment(tmp_path / "00000000000000000000", 0, 4096, Disk(), OpenSegments())
     os.close(segment.descriptor)
     with pytest.raises(FileReadError, match=f"cannot read {segment.path}: Bad file descriptor"):

@@ -1,4 +1,4 @@
-"""A process of its own that writes the key index: whatever becomes of it, all keys are found."""
+"""The index process: all keys are found, whatever happens to it."""
 
 import logging
 import os
@@ -53,7 +53,7 @@ def open_store(folder: Path, disk: Disk | None = None, **changes: Any) -> Messag
 
 
 def rush(store: MessageStore, first: int, count: int = RUSH) -> Keys:
-    """Append so many messages that the index is worth a process; return where each lies, by key."""
+    """Append enough messages to start an index process; return their positions by key."""
     found: Keys = {}
     for number in range(first, first + count):
         properties = {"UNIQ_KEY": f"id-{number}", "KEYS": f"k{number} é{number}"}
@@ -76,7 +76,7 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def test_a_rush_has_its_keys_written_elsewhere_and_what_is_written_is_the_same(tmp_path: Path) -> None:
+def test_the_index_process_writes_the_same_files_as_the_store(tmp_path: Path) -> None:
     written = []
     for own_process in (True, False):
         store = open_store(tmp_path / str(own_process), index_process=own_process)
@@ -100,8 +100,8 @@ def test_a_rush_has_its_keys_written_elsewhere_and_what_is_written_is_the_same(t
     assert len(written[0]) > 4
 
 
-def test_records_of_every_kind_are_read(tmp_path: Path) -> None:
-    """Longer than what is read at once, with addresses of version 6, with long names, and rolled back."""
+def test_the_index_process_reads_keys_of_every_kind_of_record(tmp_path: Path) -> None:
+    """Records longer than one read, with IPv6 addresses, with long topics, and rolled back."""
     with closing(open_store(tmp_path, log_segment_bytes=4 << 20)) as store:
         rush(store, 0)
         assert store.index_pid is not None
@@ -124,7 +124,7 @@ def test_records_of_every_kind_are_read(tmp_path: Path) -> None:
         assert store.index_pid is not None
 
 
-def test_little_to_do_is_done_without(tmp_path: Path) -> None:
+def test_no_index_process_starts_under_low_load(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, index_process_after=3)) as store:
         keys = rush(store, 0, 600)
         store.dispatch()  # as happens now and then, whether or not there is a backlog
@@ -133,20 +133,22 @@ def test_little_to_do_is_done_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"index_process": False}, {"index_enabled": False}])
-def test_nobody_has_to_have_it(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_index_process_can_be_disabled(tmp_path: Path, changes: dict[str, Any]) -> None:
     with closing(open_store(tmp_path, **changes)) as store:
         rush(store, 0)
         assert store.index_pid is None
 
 
-def test_one_processor_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_index_process_starts_on_a_single_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_writer, "processors", lambda: 1)
     with closing(open_store(tmp_path)) as store:
         check(store, rush(store, 0))
         assert store.index_pid is None
 
 
-def test_a_process_that_dies_is_done_without(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_store_continues_the_index_after_its_process_died(
+    store: MessageStore, caplog: pytest.LogCaptureFixture
+) -> None:
     keys = rush(store, 0)
     pid = store.index_pid
     assert pid is not None
@@ -160,7 +162,7 @@ def test_a_process_that_dies_is_done_without(store: MessageStore, caplog: pytest
     assert warnings == [f"index process died, the broker writes the index itself pid={pid}"]
 
 
-def test_a_process_that_died_unseen_is_done_without_once_somebody_asks(store: MessageStore) -> None:
+def test_a_search_notices_a_dead_index_process(store: MessageStore) -> None:
     keys = rush(store, 0)
     pid = store.index_pid
     assert pid is not None
@@ -172,8 +174,8 @@ def test_a_process_that_died_unseen_is_done_without_once_somebody_asks(store: Me
     check(store, keys)
 
 
-def test_keys_of_what_readers_saw_and_no_file_has_are_not_lost_with_it(tmp_path: Path) -> None:
-    """The disk is full when the process dies, so that nothing was derived since."""
+def test_keys_of_visible_unwritten_records_survive_a_dead_index_process(tmp_path: Path) -> None:
+    """The disk is full when the process dies, so nothing is dispatched afterwards."""
     disk = FullDisk()
     store = open_store(tmp_path, disk)
     keys = rush(store, 0)
@@ -191,7 +193,9 @@ def test_keys_of_what_readers_saw_and_no_file_has_are_not_lost_with_it(tmp_path:
     store.kill()
 
 
-def test_a_process_that_says_nothing_is_done_without(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_process_that_hangs_is_replaced_by_the_store(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index_process, "TIMEOUT_S", 0.05)
     keys = rush(store, 0)
     pid = store.index_pid
@@ -202,7 +206,9 @@ def test_a_process_that_says_nothing_is_done_without(store: MessageStore, monkey
     assert store.index_pid is None
 
 
-def test_one_that_is_far_behind_is_waited_for(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_waits_for_an_index_process_that_is_far_behind(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(index_process, "LAG_BYTES_MAX", 1)
     keys = rush(store, 0, 5000)
     assert store.index_pid is not None
@@ -210,14 +216,16 @@ def test_one_that_is_far_behind_is_waited_for(store: MessageStore, monkeypatch: 
 
 
 @pytest.mark.parametrize("program", ["/nonexistent/python", "/bin/false"])
-def test_one_that_does_not_start_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def test_the_store_writes_the_index_if_the_process_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
     monkeypatch.setattr(sys, "executable", program)
     with closing(open_store(tmp_path)) as store:
         check(store, rush(store, 0) | rush(store, RUSH))
         assert store.index_pid is None
 
 
-def test_signals_for_the_broker_are_not_for_it(store: MessageStore) -> None:
+def test_the_index_process_ignores_signals_of_the_terminal(store: MessageStore) -> None:
     keys = rush(store, 0)
     pid = store.index_pid
     assert pid is not None
@@ -229,8 +237,8 @@ def test_signals_for_the_broker_are_not_for_it(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("disk", [HastyDisk, RestartedMachine])
-def test_a_store_that_dies_with_it_has_every_key_when_it_is_opened_again(tmp_path: Path, disk: type[Disk]) -> None:
-    """The process ends where it happens to be; so does the machine, with some of it on the disk."""
+def test_no_key_is_lost_if_store_and_index_process_die(tmp_path: Path, disk: type[Disk]) -> None:
+    """Process or machine stop at any point, with a part of the index on disk."""
     keys: Keys = {}
     for turn in range(4):
         store = open_store(tmp_path, disk() if turn else HastyDisk())
@@ -245,7 +253,7 @@ def test_a_store_that_dies_with_it_has_every_key_when_it_is_opened_again(tmp_pat
         check(store, dict(list(keys.items())[::11]))
 
 
-def test_a_flush_says_how_far_the_process_was_and_no_more(store: MessageStore) -> None:
+def test_the_checkpoint_has_the_progress_of_the_index_process(store: MessageStore) -> None:
     rush(store, 0)
     pid = store.index_pid
     assert pid is not None
@@ -261,7 +269,7 @@ def test_a_flush_says_how_far_the_process_was_and_no_more(store: MessageStore) -
     os.kill(pid, signal.SIGCONT)
 
 
-def test_old_files_are_removed_behind_its_back(tmp_path: Path) -> None:
+def test_index_files_expire_while_the_process_runs(tmp_path: Path) -> None:
     with closing(open_store(tmp_path, FillingDisk())) as store:
         rush(store, 0)
         pid = store.index_pid
@@ -278,7 +286,7 @@ def test_old_files_are_removed_behind_its_back(tmp_path: Path) -> None:
         assert not any(str(tmp_path) in name and "(deleted)" in name for name in held)
 
 
-def test_an_index_that_cannot_be_written_is_told_to_whoever_sends(store: MessageStore, tmp_path: Path) -> None:
+def test_an_index_write_error_refuses_the_next_append(store: MessageStore, tmp_path: Path) -> None:
     keys = rush(store, 0)
     assert store.index_pid
     index = tmp_path / "store" / "index"
@@ -316,7 +324,7 @@ while True:
 """
 
 
-def test_a_broker_that_is_killed_leaves_no_process_that_still_writes(tmp_path: Path) -> None:
+def test_the_index_process_of_a_killed_broker_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as writer:
         assert writer.stdout is not None

@@ -1,4 +1,4 @@
-"""The small files beside the messages."""
+"""JSON files of the broker, and their backups."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> JsonFile:
     return JsonFile(tmp_path / "config" / "consumerOffset.json")
 
 
-def test_it_is_written_as_java_does_and_the_old_one_is_kept(file: JsonFile) -> None:
+def test_a_file_has_javas_json_and_the_old_one_is_the_backup(file: JsonFile) -> None:
     assert file.load(as_it_is) is None
     file.save(OFFSETS)
     assert file.path.read_bytes() == b'{"offsetTable":{"T@G":{0:12,1:3}}}'
@@ -43,7 +43,7 @@ def test_it_is_written_as_java_does_and_the_old_one_is_kept(file: JsonFile) -> N
     ]
 
 
-def test_bare_keys_are_read_as_text(file: JsonFile) -> None:
+def test_unquoted_keys_are_read_as_text(file: JsonFile) -> None:
     file.save(OFFSETS)
     assert file.load(as_it_is) == {"offsetTable": {"T@G": {"0": 12, "1": 3}}}
 
@@ -52,7 +52,7 @@ DAMAGES = [b"", bytes(40), b"{", b"\xff\xfe", b'{"value":2', b"[]", b"null", b'{
 
 
 @pytest.mark.parametrize("content", DAMAGES)
-def test_a_damaged_file_is_kept_and_gives_way_to_its_backup(
+def test_the_backup_replaces_a_damaged_file_which_is_kept(
     file: JsonFile, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.save({"value": 1})
@@ -72,7 +72,7 @@ def test_a_damaged_file_is_kept_and_gives_way_to_its_backup(
 
 @pytest.mark.parametrize("content", DAMAGES)
 @pytest.mark.parametrize("backup", [None, *DAMAGES[:3]])
-def test_without_a_sound_copy_it_is_refused_and_nothing_is_changed(
+def test_a_damaged_file_without_an_intact_backup_is_refused(
     file: JsonFile, content: bytes, backup: bytes | None
 ) -> None:
     file.save({"value": 1})
@@ -86,7 +86,7 @@ def test_without_a_sound_copy_it_is_refused_and_nothing_is_changed(
     assert len(list(file.path.parent.iterdir())) == (1 if backup is None else 2)
 
 
-def test_a_missing_file_gives_way_to_its_backup(file: JsonFile, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_backup_replaces_a_missing_file(file: JsonFile, caplog: pytest.LogCaptureFixture) -> None:
     file.save({"value": 1})
     file.save({"value": 2})
     file.path.unlink()
@@ -103,13 +103,13 @@ def test_a_damaged_backup_of_a_missing_file_is_refused(file: JsonFile, content: 
     assert file.backup.read_bytes() == content
 
 
-def test_a_file_that_may_not_be_read_is_not_taken_for_a_damaged_one(file: JsonFile) -> None:
+def test_a_file_without_read_permission_is_not_treated_as_damaged(file: JsonFile) -> None:
     file.path.mkdir(parents=True)
     with pytest.raises(StorageError, match="Is a directory"):
         file.load(read_number)
 
 
-def test_whichever_call_fails_the_old_or_the_new_value_is_there(tmp_path: Path) -> None:
+def test_after_any_failed_call_the_old_or_the_new_value_is_there(tmp_path: Path) -> None:
     for fail_at in range(1, 20):
         disk = FailingDisk(half=True)
         file = JsonFile(tmp_path / str(fail_at) / "topics.json", disk)

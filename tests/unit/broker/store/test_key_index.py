@@ -1,4 +1,4 @@
-"""The index by key: Java's hash, chains, files one after the other."""
+"""The key index: Java's hash, linked lists of entries, several files."""
 
 import struct
 from pathlib import Path
@@ -22,12 +22,12 @@ def index(tmp_path: Path) -> KeyIndex:
 
 
 @given(TEXT, TEXT)
-def test_a_key_has_the_hash_that_java_gives_it(topic: str, key: str) -> None:
+def test_a_key_has_javas_hash(topic: str, key: str) -> None:
     assert key_hash(topic, key.encode()) == min(abs(java_hash(f"{topic}#{key}")), 0x7FFFFFFF) % 0x80000000
 
 
 @pytest.mark.parametrize("length", [7, 20])
-def test_the_smallest_of_javas_integers_is_taken_as_zero(length: int) -> None:
+def test_the_hash_of_javas_smallest_integer_is_zero(length: int) -> None:
     # Characters are digits of base 31, so that a text can be found for any hash.
     left = ((1 << 31) - java_hash("T#" + "A" * length)) & 0xFFFFFFFF
     digits = [left // 31**place % 31 for place in reversed(range(length))]
@@ -58,7 +58,7 @@ def test_all_messages_of_a_key_are_found_oldest_first_over_all_files(index: KeyI
     assert index.find("U", "every", 5, 0, NOW_MS * 2).positions == []
 
 
-def test_a_long_chain_is_walked_in_steps(tmp_path: Path) -> None:
+def test_a_long_list_of_entries_is_searched_in_steps(tmp_path: Path) -> None:
     index = KeyIndex(tmp_path / "index", 7, 20 * SLOT_ENTRIES_A_STEP, Disk())
     add(index, *(("every", position) for position in range(1000, 1000 + 10 * SLOT_ENTRIES_A_STEP)))
     # The oldest are wanted, and the newest come first.
@@ -79,7 +79,7 @@ def test_a_file_may_expire_while_a_newer_one_is_searched(tmp_path: Path) -> None
     assert end.value.value.positions == []
 
 
-def test_times_bound_what_is_found_to_the_second(index: KeyIndex) -> None:
+def test_a_search_is_limited_to_a_time_range_in_seconds(index: KeyIndex) -> None:
     for position in range(0, 60_000, 1000):
         add(index, ("every", position))
     assert find(index, "every", NOW_MS + 30_000, NOW_MS + 33_500) == [30_000, 31_000, 32_000, 33_000]
@@ -87,13 +87,13 @@ def test_times_bound_what_is_found_to_the_second(index: KeyIndex) -> None:
     assert find(index, "every", 0, NOW_MS - 1) == []
 
 
-def test_no_more_are_found_than_one_answer_holds(tmp_path: Path) -> None:
+def test_the_number_of_matches_is_bounded(tmp_path: Path) -> None:
     index = KeyIndex(tmp_path, 7, 1000, Disk())
     add(index, *(("every", position) for position in range(500)))
     assert index.find("T", "every", 1 << 30, 0, NOW_MS * 2).positions == list(range(500 - MATCHES_MAX, 500))
 
 
-def test_a_file_lies_as_apache_lays_it(index: KeyIndex) -> None:
+def test_an_index_file_has_apaches_layout(index: KeyIndex) -> None:
     index.add([(23, 500, NOW_MS), (30, 700, NOW_MS + 2_999), (3, 900, NOW_MS - 5_000)])
     (path,) = (file.path for file in index.files)
     content = path.read_bytes()
@@ -115,7 +115,7 @@ def test_files_keep_their_order_when_the_clock_steps_back(index: KeyIndex) -> No
 
 @pytest.mark.parametrize("slots_are_sound", [True, False])
 @pytest.mark.parametrize("cut", [0, 500, 18_000, 19_000, 30_500, 60_000])
-def test_keys_behind_a_position_are_forgotten(index: KeyIndex, cut: int, slots_are_sound: bool) -> None:
+def test_keys_behind_a_position_are_dropped(index: KeyIndex, cut: int, slots_are_sound: bool) -> None:
     for position in range(0, 60_000, 1000):
         add(index, ("every", position), (f"k{position}", position))
     index.truncate_to(cut, slots_are_sound=slots_are_sound)

@@ -1,4 +1,4 @@
-"""Appending and reading: what a broker does all day."""
+"""Appends and reads of a store."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> MessageStore:
     return small_store(tmp_path)
 
 
-def test_a_message_is_read_back_as_it_was_sent(store: MessageStore) -> None:
+def test_a_message_is_read_as_it_was_stored(store: MessageStore) -> None:
     properties = {"TAGS": "TagA", "KEYS": "k1 k2", "UNIQ_KEY": "7F000001", "colour": "红"}
     sent = draft("T", 3, b"hello", properties, sys_flag=1, flag=7, reconsume_times=2, prepared_position=9)
     first = store.append(sent, NOW_MS)
@@ -55,7 +55,7 @@ def test_a_message_is_read_back_as_it_was_sent(store: MessageStore) -> None:
     assert store.record_at(second.log_position) == bytes(store.read_queue("T", 3, 1, 1, 1000).chunks[0])
 
 
-def test_addresses_of_either_family_and_long_topics_have_their_records(store: MessageStore) -> None:
+def test_ipv4_ipv6_and_long_topics_have_their_record_layouts(store: MessageStore) -> None:
     wide = encode_host("fe80::1", 9)
     for topic, changes in (("T", {}), ("T" * 200, {"raw_born_host": wide}), ("t", {"raw_store_host": wide})):
         sent = msgspec.structs.replace(draft(topic, body=b"x"), **changes)
@@ -72,7 +72,7 @@ def test_addresses_of_either_family_and_long_topics_have_their_records(store: Me
         assert store.stored_at_ms(topic, 0, 0) == NOW_MS
 
 
-def test_a_segment_ends_with_a_mark_and_the_log_goes_on_in_the_next(store: MessageStore) -> None:
+def test_a_full_segment_gets_an_end_mark_and_the_next_one_starts(store: MessageStore) -> None:
     positions = [store.append(draft(body=b"x" * 900), NOW_MS).log_position for _ in range(10)]
     assert [position // 4096 for position in positions] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
     assert all(position % 4096 == 0 for position in positions[4::4])
@@ -80,14 +80,14 @@ def test_a_segment_ends_with_a_mark_and_the_log_goes_on_in_the_next(store: Messa
     assert store.max_position == positions[-1] + 992
 
 
-def test_a_record_is_never_larger_than_a_segment(store: MessageStore) -> None:
+def test_a_record_larger_than_a_segment_is_refused(store: MessageStore) -> None:
     store.append(draft(body=bytes(4096 - 8 - 92)), NOW_MS)
     with pytest.raises(RecordTooLargeError, match="do not fit a segment"):
         store.append(draft(body=bytes(4096 - 8 - 91)), NOW_MS)
     assert len(read_all(store)) == 1
 
 
-def test_a_batch_has_consecutive_offsets_and_stays_in_one_file(store: MessageStore) -> None:
+def test_a_batch_has_consecutive_offsets_in_one_segment(store: MessageStore) -> None:
     store.append(draft(body=b"x" * 3000), NOW_MS)
     items = [BatchItem(f"{number}".encode() * 200, encode_properties({"KEYS": f"k{number}"})) for number in range(4)]
     appended = store.append_batch(draft(flag=5), items, NOW_MS)
@@ -106,7 +106,7 @@ def test_a_batch_has_consecutive_offsets_and_stays_in_one_file(store: MessageSto
 
 @pytest.mark.parametrize("topic", ["T", "T" * 200])
 @pytest.mark.parametrize("host", ["10.0.0.1", "fe80::1"])
-def test_records_of_a_batch_are_those_of_single_messages(tmp_path: Path, topic: str, host: str) -> None:
+def test_a_batch_has_the_same_records_as_single_messages(tmp_path: Path, topic: str, host: str) -> None:
     born = encode_host(host, 7)
     items = [BatchItem(b"body" * number, b"KEYS\x01k%d\x02" % number, number) for number in range(5)]
     alone, together = small_store(tmp_path / "alone"), small_store(tmp_path / "together")
@@ -119,7 +119,7 @@ def test_records_of_a_batch_are_those_of_single_messages(tmp_path: Path, topic: 
     assert [together.record_at(at) for at in positions] == [alone.record_at(at) for at in positions]
 
 
-def test_what_does_not_fit_a_record_is_refused_and_nothing_is_stored(tmp_path: Path) -> None:
+def test_a_value_that_does_not_fit_a_record_is_refused(tmp_path: Path) -> None:
     store = small_store(tmp_path, log_segment_bytes=1 << 16)
     with pytest.raises(RecordError, match="properties of 32768 bytes"):
         store.append_batch(draft(), [BatchItem(b""), BatchItem(b"", b"x" * 32768)], NOW_MS)
@@ -134,7 +134,7 @@ def test_what_does_not_fit_a_record_is_refused_and_nothing_is_stored(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["../../beside", "..", "", "a/../../beside", "beside\0", "x" * 256])
-def test_a_deletion_reaches_no_folder_outside(tmp_path: Path, name: str) -> None:
+def test_a_topic_name_cannot_delete_a_folder_outside_the_store(tmp_path: Path, name: str) -> None:
     beside = tmp_path / "beside"
     beside.mkdir()
     store = small_store(tmp_path / "store")
@@ -144,7 +144,7 @@ def test_a_deletion_reaches_no_folder_outside(tmp_path: Path, name: str) -> None
     assert beside.is_dir()
 
 
-def test_a_message_that_comes_while_its_topic_is_deleted_brings_no_queue_back(tmp_path: Path) -> None:
+def test_a_message_during_the_deletion_of_its_topic_restores_no_queue(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     for queue_id in range(3):
         store.append(draft("T", queue_id=queue_id), NOW_MS)
@@ -157,7 +157,7 @@ def test_a_message_that_comes_while_its_topic_is_deleted_brings_no_queue_back(tm
     assert small_store(tmp_path).topics() == set()
 
 
-def test_a_queue_that_the_disk_refuses_to_remove_is_removed_by_the_next_request(tmp_path: Path) -> None:
+def test_a_failed_removal_of_a_queue_is_repeated_by_the_next_request(tmp_path: Path) -> None:
     class Refusing(Disk):
         refuses = True
 
@@ -177,7 +177,7 @@ def test_a_queue_that_the_disk_refuses_to_remove_is_removed_by_the_next_request(
     assert not (tmp_path / "consumequeue" / "T").exists()
 
 
-def test_a_store_opens_on_a_disk_without_room_for_the_ledger(tmp_path: Path) -> None:
+def test_a_store_opens_without_a_ledger_on_a_full_disk(tmp_path: Path) -> None:
     class Full(Disk):
         def open(self, path: Path, size: int) -> int:
             if path.name == "queues.tmp":
@@ -206,7 +206,7 @@ def test_a_deletion_in_the_ledger_of_another_log_hides_no_message(tmp_path: Path
     assert small_store(tmp_path).max_offset("T", 0) == 2
 
 
-def test_half_and_withdrawn_messages_take_no_place_in_their_queue(store: MessageStore) -> None:
+def test_half_and_rolled_back_messages_get_no_unit(store: MessageStore) -> None:
     for state in TransactionState:
         store.append(draft(properties={"UNIQ_KEY": state.name}, sys_flag=int(state)), NOW_MS)
     assert [message.transaction for message in read_all(store)] == [TransactionState.NONE, TransactionState.COMMITTED]
@@ -218,7 +218,7 @@ def test_half_and_withdrawn_messages_take_no_place_in_their_queue(store: Message
     assert decode_record(half).queue_offset == 0
 
 
-def test_a_unit_holds_the_code_of_the_tag_or_the_time_when_a_delayed_message_is_due(store: MessageStore) -> None:
+def test_a_unit_has_the_tag_code_or_the_due_time(store: MessageStore) -> None:
     store.append(draft(properties={"TAGS": "TagB"}), NOW_MS)
     store.append(draft(properties={"TAGS": "x" * 60}), NOW_MS)
     store.append(draft(), NOW_MS)
@@ -246,7 +246,7 @@ def test_a_unit_holds_the_code_of_the_tag_or_the_time_when_a_delayed_message_is_
         (4, ReadStatus.BEYOND_END, 3),
     ],
 )
-def test_every_offset_has_its_status_and_says_where_to_read_on(
+def test_a_read_returns_status_and_next_offset_for_every_offset(
     store: MessageStore, offset: int, status: ReadStatus, next_offset: int
 ) -> None:
     for _ in range(3):
@@ -255,7 +255,7 @@ def test_every_offset_has_its_status_and_says_where_to_read_on(
     assert (read.status, read.next_offset, read.min_offset, read.max_offset) == (status, next_offset, 0, 3)
 
 
-def test_a_queue_that_nobody_wrote_to_is_empty(store: MessageStore) -> None:
+def test_a_queue_without_messages_is_empty(store: MessageStore) -> None:
     store.append(draft(queue_id=1), NOW_MS)
     for topic, queue_id in (("T", 0), ("U", 1)):
         read = store.read_queue(topic, queue_id, 5, 2, 1000)
@@ -267,7 +267,7 @@ def test_a_queue_that_nobody_wrote_to_is_empty(store: MessageStore) -> None:
     assert store.oldest_ms == NOW_MS
 
 
-def test_reading_stops_at_a_number_of_messages_or_bytes_but_not_before_the_first(store: MessageStore) -> None:
+def test_a_read_stops_at_the_limits_but_returns_at_least_one_record(store: MessageStore) -> None:
     size = max(store.append(draft(body=b"x" * 100), NOW_MS).record_bytes for _ in range(9))
     counts = {
         (count, limit): store.read_queue("T", 0, 0, count, limit).message_count
@@ -279,7 +279,7 @@ def test_reading_stops_at_a_number_of_messages_or_bytes_but_not_before_the_first
     assert len(read.chunks) == 1, "what lies side by side is read in one go"
 
 
-def test_a_filter_sees_codes_first_and_then_records(store: MessageStore) -> None:
+def test_a_read_filters_by_tag_code_then_by_record(store: MessageStore) -> None:
     for number in range(9):
         store.append(draft(body=b"%d" % number, properties={"TAGS": "AB"[number % 2]}), NOW_MS)
     code = tag_code("B")
@@ -303,7 +303,7 @@ def test_a_search_without_a_match_is_bounded(tmp_path: Path) -> None:
         assert (read.status, read.next_offset) == (ReadStatus.NO_MATCH, 10 + looked_at)
 
 
-def test_times_are_found_by_halving(store: MessageStore) -> None:
+def test_an_offset_is_found_by_time(store: MessageStore) -> None:
     for at in (100, 100, 200, 200, 300):
         store.append(draft(), NOW_MS + at)
     lower = {at: store.offset_at("T", 0, NOW_MS + at) for at in (0, 100, 101, 200, 300, 301)}
@@ -324,7 +324,7 @@ def test_units_cross_the_segments_of_their_queue(store: MessageStore) -> None:
     assert store.read_queue("T", 0, 8, 10, 1 << 20).next_offset == 10, "a read ends with the queue's segment"
 
 
-def test_what_waits_to_be_written_is_bounded_whoever_reads(tmp_path: Path) -> None:
+def test_the_backlog_is_bounded_by_reads_too(tmp_path: Path) -> None:
     store = small_store(tmp_path, log_segment_bytes=1 << 20, queue_segment_units=1000)
     for number in range(600):
         store.append(draft(), NOW_MS)
@@ -333,13 +333,13 @@ def test_what_waits_to_be_written_is_bounded_whoever_reads(tmp_path: Path) -> No
     assert len(unit_bytes) > 20 * (600 - BACKLOG_MAX - 2)
 
 
-def test_positions_that_are_no_record_give_none(store: MessageStore) -> None:
+def test_a_position_without_a_record_returns_none(store: MessageStore) -> None:
     appended = store.append(draft(body=b"x" * 200), NOW_MS)
     for position in (-1, 1, 100, appended.log_end - 1, appended.log_end, 1 << 40):
         assert store.record_at(position) is None
 
 
-def test_readers_see_only_what_is_on_the_disk_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_with_sync_flush_readers_see_only_flushed_records(tmp_path: Path) -> None:
     store = small_store(tmp_path, sync_flush=True)
     first = store.append(draft(properties={"KEYS": "k"}), NOW_MS)
     assert store.flushed_position == 0
@@ -360,7 +360,7 @@ def test_readers_see_only_what_is_on_the_disk_where_that_is_asked_for(tmp_path: 
     assert len(read_all(small_store(tmp_path, sync_flush=True))) == 3
 
 
-def test_messages_are_appended_while_another_thread_waits_for_the_disk(tmp_path: Path) -> None:
+def test_messages_are_appended_while_another_thread_flushes(tmp_path: Path) -> None:
     going_on, may_end = threading.Event(), threading.Event()
 
     class SlowDisk(Disk):
@@ -387,7 +387,7 @@ def test_messages_are_appended_while_another_thread_waits_for_the_disk(tmp_path:
     assert len(read_all(small_store(tmp_path, log_segment_bytes=1 << 20))) == 2
 
 
-def test_a_folder_is_open_once(tmp_path: Path) -> None:
+def test_a_folder_can_be_opened_only_once(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     with pytest.raises(StoreLockedError, match="in use by another broker"):
         small_store(tmp_path)
@@ -395,7 +395,7 @@ def test_a_folder_is_open_once(tmp_path: Path) -> None:
     small_store(tmp_path).close()
 
 
-def test_a_closed_store_takes_no_more(store: MessageStore) -> None:
+def test_a_closed_store_refuses_messages(store: MessageStore) -> None:
     store.append(draft(), NOW_MS)
     store.close()
     with pytest.raises(StoreClosedError):
@@ -405,7 +405,7 @@ def test_a_closed_store_takes_no_more(store: MessageStore) -> None:
     store.close()
 
 
-def test_a_record_that_was_read_stays_good_when_its_segment_is_gone(store: MessageStore) -> None:
+def test_a_record_that_was_read_stays_valid_after_its_segment_is_removed(store: MessageStore) -> None:
     for number in range(20):
         store.append(draft(body=b"%d" % number * 400), NOW_MS)
     chunk = store.read_queue("T", 0, 0, 1, 1).chunks[0]
@@ -416,7 +416,7 @@ def test_a_record_that_was_read_stays_good_when_its_segment_is_gone(store: Messa
     assert decode_record(chunk, check_crc=True).body == b"0" * 400
 
 
-def test_few_files_are_open_however_many_queues_there_are(tmp_path: Path) -> None:
+def test_the_number_of_open_files_is_bounded(tmp_path: Path) -> None:
     store = small_store(tmp_path, open_segments_max=5)
     for turn in range(3):
         for queue_id in range(40):

@@ -1,4 +1,4 @@
-"""A repaired copy has every good record where it was, and the original is not touched."""
+"""A repaired copy has every intact record at its position; the original does not change."""
 
 import os
 import random
@@ -51,7 +51,7 @@ def repair(folder: Path, target: Path) -> tuple[Repaired, Report]:
 
 
 def content_of(folder: Path) -> dict[Place, StoredMessage]:
-    """All messages as consumers read them, by their places. Opens the store, and so changes it."""
+    """Return all messages by topic, queue and offset, as consumers read them. Opens and so changes the store."""
     store = open_store(folder)
     found: dict[Place, StoredMessage] = {}
     for topic, queues in QUEUES.items():
@@ -65,7 +65,7 @@ def content_of(folder: Path) -> dict[Place, StoredMessage]:
     return found
 
 
-def test_a_sound_store_is_copied_as_it_is(folder: Path, tmp_path: Path) -> None:
+def test_an_intact_store_is_copied_unchanged(folder: Path, tmp_path: Path) -> None:
     repaired, report = repair(folder, tmp_path / "copy")
     assert (repaired.records, repaired.lost_ranges, repaired.losses) == (75, 0, [])
     assert (report.findings, report.notes) == ([], [])
@@ -83,7 +83,7 @@ def test_a_store_whose_process_died_is_copied_with_its_last_record(tmp_path: Pat
     assert content_of(tmp_path / "copy")["T", 0, 20].body == b"not derived"
 
 
-def test_a_damaged_record_leaves_a_gap_and_all_others_stay_where_they_were(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_record_leaves_a_gap_and_the_others_keep_their_positions(folder: Path, tmp_path: Path) -> None:
     before = content_of(Path(shutil.copytree(folder, tmp_path / "read")))
     lost = before["T", 1, 7]
     path = folder / "commitlog" / f"{lost.log_position // 4096 * 4096:020d}"
@@ -105,7 +105,7 @@ def test_a_damaged_record_leaves_a_gap_and_all_others_stay_where_they_were(folde
 
 @pytest.mark.parametrize("has_list", [False, True])
 @pytest.mark.parametrize(("topic", "queue_id", "end"), [("T", 2, 20), ("Other", 0, 9), (BATCHES, 0, 18)])
-def test_the_offset_of_a_lost_last_message_is_not_given_again(
+def test_the_offset_of_a_lost_last_message_is_not_reused(
     folder: Path, tmp_path: Path, topic: str, queue_id: int, end: int, has_list: bool
 ) -> None:
     before = content_of(Path(shutil.copytree(folder, tmp_path / "read")))
@@ -123,7 +123,7 @@ def test_the_offset_of_a_lost_last_message_is_not_given_again(
     store.close()
 
 
-def test_a_missing_file_of_the_log_costs_what_it_held(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_log_file_loses_only_its_messages(folder: Path, tmp_path: Path) -> None:
     before = content_of(Path(shutil.copytree(folder, tmp_path / "read")))
     (folder / "commitlog" / "00000000000000004096").unlink()
     repaired, report = repair(folder, tmp_path / "copy")
@@ -135,7 +135,7 @@ def test_a_missing_file_of_the_log_costs_what_it_held(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["consumequeue", "batchconsumequeue", "index", "checkpoint"])
-def test_what_follows_from_the_log_is_made_again(folder: Path, tmp_path: Path, name: str) -> None:
+def test_queues_and_index_are_rebuilt_from_the_log(folder: Path, tmp_path: Path, name: str) -> None:
     before = content_of(Path(shutil.copytree(folder, tmp_path / "read")))
     path = folder / name
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -144,7 +144,7 @@ def test_what_follows_from_the_log_is_made_again(folder: Path, tmp_path: Path, n
     assert content_of(tmp_path / "copy") == before
 
 
-def test_a_damaged_table_gives_way_to_its_backup(folder: Path, tmp_path: Path) -> None:
+def test_the_backup_replaces_a_damaged_table(folder: Path, tmp_path: Path) -> None:
     (folder / "config" / "topics.json").write_bytes(b"")
     (folder / "config" / "consumerOffset.json").write_bytes(b"{")
     (folder / "config" / "consumerOffset.json.bak").write_bytes(b"{")
@@ -161,7 +161,7 @@ def test_a_damaged_table_gives_way_to_its_backup(folder: Path, tmp_path: Path) -
     ]
 
 
-def test_offsets_of_queues_whose_records_expired_go_on(folder: Path, tmp_path: Path) -> None:
+def test_offsets_of_queues_with_expired_records_continue(folder: Path, tmp_path: Path) -> None:
     store = open_store(folder)
     while store.max_position < 40_000:
         store.append(draft("T", 2, b"x" * 500), NOW_MS + 100_000)
@@ -186,7 +186,7 @@ def test_deleted_topics_stay_deleted(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "copy" / "consumequeue" / "Other").exists()
 
 
-def test_any_damage_costs_at_most_the_records_it_touches(folder: Path, tmp_path: Path) -> None:
+def test_any_damage_loses_at_most_the_records_it_touches(folder: Path, tmp_path: Path) -> None:
     before = content_of(Path(shutil.copytree(folder, tmp_path / "read")))
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "config"]
     chance = random.Random(18)
@@ -211,7 +211,7 @@ def test_any_damage_costs_at_most_the_records_it_touches(folder: Path, tmp_path:
         shutil.rmtree(target)
 
 
-def test_it_refuses_what_it_must_not_do(folder: Path, tmp_path: Path) -> None:
+def test_repair_refuses_unsafe_folders(folder: Path, tmp_path: Path) -> None:
     def run(source: Path, target: Path) -> None:
         Repair(source, target, TABLES, damage_of, SMALL).run(NOW_MS)
 
@@ -232,7 +232,7 @@ def test_it_refuses_what_it_must_not_do(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path / "copy")
 
 
-def test_records_that_fill_gaps_are_whole() -> None:
+def test_fillers_are_valid_records() -> None:
 
     for size in (FILLER_BYTES_MIN, 107, 300, 3 << 20, (1 << 20) + 1):
         pieces = list(fill(4096, size, NOW_MS))

@@ -1,4 +1,4 @@
-"""What expires, and what is left then."""
+"""Removal of expired segments."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> MessageStore:
-    """Ten segments of the log, one an hour, with four messages each; every second one in another queue."""
+    """Write ten segments of log, one per hour, with four messages each, in two queues by turns."""
     store = small_store(tmp_path, reserved_ms=3 * HOUR_MS)
     for hour in range(10):
         for number in range(4):
@@ -30,13 +30,13 @@ def first_hour(store: MessageStore) -> int:
     return int(bodies(store)[0].partition(b"-")[0])
 
 
-def test_nothing_expires_before_its_hour_comes(store: MessageStore) -> None:
+def test_nothing_expires_before_it_is_due(store: MessageStore) -> None:
     expired = store.delete_expired(NOW_MS + 100 * HOUR_MS, is_due=False, disk_used=0.5)
     assert (expired.log_segments, expired.queue_segments, expired.index_files) == (0, 0, 0)
     assert first_hour(store) == 0
 
 
-def test_what_is_too_old_goes_when_it_is_due_and_queues_and_index_follow(store: MessageStore) -> None:
+def test_expired_segments_are_removed_with_their_units_and_keys(store: MessageStore) -> None:
     index_files = len(list((store.folder / "index").iterdir()))
     assert index_files > 2
     expired = store.delete_expired(NOW_MS + 9 * HOUR_MS, is_due=True, disk_used=0.5)
@@ -59,14 +59,14 @@ def test_what_is_too_old_goes_when_it_is_due_and_queues_and_index_follow(store: 
     assert (first_hour(again), again.min_offset("T", 0), again.max_offset("T", 0)) == (6, 12, 20)
 
 
-def test_what_expired_does_not_come_back_by_flushing(store: MessageStore) -> None:
+def test_a_flush_does_not_restore_expired_files(store: MessageStore) -> None:
     store.delete_expired(NOW_MS + 9 * HOUR_MS, is_due=True, disk_used=0.5)
     before = sorted(path for path in store.folder.rglob("*") if path.is_file())
     store.flush()
     assert sorted(path for path in store.folder.rglob("*") if path.is_file()) == before
 
 
-def test_on_a_fuller_disk_every_hour_is_due_and_on_a_full_one_age_does_not_count(store: MessageStore) -> None:
+def test_a_nearly_full_disk_expires_at_any_hour_and_a_full_one_at_any_age(store: MessageStore) -> None:
     assert store.delete_expired(NOW_MS + 4 * HOUR_MS, is_due=False, disk_used=0.76).log_segments == 1
     assert store.delete_expired(NOW_MS + 4 * HOUR_MS, is_due=False, disk_used=0.86).log_segments == 8
     assert first_hour(store) == 9, "the last segment stays"
@@ -82,7 +82,7 @@ def test_a_damaged_time_does_not_make_a_segment_expire(store: MessageStore) -> N
     assert store.delete_expired(NOW_MS + 9 * HOUR_MS, is_due=True, disk_used=0.5).log_segments == 6
 
 
-def test_only_so_many_segments_go_at_once(tmp_path: Path) -> None:
+def test_the_number_of_segments_removed_at_once_is_bounded(tmp_path: Path) -> None:
     store = small_store(tmp_path, expired_segments_max=2)
     for _ in range(20):
         store.append(draft(body=bytes(900)), NOW_MS)
@@ -90,7 +90,7 @@ def test_only_so_many_segments_go_at_once(tmp_path: Path) -> None:
     assert store.delete_expired(NOW_MS, is_due=False, disk_used=0.99).log_segments == 2
 
 
-def test_a_disk_that_is_nearly_full_takes_nothing_until_it_is_not(store: MessageStore) -> None:
+def test_appends_are_refused_while_the_disk_is_nearly_full(store: MessageStore) -> None:
     store.delete_expired(NOW_MS, is_due=False, disk_used=0.91)
     with pytest.raises(DiskFullError, match="make room"):
         store.append(draft(), NOW_MS)
@@ -100,7 +100,7 @@ def test_a_disk_that_is_nearly_full_takes_nothing_until_it_is_not(store: Message
     assert 0.0 < store.disk_used() < 1.0
 
 
-def test_a_queue_of_which_all_has_expired_remembers_its_end(tmp_path: Path) -> None:
+def test_a_queue_whose_messages_have_all_expired_keeps_its_end(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     for _ in range(3):
         store.append(draft("Old"), NOW_MS)
@@ -118,7 +118,7 @@ def test_a_queue_of_which_all_has_expired_remembers_its_end(tmp_path: Path) -> N
     assert bodies(store, "Old") == [b"new"]
 
 
-def test_a_deleted_topic_is_gone_and_begins_anew(store: MessageStore) -> None:
+def test_a_deleted_topic_starts_again_at_offset_0(store: MessageStore) -> None:
     store.append(draft("Other"), NOW_MS)
     store.dispatch()
     store.append(draft("T", 0, b"not yet written"), NOW_MS)
@@ -132,7 +132,7 @@ def test_a_deleted_topic_is_gone_and_begins_anew(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_topic_that_was_made_again_has_its_later_messages_after_a_crash(tmp_path: Path, written: bool) -> None:
+def test_a_recreated_topic_has_its_new_messages_after_a_crash(tmp_path: Path, written: bool) -> None:
     store = small_store(tmp_path)
     for number in range(5):
         store.append(draft("T", 0, b"old %d" % number), NOW_MS)

@@ -50,7 +50,7 @@ def folder(pristine: Path, tmp_path: Path) -> Path:
 
 
 def messages_of(folder: Path) -> list[StoredMessage]:
-    """All records but those of batches, in the order of the log. Opens the store, and so changes it."""
+    """Return all records except batches, in log order. Opens and so changes the store."""
     store = open_store(folder)
     found = [
         each for topic, queues in QUEUES.items() for queue in range(queues) for each in read_all(store, topic, queue)
@@ -62,7 +62,7 @@ def messages_of(folder: Path) -> list[StoredMessage]:
 # ------------------------------------------------------------------------------------------------------- sound stores
 
 
-def test_a_store_that_was_closed_is_sound(folder: Path) -> None:
+def test_a_closed_store_has_no_findings(folder: Path) -> None:
     report = verify(folder)
     assert (report.findings, report.notes) == ([], [])
     assert report.checked["records"] == report.checked["units"] == 75
@@ -70,19 +70,19 @@ def test_a_store_that_was_closed_is_sound(folder: Path) -> None:
     assert (report.checked["queues"], report.checked["tables"]) == (5, 8)
 
 
-def test_a_store_whose_process_died_is_sound(tmp_path: Path) -> None:
+def test_a_store_whose_process_died_has_no_findings(tmp_path: Path) -> None:
     fill_store(tmp_path, close=False)
     report = verify(tmp_path)
     assert report.findings == []
     assert any("1 records at the end of the log have no unit yet" in note for note in report.notes)
 
 
-def test_an_empty_store_is_sound(tmp_path: Path) -> None:
+def test_an_empty_store_has_no_findings(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     assert verify(tmp_path).findings == []
 
 
-def test_topics_that_were_deleted_and_made_again_are_no_damage(folder: Path) -> None:
+def test_a_recreated_topic_is_no_damage(folder: Path) -> None:
     store = open_store(folder)
     store.delete_topic("T")
     for number in range(5):
@@ -98,7 +98,7 @@ def test_topics_that_were_deleted_and_made_again_are_no_damage(folder: Path) -> 
     assert verify(folder).findings == []
 
 
-def test_what_has_expired_is_no_damage(folder: Path) -> None:
+def test_expired_records_are_no_damage(folder: Path) -> None:
     store = open_store(folder)
     store.delete_expired(NOW_MS + 10**9, is_due=True, disk_used=0.1)
     assert store.min_position > 0
@@ -106,7 +106,7 @@ def test_what_has_expired_is_no_damage(folder: Path) -> None:
     assert verify(folder).findings == []
 
 
-def test_a_queue_that_begins_late_is_no_damage(folder: Path) -> None:
+def test_a_queue_that_starts_above_offset_0_is_no_damage(folder: Path) -> None:
     store = open_store(folder)
     store.delete_expired(NOW_MS + 10**9, is_due=True, disk_used=0.1)
     store.close()
@@ -125,7 +125,7 @@ def flip(path: Path, at: int, bit: int = 0x40) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_body_is_named_with_its_message(folder: Path) -> None:
+def test_a_damaged_body_is_found_with_its_message(folder: Path) -> None:
     message = messages_of(folder)[20]
     name = f"{message.log_position // 4096 * 4096:020d}"
     flip(folder / "commitlog" / name, message.log_position % 4096 + 88)
@@ -139,7 +139,7 @@ def test_a_damaged_body_is_named_with_its_message(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("field", [0, 4, 8, 12, 20, 28, 84])
-def test_a_damaged_head_is_found(folder: Path, field: int) -> None:
+def test_a_damaged_header_is_found(folder: Path, field: int) -> None:
     message = messages_of(folder)[20]
     path = folder / "commitlog" / f"{message.log_position // 4096 * 4096:020d}"
     flip(path, message.log_position % 4096 + field + 3, 0x01)
@@ -213,7 +213,7 @@ def damages(path: Path) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 HARMLESS = {("removed", ".bak"), ("cut", "queues"), *((kind, "lock") for kind in ("removed", "empty", "zeroed", "cut"))}
-"""A backup is made again with the next change; the end of the list of queues is unused; a lock holds nothing."""
+"""The next change writes a backup again; the end of the queue ledger is unused; a lock file has no content."""
 LIKE_EXPIRY = {("removed", "commitlog/00000000000000000000"), ("empty", "commitlog/00000000000000000000")}
 """A log without its first file looks like one whose first file has expired."""
 
@@ -231,7 +231,7 @@ def test_any_file_that_is_removed_emptied_zeroed_or_cut_is_found(folder: Path) -
 
 
 def may_go_unseen(name: str, at: int, content: bytes, messages: list[StoredMessage]) -> bool:
-    """Return whether nothing covers a byte, or nothing reads it."""
+    """Return whether no check covers a byte, or no reader uses it."""
     area, _, rest = name.partition("/")
     match area:
         case "commitlog":
@@ -257,7 +257,7 @@ def may_go_unseen_in_log(position: int, messages: list[StoredMessage]) -> bool:
     return (8 <= within < 12 and not record.body) or 16 <= within < 20 or 36 <= within < 84 or in_properties
 
 
-def test_a_flipped_bit_is_found_wherever_something_covers_it(folder: Path, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_wherever_a_check_covers_it(folder: Path, tmp_path: Path) -> None:
     messages = messages_of(Path(shutil.copytree(folder, tmp_path / "read")))
     assert len(messages) == 75
     chance = random.Random(17)
@@ -282,7 +282,7 @@ def test_a_flipped_bit_is_found_wherever_something_covers_it(folder: Path, tmp_p
 
 @pytest.mark.parametrize("is_half", [True, False], ids=["half a record", "other bytes"])
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "crashed"])
-def test_only_the_end_of_a_log_after_a_crash_is_taken_for_torn(tmp_path: Path, close: bool, is_half: bool) -> None:
+def test_only_the_tail_of_a_crashed_log_counts_as_torn(tmp_path: Path, close: bool, is_half: bool) -> None:
     fill_store(tmp_path)
     store = open_store(tmp_path)
     end = store.max_position
@@ -311,6 +311,6 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_without_settings_sizes_of_the_index_have_to_be_given(folder: Path) -> None:
+def test_index_sizes_other_than_the_defaults_must_be_given(folder: Path) -> None:
     with pytest.raises(StorageError, match="maxHashSlotNum"):
         StoreCheck(folder, TABLES, damage_of).run()

@@ -70,7 +70,7 @@ def open_journal(
 
 
 def write(folder: Path, *changes: Change, **options: Any) -> None:
-    """A journal's life: all of this, and a stop in order."""
+    """Open a journal, append these changes and a stop, and close it."""
     journal = open_journal(folder, **options)
     journal.append(changes)
     journal.append([STOP])

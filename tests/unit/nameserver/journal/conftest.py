@@ -1,4 +1,4 @@
-"""Journals that do not linger."""
+"""Journals whose writer does not pause between writes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""docs/journal.md says exactly what the code writes."""
+"""docs/journal.md agrees with the code."""
 
 import re
 import types
@@ -28,7 +28,7 @@ NAMES: dict[Any, str] = {
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the table whose first column is called so, without its backticks."""
+    """Return the cells of the table whose first column has this heading, without backticks."""
     lines = DOCUMENT.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
     table = []
@@ -40,7 +40,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def described(kind: Any) -> str:
-    """A type in the words of the document."""
+    """Return the name of a type in the document."""
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = (each for each in get_args(kind) if each is not type(None))
     if kind in NAMES:
@@ -52,19 +52,19 @@ def described(kind: Any) -> str:
     return f"list of {described(member)}" if second is Ellipsis else f"pairs of {described(member)}"
 
 
-@pytest.mark.parametrize(("heading", "struct"), [("Member", Record), ("Member of a state", State)])
-def test_every_member_is_described_with_its_type_and_in_its_order(heading: str, struct: type[Struct]) -> None:
+@pytest.mark.parametrize(("heading", "struct"), [("Field", Record), ("Field of a state", State)])
+def test_the_document_has_every_field_with_its_type_in_order(heading: str, struct: type[Struct]) -> None:
     hints = get_type_hints(struct)
     written = [(name, described(hints[name])) for name in struct.__struct_fields__]
     assert [(name, kind) for name, kind, _ in rows(heading)] == written
 
 
 @pytest.mark.parametrize(("heading", "words"), [("Kind", Kind), ("Cause", Cause)])
-def test_every_kind_and_cause_is_described(heading: str, words: type[StrEnum]) -> None:
+def test_the_document_has_every_kind_and_cause(heading: str, words: type[StrEnum]) -> None:
     assert sorted(name for name, _ in rows(heading)) == sorted(words)
 
 
-def test_the_version_is_that_of_the_document() -> None:
+def test_the_document_has_the_schema_version() -> None:
     found = re.search(r"`v` is the version of this table, now (\d+)", DOCUMENT.read_text())
     assert found is not None
     assert int(found[1]) == SCHEMA_VERSION

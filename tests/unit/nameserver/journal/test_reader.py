@@ -1,4 +1,4 @@
-"""Reading on, reading back, and reading while it is written."""
+"""Reading a journal: new records, last records, and while it is written."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.support.clock import ManualClock
 from tests.unit.nameserver.journal.changes import STOP, catch_up, joined, open_journal, read, write
 
 
-def test_a_follower_sees_everything_once_across_segments(tmp_path: Path) -> None:
+def test_a_follower_reads_every_record_once_across_segments(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, segment_bytes=700)
     follower, seen = Follower(tmp_path), list[int]()
     for number in range(12):
@@ -26,13 +26,13 @@ def test_a_follower_sees_everything_once_across_segments(tmp_path: Path) -> None
     assert list(follower.read_new()) == []
 
 
-def test_a_follower_begins_after_what_is_known(tmp_path: Path) -> None:
+def test_a_follower_starts_after_a_given_sequence_number(tmp_path: Path) -> None:
     for _ in range(3):
         write(tmp_path, joined())
     assert [record.seq for record in Follower(tmp_path, after=3).read_new()] == [4, 5, 6]
 
 
-def test_a_follower_of_nothing_waits_for_the_first(tmp_path: Path) -> None:
+def test_a_follower_of_an_empty_journal_reads_its_first_record(tmp_path: Path) -> None:
     follower = Follower(tmp_path)
     assert list(follower.read_new()) == []
     write(tmp_path, joined())
@@ -46,7 +46,7 @@ def test_the_last_records_are_read_from_the_end(tmp_path: Path) -> None:
     assert [record.seq for record in last_records(tmp_path, 100)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_segments_that_ended_before_are_not_read(tmp_path: Path) -> None:
+def test_segments_before_the_start_time_are_not_read(tmp_path: Path) -> None:
     clock = ManualClock()
     for _ in range(3):
         write(tmp_path, joined(), clock=clock)
@@ -57,7 +57,7 @@ def test_segments_that_ended_before_are_not_read(tmp_path: Path) -> None:
     assert [record.seq for record in read_records(tmp_path, after=4)] == [5, 6]
 
 
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_damaged_line_has_its_number(tmp_path: Path) -> None:
     write(tmp_path, joined())
     (path,) = closed_segments(tmp_path).values()
     path.write_bytes(path.read_bytes() + b"{}\n")

@@ -1,4 +1,4 @@
-"""From the loop to the disk: numbers, segments, what does not fit, and disks that refuse."""
+"""Writing a journal: sequence numbers, segments, a full queue, and disk errors."""
 
 import logging
 import threading
@@ -97,7 +97,7 @@ class SyncedDisk(Disk):
         self.syncs += 1
 
 
-def test_what_happens_is_written_in_order_under_rising_numbers(tmp_path: Path) -> None:
+def test_changes_are_written_in_order_with_rising_sequence_numbers(tmp_path: Path) -> None:
     write(tmp_path, *EVERY_KIND[:-1])
     records = read(tmp_path)
     assert [record.seq for record in records] == list(range(1, len(EVERY_KIND) + 1))
@@ -105,7 +105,7 @@ def test_what_happens_is_written_in_order_under_rising_numbers(tmp_path: Path) -
     assert verify(tmp_path).problems == []
 
 
-def test_numbering_goes_on_after_a_stop_without_a_gap(tmp_path: Path) -> None:
+def test_sequence_numbers_continue_after_a_stop(tmp_path: Path) -> None:
     write(tmp_path, joined())
     write(tmp_path, joined())
     assert numbers(tmp_path) == [1, 2, 3, 4]
@@ -126,7 +126,7 @@ def test_readers_see_a_segment_only_once_it_is_closed(tmp_path: Path) -> None:
     assert [path.name for path in closed_segments(tmp_path).values()] == ["00000000000000000001.jsonl"]
 
 
-def test_a_segment_ends_when_it_is_large_enough(tmp_path: Path) -> None:
+def test_a_segment_is_closed_at_its_maximum_size(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, segment_bytes=1000)
     for number in range(20):
         journal.append([joined(number)])
@@ -140,17 +140,18 @@ def test_a_segment_ends_when_it_is_large_enough(tmp_path: Path) -> None:
     assert verify(tmp_path).problems == []
 
 
-def test_a_segment_ends_when_it_is_old_enough_though_nothing_happens(tmp_path: Path) -> None:
+def test_a_segment_is_closed_at_its_maximum_age_without_new_changes(tmp_path: Path) -> None:
     clock = ManualClock()
     journal = open_journal(tmp_path, clock=clock, segment_s=60.0)
     journal.append([joined()])
     catch_up(journal)
     clock.advance(60.0)
     eventually(lambda: closed_segments(tmp_path), "the segment is closed")
+    assert [len(list(read_segment(path))) for path in closed_segments(tmp_path).values()] == [1]
     journal.close()
 
 
-def test_what_was_written_is_on_disk_within_a_second_though_the_segment_goes_on(tmp_path: Path) -> None:
+def test_an_open_segment_is_synced_within_a_second(tmp_path: Path) -> None:
     clock, disk = ManualClock(), SyncedDisk()
     journal = open_journal(tmp_path, clock=clock, disk=disk)
     disk.syncs = 0  # opening writes the index
@@ -158,7 +159,7 @@ def test_what_was_written_is_on_disk_within_a_second_though_the_segment_goes_on(
     catch_up(journal)
     assert disk.syncs == 0
     clock.advance(SYNC_S)
-    eventually(lambda: disk.syncs == 1, "the disk is made to keep it")
+    eventually(lambda: disk.syncs == 1, "the segment is synced")
     assert len(open_segments(tmp_path)) == 1
     journal.close()
 
@@ -168,7 +169,7 @@ def test_an_idle_journal_has_no_empty_segments(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["_index.json"]
 
 
-def test_the_oldest_segments_go_when_all_are_too_large(tmp_path: Path) -> None:
+def test_the_oldest_segments_are_removed_above_the_total_size(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, segment_bytes=500, total_bytes=2000)
     for number in range(40):
         journal.append([joined(number)])
@@ -182,7 +183,9 @@ def test_the_oldest_segments_go_when_all_are_too_large(tmp_path: Path) -> None:
     assert report.last == 41
 
 
-def test_what_does_not_fit_is_a_gap_in_its_place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changes_that_do_not_fit_the_queue_become_a_gap_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     disk = GatedDisk()
     journal = open_journal(tmp_path, disk=disk, queue_weight=10)
     for number in range(25):
@@ -199,10 +202,10 @@ def test_what_does_not_fit_is_a_gap_in_its_place(tmp_path: Path, caplog: pytest.
     assert records[11].broker == "broker-99"
     report = verify(tmp_path)
     assert (report.problems, report.gaps) == ([], 1)
-    assert caplog.text.count("journal loses changes") == 1
+    assert caplog.text.count("journal queue full") == 1
 
 
-def test_what_waits_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+def test_the_queue_is_bounded_in_bytes(tmp_path: Path) -> None:
     disk = GatedDisk()
     journal = open_journal(tmp_path, disk=disk, queue_bytes=100_000)
     for number in range(10):
@@ -214,7 +217,7 @@ def test_what_waits_is_bounded_in_bytes_too(tmp_path: Path) -> None:
     assert [record.seq for record in read(tmp_path)] == [1, 2, 3, 10]
 
 
-def test_a_table_of_any_size_makes_lines_and_segments_of_a_bounded_size(tmp_path: Path) -> None:
+def test_a_large_table_is_written_in_bounded_lines_and_segments(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, segment_bytes=4 << 20, total_bytes=12 << 20)
     large = {f"{'x' * 100}{number:06}": FOUR for number in range(100_000)}
     journal.append([TopicsChanged("c", "b", Cause.REGISTERED, NEW, large, {}, {})])
@@ -226,17 +229,20 @@ def test_a_table_of_any_size_makes_lines_and_segments_of_a_bounded_size(tmp_path
     assert verify(tmp_path).problems == []
 
 
-def test_what_is_lost_at_the_very_end_is_recorded_too(tmp_path: Path) -> None:
+def test_a_gap_at_the_end_is_recorded_on_close(tmp_path: Path) -> None:
     disk = GatedDisk()
     journal = open_journal(tmp_path, disk=disk, queue_weight=10)
     for number in range(25):
         journal.append([joined(number)])
-    threading.Timer(0.05, disk.gate.set).start()
-    journal.close()
+    closing = threading.Thread(target=journal.close)
+    closing.start()
+    assert journal._closing.wait(20)
+    disk.gate.set()
+    closing.join()
     assert read(tmp_path)[-1].missing_from == 11
 
 
-def test_the_loop_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path) -> None:
+def test_append_does_not_wait_for_a_blocked_disk(tmp_path: Path) -> None:
     disk = GatedDisk()
     journal = open_journal(tmp_path, disk=disk, queue_weight=100)
     for number in range(1000):
@@ -247,7 +253,7 @@ def test_the_loop_does_not_wait_for_a_disk_that_stands_still(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("refused", ["create", "write", "replace", "sync"])
-def test_a_disk_that_refuses_for_a_while_costs_nothing(
+def test_writes_are_retried_after_a_temporary_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     monkeypatch.setattr("skyroute.nameserver.journal.recorder.RETRY_S", 0.01)
@@ -266,11 +272,11 @@ def test_a_disk_that_refuses_for_a_while_costs_nothing(
     journal.close()
     assert numbers(tmp_path) == [*range(1, 9)]
     assert verify(tmp_path).problems == []
-    assert caplog.text.count("journal cannot be written") == 1
-    assert caplog.text.count("journal is written again") == 1
+    assert caplog.text.count("journal write failed") == 1
+    assert caplog.text.count("journal write succeeded again") == 1
 
 
-def test_a_file_that_cannot_even_be_cut_is_left_and_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torn_segment_that_cannot_be_cut_is_closed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyroute.nameserver.journal.recorder.RETRY_S", 0.01)
     disk = RefusingDisk()
     journal = open_journal(tmp_path, disk=disk)
@@ -287,7 +293,7 @@ def test_a_file_that_cannot_even_be_cut_is_left_and_mended(tmp_path: Path, monke
     assert verify(tmp_path).problems == []
 
 
-def test_whichever_call_fails_nothing_that_was_written_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_written_record_is_lost_whichever_call_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyroute.nameserver.journal.recorder.RETRY_S", 0.001)
     for fail_at in range(1, 15):
         folder = tmp_path / str(fail_at)
@@ -307,7 +313,7 @@ def test_whichever_call_fails_nothing_that_was_written_is_lost(tmp_path: Path, m
         assert kept[-2:] in ([10, 11], [SKIPPED_AFTER_CRASH + 10, SKIPPED_AFTER_CRASH + 11]), fail_at
 
 
-def test_a_clock_that_steps_back_changes_no_order(tmp_path: Path) -> None:
+def test_records_keep_their_order_if_the_clock_steps_back(tmp_path: Path) -> None:
     clock = ManualClock()
     journal = open_journal(tmp_path, clock=clock)
     journal.append([joined(1)])

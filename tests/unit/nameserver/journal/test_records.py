@@ -1,4 +1,4 @@
-"""What is written of every kind of change."""
+"""The records of every kind of change."""
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ def written(change: Change) -> Record:
 
 
 @pytest.mark.parametrize("change", EVERY_KIND, ids=lambda change: type(change).__name__)
-def test_every_record_says_when_who_and_what(change: Change) -> None:
+def test_every_record_has_time_server_and_kind(change: Change) -> None:
     record = written(change)
     assert (record.v, record.seq, record.wall_ms, record.mono_ms, record.server) == (
         1,
@@ -32,7 +32,7 @@ def test_every_record_says_when_who_and_what(change: Change) -> None:
     assert record.broker == getattr(change, "broker_name", None)
 
 
-def test_a_change_of_many_topics_is_written_in_parts_that_are_the_same_change() -> None:
+def test_a_large_change_is_split_into_equivalent_records() -> None:
     def some(letter: str, count: int) -> list[str]:
         return [f"{letter}{number}" for number in range(count)]
 
@@ -59,11 +59,11 @@ def test_a_change_of_many_topics_is_written_in_parts_that_are_the_same_change() 
     assert [list(split(change)) for change in EVERY_KIND] == [[change] for change in EVERY_KIND]
 
 
-def test_every_kind_is_written_by_something() -> None:
+def test_every_kind_of_record_has_a_change() -> None:
     assert {written(change).kind for change in EVERY_KIND} | {Kind.GAP} == set(Kind)
 
 
-def test_nothing_is_lost_of_what_changed() -> None:
+def test_a_record_has_every_field_of_its_change() -> None:
     records = {record.kind: record for record in map(written, EVERY_KIND)}
     topics = records[Kind.TOPICS_CHANGED]
     assert (topics.added, topics.changed, topics.removed) == ({"T1": FOUR}, {"T2": (FOUR, EIGHT)}, {"T3": EIGHT})
@@ -80,17 +80,17 @@ def test_nothing_is_lost_of_what_changed() -> None:
     assert records[Kind.SETTINGS_CHANGED].settings == {"enableTopicList": ("true", "false")}
 
 
-def test_what_does_not_apply_is_left_out() -> None:
+def test_fields_that_do_not_apply_are_left_out() -> None:
     line = encode(Numbered(5, 1, 2, EVERY_KIND[-1]), "ns-1")
     assert set(msgspec.json.decode(line)) == {"v", "seq", "wall_ms", "mono_ms", "server", "kind"}
 
 
-def test_text_that_is_no_text_is_written_all_the_same() -> None:
+def test_invalid_unicode_is_written_escaped() -> None:
     record = written(KvChanged("n", "k", None, "half a pair: \ud800", "p"))
     assert record.after == State(value="half a pair: \\ud800")
 
 
-def test_a_change_weighs_what_it_names() -> None:
+def test_the_weight_of_a_change_counts_its_names() -> None:
     many = TopicsChanged("c", "b", EVERY_KIND[1].cause, None, dict.fromkeys(map(str, range(1000)), FOUR), {}, {})  # type: ignore[union-attr]
     assert weight_of(many) == 1001
     assert all(0 < weight_of(change) < 20 for change in EVERY_KIND)

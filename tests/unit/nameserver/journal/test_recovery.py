@@ -1,4 +1,4 @@
-"""What a crash left, what somebody removed, and how numbering goes on."""
+"""Recovery after a crash, after removed files, and the sequence numbers afterwards."""
 
 import logging
 import shutil
@@ -17,7 +17,7 @@ from tests.unit.nameserver.journal.changes import STOP, catch_up, joined, number
 
 
 def crash(folder: Path, into: Path, count: int = 5) -> Path:
-    """A journal as it was when its server was killed, copied while the server still ran; its unfinished segment."""
+    """Copy a journal while its server runs, as a crash would leave it; return its open segment."""
     journal = open_journal(folder)
     journal.append([joined(number) for number in range(count)])
     catch_up(journal)
@@ -27,7 +27,7 @@ def crash(folder: Path, into: Path, count: int = 5) -> Path:
     return unfinished
 
 
-def test_numbers_go_on_above_all_that_a_crashed_server_wrote(tmp_path: Path) -> None:
+def test_sequence_numbers_continue_above_those_of_a_crashed_server(tmp_path: Path) -> None:
     crash(tmp_path / "alive", tmp_path / "dead")
     write(tmp_path / "dead", joined(9))
     records = read(tmp_path / "dead")
@@ -37,7 +37,7 @@ def test_numbers_go_on_above_all_that_a_crashed_server_wrote(tmp_path: Path) -> 
     assert verify(tmp_path / "dead").problems == []
 
 
-def test_wherever_the_last_line_is_torn_the_lines_before_it_are_kept(tmp_path: Path) -> None:
+def test_complete_lines_before_a_torn_line_are_kept(tmp_path: Path) -> None:
     content = crash(tmp_path / "alive", tmp_path / "dead", count=2).read_bytes()
     first_line = content.index(b"\n") + 1
     for length in (*range(first_line - 3, first_line + 40), len(content) - 1, len(content)):
@@ -54,16 +54,16 @@ def test_wherever_the_last_line_is_torn_the_lines_before_it_are_kept(tmp_path: P
         assert len(kept) == whole
 
 
-def test_a_crash_is_said_once_with_what_was_torn(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_crash_is_logged_once_with_the_torn_bytes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     unfinished = crash(tmp_path / "alive", tmp_path / "dead")
     with unfinished.open("ab") as file:
         file.write(b'{"v":1,"seq":6,"wall')
     write(tmp_path / "dead")
-    assert caplog.text.count("journal segment of a crash closed") == 1
+    assert caplog.text.count("journal segment closed after a crash") == 1
     assert "records=5 torn=20" in caplog.text
 
 
-def test_a_line_that_is_no_record_stays_where_it_is_and_is_named(tmp_path: Path) -> None:
+def test_a_damaged_line_stays_and_verify_reports_it(tmp_path: Path) -> None:
     unfinished = crash(tmp_path / "alive", tmp_path / "dead")
     lines = unfinished.read_bytes().splitlines(keepends=True)
     unfinished.write_bytes(b"".join([*lines[:2], b"\0\0\0\n", *lines[3:]]))
@@ -71,12 +71,12 @@ def test_a_line_that_is_no_record_stays_where_it_is_and_is_named(tmp_path: Path)
     (closed, *_) = closed_segments(tmp_path / "dead").values()
     assert closed.read_bytes().count(b"\n") == 5
     assert verify(tmp_path / "dead").problems == [
-        "00000000000000000001.jsonl, line 3: no record: JSON is malformed: invalid character (byte 0)",
-        "00000000000000000001.jsonl, line 4: numbers 3 to 3 are missing",
+        "00000000000000000001.jsonl, line 3: not a record: JSON is malformed: invalid character (byte 0)",
+        "00000000000000000001.jsonl, line 4: sequence numbers 3 to 3 are missing",
     ]
 
 
-def test_a_segment_that_somebody_removed_is_said_and_its_numbers_are_not_given_again(
+def test_a_removed_segment_is_reported_and_its_numbers_are_not_reused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -84,8 +84,8 @@ def test_a_segment_that_somebody_removed_is_said_and_its_numbers_are_not_given_a
     assert list(closed_segments(tmp_path)) == [1, 3, 5]
     closed_segments(tmp_path)[3].unlink()
     assert verify(tmp_path).problems == [
-        "00000000000000000005.jsonl, line 1: numbers 3 to 4 are missing",
-        "segment 00000000000000000003.jsonl is missing: numbers 3 to 4",
+        "00000000000000000005.jsonl, line 1: sequence numbers 3 to 4 are missing",
+        "segment 00000000000000000003.jsonl is missing: sequence numbers 3 to 4",
     ]
     closed_segments(tmp_path)[5].unlink()
     write(tmp_path, joined())
@@ -94,7 +94,7 @@ def test_a_segment_that_somebody_removed_is_said_and_its_numbers_are_not_given_a
     assert min(numbers(tmp_path)[2:]) > 6
 
 
-def test_the_index_is_made_anew(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_index_is_rebuilt(tmp_path: Path) -> None:
     for _ in range(3):
         write(tmp_path, joined())
     index = read_index(tmp_path)
@@ -109,7 +109,7 @@ def test_the_index_is_made_anew(tmp_path: Path) -> None:
         assert read_index(tmp_path) == index
 
 
-def test_no_number_up_to_the_floor_is_given_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_sequence_numbers_start_above_the_floor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     write(tmp_path, joined(), floor=500)
     assert min(record.seq for record in read(tmp_path)) > 500
@@ -120,7 +120,7 @@ def segment(first: int, *, size: int = 100, at_s: float = 0.0) -> Segment:
     return Segment(first, first, 1, int(at_s * 1000), int(at_s * 1000), size)
 
 
-def test_old_segments_go_and_only_from_the_oldest_on() -> None:
+def test_old_segments_are_removed_from_the_oldest_on() -> None:
     segments = [segment(1, at_s=10), segment(2, at_s=20), segment(3, at_s=5), segment(4, at_s=100)]
     assert [s.first for s in outdated(segments, bytes_max=10_000, age_s_max=50, now_wall_s=65)] == [1]
     assert [s.first for s in outdated(segments, bytes_max=10_000, age_s_max=50, now_wall_s=75)] == [1, 2]
@@ -129,7 +129,7 @@ def test_old_segments_go_and_only_from_the_oldest_on() -> None:
     assert outdated(segments, bytes_max=400, age_s_max=1e9, now_wall_s=75) == []
 
 
-def test_a_clock_far_ahead_costs_a_few_segments_and_not_the_journal(tmp_path: Path) -> None:
+def test_a_clock_far_ahead_removes_only_a_few_segments(tmp_path: Path) -> None:
     clock = ManualClock()
     for number in range(10):
         write(tmp_path, joined(number), clock=clock)
@@ -139,17 +139,17 @@ def test_a_clock_far_ahead_costs_a_few_segments_and_not_the_journal(tmp_path: Pa
     assert verify(tmp_path).problems == []
 
 
-def test_a_byte_that_is_another_one_is_found(tmp_path: Path) -> None:
+def test_verify_finds_a_changed_byte(tmp_path: Path) -> None:
     write(tmp_path, joined(1), joined(2))
     (path,) = closed_segments(tmp_path).values()
     path.write_bytes(path.read_bytes().replace(b"broker-2", b"broker-3"))
-    changed = "00000000000000000001.jsonl: its bytes are not those that were written"
+    changed = "00000000000000000001.jsonl: the checksum is wrong"
     assert verify(tmp_path).problems == [changed]
     write(tmp_path, joined(4))
     assert verify(tmp_path).problems == [changed], "a restart does not hide it"
 
 
-def test_lines_that_somebody_cut_off_are_missed_and_their_numbers_are_not_given_again(tmp_path: Path) -> None:
+def test_cut_lines_are_reported_and_their_numbers_are_not_reused(tmp_path: Path) -> None:
     write(tmp_path, joined(1), joined(2))
     (path,) = closed_segments(tmp_path).values()
     first, *_ = path.read_bytes().splitlines(keepends=True)
@@ -158,20 +158,20 @@ def test_lines_that_somebody_cut_off_are_missed_and_their_numbers_are_not_given_
     assert numbers(tmp_path)[0] == 1
     assert min(numbers(tmp_path)[1:]) > 3
     problems = "\n".join(verify(tmp_path).problems)
-    assert "the index knows 3 records" in problems
+    assert "(expected 3 in" in problems
     assert "numbers 2 to 3 are missing" in problems
 
 
-def test_a_record_that_could_not_be_shown_is_no_record(tmp_path: Path) -> None:
+def test_a_record_with_invalid_fields_is_reported(tmp_path: Path) -> None:
     write(tmp_path, joined())
     (path,) = closed_segments(tmp_path).values()
     path.write_bytes(path.read_bytes().replace(b'"broker_id":0', b'"broker_id":"0"', 1))
     (tmp_path / INDEX_NAME).unlink()
     (problem,) = verify(tmp_path).problems
-    assert problem.startswith("00000000000000000001.jsonl, line 1: no record: Expected `int | null`, got `str`")
+    assert problem.startswith("00000000000000000001.jsonl, line 1: not a record: Expected `int | null`, got `str`")
 
 
-def test_a_record_of_a_later_version_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_record_of_a_newer_version_is_reported(tmp_path: Path) -> None:
     write(tmp_path, joined())
     (path,) = closed_segments(tmp_path).values()
     path.write_bytes(path.read_bytes().replace(b'"v":1', b'"v":2').replace(b'"broker_id":0', b'"broker_id":"0"'))
@@ -181,7 +181,7 @@ def test_a_record_of_a_later_version_is_said_to_be_one(tmp_path: Path) -> None:
     ]
 
 
-def test_a_segment_that_cannot_be_read_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+def test_an_unreadable_segment_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
     write(tmp_path, joined())
     (tmp_path / "00000000000000000077.jsonl").mkdir()
     report = verify(tmp_path)

@@ -1,4 +1,4 @@
-"""What follows from a record."""
+"""Dispatch: units and keys of new records."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ PIECES = st.lists(st.sampled_from(["TAGS", "XTAGS", "TAGSX", "\x01", "\x01", "\x
 @example("TAGS\x01a")
 @example("TAGS\x01a\x02XTAGS\x01b\x02")
 @example("b\x01c\x02TAGS\x01a\x01b\x02")
-def test_a_value_is_the_one_that_readers_find(text: str) -> None:
+def test_find_value_agrees_with_find_property(text: str) -> None:
     found = find_value(text.encode(), b"TAGS\x01")
     assert (found.decode() if found else None) == find_property(text.encode(), "TAGS")
 
 
-def test_keys_that_could_not_be_written_are_found_once_they_could(tmp_path: Path) -> None:
-    """Also those of messages that came while earlier ones waited."""
+def test_keys_are_written_after_an_earlier_write_failed(tmp_path: Path) -> None:
+    """Also the keys of messages that arrived while the write failed."""
     disk = FullDisk()
     store = small_store(tmp_path, disk, index_entries=8)
     positions = {}
