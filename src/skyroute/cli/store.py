@@ -18,8 +18,8 @@ from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.repair import Repair
 from skyroute.broker.store.verification.verify import StoreCheck
+from skyroute.broker.table_readers import TABLES
 from skyroute.broker.tables.attributes import BATCH_QUEUE, QUEUE_TYPE
-from skyroute.broker.tables.stored_tables import TABLES
 from skyroute.broker.tables.topics import read_topics
 from skyroute.cli.admin.output import print_json
 from skyroute.cli.flags import CONTEXT, settings_option
@@ -133,7 +133,7 @@ def _keeps_batches(path: Path, topic: str) -> bool:
     """Return whether the table of topics, or its backup, says that a topic keeps batches whole."""
     for name in ("topics.json", "topics.json.bak"):
         try:
-            found = read_json(path / "config" / name, read_topics).topics.get(topic)
+            found = read_json(path / "config" / name, read_topics).configs.get(topic)
         except (StoreError, FileNotFoundError):
             continue
         return found is not None and found.attributes.get(QUEUE_TYPE) == BATCH_QUEUE

@@ -12,11 +12,11 @@ from skyroute.broker.tables.topics import read_topics
 
 
 def _topics(raw: object) -> Collection[str]:
-    return read_topics(raw).topics
+    return read_topics(raw).configs
 
 
 def _groups(raw: object) -> Collection[str]:
-    return read_groups(raw).groups
+    return read_groups(raw).groups.configs
 
 
 def _offsets(raw: object) -> Collection[str]:
