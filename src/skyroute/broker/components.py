@@ -108,7 +108,7 @@ class Components:
             timeout_s=lambda: config.sync_flush_timeout_s,
             on_flushed=self.long_polling.wake,
         )
-        self.long_polling.only_when_told = config.sync_flush
+        self.long_polling.wake_after_flush = config.sync_flush
         self.appender = Appender(
             self.store, long_polling=self.long_polling, flushing=self.flushing, stats=self.stats, now_ms=now_ms
         )
@@ -181,7 +181,7 @@ class Components:
         await self.topic_propagation.stop()
         await self.flushing.stop()
         with suppress(StoreError):  # the store says why when it is closed
-            self.transactions.write_done()
+            self.transactions.write_op_messages()
             self.store.flush()
         await self._finish_writes()
         with ExitStack() as ends:  # one that fails keeps no other from being saved; they go from last to first

@@ -237,7 +237,7 @@ class BrokerMetrics:
             ("rocketmq_topic_number", "Topics", len(components.topics.all())),
             ("rocketmq_consumer_group_number", "Groups of consumers", len(components.groups.all())),
             ("skyroute_broker_name_servers", "Name servers to register at", len(self.config.name_servers)),
-            ("skyroute_broker_name_servers_knowing", "Name servers that know us", components.registrar.known_to),
+            ("skyroute_broker_name_servers_knowing", "Name servers that know us", components.registrar.registered_with),
         ):
             yield self._gauge(name, text, (), [(ONE, number)])
 

@@ -103,7 +103,7 @@ async def test_transactions_timers_and_dead_letters_are_counted(watched: Cluster
     assert (await line.call(36, fields)).code == 0
     transactions = watched.broker.components.transactions
     await eventually(lambda: transactions.committed + transactions.rolled_back == 3)
-    await transactions.ask_producers()  # it looks for those that are open
+    await transactions.send_checks()  # it looks for those that are open
     seen = await scrape(pages_of(watched))
     assert seen("rocketmq_commit_messages_total") == 2
     assert seen("rocketmq_rollback_messages_total") == 1
@@ -203,7 +203,7 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
     async with running(tmp_path / "late", listen_port=int(address.rpartition(":")[2]), journal_enable=False):
         await registrar_heard(empty_cluster)
         assert await page(pages, "/readyz") == (200, "ready\n")
-    await eventually(lambda: registrar.known_to == 0)
+    await eventually(lambda: registrar.registered_with == 0)
     assert (await page(pages, "/readyz"))[0] == 200  # clients that know it need no name server
     seen = await scrape(pages)
     assert (seen("skyroute_broker_name_servers"), seen("skyroute_broker_name_servers_knowing")) == (1, 0)
@@ -211,7 +211,7 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
 
 async def registrar_heard(cluster: Cluster) -> None:
     registrar = cluster.broker.components.registrar
-    await eventually(lambda: registrar.known_to == 1)
+    await eventually(lambda: registrar.registered_with == 1)
 
 
 async def test_a_broker_that_nobody_can_find_says_so(empty_cluster: Cluster) -> None:

@@ -23,7 +23,7 @@ def test_an_address_it_is_bound_to_is_where_it_is_found() -> None:
 
 def test_bound_to_everything_it_is_found_on_the_way_to_the_name_server(caplog: pytest.LogCaptureFixture) -> None:
     assert advertised(name_server_list="127.0.0.1:9876;192.0.2.7:9876").host == "127.0.0.1"
-    assert "only clients on this machine can reach us" in caplog.text
+    assert "only clients on this machine can connect" in caplog.text
 
 
 def test_without_a_name_server_it_is_found_on_the_way_to_everybody() -> None:
@@ -55,13 +55,13 @@ def test_a_name_is_told_as_it_is_and_records_carry_its_address() -> None:
 @pytest.mark.parametrize(
     ("host", "complaint"),
     [
-        ("0.0.0.0", "is no address that a client can reach"),
-        ("::", "is no address that a client can reach"),
-        ("224.0.0.1", "is no address that a client can reach"),
-        ("255.255.255.255", "is no address that a client can reach"),
+        ("0.0.0.0", "is not an address that a client can reach"),
+        ("::", "is not an address that a client can reach"),
+        ("224.0.0.1", "is not an address that a client can reach"),
+        ("255.255.255.255", "is not an address that a client can reach"),
         ("no-such-host.invalid", "does not resolve to an address"),
         ("x" * 300, "does not resolve to an address"),
-        ("10.0.0.1:10911", "has a port in it, and takes a host alone"),
+        ("10.0.0.1:10911", "has a port (expected a host only)"),
     ],
 )
 def test_what_no_client_could_use_is_refused_with_advice(key: str, host: str, complaint: str) -> None:
