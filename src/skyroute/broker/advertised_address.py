@@ -38,7 +38,7 @@ def find_advertised_address(config: BrokerConfig) -> Advertised:
     host = config.advertised_host or _default_host(config)
     ip = _usable_ip("brokerIP1", host)
     if _is_loopback(ip) and not _is_loopback(config.bind_address):
-        log.warning("only clients on this machine can connect address=%s advice=%s", host, _ADVICE)
+        log.warning("only clients on this machine can reach us address=%s advice=%s", host, _ADVICE)
     if config.advertised_ha_host:
         _usable_ip("brokerIP2", config.advertised_ha_host)
     return Advertised(host, ip, config.advertised_ha_host or host)

@@ -1,4 +1,4 @@
-"""Parsers for the table files of a broker, to verify a store while no broker runs on it."""
+"""Parsers for the table files of a broker, to verify a store without a running broker."""
 
 from collections.abc import Collection, Mapping
 from typing import Final

@@ -290,7 +290,7 @@ async def test_without_the_second_port_a_broker_serves_at_the_first(
         taken.bind(("127.0.0.1", port - 2))
         taken.listen()
         await empty_cluster.start(listen_port=port)
-    assert f"no second port for sends port={port - 2}" in caplog.text
+    assert f"fast port not opened port={port - 2}" in caplog.text
     assert (await (await empty_cluster.line()).call(send("Made"))).code == 0
 
 

@@ -196,7 +196,7 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
     address = f"127.0.0.1:{free_port()}"
     await empty_cluster.start_live(metrics_port=free_port(), name_server_list=address)
     pages = pages_of(empty_cluster)
-    assert await page(pages, "/readyz") == (503, f"no name server has taken our registration yet: {address}\n")
+    assert await page(pages, "/readyz") == (503, f"not registered yet with a name server of {address}\n")
     assert (await page(pages, "/livez"))[0] == 200
     (tmp_path / "late").mkdir()
     registrar = empty_cluster.broker.components.registrar

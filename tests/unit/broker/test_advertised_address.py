@@ -23,7 +23,7 @@ def test_an_address_it_is_bound_to_is_where_it_is_found() -> None:
 
 def test_bound_to_everything_it_is_found_on_the_way_to_the_name_server(caplog: pytest.LogCaptureFixture) -> None:
     assert advertised(name_server_list="127.0.0.1:9876;192.0.2.7:9876").host == "127.0.0.1"
-    assert "only clients on this machine can connect" in caplog.text
+    assert "only clients on this machine can reach us" in caplog.text
 
 
 def test_without_a_name_server_it_is_found_on_the_way_to_everybody() -> None:

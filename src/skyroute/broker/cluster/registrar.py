@@ -131,7 +131,7 @@ class Registrar:
     async def start(self) -> None:
         """Register with all name servers. Name servers that do not respond are tried again later."""
         if not self._name_servers:
-            log.warning("no name server configured, clients cannot find this broker advice=set namesrvAddr or give -n")
+            log.warning("no name server is known, clients cannot find this broker advice=set namesrvAddr or give -n")
             return
         self._tasks = [asyncio.get_running_loop().create_task(self._serve(server)) for server in self._name_servers]
         attempts = [server.want() for server in self._name_servers]
