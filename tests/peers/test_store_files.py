@@ -21,7 +21,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.verification.repair import Repair
 from skyroute.broker.store.verification.verify import StoreCheck
-from skyroute.broker.tables.stored_tables import TABLES
+from skyroute.broker.table_readers import TABLES
 from skyroute.message.batch import BatchItem, encode_batch
 from skyroute.message.flags import TransactionState
 from skyroute.message.host import encode_host

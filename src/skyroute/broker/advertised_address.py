@@ -1,4 +1,4 @@
-"""The address under which clients find a broker: settled once, at the start, or refused with what to do about it."""
+"""Finds the address that a broker advertises to clients, once, at the start."""
 
 import logging
 import socket
@@ -11,26 +11,26 @@ from skyroute.settings.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _ADVICE = "give the address that clients can reach with brokerIP1 or --advertise"
-_SOMEWHERE = ("192.0.2.1", 9)
-"""An address that belongs to nobody: asked which way a packet to it would leave. None is sent."""
+_TEST_ADDRESS = ("192.0.2.1", 9)
+"""A reserved address (RFC 5737). Only the route to it is looked up; no packet is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """What others are told."""
+    """The addresses that a broker registers."""
 
     host: str
-    """As it goes to the name servers: an address, or a name that clients look up."""
+    """Address or DNS name for clients."""
     ip: str
-    """The address that records carry."""
+    """Address in stored records."""
     ha_host: str
 
 
 def find_advertised_address(config: BrokerConfig) -> Advertised:
-    """Find out under which address clients reach this broker.
+    """Return the address that clients use.
 
-    It is `brokerIP1`, if set; loopback, if we listen there; the address we listen on; or that of the interface by
-    which we reach the first name server.
+    It is `brokerIP1` if set; else `bindAddress` if it is one address; else the address of the interface towards the
+    first name server.
 
     Raises:
         ConfigError: there is no such address, or clients could not use it.
@@ -58,19 +58,19 @@ def _default_host(config: BrokerConfig) -> str:
         return bound
     for address in config.name_servers:
         host, _, port = address.rpartition(":")
-        found = _way_out(host.strip("[]"), int(port) if port.isdigit() else 9)
+        found = _local_address(host.strip("[]"), int(port) if port.isdigit() else 9)
         if found is not None:
             return found
     return outward_ip()
 
 
 def outward_ip() -> str:
-    """Our own address on the way to everybody else; without any network, there is only us."""
-    return _way_out(*_SOMEWHERE) or "127.0.0.1"
+    """Return the address of the default interface; loopback if there is no network."""
+    return _local_address(*_TEST_ADDRESS) or "127.0.0.1"
 
 
-def _way_out(host: str, port: int) -> str | None:
-    """Return our own address on the way to another."""
+def _local_address(host: str, port: int) -> str | None:
+    """Return the local address of the route to another host; None if there is no route."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -78,7 +78,7 @@ def _way_out(host: str, port: int) -> str | None:
     for family, kind, protocol, _, address in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # of a datagram socket: only the route is looked up
+                probe.connect(address)  # a datagram socket only looks up the route
                 return str(probe.getsockname()[0])
         except OSError:
             continue
@@ -91,7 +91,7 @@ def _usable_ip(key: str, host: str) -> str:
     except ValueError:
         ip = _look_up(key, host)
     if ip.is_unspecified or ip.is_multicast or ip == IPv4Address("255.255.255.255"):
-        raise ConfigError(f"{key}={host} is no address that a client can reach: {_ADVICE}")
+        raise ConfigError(f"{key}={host} is not an address that a client can reach: {_ADVICE}")
     return str(ip)
 
 
@@ -99,9 +99,9 @@ def _look_up(key: str, name: str) -> IPv4Address | IPv6Address:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        text = "has a port in it, and takes a host alone" if ":" in name else "does not resolve to an address"
+        text = "has a port (expected a host only)" if ":" in name else "does not resolve to an address"
         raise ConfigError(f"{key}={name[:80]} {text}: {_ADVICE}") from None
-    # Where a name has both, version 4: clients of old know no other.
+    # If a name has both, use IPv4: old clients have no IPv6.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return ip_address(found[0][4][0])
 

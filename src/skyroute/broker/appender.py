@@ -1,4 +1,4 @@
-"""The one way into the store: what waits for its time is put aside, and readers who wait are told."""
+"""Appends messages to the store, redirects delayed messages, and wakes long polls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,17 +13,17 @@ from skyroute.broker.store.prepared_batch import PreparedBatch
 from skyroute.files.errors import FileWriteError
 from skyroute.message.batch import RawItem
 
-if TYPE_CHECKING:  # they deliver through us
+if TYPE_CHECKING:  # they deliver through the appender
     from skyroute.broker.scheduling.delay_levels import DelayLevels
     from skyroute.broker.scheduling.timers import Timers
 
 _LEVEL_MARK: Final = b"DELAY\x01"
 _TIMER_MARK: Final = b"TIMER_"
-"""Parts of the properties of messages that may have to wait. `in` would take three times as long as `find`."""
+"""Parts of the properties of delayed messages. `in` would take three times as long as `find`."""
 
 
 class Appender:
-    """Stores messages for everybody in the broker."""
+    """The only writer of the store."""
 
     def __init__(
         self,
@@ -44,23 +44,23 @@ class Appender:
         self.now_ms = now_ms
 
     def use(self, delays: "DelayLevels", timers: "Timers") -> None:
-        """Say who puts messages aside. They store through us what has waited, so they are made after us."""
+        """Set the delay levels and timers, which are constructed with this appender."""
         self._delays, self._timers = delays, timers
 
     def put(self, draft: Draft) -> Appended:
-        """Store a message, or put it aside until its time has come.
+        """Store a message, or schedule it if it has a delay.
 
         Raises:
-            RefusedError: it may not wait as it wants to.
+            RefusedError: its delay is not allowed.
             StorageError: nothing was stored.
         """
         return self.put_plain(self.schedule(draft))
 
     def schedule(self, draft: Draft) -> Draft:
-        """Return what is to be stored of a message: itself, or what waits in its place until its time has come.
+        """Return the message to store: the message itself, or its form for the schedule or timer topic.
 
         Raises:
-            RefusedError: it may not wait as it wants to.
+            RefusedError: its delay is not allowed.
         """
         scheduled = draft
         if self._delays is not None and draft.raw_properties.find(_LEVEL_MARK) >= 0:
@@ -70,7 +70,7 @@ class Appender:
         return scheduled
 
     def put_plain(self, draft: Draft) -> Appended:
-        """Store a message as it is.
+        """Store a message without looking at its delay.
 
         Raises:
             StorageError: nothing was stored.
@@ -83,7 +83,7 @@ class Appender:
         return appended
 
     def put_batch(self, draft: Draft, items: Sequence[RawItem]) -> AppendedBatch:
-        """Store messages that stay together; all but their own content is the draft's.
+        """Store a batch as one record per message. Each takes everything but its content from the draft.
 
         Raises:
             StorageError: nothing was stored.
@@ -121,7 +121,7 @@ class Appender:
         return self._store.dispatch_step()
 
     def put_inner_batch(self, draft: Draft, messages: int) -> Appended:
-        """Store a batch of so many messages as one record.
+        """Store a batch of `messages` messages as one record.
 
         Raises:
             StorageError, RecordError: nothing was stored.
@@ -132,30 +132,30 @@ class Appender:
         return appended
 
     def disk_used(self) -> float:
-        """Return how full the disk is, from 0 to 1."""
+        """Return the used share of the disk, from 0 to 1."""
         return self._store.disk_used()
 
     @property
     def waits_for_disk(self) -> bool:
-        """An answer may be given only once the disk has the message: see `when_flushed`."""
+        """A response waits until the message is on the disk: see `when_flushed`."""
         return self._sync
 
     def when_flushed(self, log_end: int, then: Callable[[Flushed], None]) -> None:
-        """Have `then` called once all that was appended before this position is on the disk, or cannot be."""
+        """Call `then` once the log is flushed up to this position, or the flush fails."""
         self._flushing.wait_for(log_end, then)
 
     def until_flushed(self, appended: Appended) -> Awaitable[None] | None:
-        """Return what to await until a message is as safe as the settings demand; None where it is already."""
-        return self._until_safe(appended) if self._sync else None
+        """Return an awaitable for the flush of a message; None if responses do not wait for the disk."""
+        return self._wait_for_flush(appended) if self._sync else None
 
-    async def _until_safe(self, appended: Appended) -> None:
-        settled: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
+    async def _wait_for_flush(self, appended: Appended) -> None:
+        flushed: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
 
-        def settle(outcome: Flushed) -> None:
-            if not settled.done():
-                settled.set_result(outcome)
+        def complete(outcome: Flushed) -> None:
+            if not flushed.done():
+                flushed.set_result(outcome)
 
-        self.when_flushed(appended.log_end, settle)
-        outcome = await settled
+        self.when_flushed(appended.log_end, complete)
+        outcome = await flushed
         if outcome is not Flushed.DONE:
-            raise FileWriteError(f"the disk did not take the record at {appended.log_position}: {outcome.name.lower()}")
+            raise FileWriteError(f"record at {appended.log_position} is not on the disk: flush {outcome.name.lower()}")

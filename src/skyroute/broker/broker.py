@@ -1,4 +1,4 @@
-"""A broker: its components, its start and its stop."""
+"""A broker: start and stop."""
 
 import logging
 from collections.abc import Mapping
@@ -24,15 +24,15 @@ from skyroute.wire.codes import RequestCode
 log = logging.getLogger(__name__)
 
 FAST_PORT_DISTANCE: Final = 2
-"""So far below the port lies a second one, where nobody waits for messages: for sends that must not queue behind it."""
+"""The fast port is this far below the port. It serves everything but pulls, for sends that must not wait."""
 HA_PORT_DISTANCE: Final = 1
 REQUEST_BOUNDS_S: Final = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0)
-"""Between which times requests are told apart, for those who watch: as Apache's brokers do."""
-_WAITING_CODES: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
+"""Upper bounds of the latency histogram buckets, in seconds, as in Apache's brokers."""
+_PULL_CODES: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 
 
 class Broker:
-    """One broker. `start` it inside a running loop, `stop` it there; it can be embedded in any program."""
+    """One broker, which can be embedded in any program. Call `start` and `stop` in a running event loop."""
 
     def __init__(self, config: BrokerConfig, *, clock: Clock | None = None, disk: Disk | None = None) -> None:
         self.config = config
@@ -46,21 +46,21 @@ class Broker:
         self._pages: Pages | None = None
         self._is_serving = False
         self.address = ""
-        """Where clients reach us, as `host:port`, once started."""
+        """`host:port` for clients, once started."""
 
     def __repr__(self) -> str:
         return f"<Broker {self.config.broker_name} {self.address if self._components else 'not running'}>"
 
     @property
     def components(self) -> Components:
-        """What a broker that was started consists of."""
+        """The components of a started broker."""
         assert self._components is not None, "the broker was not started"
         return self._components
 
     # Start
 
     async def start(self) -> None:
-        """Open what was kept, begin to serve, and register.
+        """Open the store, serve requests, and register with name servers.
 
         Raises:
             SkyrouteError: a file, a certificate or a port cannot be used; its text says which and why.
@@ -96,7 +96,7 @@ class Broker:
                 await self._open_fast_port(tls, handlers)
             config.listen_port = server.port
         except BaseException:
-            await self.kill()  # what was kept stays as it was
+            await self.kill()  # writes nothing
             raise
         for work in (*components.background(), tls.watch()):
             self._background.spawn(work)
@@ -115,20 +115,20 @@ class Broker:
         )
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:
-        handlers_without_pulls = {code: handler for code, handler in handlers.items() if code not in _WAITING_CODES}
+        handlers_without_pulls = {code: handler for code, handler in handlers.items() if code not in _PULL_CODES}
         server = self._server(tls, make_dispatcher(handlers_without_pulls, self._times))
         port = self.config.listen_port - FAST_PORT_DISTANCE
         try:
             await server.start(self.config.bind_address, port)
         except BindError as error:
-            log.warning("no second port for sends port=%d reason=%s", port, error)
+            log.warning("fast port not opened port=%d reason=%s", port, error)
         else:
             self._servers.append(server)
 
     # Stop
 
     async def stop(self) -> None:
-        """Say goodbye, serve what is under way, put everything on the disk, and end as soon as the disk lets us."""
+        """Unregister, finish the requests under way, and flush everything to the disk."""
         self._is_serving = False
         components, self._components = self._components, None
         if components is not None:
@@ -142,7 +142,7 @@ class Broker:
         await self._close_pages()
 
     async def kill(self) -> None:
-        """End as a process does that dies: nobody is told, and nothing more is written. To try what happens then."""
+        """Stop as a crash does: do not unregister, and write nothing more. For tests."""
         for server in self._servers:
             server.abort()
         await self._background.end()
@@ -151,15 +151,15 @@ class Broker:
             await components.kill()
         await self._close_pages()
 
-    # For those who watch
+    # Metrics and health
 
     async def _open_pages(self) -> None:
         address = self.config.metrics_address
         if self._times is None or address is None:
             return
         require_metrics_extra()
-        from skyroute.broker.metrics import BrokerMetrics  # noqa: PLC0415 - it needs that extra
-        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - so does this
+        from skyroute.broker.metrics import BrokerMetrics  # noqa: PLC0415 - needs the extra
+        from skyroute.observing.exposition import Exposition  # noqa: PLC0415 - needs the extra
 
         metrics = BrokerMetrics(self.config, lambda: self._components, self._servers, self._times)
         self._pages = Pages(Exposition("broker", metrics.collect).render, self._why_not_ready)
@@ -174,11 +174,11 @@ class Broker:
         if components is None or not self._is_serving:
             return "the broker is starting or stopping"
         if components.flushing.has_stopped:
-            return "the disk refused what was stored: mend it, and restart the broker"
+            return "a flush to the disk failed: repair the disk and restart the broker"
         if not self.config.name_servers:
             return "no name server is known, so clients cannot find this broker: set namesrvAddr or give -n"
         if not components.registrar.has_registered:
-            return f"no name server has taken our registration yet: {';'.join(self.config.name_servers)}"
+            return f"not registered yet with a name server of {';'.join(self.config.name_servers)}"
         return None
 
     # Connections

@@ -1,4 +1,4 @@
-"""What a broker consists of, and who answers which request."""
+"""The components of a broker, and the handler of each request code."""
 
 import logging
 from collections.abc import Callable, Coroutine, Iterator
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class Components:
-    """The parts of a running broker, each the one owner of what it knows."""
+    """The components of a running broker. Each owns its state."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Components:
         disk: Disk | None = None,
         polling: BusyPolling | None = None,
     ) -> None:
-        # Whatever of the settings turns out to be wrong does so before the store is opened.
+        # First, so that wrong TLS settings are found before the store is opened.
         tls = client_context(config.tls.client, test_mode=config.tls.test_mode) if config.tls.client.enabled else None
         folder = config.store_folder / "config"
         self.config = config
@@ -77,9 +77,9 @@ class Components:
         now_ms = self._now_ms
         polling = polling or BusyPolling()
         self.step_runner = StepRunner(polling, clock)
-        """Lane for responses that may take seconds."""
+        """For responses that may take seconds."""
         self.prompt_runner = StepRunner(polling, clock)
-        """Lane for requests with short client timeouts: long batches, heartbeats and locks."""
+        """For requests with short client timeouts: long batches, heartbeats and locks."""
         self.topics = Topics(JsonFile(folder / "topics.json", disk), config, now_ms)
         self.groups = Groups(JsonFile(folder / "subscriptionGroup.json", disk), config, now_ms)
         self.offsets = ConsumerOffsets(JsonFile(folder / "consumerOffset.json", disk), now_ms)
@@ -92,9 +92,9 @@ class Components:
         )
         self.stats = Stats(clock)
         self.long_polling = LongPolling(clock.monotonic)
-        self.topics.load()  # before the store, which may have to make queues of the right kind again
+        self.topics.load()  # before the store, which may have to create batch queues again
         self._had_queues = topics_with_queues(config.store_folder)
-        """Topics that had queues before recovery, which may find messages of deleted topics again."""
+        """Topics with queues before recovery, which may restore messages of deleted topics."""
         self.store = MessageStore.open(
             config.store_folder,
             config.store_settings(),
@@ -108,7 +108,7 @@ class Components:
             timeout_s=lambda: config.sync_flush_timeout_s,
             on_flushed=self.long_polling.wake,
         )
-        self.long_polling.only_when_told = config.sync_flush
+        self.long_polling.wake_after_flush = config.sync_flush
         self.appender = Appender(
             self.store, long_polling=self.long_polling, flushing=self.flushing, stats=self.stats, now_ms=now_ms
         )
@@ -141,13 +141,13 @@ class Components:
         return int(self.clock.wall() * 1000)
 
     def load(self) -> None:
-        """Read what was kept.
+        """Load all tables.
 
         Raises:
-            StorageError: a file makes no sense, or the disk refuses.
+            StorageError: a file is damaged or cannot be read.
         """
-        for kept in (self.groups, self.offsets, self.request_modes, self.delays, self.timers):
-            kept.load()
+        for table in (self.groups, self.offsets, self.request_modes, self.delays, self.timers):
+            table.load()
         recovered = self.store.recovered
         if recovered is not None and not recovered.was_clean:
             log.info("recovered after a crash records=%d bytes_cut=%d", recovered.records, recovered.bytes_cut)
@@ -155,7 +155,7 @@ class Components:
         self.transactions.load()
 
     def background(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Give what goes on all the time."""
+        """Give the background tasks."""
         config = self.config
         yield self.long_polling.run()
         yield self.flushing.run()
@@ -172,27 +172,27 @@ class Components:
         await save_all([self.topics.table_file, self.groups.table_file, self.request_modes.table_file])
 
     def on_disconnect(self, connection: int) -> None:
-        """Take note that a connection has ended."""
+        """Drop the suspended pulls and the clients of a closed connection."""
         self.long_polling.drop(connection)
         self.notifications.put(self.clients.drop(connection))
 
     async def close(self) -> None:
-        """Put everything on the disk."""
+        """Flush everything to the disk, and close the store."""
         await self.topic_propagation.stop()
         await self.flushing.stop()
-        with suppress(StorageError):  # the store says why when it is closed
-            self.transactions.write_done()
+        with suppress(StorageError):  # `store.close` raises it again
+            self.transactions.write_op_messages()
             self.store.flush()
         await self._finish_writes()
-        with ExitStack() as ends:  # one that fails keeps no other from being saved; they go from last to first
-            ends.callback(self.store.close)
-            ends.callback(self.timers.close)
-            ends.callback(self.delays.close)
+        with ExitStack() as closing:  # last to first; a failure does not stop the others
+            closing.callback(self.store.close)
+            closing.callback(self.timers.close)
+            closing.callback(self.delays.close)
             for table_file in self._table_files:
-                ends.callback(table_file.save_now)
+                closing.callback(table_file.save_now)
 
     async def kill(self) -> None:
-        """Let go of everything as a process does that dies."""
+        """Stop as a crash does, without writing."""
         await self.registrar.kill()
         await self.topic_propagation.stop()
         await self.flushing.stop()
@@ -210,7 +210,7 @@ class Components:
     # Requests
 
     def handlers(self) -> dict[int, Handler]:
-        """Every request we answer. Whatever is not here is answered "not supported"."""
+        """Return the handler of each request code. Other codes are not supported."""
         return {**self._for_producers(), **self._for_consumers(), **self._for_tools()}
 
     def _for_producers(self) -> dict[int, Handler]:

@@ -1,4 +1,4 @@
-"""What happens when nobody speaks: tables are saved, old messages go, silent clients are parted with."""
+"""Periodic work: saving tables, and deleting expired messages."""
 
 import asyncio
 import logging
@@ -15,11 +15,11 @@ from skyroute.files.errors import StorageError
 log = logging.getLogger(__name__)
 
 TABLES_S: Final = 10.0
-"""How often tables are saved that are also saved when they change in a way that somebody waits for."""
+"""Interval at which tables are saved that requests save as well."""
 
 
 async def every(seconds: float, work: Callable[[], Awaitable[None] | None]) -> None:
-    """Do something again and again. What it fails at is said, and tried again the next time."""
+    """Run `work` at an interval. A StoreError is logged, and the next run tries again."""
     while True:
         await asyncio.sleep(seconds)
         try:
@@ -31,13 +31,13 @@ async def every(seconds: float, work: Callable[[], Awaitable[None] | None]) -> N
 
 
 async def save_all(table_files: Collection[TableFile]) -> None:
-    """Save what has changed."""
+    """Save the tables that have changed."""
     for table_file in table_files:
         await table_file.save()
 
 
 class Retention:
-    """Removes messages that are too old, or have no room."""
+    """Deletes expired messages, and old messages when the disk is full."""
 
     def __init__(self, store: MessageStore, config: BrokerConfig, clock: Clock) -> None:
         self._store = store
@@ -46,11 +46,11 @@ class Retention:
         self._was_full = False
 
     def clean(self) -> None:
-        """Remove what may go now."""
-        self._clean(is_due=datetime.fromtimestamp(self._clock.wall()).hour in self._config.delete_hours)  # noqa: DTZ006 - the operator's own hour
+        """Delete expired messages, if the hour or the disk requires it."""
+        self._clean(is_due=datetime.fromtimestamp(self._clock.wall()).hour in self._config.delete_hours)  # noqa: DTZ006 - the hour is local time
 
     def clean_now(self) -> None:
-        """Remove what is too old, whatever the hour."""
+        """Delete expired messages at any hour."""
         self._clean(is_due=True)
 
     def _clean(self, *, is_due: bool) -> None:
@@ -60,8 +60,8 @@ class Retention:
         if is_full != self._was_full:
             self._was_full = is_full
             if is_full:
-                log.error("the disk is %.0f %% full: messages are refused until there is room", disk_used * 100)
+                log.error("disk full, messages are refused used_percent=%.0f", disk_used * 100)
             else:
-                log.info("the disk has room again: %.0f %% are used", disk_used * 100)
+                log.info("disk has room again used_percent=%.0f", disk_used * 100)
         if expired.log_segments:
             log.info("messages expired %s", expired)

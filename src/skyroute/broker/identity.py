@@ -1,4 +1,4 @@
-"""Who a broker is, as everybody else knows it."""
+"""The names and addresses of a broker."""
 
 from dataclasses import dataclass
 
@@ -7,26 +7,26 @@ from skyroute.message.host import encode_host
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A broker's names and addresses. They stay the same for as long as it runs."""
+    """A broker's names and addresses, fixed while it runs."""
 
     cluster: str
     name: str
     broker_id: int
     address: str
-    """`host:port`, as clients reach it."""
+    """`host:port` for clients."""
     ha_address: str
-    """`host:port`, where a slave would ask for the log."""
+    """`host:port` for slaves."""
     raw_store_host: bytes
-    """The address as records hold it."""
+    """The address in the format of records."""
 
     @classmethod
     def at(
         cls, host: str, ip: str, port: int, *, cluster: str, name: str, broker_id: int, ha_address: str
     ) -> "Identity":
-        """Return the identity of a broker that clients find as `host`, whose address is `ip`.
+        """Return the identity of a broker with the advertised `host` and its address `ip`.
 
         Raises:
-            HostError: the address is none.
+            HostError: `ip` is not an IP address.
         """
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return cls(cluster, name, broker_id, address, ha_address, encode_host(ip, port))

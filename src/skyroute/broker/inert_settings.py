@@ -1,7 +1,7 @@
-"""Settings of Apache's broker that do nothing here, with their defaults.
+"""Settings of Apache's broker that have no effect here, with their defaults.
 
-They steer thread pools, queues in front of them, memory maps, replication, POP and stores of other kinds. Operators'
-files contain them, so they are accepted, checked and listed.
+They are for thread pools, their queues, memory maps, replication, POP and other stores. Files written for Apache's
+brokers contain them, so they are accepted, checked and listed.
 """
 
 from skyroute.settings.keys import INERT_SETTINGS, InertSettings, Scope, inert_settings

@@ -1,6 +1,6 @@
-"""A broker in numbers, under the names that Apache's brokers have for them. Needs the extra `metrics`.
+"""The metrics of a broker, with the names of Apache's brokers where these have them. Needs the extra `metrics`.
 
-docs/metrics.md lists them. All are read when somebody asks; what is told apart by topic or group is bounded.
+docs/metrics.md lists them. They are read at each scrape; series by topic or group are bounded.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ from skyroute.wire.calls.groups import release_name
 from skyroute.wire.codes import LANGUAGES, RequestCode
 
 SERIES_MAX: Final = 1_000
-"""How many topics, groups, or pairs of both a metric tells apart: the largest. The rest is left out, and counted."""
-PAIRS_A_TURN: Final = 20
-"""So many groups and topics are looked at before others have their turn."""
+"""Series of one metric: the largest. The number of those left out is a metric, too."""
+PAIRS_PER_TURN: Final = 20
+"""Pairs of group and topic that are read per turn of the loop."""
 
 _OWN_LABELS: Final = ("cluster", "node_type", "node_id")
 _STORAGE_LABELS: Final = ("storage_type", "storage_medium")
@@ -47,8 +47,7 @@ _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _CONSUME_MODES: Final = {ConsumeType.PULL: "pull", ConsumeType.PUSH: "push", ConsumeType.POP: "pop"}
 
 K = TypeVar("K")
-ONE: Final[tuple[str, ...]] = ()
-"""What a metric is about that tells nothing apart."""
+NO_LABELS: Final[tuple[str, ...]] = ()
 
 
 def _as_they_are(values: Any) -> Sequence[str]:
@@ -56,19 +55,19 @@ def _as_they_are(values: Any) -> Sequence[str]:
 
 
 class Lag(NamedTuple):
-    """How far a group is behind with a topic."""
+    """The lag of a group in a topic."""
 
     group: str
     topic: str
     messages: int
-    """Those that it has not finished."""
+    """Messages that are not committed."""
     inflight: int
-    """Those of them that it has been given."""
+    """Messages of these that were pulled."""
 
 
 @dataclass(slots=True)
 class BrokerMetrics:
-    """Reads the components of a broker, while it has any."""
+    """Reads the components of a broker while it runs."""
 
     config: BrokerConfig
     components: Callable[[], Components | None]
@@ -86,13 +85,15 @@ class BrokerMetrics:
         for part in (self._flow, self._clients, self._tables, self._store, self._waiting):
             for family in part(components):
                 yield family
-                await asyncio.sleep(0)  # a thousand samples take a while, and others wait
+                await asyncio.sleep(0)  # a thousand samples take a while
         async for family in self._lags(components):
             yield family
         left_out = (((name,), count) for name, count in self._left_out.items())
-        yield self._gauge("skyroute_broker_series_left_out", "Series beyond SERIES_MAX", ("metric",), left_out)
+        yield self._gauge(
+            "skyroute_broker_series_left_out", "Series left out, beyond SERIES_MAX", ("metric",), left_out
+        )
 
-    # How families are made
+    # Metric families
 
     def _gauge(
         self,
@@ -102,7 +103,7 @@ class BrokerMetrics:
         numbers: Iterable[tuple[K, float]],
         values: Callable[[K], Sequence[str]] = _as_they_are,
     ) -> Metric:
-        """Return a gauge with a number for each key; `values` gives the values of a key's labels."""
+        """Return a gauge with a number per key; `values` gives the label values of a key."""
         return self._fill(GaugeMetricFamily(name, text, labels=(*_OWN_LABELS, *labels)), numbers, values)
 
     def _counter(
@@ -121,7 +122,7 @@ class BrokerMetrics:
         numbers: Iterable[tuple[K, float]],
         values: Callable[[K], Sequence[str]],
     ) -> Metric:
-        """Add the largest numbers; there may be more of them than somebody who watches wants to know."""
+        """Add the largest numbers, at most `SERIES_MAX`."""
         for key, number in self._largest(family.name, list(numbers), lambda pair: pair[1]):
             family.add_metric((*self._own, *values(key)), number)
         return family
@@ -140,7 +141,7 @@ class BrokerMetrics:
 
     def _rpc(self) -> Metric:
         family = HistogramMetricFamily(
-            "rocketmq_rpc_latency_milliseconds", "Time to answer a request", labels=(*_OWN_LABELS, *_RPC_LABELS)
+            "rocketmq_rpc_latency_milliseconds", "Time from request to response", labels=(*_OWN_LABELS, *_RPC_LABELS)
         )
         for labels, times in self.times.by(_rpc_labels).items():
             add_times(family, (*self._own, *labels), self.times.bounds_s, times, unit_s=_MS)
@@ -149,12 +150,12 @@ class BrokerMetrics:
     def _peers(self) -> Iterator[Metric]:
         connections = sum(server.connection_count for server in self.servers)
         turned_away = sum(server.turned_away for server in self.servers)
-        yield self._gauge("skyroute_broker_connections", "Open connections", (), [(ONE, connections)])
+        yield self._gauge("skyroute_broker_connections", "Open connections", (), [(NO_LABELS, connections)])
         yield self._counter(
             "skyroute_broker_connections_turned_away",
-            "Connections beyond serverMaxConnections",
+            "Connections refused beyond serverMaxConnections",
             (),
-            [(ONE, turned_away)],
+            [(NO_LABELS, turned_away)],
         )
 
     def _clients(self, components: Components) -> Iterator[Metric]:
@@ -162,7 +163,7 @@ class BrokerMetrics:
         producers = Counter(_client(member) for group in clients.producer_groups.values() for member in group.members)
         yield self._gauge(
             "rocketmq_producer_connections",
-            "Producers that are there",
+            "Connected producers",
             ("language", "version", "protocol_type"),
             producers.items(),
             lambda client: (*client, _REMOTING),
@@ -174,10 +175,10 @@ class BrokerMetrics:
         )
         yield self._gauge(
             "rocketmq_consumer_connections",
-            "Consumers that are there",
+            "Connected consumers",
             ("consumer_group", "language", "version", "consume_mode", "protocol_type", "is_system"),
             consumers.items(),
-            lambda of: (*of, _REMOTING, _word(is_system_group(of[0]))),
+            lambda of: (*of, _REMOTING, _bool_text(is_system_group(of[0]))),
         )
 
     # Messages
@@ -187,27 +188,27 @@ class BrokerMetrics:
         is_system = components.topics.is_system
 
         def of_topic(topic: str) -> Sequence[str]:
-            return topic, _word(is_system(topic))
+            return topic, _bool_text(is_system(topic))
 
         def of_pair(pair: tuple[str, str]) -> Sequence[str]:
-            return *pair, _word(is_system_group(pair[0]) or is_system(pair[1]))
+            return *pair, _bool_text(is_system_group(pair[0]) or is_system(pair[1]))
 
         labels: tuple[str, ...] = ("topic", "is_system")
         messages = ((topic, flow.messages) for topic, flow in stored.items())
-        yield self._counter("rocketmq_messages_in", "Messages that were stored", labels, messages, of_topic)
+        yield self._counter("rocketmq_messages_in", "Stored messages", labels, messages, of_topic)
         sizes = ((topic, flow.bytes) for topic, flow in stored.items())
-        yield self._counter("rocketmq_throughput_in", "Bytes of their records", labels, sizes, of_topic)
+        yield self._counter("rocketmq_throughput_in", "Bytes of stored records", labels, sizes, of_topic)
         labels = ("consumer_group", "topic", "is_system")
         given = ((pair, flow.messages) for pair, flow in fetched.items())
-        yield self._counter("rocketmq_messages_out", "Messages that groups were given", labels, given, of_pair)
+        yield self._counter("rocketmq_messages_out", "Messages pulled by groups", labels, given, of_pair)
         given = ((pair, flow.bytes) for pair, flow in fetched.items())
-        yield self._counter("rocketmq_throughput_out", "Bytes of their records", labels, given, of_pair)
+        yield self._counter("rocketmq_throughput_out", "Bytes of pulled records", labels, given, of_pair)
         yield self._counter(
             "rocketmq_send_to_dlq_messages",
-            "Messages that a group failed too often",
+            "Messages sent to the dead-letter queue",
             ("consumer_group", "is_system"),
             ((group_of(topic) or "", flow.messages) for topic, flow in stored.items() if is_dead_letter_topic(topic)),
-            lambda group: (group, _word(is_system_group(group))),
+            lambda group: (group, _bool_text(is_system_group(group))),
         )
 
     async def _lags(self, components: Components) -> AsyncIterator[Metric]:
@@ -215,10 +216,10 @@ class BrokerMetrics:
         lags = self._largest("rocketmq_consumer_lag_messages", found, lambda lag: lag.messages)
         ages_ms = [age_ms async for age_ms in _ages_ms(components, lags)]
         for name, text, numbers in (
-            ("lag_messages", "Messages that a group has not finished", [lag.messages for lag in lags]),
-            ("inflight_messages", "Those of them that it has been given", [lag.inflight for lag in lags]),
-            ("ready_messages", "Those of them that it can be given", [lag.messages - lag.inflight for lag in lags]),
-            ("lag_latency_milliseconds", "Age of the oldest of them", ages_ms),
+            ("lag_messages", "Messages that a group has not committed", [lag.messages for lag in lags]),
+            ("inflight_messages", "Pulled messages that a group has not committed", [lag.inflight for lag in lags]),
+            ("ready_messages", "Messages that a group has not pulled", [lag.messages - lag.inflight for lag in lags]),
+            ("lag_latency_milliseconds", "Age of the oldest message that a group has not committed", ages_ms),
         ):
             yield self._gauge(
                 f"rocketmq_consumer_{name}",
@@ -229,32 +230,45 @@ class BrokerMetrics:
             )
             await asyncio.sleep(0)
 
-    # What a broker keeps, and what waits
+    # Tables, store and waiting requests
 
     def _tables(self, components: Components) -> Iterator[Metric]:
         for name, text, number in (
             ("rocketmq_broker_permission", "2 for writing, 4 for reading, 6 for both", self.config.broker_permission),
             ("rocketmq_topic_number", "Topics", len(components.topics.all())),
-            ("rocketmq_consumer_group_number", "Groups of consumers", len(components.groups.all())),
-            ("skyroute_broker_name_servers", "Name servers to register at", len(self.config.name_servers)),
-            ("skyroute_broker_name_servers_knowing", "Name servers that know us", components.registrar.known_to),
+            ("rocketmq_consumer_group_number", "Consumer groups", len(components.groups.all())),
+            ("skyroute_broker_name_servers", "Configured name servers", len(self.config.name_servers)),
+            (
+                "skyroute_broker_name_servers_knowing",
+                "Name servers with a registration of this broker",
+                components.registrar.registered_with,
+            ),
         ):
-            yield self._gauge(name, text, (), [(ONE, number)])
+            yield self._gauge(name, text, (), [(NO_LABELS, number)])
 
     def _store(self, components: Components) -> Iterator[Metric]:
         store = components.store
         disk = shutil.disk_usage(store.folder)
         found = [
-            ("size_bytes", "Used space of the disk that messages are on", disk.total - disk.free),
-            ("flush_behind_bytes", "What is not on the disk yet", store.max_position - store.flushed_position),
-            ("dispatch_behind_bytes", "What queues do not show yet: nothing here", 0),
+            ("size_bytes", "Used space of the disk with the store", disk.total - disk.free),
+            (
+                "flush_behind_bytes",
+                "Bytes of the log that are not flushed",
+                store.max_position - store.flushed_position,
+            ),
+            ("dispatch_behind_bytes", "Bytes of the log that are not in consume queues; always 0", 0),
         ]
         if (oldest_ms := store.oldest_ms) is not None:
             kept_ms = int(components.clock.wall() * 1000) - oldest_ms
             found.append(("message_reserve_time_milliseconds", "Age of the oldest message", kept_ms))
         for name, text, number in found:
             yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
-        yield self._gauge("skyroute_broker_disk_used_ratio", "Used share of that disk", (), [(ONE, store.disk_used())])
+        yield self._gauge(
+            "skyroute_broker_disk_used_ratio",
+            "Used share of the disk with the store",
+            (),
+            [(NO_LABELS, store.disk_used())],
+        )
         for name, text, number in (
             ("damaged_ranges", "Damaged ranges of the log", store.damage.count),
             ("damaged_bytes", "Bytes in damaged ranges of the log", store.damage.bytes),
@@ -264,28 +278,31 @@ class BrokerMetrics:
                 sum(cut.size for cut in store.damage.cuts),
             ),
         ):
-            yield self._gauge(f"skyroute_broker_log_{name}", text, (), [(ONE, number)])
+            yield self._gauge(f"skyroute_broker_log_{name}", text, (), [(NO_LABELS, number)])
 
     def _waiting(self, components: Components) -> Iterator[Metric]:
         transactions, timers = components.transactions, components.timers
         timers_behind = max(components.store.max_offset(TIMER_TOPIC, 0) - timers.read_end, 0)
         watermark = [(("send",), components.flushing.waiting_count)]
-        yield self._gauge("rocketmq_processor_watermark", "Sends that wait for the disk", ("processor",), watermark)
+        yield self._gauge("rocketmq_processor_watermark", "Sends that wait for a flush", ("processor",), watermark)
         yield self._gauge(
-            "skyroute_broker_suspended_pulls", "Pulls that wait", (), [(ONE, len(components.long_polling))]
+            "skyroute_broker_suspended_pulls",
+            "Suspended pulls (long polling)",
+            (),
+            [(NO_LABELS, len(components.long_polling))],
         )
-        yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(ONE, transactions.open_count)])
-        yield self._counter("rocketmq_commit_messages", "Commits", (), [(ONE, transactions.committed)])
-        yield self._counter("rocketmq_rollback_messages", "Rollbacks", (), [(ONE, transactions.rolled_back)])
+        yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(NO_LABELS, transactions.open_count)])
+        yield self._counter("rocketmq_commit_messages", "Commits", (), [(NO_LABELS, transactions.committed)])
+        yield self._counter("rocketmq_rollback_messages", "Rollbacks", (), [(NO_LABELS, transactions.rolled_back)])
         for name, text, number in (
-            ("rocketmq_timing_messages", "Messages that wait for a time", len(timers)),
-            ("rocketmq_timer_enqueue_lag", "Messages that wait to be put in order of time", timers_behind),
+            ("rocketmq_timing_messages", "Timer messages that are not due", len(timers)),
+            ("rocketmq_timer_enqueue_lag", "Messages of the timer topic that are not read", timers_behind),
         ):
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
 
 
 async def _find_lags(components: Components) -> AsyncIterator[Lag]:
-    """Give how far every group is behind with every topic that it has come anywhere with."""
+    """Give the lag of every group in every topic in which it has an offset."""
     for number, (group, topic) in enumerate(components.offsets.pairs(), 1):
         config = components.topics.get(topic)
         if config is not None and not is_system_group(group):
@@ -296,21 +313,21 @@ async def _find_lags(components: Components) -> AsyncIterator[Lag]:
                 messages += behind
                 inflight += min(max(pulled - offset, 0), behind)
             yield Lag(group, topic, messages, inflight)
-        if number % PAIRS_A_TURN == 0:
+        if number % PAIRS_PER_TURN == 0:
             await asyncio.sleep(0)
 
 
 def _behind(components: Components, group: str, topic: str, queue_id: int) -> tuple[int, int]:
-    """Return where a group goes on in a queue, and how many messages there are from there on."""
+    """Return the offset of a group in a queue, and the number of messages from there on."""
     offset = max(components.offsets.get(group, topic, queue_id) or 0, components.store.min_offset(topic, queue_id))
     return offset, max(components.store.max_offset(topic, queue_id) - offset, 0)
 
 
 async def _ages_ms(components: Components, lags: Iterable[Lag]) -> AsyncIterator[int]:
-    """Give, for each, how long ago the oldest message was stored that the group has not finished."""
+    """Give the age of the oldest message that is not committed, for each lag."""
     for number, lag in enumerate(lags, 1):
         yield _age_ms(components, lag) if lag.messages else 0
-        if number % PAIRS_A_TURN == 0:
+        if number % PAIRS_PER_TURN == 0:
             await asyncio.sleep(0)
 
 
@@ -325,24 +342,24 @@ def _age_ms(components: Components, lag: Lag) -> int:
 
 def _group_values(components: Components, lag: Lag) -> Sequence[str]:
     is_system = is_system_group(lag.group) or components.topics.is_system(lag.topic)
-    return lag.group, lag.topic, _word(is_retry_topic(lag.topic)), _word(is_system)
+    return lag.group, lag.topic, _bool_text(is_retry_topic(lag.topic)), _bool_text(is_system)
 
 
 def _rpc_labels(answered: Answered) -> tuple[str, str, str, str, str]:
-    """Return what Apache's brokers say of a request."""
+    """Return the labels that Apache's brokers have for a request."""
     return (
         _REMOTING,
         answered.request_name.lower(),
         answered.response_name.lower(),
-        _word(answered.was_later and answered.request_code in _PULLS),
+        _bool_text(answered.was_later and answered.request_code in _PULLS),
         "oneway" if answered.is_oneway else "success",
     )
 
 
 def _client(member: GroupMember) -> tuple[str, str]:
-    """Return language and version; a peer may say anything, so what is not known is not repeated."""
+    """Return language and version; an unknown language is `other`, because a client can send any text."""
     return (member.language if member.language in LANGUAGES else "OTHER").lower(), release_name(member.version).lower()
 
 
-def _word(truth: bool) -> str:  # noqa: FBT001 - it is what this is about
+def _bool_text(truth: bool) -> str:  # noqa: FBT001 - it is the value itself
     return "true" if truth else "false"

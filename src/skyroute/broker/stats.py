@@ -1,7 +1,6 @@
-"""How much passes through a broker: counted where it passes, looked at by tools.
+"""Counters of a broker, and rates over the last minute, hour and day.
 
-Counting is a few additions. The counts are marked down every ten seconds, ten minutes and hour, so that what came since
-can be told for the last minute, hour and day.
+Counting is a few additions. Samples of the counters every ten seconds, ten minutes and hour give the rates.
 """
 
 import asyncio
@@ -17,18 +16,18 @@ from skyroute.clock import Clock, SystemClock
 from skyroute.wire.calls.settings import BrokerStats, StatsSpan
 
 KEYS_MAX: Final = 10_000
-"""How many topics, and how many pairs of group and topic, are counted apart; the rest counts for the broker only."""
+"""Topics, and pairs of group and topic, with counters of their own; the rest counts for the broker only."""
 FLOWS_A_STEP: Final = 5_000
 """Flows sampled in one step."""
 TICK_S: Final = 1.0
 RATES_S: Final = (10, 60, 600)
-"""Over which spans, in seconds, a broker tells its rates."""
+"""Periods of the broker's rates, in seconds."""
 _SPANS: Final = ((10.0, 6), (600.0, 6), (3600.0, 24))
-"""The minute, the hour and the day: how often each is marked, and how many marks make it whole."""
+"""Minute, hour and day: interval of samples, and samples per period."""
 
 
 class Measure(IntEnum):
-    """What is counted of a flow."""
+    """A counter of a flow."""
 
     MESSAGES = 0
     BYTES = 1
@@ -39,7 +38,7 @@ _MEASURES: Final = len(Measure)
 
 
 class Flow:
-    """What has passed at one place since the start."""
+    """Counters of one topic, or of one group and topic, since the start."""
 
     __slots__ = ("bytes", "calls", "marks", "messages")
 
@@ -47,7 +46,7 @@ class Flow:
         self.messages = 0
         self.bytes = 0
         self.calls = 0
-        # What came before the first mark of a flow is nothing, so marks from before it are right as zeros.
+        # Before the first sample of a flow its counters were zero, so zeros are right.
         self.marks = tuple(array("q", bytes(8 * _MEASURES * count)) for _, count in _SPANS)
 
     def mark(self, span: int, slot: int) -> None:
@@ -63,7 +62,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Flows(dict[_Key, Flow]):
-    """Flows by key, no more than a bounded number; what is beyond shares one that nobody can ask for."""
+    """Flows by key, at most `KEYS_MAX`; further keys share one flow that is not shown."""
 
     def __init__(self) -> None:
         self._rest = Flow()
@@ -76,20 +75,20 @@ class Flows(dict[_Key, Flow]):
 
 
 class Totals(NamedTuple):
-    """What a whole broker has done since its start."""
+    """Counters of a broker since its start."""
 
     stored: int
     stored_bytes: int
     found: int
-    """Pulls that found something."""
+    """Pulls with messages."""
     missed: int
-    """Pulls that found nothing."""
+    """Pulls without messages."""
     fetched: int
-    """Messages handed out."""
+    """Messages in responses to pulls."""
 
 
 class Rates(NamedTuple):
-    """What a whole broker does in a second; the members are those of `Totals`."""
+    """Rates per second; the fields are those of `Totals`."""
 
     stored: float
     stored_bytes: float
@@ -100,7 +99,7 @@ class Rates(NamedTuple):
 
 @dataclass(slots=True)
 class _Marks:
-    """When the marks of one span were made: a ring, whose oldest is the next to be overwritten."""
+    """Times of the samples of one period: a ring, whose oldest is overwritten next."""
 
     times: list[float]
     next_slot: int = 0
@@ -109,8 +108,8 @@ class _Marks:
         return self.next_slot if self.times[self.next_slot] >= 0 else 0
 
 
-class Mornings(NamedTuple):
-    """Totals as they were at the last two midnights; zeros where the broker was not there yet."""
+class MidnightTotals(NamedTuple):
+    """Totals at the last two midnights; zeros if the broker was not running."""
 
     yesterday: Totals
     today: Totals
@@ -120,7 +119,7 @@ _NOTHING: Final = Totals(0, 0, 0, 0, 0)
 
 
 class Stats:
-    """All counts of one broker."""
+    """All counters of one broker."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -137,7 +136,7 @@ class Stats:
             marks.next_slot = 1
         self._seconds: deque[tuple[float, Totals]] = deque([(now, _NOTHING)], maxlen=RATES_S[-1] + 1)
         self._today = self._date()
-        self.mornings = Mornings(_NOTHING, _NOTHING)
+        self.midnight_totals = MidnightTotals(_NOTHING, _NOTHING)
 
     def __repr__(self) -> str:
         return f"<Stats topics={len(self._topics)} stored={self._put.messages} fetched={self._got.messages}>"
@@ -145,7 +144,7 @@ class Stats:
     # ----------------------------------------------------------------------------------------------------- counting
 
     def stored(self, topic: str, messages: int, size: int) -> None:
-        """Count messages that were stored, and the bytes of their records."""
+        """Count stored messages and the bytes of their records."""
         put, flow = self._put, self._topics[topic]
         put.messages += messages
         put.bytes += size
@@ -155,7 +154,7 @@ class Stats:
         flow.calls += 1
 
     def fetched(self, group: str, topic: str, messages: int, size: int) -> None:
-        """Count messages that a group was given, and the bytes of their records; none at all is a pull in vain."""
+        """Count the messages of a pull and the bytes of their records; zero messages count as a missed pull."""
         if not messages:
             self._missed += 1
             return
@@ -168,45 +167,42 @@ class Stats:
         flow.calls += 1
 
     def sent_back(self, group: str, topic: str) -> None:
-        """Count a message that a group wants to be given again."""
+        """Count a message that a group sent back."""
         flow = self._returns[group, topic]
         flow.messages += 1
         flow.calls += 1
 
     def forget_topic(self, topic: str) -> None:
-        """Drop the counts of a topic that is gone."""
+        """Drop the counters of a deleted topic."""
         self._topics.pop(topic, None)
         for flows in (self._fetches, self._returns):
             for key in [key for key in flows if key[1] == topic]:
                 del flows[key]
 
     def forget_group(self, group: str) -> None:
-        """Drop the counts of a group that is gone."""
+        """Drop the counters of a deleted group."""
         for flows in (self._fetches, self._returns):
             for key in [key for key in flows if key[0] == group]:
                 del flows[key]
 
-    # ------------------------------------------------------------------------------------------------------- asking
+    # ------------------------------------------------------------------------------------------------------- reading
 
     @property
     def topics(self) -> Mapping[str, Flow]:
-        """What was stored of each topic."""
+        """Stored messages by topic."""
         return self._topics
 
     @property
     def fetches(self) -> Mapping[tuple[str, str], Flow]:
-        """What each group was given of each topic."""
+        """Pulled messages by group and topic."""
         return self._fetches
 
     def totals(self) -> Totals:
-        """Return what the broker has done since its start."""
+        """Return the counters of the broker since its start."""
         return Totals(self._put.messages, self._put.bytes, self._got.calls, self._missed, self._got.messages)
 
     def rates(self) -> list[Rates]:
-        """Return how much was done in a second, over each of `RATES_S`.
-
-        Of a broker that has not run so long, over as long as it runs.
-        """
+        """Return the rates over each of `RATES_S`, or since the start if that is shorter."""
         now, current = self._clock.monotonic(), self.totals()
         found = []
         for span_s in RATES_S:
@@ -216,29 +212,29 @@ class Stats:
         return found
 
     def put_rate(self, topic: str) -> float:
-        """Return how many messages of a topic were stored in a second, over the last minute."""
+        """Return the stored messages of a topic per second, over the last minute."""
         flow = self._topics.get(topic)
         return 0.0 if flow is None else self._span(flow, 0, Measure.MESSAGES).tps
 
     def fetch_rate(self, group: str, topic: str) -> float:
-        """Return how many messages of a topic a group was given in a second, over the last minute."""
+        """Return the pulled messages of a group and topic per second, over the last minute."""
         flow = self._fetches.get((group, topic))
         return 0.0 if flow is None else self._span(flow, 0, Measure.MESSAGES).tps
 
     def of_topic(self, topic: str, measure: Measure) -> BrokerStats | None:
-        """Return what was stored of a topic; None where nothing ever was."""
+        """Return the stored messages of a topic; None if there were none."""
         return self._spans(self._topics.get(topic), measure)
 
     def of_group(self, group: str, topic: str, measure: Measure) -> BrokerStats | None:
-        """Return what a group was given of a topic; None where nothing ever was."""
+        """Return the pulled messages of a group and topic; None if there were none."""
         return self._spans(self._fetches.get((group, topic)), measure)
 
     def of_returns(self, group: str, topic: str) -> BrokerStats | None:
-        """Return what a group sent back of a topic; None where nothing ever was."""
+        """Return the messages that a group sent back; None if there were none."""
         return self._spans(self._returns.get((group, topic)), Measure.MESSAGES)
 
     def of_broker(self, *, stored: bool) -> BrokerStats:
-        """Return how many messages were stored, or else handed out, whatever their topic."""
+        """Return the stored or the pulled messages of all topics."""
         found = self._spans(self._put if stored else self._got, Measure.MESSAGES)
         assert found is not None
         return found
@@ -269,11 +265,11 @@ class Stats:
         self._seconds.append((now, self.totals()))
         if (today := self._date()) != self._today:
             self._today = today
-            self.mornings = Mornings(self.mornings.today, self.totals())
+            self.midnight_totals = MidnightTotals(self.midnight_totals.today, self.totals())
         for span, (marks, (interval_s, count)) in enumerate(zip(self._marks, _SPANS, strict=True)):
             if now - marks.times[marks.next_slot - 1] >= interval_s:
                 slot = marks.next_slot
-                # First, so that a rate that is read between two steps still starts at the oldest mark.
+                # First, so that a rate that is read between two steps starts at the oldest sample.
                 marks.times[slot] = now
                 marks.next_slot = (slot + 1) % count
                 self._put.mark(span, slot)

@@ -17,8 +17,8 @@ from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.repair import Repair
 from skyroute.broker.store.verification.verify import StoreCheck
+from skyroute.broker.table_readers import TABLES
 from skyroute.broker.tables.attributes import BATCH_QUEUE, QUEUE_TYPE
-from skyroute.broker.tables.stored_tables import TABLES
 from skyroute.broker.tables.topics import read_topics
 from skyroute.cli.admin.output import print_json
 from skyroute.cli.options import CONTEXT, examples, settings_option
@@ -133,7 +133,7 @@ def _is_batch_topic(path: Path, topic: str) -> bool:
     """Return whether a topic is a batch topic (`queue.type=BatchCQ`), by the topic table or its backup."""
     for name in ("topics.json", "topics.json.bak"):
         try:
-            found = read_json(path / "config" / name, read_topics).topics.get(topic)
+            found = read_json(path / "config" / name, read_topics).configs.get(topic)
         except (StorageError, FileNotFoundError):
             continue
         return found is not None and found.attributes.get(QUEUE_TYPE) == BATCH_QUEUE

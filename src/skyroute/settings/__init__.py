@@ -1,1 +1,1 @@
-"""Settings under Java's names, the properties files that hold them, and replacing such files safely."""
+"""Settings of servers: RocketMQ's names and properties files outside, our fields and units inside."""

@@ -1,23 +1,23 @@
-"""What is wrong with settings, and with the files that hold them."""
+"""Errors of settings and of their files."""
 
 from skyroute.errors import SkyrouteError
 
 
 class ConfigError(SkyrouteError):
-    """A setting, or a file that holds settings, is wrong; one line says which, why and where it came from."""
+    """A setting or a settings file is wrong. The text is one line with the setting, the reason and the origin."""
 
 
 class MalformedPropertiesError(ConfigError):
-    """A text does not follow the syntax of Java properties."""
+    """A text is not in the syntax of Java properties."""
 
 
 class StartOnlyError(ConfigError):
-    """An update names settings that take effect only when the server starts."""
+    """An update has settings that take effect only at the start."""
 
 
 class BlackListedError(SkyrouteError):
-    """An update names a setting that may only be changed where the server runs."""
+    """An update has a setting that cannot be changed remotely."""
 
     def __init__(self, keys: frozenset[str]) -> None:
-        super().__init__(f"settings that may not be updated: {', '.join(sorted(keys))}")
+        super().__init__(f"settings that cannot be changed remotely: {', '.join(sorted(keys))}")
         self.keys = keys

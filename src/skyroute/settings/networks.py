@@ -1,4 +1,4 @@
-"""Lists of trusted IP addresses and networks, as settings hold them: `10.0.0.5, 192.168.0.0/16, fd00::/8`."""
+"""Lists of trusted IP addresses and networks, such as `10.0.0.5, 192.168.0.0/16, fd00::/8`."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """IP networks; a single address is a network of one."""
+    """IP networks; an address is a network with one address."""
 
     networks: tuple[Network, ...] = ()
 
@@ -29,9 +29,9 @@ class Networks:
 
 
 def parse_networks(text: str) -> Networks:
-    """Read comma-separated addresses and networks in CIDR form; an empty text names none.
+    """Parse comma-separated addresses and CIDR networks; an empty text gives none.
 
     Raises:
-        ValueError: a part is neither. The text says which and why.
+        ValueError: a part is neither an address nor a network.
     """
     return Networks(tuple(ipaddress.ip_network(part) for word in text.split(",") if (part := word.strip())))

@@ -26,7 +26,7 @@ _NEEDS_ESCAPE = re.compile(r"[^ -~]|[\\=:#!]")
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Every setting of a text, in the order of first appearance; of duplicates the last one wins.
+    """Return the settings of a text, in the order of first appearance; the last duplicate wins.
 
     Raises:
         MalformedPropertiesError: an escape is not four hexadecimal digits, or half of a surrogate pair stands alone.
@@ -40,21 +40,21 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> str:
-    """ASCII lines that `parse_properties`, and Java, read back as the same settings."""
+    """Return ASCII lines that `parse_properties` and Java read back as the same settings."""
     lines = []
     for key, value in properties.items():
         blank_count = len(value) - len(value.lstrip(" "))
-        # Only the blanks that a reader would skip need a backslash: all of a key's, and those that open a value.
+        # A reader skips unescaped blanks in a key and at the start of a value.
         escaped_value = "\\ " * blank_count + _escape(value[blank_count:])
         lines.append(f"{_escape(key).replace(' ', chr(92) + ' ')}={escaped_value}\n")
     return "".join(lines)
 
 
 def read_properties(path: str | Path) -> dict[str, str]:
-    """The settings of a file.
+    """Return the settings of a file.
 
     Raises:
-        ConfigError: the file cannot be read, or is malformed; the text names it.
+        ConfigError: the file cannot be read, or is malformed.
     """
     try:
         text = _decode(Path(path).read_bytes())
@@ -69,14 +69,14 @@ def read_properties(path: str | Path) -> dict[str, str]:
 
 def _decode(content: bytes) -> str:
     try:
-        # Some editors open a UTF-8 file with a byte order mark, which would become part of the first key.
+        # Some editors write a byte order mark, which would become part of the first key.
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         return content.decode("iso-8859-1")
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Lines with continuations joined, without comments and blank lines.
+    """Give lines with continuations joined, without comments and blank lines.
 
     A line that continues another is never a comment, and its indentation is dropped.
     """
@@ -100,7 +100,7 @@ def _unescape(text: str) -> str:
         return text
     unescaped = _ESCAPE.sub(_unescape_one, text)
     try:
-        # Java writes a character beyond the basic plane as two escapes, which are one character here.
+        # Java writes a character beyond the basic plane as two escapes.
         return unescaped.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError as error:
         raise MalformedPropertiesError(f"half of a surrogate pair in {text[:80]!r}") from error

@@ -1,4 +1,4 @@
-"""The `tls.*` settings: which Java key fills which TLS value, and the extra file they may come from."""
+"""The `tls.*` settings, from properties files, options and the file that `tls.config.file` names."""
 
 import logging
 from collections.abc import Mapping
@@ -35,26 +35,26 @@ _SETTINGS = {
     "tls.client.authServer": _FLAG,
     "tls.client.trustCertPath": _TEXT,
 }
-# The extra file cannot change whether TLS is spoken at all, nor name yet another file.
+# The extra file cannot turn TLS on or off, nor name another file.
 _NOT_FROM_EXTRA_FILE = frozenset({_MODE_KEY, _ENABLE_KEY, CONFIG_FILE_KEY})
 
 
 def is_tls_key(key: str) -> bool:
-    """Whether `TlsValues.add` takes this key."""
+    """Return whether `TlsValues.add` accepts this key."""
     return key in _SETTINGS
 
 
 class TlsValues:
-    """Collects `tls.*` values from one source after another, the later winning, and makes `TlsSettings` of them."""
+    """Collects `tls.*` values from several sources, of which the last wins, into `TlsSettings`."""
 
     def __init__(self) -> None:
         self._values: dict[str, Value | None] = {}
 
     def add(self, key: str, text: str, origin: str) -> None:
-        """Take one value; an empty one counts as absent.
+        """Add a value; an empty text removes it.
 
         Raises:
-            ConfigError: the value is not one the key allows.
+            ConfigError: the value is not allowed.
         """
         if not text:
             self._values.pop(key, None)
@@ -62,10 +62,10 @@ class TlsValues:
         self._values[key] = parse_setting(key, _SETTINGS[key], text, origin)
 
     def add_extra_file(self) -> None:
-        """Take the values of the file that `tls.config.file` names, if there is one.
+        """Add the values of the file that `tls.config.file` names, if it exists.
 
         Raises:
-            ConfigError: the file is there and cannot be read, or a value in it is wrong.
+            ConfigError: the file cannot be read, or a value is wrong.
         """
         path = self._text(CONFIG_FILE_KEY) or CONFIG_FILE_DEFAULT
         if not Path(path).exists():
@@ -79,10 +79,10 @@ class TlsValues:
             else:
                 ignored.append(key)
         if ignored:
-            log.warning("tls config file has keys that it cannot set file=%s keys=%s", path, ",".join(sorted(ignored)))
+            log.warning("tls config file has keys without effect file=%s keys=%s", path, ",".join(sorted(ignored)))
 
     def settings(self, *, use_tls: bool | None) -> TlsSettings:
-        """The values as `TlsSettings`; `use_tls` is the setting `useTLS`, which outranks `tls.enable`."""
+        """Return the values as `TlsSettings`; `use_tls` is the setting `useTLS`, which overrides `tls.enable`."""
         mode = TlsMode(self._text(_MODE_KEY) or TlsMode.PERMISSIVE)
         enabled = self._flag(_ENABLE_KEY, default=mode is TlsMode.ENFORCING) if use_tls is None else use_tls
         return TlsSettings(
@@ -113,7 +113,7 @@ class TlsValues:
 
 
 def list_tls(tls: TlsSettings) -> dict[str, str]:
-    """The effective settings by Java key, absent ones left out and passwords hidden."""
+    """Return the effective settings by key, without absent ones, and with passwords hidden."""
     listed: Mapping[str, str | bool | None] = {
         _MODE_KEY: str(tls.mode),
         _ENABLE_KEY: tls.client.enabled,

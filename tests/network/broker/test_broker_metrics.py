@@ -103,7 +103,7 @@ async def test_transactions_timers_and_dead_letters_are_counted(watched: Cluster
     assert (await line.call(36, fields)).code == 0
     transactions = watched.broker.components.transactions
     await eventually(lambda: transactions.committed + transactions.rolled_back == 3)
-    await transactions.ask_producers()  # it looks for those that are open
+    await transactions.send_checks()  # it looks for those that are open
     seen = await scrape(pages_of(watched))
     assert seen("rocketmq_commit_messages_total") == 2
     assert seen("rocketmq_rollback_messages_total") == 1
@@ -196,14 +196,14 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
     address = f"127.0.0.1:{free_port()}"
     await empty_cluster.start_live(metrics_port=free_port(), name_server_list=address)
     pages = pages_of(empty_cluster)
-    assert await page(pages, "/readyz") == (503, f"no name server has taken our registration yet: {address}\n")
+    assert await page(pages, "/readyz") == (503, f"not registered yet with a name server of {address}\n")
     assert (await page(pages, "/livez"))[0] == 200
     (tmp_path / "late").mkdir()
     registrar = empty_cluster.broker.components.registrar
     async with running(tmp_path / "late", listen_port=int(address.rpartition(":")[2]), journal_enable=False):
         await registrar_heard(empty_cluster)
         assert await page(pages, "/readyz") == (200, "ready\n")
-    await eventually(lambda: registrar.known_to == 0)
+    await eventually(lambda: registrar.registered_with == 0)
     assert (await page(pages, "/readyz"))[0] == 200  # clients that know it need no name server
     seen = await scrape(pages)
     assert (seen("skyroute_broker_name_servers"), seen("skyroute_broker_name_servers_knowing")) == (1, 0)
@@ -211,7 +211,7 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
 
 async def registrar_heard(cluster: Cluster) -> None:
     registrar = cluster.broker.components.registrar
-    await eventually(lambda: registrar.known_to == 1)
+    await eventually(lambda: registrar.registered_with == 1)
 
 
 async def test_a_broker_that_nobody_can_find_says_so(empty_cluster: Cluster) -> None:

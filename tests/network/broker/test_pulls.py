@@ -155,7 +155,7 @@ def _forbid_conditions(cluster: Cluster) -> None:
         (None, pull(queue_id=-1), 29, None, "queueId[-1] is illegal, topic:[T] topicConfig.readQueueNums:[2]"),
         (None, pull(expression="||"), 23, None, "parse the consumer's subscription failed"),
         (None, pull(expression="a >", kind="SQL92"), 23, None, ""),
-        (None, pull(expression="x", kind="XPATH"), 23, None, "there is no filter of type 'XPATH'"),
+        (None, pull(expression="x", kind="XPATH"), 23, None, "unknown filter type 'XPATH'"),
         (
             _forbid_conditions,
             pull(expression="a > 1", kind="SQL92"),

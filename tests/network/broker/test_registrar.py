@@ -161,7 +161,7 @@ async def test_failures_are_tried_again_more_and_more_rarely_and_said_once(
     nameserver: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with broker_at(nameserver.address, NOBODY, folder=tmp_path) as broker:
-        link = broker.registrar._links[1]
+        link = broker.registrar._name_servers[1]
         waits = []
         for _ in range(8):
             waits.append(link.due_at - broker.clock.monotonic())
@@ -201,7 +201,7 @@ async def test_a_name_server_that_restarts_learns_everything_again(tmp_path: Pat
         port = first.server.config.listen_port
         async with broker_at(first.address, folder=tmp_path) as broker:
             await broker.create("Orders")
-            channel = broker.registrar._links[0].channel
+            channel = broker.registrar._name_servers[0].channel
             assert channel is not None
             await first.server.stop()
             await channel.ended
@@ -236,7 +236,7 @@ async def test_it_repeats_itself_after_ten_seconds_and_then_every_period_which_h
         silence(takes_registrations=True) as silent,
         broker_at(silent.address, folder=tmp_path, registration_interval_s=period_ms / 1000) as broker,
     ):
-        link = broker.registrar._links[0]
+        link = broker.registrar._name_servers[0]
         for told, wait_s in enumerate((10, period_s, period_s), 2):
             broker.pass_time(wait_s - 1)
             assert not link.all_wanted
@@ -247,10 +247,10 @@ async def test_it_repeats_itself_after_ten_seconds_and_then_every_period_which_h
 
 async def test_a_new_topic_does_not_put_off_the_next_word_on_all(nameserver: Running, tmp_path: Path) -> None:
     async with broker_at(nameserver.address, folder=tmp_path) as broker:
-        due_at = broker.registrar._links[0].due_at
+        due_at = broker.registrar._name_servers[0].due_at
         broker.clock.advance(5.0)
         await broker.create("Orders")
-        assert broker.registrar._links[0].due_at == due_at
+        assert broker.registrar._name_servers[0].due_at == due_at
 
 
 @pytest.mark.parametrize("broker_permission", [6, 4])
@@ -312,7 +312,7 @@ async def test_many_topics_go_compressed_and_arrive(nameserver: Running, tmp_pat
         await broker.create(*names)
         await until_known(nameserver, names[-1])
         assert await topics(line) == sorted(broker.topics.all())
-        request = await broker.registrar._registration_of_all()
+        request = await broker.registrar._full_registration()
         assert request.fields["compressed"] == "true"
         assert len(request.body) < COMPRESS_FROM_BYTES
 
@@ -322,17 +322,17 @@ async def test_a_body_that_would_lose_something_is_not_compressed(
     nameserver: Running, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, compress_registration=True) as broker:
-        assert (await broker.registrar._registration_of_all()).fields["compressed"] == "true"
+        assert (await broker.registrar._full_registration()).fields["compressed"] == "true"
         broker.topics.put(TopicConfig("Unit", **settings))
-        assert (await broker.registrar._registration_of_all()).fields["compressed"] == "false"
+        assert (await broker.registrar._full_registration()).fields["compressed"] == "false"
 
 
 async def test_without_force_it_asks_before_it_repeats_itself(nameserver: Running, tmp_path: Path) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, force_registration=False) as broker:
-        before = broker.registrar._written
+        before = broker.registrar._encoded
         broker.topics.put(TopicConfig("Orders"))
         await broker.registrar.register()
-        assert broker.registrar._written != before
+        assert broker.registrar._encoded != before
         await broker.registrar.register()
         async with line_to(nameserver.address) as line:
             assert await addresses(line, "Orders")

@@ -31,9 +31,9 @@ def bodies(messages: list[StoredMessage]) -> list[bytes]:
     return [message.body for message in messages]
 
 
-async def ask_producers(place: OneBroker) -> None:
+async def send_checks(place: OneBroker) -> None:
     place.clock.advance(31)
-    await place.broker.components.transactions.ask_producers()
+    await place.broker.components.transactions.send_checks()
 
 
 class Ledger:
@@ -72,9 +72,9 @@ async def test_a_producer_that_left_it_open_is_asked(place: OneBroker, outcome: 
     async with Producer("p", place.name_server.address, check=ledger.check) as producer:
         await producer.send_in_transaction(Message("Orders", b"coffee", keys="k"), lambda *_: UNKNOWN)
         await producer.session.send_heartbeats()
-        await ask_producers(place)
+        await send_checks(place)
         await eventually(lambda: len(place.stored(HALF_DONE_TOPIC)) == 2)
-        await ask_producers(place)
+        await send_checks(place)
     (asked,) = ledger.asked
     assert (asked.topic, asked.queue_id, asked.body, asked.keys) == ("Orders", 0, b"coffee", ("k",))
     assert bodies(place.stored()) == ([b"coffee"] if outcome is COMMIT else [])
@@ -91,7 +91,7 @@ async def test_open_transactions_outlive_the_broker(place: OneBroker, by_force: 
         assert place.broker.components.transactions.open_count == 1
         await producer.session.send_heartbeats()
         await eventually(lambda: len(place.broker.components.clients.producers("p")) == 1)
-        await ask_producers(place)
+        await send_checks(place)
         await eventually(lambda: bodies(place.stored()) == [b"ended", b"open"])
         await eventually(lambda: len(place.stored(HALF_DONE_TOPIC)) == 3)
         await place.restart(by_force=by_force)
@@ -106,7 +106,7 @@ async def test_another_producer_of_the_group_answers_for_one_that_is_gone(place:
     async with Producer("p", place.name_server.address, check=ledger.check) as staying:
         await staying.queues("Orders")
         await staying.session.send_heartbeats()
-        await ask_producers(place)
+        await send_checks(place)
         await eventually(lambda: bodies(place.stored()) == [b"left open"])
     assert len(ledger.asked) == 1
 
@@ -117,7 +117,7 @@ async def test_what_nobody_knows_is_given_up_where_people_find_it(tmp_path: Path
         async with Producer("p", place.name_server.address, check=ledger.check) as producer:
             await producer.send_in_transaction(Message("Orders", b"lost"), lambda *_: UNKNOWN)
             for times in range(1, 4):
-                await ask_producers(place)
+                await send_checks(place)
                 await eventually(partial(ledger.was_asked, min(times, 2)))
         assert bodies(place.stored(HALF_GIVEN_UP_TOPIC)) == [b"lost"]
         assert HALF_GIVEN_UP_TOPIC in place.name_server.server.table.topics
@@ -163,5 +163,5 @@ async def test_many_transactions_at_once_all_end_as_they_should(tmp_path: Path) 
             return {offset for record in place.stored(HALF_DONE_TOPIC) for offset in record.body.split(b",") if offset}
 
         await eventually(lambda: len(done()) == 200)
-        await ask_producers(place)
+        await send_checks(place)
         assert place.broker.components.transactions.open_count == 0

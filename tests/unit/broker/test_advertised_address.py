@@ -55,13 +55,13 @@ def test_a_name_is_told_as_it_is_and_records_carry_its_address() -> None:
 @pytest.mark.parametrize(
     ("host", "complaint"),
     [
-        ("0.0.0.0", "is no address that a client can reach"),
-        ("::", "is no address that a client can reach"),
-        ("224.0.0.1", "is no address that a client can reach"),
-        ("255.255.255.255", "is no address that a client can reach"),
+        ("0.0.0.0", "is not an address that a client can reach"),
+        ("::", "is not an address that a client can reach"),
+        ("224.0.0.1", "is not an address that a client can reach"),
+        ("255.255.255.255", "is not an address that a client can reach"),
         ("no-such-host.invalid", "does not resolve to an address"),
         ("x" * 300, "does not resolve to an address"),
-        ("10.0.0.1:10911", "has a port in it, and takes a host alone"),
+        ("10.0.0.1:10911", "has a port (expected a host only)"),
     ],
 )
 def test_what_no_client_could_use_is_refused_with_advice(key: str, host: str, complaint: str) -> None:

@@ -38,7 +38,7 @@ class Room:
         )
         self.stats = Stats(self.clock)
         self.long_polling = LongPolling(self.clock.monotonic)
-        self.long_polling.only_when_told = sync
+        self.long_polling.wake_after_flush = sync
         self.flushing = Flushing(
             self.store, interval_s=1, timeout_s=lambda: self.timeout_s, on_flushed=self.long_polling.wake
         )
@@ -184,7 +184,7 @@ async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path
         forgetful.forgets = True
         safe = room.appender.until_flushed(room.appender.put(draft()))
         assert safe is not None
-        with pytest.raises(FileWriteError, match=f"the disk did not take the record at 0: {text}"):
+        with pytest.raises(FileWriteError, match=f"record at 0 is not on the disk: flush {text}"):
             await safe
         stuck.move()
         await room.flushing.stop()

@@ -4,7 +4,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from skyroute.broker.clients.change_notifications import GAP_S, TOLD_A_TURN, ChangeNotifications
+from skyroute.broker.clients.change_notifications import GAP_S, NOTIFIED_PER_TURN, ChangeNotifications
 from skyroute.broker.clients.client_expiry import SCAN_S, ClientExpiryScan
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import LOCK_LIFE_S, QueueLocks
@@ -161,20 +161,20 @@ async def test_old_locks_are_forgotten_by_the_way(room: Room) -> None:
 
 
 def test_many_members_are_told_some_at_a_time(room: Room) -> None:
-    lines = [room.join(number, "many") for number in range(10, 10 + 2 * TOLD_A_TURN + 1)]
+    lines = [room.join(number, "many") for number in range(10, 10 + 2 * NOTIFIED_PER_TURN + 1)]
     room.notifications.put(["many"])
-    for told in (TOLD_A_TURN, 2 * TOLD_A_TURN, 2 * TOLD_A_TURN + 1):
+    for told in (NOTIFIED_PER_TURN, 2 * NOTIFIED_PER_TURN, 2 * NOTIFIED_PER_TURN + 1):
         assert sum(len(line.told) for line in lines) == told
         room.notifications.put(["many"])  # they are told again once all have been told
         room.let_the_gap_pass()
-    assert sum(len(line.told) for line in lines) == 3 * TOLD_A_TURN + 1
+    assert sum(len(line.told) for line in lines) == 3 * NOTIFIED_PER_TURN + 1
 
 
 def test_many_groups_are_told_some_at_a_time(room: Room) -> None:
-    names = [f"g{number}" for number in range(2 * TOLD_A_TURN)]
+    names = [f"g{number}" for number in range(2 * NOTIFIED_PER_TURN)]
     peer, line = a_peer(7)
     room.clients.beat(peer, a_beat("c7", *(a_consumer(name, "T") for name in names)), "JAVA", 479, 0.0)
     room.notifications.put(["nobody", *names])
-    assert len(line.told) == TOLD_A_TURN
+    assert len(line.told) == NOTIFIED_PER_TURN
     room.let_the_gap_pass()
     assert [decode_consumer_group(request) for request in line.told] == names

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from skyroute.broker.clients import connected_clients as clients_module
-from skyroute.broker.clients.connected_clients import SILENCE_S, BeatOutcome, ConnectedClients, Silent
+from skyroute.broker.clients.connected_clients import EXPIRY_S, ConnectedClients, Expired, HeartbeatOutcome
 from skyroute.message.tags import java_hash
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
@@ -13,7 +13,7 @@ from skyroute.wire.codes import ResponseCode
 from tests.unit.broker.clients import a_beat, a_consumer, a_peer
 
 
-def beat(clients: ConnectedClients, connection: int, heartbeat: Heartbeat, now: float = 0.0) -> BeatOutcome:
+def beat(clients: ConnectedClients, connection: int, heartbeat: Heartbeat, now: float = 0.0) -> HeartbeatOutcome:
     return clients.beat(Peer(connection, f"10.0.0.1:{connection}"), heartbeat, "JAVA", 479, now)
 
 
@@ -91,7 +91,7 @@ def test_a_subscription_gives_way_to_a_newer_one_only() -> None:
     same = Subscription("T", "same", version=2)
     beat(clients, 1, a_beat("a", a_consumer("g", subscriptions=[new])))
     for other in (old, same):
-        assert beat(clients, 2, a_beat("b", a_consumer("g", subscriptions=[other]))).wants_whole
+        assert beat(clients, 2, a_beat("b", a_consumer("g", subscriptions=[other]))).needs_subscriptions
         assert clients.subscription("g", "T") == new
     newest = Subscription("T", "newest", version=3)
     outcome = beat(clients, 2, a_beat("b", a_consumer("g", subscriptions=[newest])))
@@ -163,29 +163,29 @@ def test_a_group_that_gets_everything_is_told_nothing() -> None:
 def test_a_heartbeat_of_the_first_version_is_always_answered_that_the_next_must_be_whole() -> None:
     clients = ConnectedClients()
     for _ in range(2):
-        assert beat(clients, 1, a_beat("a", a_consumer("g", "T"))).wants_whole
+        assert beat(clients, 1, a_beat("a", a_consumer("g", "T"))).needs_subscriptions
 
 
 def test_a_client_whose_fingerprint_is_known_may_leave_out_its_subscriptions() -> None:
     clients = ConnectedClients()
     whole = a_beat("a", a_consumer("g", "T"), fingerprint=9)
-    assert not beat(clients, 1, whole).wants_whole
-    assert not beat(clients, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).wants_whole
+    assert not beat(clients, 1, whole).needs_subscriptions
+    assert not beat(clients, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).needs_subscriptions
     assert topics_of(clients, "g") == {"T"}
 
 
 def test_another_fingerprint_asks_for_a_whole_heartbeat() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), fingerprint=9))
-    assert beat(clients, 2, a_beat("b", a_consumer("g"), fingerprint=8, whole=False)).wants_whole
+    assert beat(clients, 2, a_beat("b", a_consumer("g"), fingerprint=8, whole=False)).needs_subscriptions
     assert ids(clients, "g") == ["a", "b"]
     assert topics_of(clients, "g") == {"T"}
-    assert not beat(clients, 2, a_beat("b", a_consumer("g", "T"), fingerprint=8)).wants_whole
+    assert not beat(clients, 2, a_beat("b", a_consumer("g", "T"), fingerprint=8)).needs_subscriptions
 
 
 def test_a_broker_that_has_forgotten_a_group_asks_for_a_whole_heartbeat() -> None:
     clients = ConnectedClients()
-    assert beat(clients, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).wants_whole
+    assert beat(clients, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).needs_subscriptions
     assert ids(clients, "g") == ["a"]
 
 
@@ -244,10 +244,10 @@ def test_a_group_that_comes_back_begins_anew() -> None:
     assert clients.subscription("g", "T") == Subscription("T", version=1)
 
 
-def expired(clients: ConnectedClients, now: float) -> Silent:
+def expired(clients: ConnectedClients, now: float) -> Expired:
     """Return what all steps of a scan have found."""
     found = list(clients.expire(now))
-    return Silent([peer for one in found for peer in one.peers], [name for one in found for name in one.changed])
+    return Expired([peer for one in found for peer in one.peers], [name for one in found for name in one.changed])
 
 
 def test_silence_is_looked_for_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,10 +255,10 @@ def test_silence_is_looked_for_in_steps(monkeypatch: pytest.MonkeyPatch) -> None
     clients = ConnectedClients()
     for connection in range(10):
         beat(clients, connection, a_beat(f"c{connection}", a_consumer("g", "T"), producers=["p"]))
-    scan = clients.expire(SILENCE_S + 1)
+    scan = clients.expire(EXPIRY_S + 1)
     assert [peer.connection for peer in next(scan).peers] == [0, 1]
     clients.drop(3)  # while others are served
-    assert [[peer.connection for peer in silent.peers] for silent in scan] == [[2, 4], [5, 6], [7, 8], [9]]
+    assert [[peer.connection for peer in gone.peers] for gone in scan] == [[2, 4], [5, 6], [7, 8], [9]]
     assert repr(clients) == repr(ConnectedClients())
 
 
@@ -266,10 +266,10 @@ def test_who_is_silent_for_two_minutes_is_gone_just_after() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
     beat(clients, 2, a_beat("b", a_consumer("g", "T")), now=60.0)
-    assert expired(clients, SILENCE_S) == ([], [])
-    silent = expired(clients, SILENCE_S + 0.1)
-    assert [peer.connection for peer in silent.peers] == [1]
-    assert silent.changed == ["g"]
+    assert expired(clients, EXPIRY_S) == ([], [])
+    gone = expired(clients, EXPIRY_S + 0.1)
+    assert [peer.connection for peer in gone.peers] == [1]
+    assert gone.changed == ["g"]
     assert ids(clients, "g") == ["b"]
     assert clients.drop(1) == ()
 
@@ -333,7 +333,7 @@ def test_a_heartbeat_for_which_there_is_no_room_is_refused_whole(
     monkeypatch.setattr(clients_module, bound, most)
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
-    with pytest.raises(RefusedError, match="no room") as refused:
+    with pytest.raises(RefusedError, match="heartbeat refused: ") as refused:
         beat(clients, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T", "U"), producers=["p"]))
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
     assert clients.consumers("h") is None
@@ -347,7 +347,7 @@ def test_a_group_has_so_many_members_and_no_more(monkeypatch: pytest.MonkeyPatch
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T")))
     beat(clients, 1, a_beat("a", a_consumer("g", "T")))
-    with pytest.raises(RefusedError, match="no room"):
+    with pytest.raises(RefusedError, match="heartbeat refused: "):
         beat(clients, 2, a_beat("b", a_consumer("g", "T")))
 
 
@@ -437,16 +437,16 @@ class MembersAgainstAModel(RuleBasedStateMachine):
         self.forget_empty()
         assert set(self.clients.drop(connection)) == self.told(changed)
 
-    @rule(seconds=st.sampled_from([1.0, 50.0, SILENCE_S + 1]))
+    @rule(seconds=st.sampled_from([1.0, 50.0, EXPIRY_S + 1]))
     def expire(self, seconds: float) -> None:
         self.now += seconds
-        silent = [row for row in self.rows if self.now - row[4] > SILENCE_S]
-        self.rows = [row for row in self.rows if row not in silent]
+        gone = [row for row in self.rows if self.now - row[4] > EXPIRY_S]
+        self.rows = [row for row in self.rows if row not in gone]
         self.forget_empty()
         outcome = expired(self.clients, self.now)
-        assert set(outcome.changed) == self.told({row[1] for row in silent if row[0] == "c"})
+        assert set(outcome.changed) == self.told({row[1] for row in gone if row[0] == "c"})
         left = {row[2] for row in self.rows}
-        assert {peer.connection for peer in outcome.peers} == {row[2] for row in silent} - left
+        assert {peer.connection for peer in outcome.peers} == {row[2] for row in gone} - left
 
     @invariant()
     def both_agree(self) -> None:

@@ -82,7 +82,7 @@ def test_what_is_no_condition_is_refused(expression: str) -> None:
 
 
 def test_a_kind_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(RefusedError, match="no filter of type 'CLASS'") as refused:
+    with pytest.raises(RefusedError, match="unknown filter type 'CLASS'") as refused:
         make_filter(Subscription("T", "a", "CLASS"))
     assert refused.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
@@ -100,7 +100,7 @@ def test_a_condition_is_compiled_once() -> None:
 
 
 def test_conditions_are_kept_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = filters._Compiled()
+    compiled = filters._CompiledConditions()
     monkeypatch.setattr(filters, "COMPILED_CHARS_MAX", 12)
     first, second = compiled.filter_of("a = 1"), compiled.filter_of("b = 1")
     assert compiled.filter_of("a = 1") is first
@@ -110,6 +110,6 @@ def test_conditions_are_kept_as_long_as_there_is_room(monkeypatch: pytest.Monkey
 
 
 def test_an_expression_longer_than_the_room_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = filters._Compiled()
+    compiled = filters._CompiledConditions()
     monkeypatch.setattr(filters, "COMPILED_CHARS_MAX", 3)
     assert compiled.filter_of("a = 1").accept_record is not None

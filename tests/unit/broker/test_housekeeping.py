@@ -142,12 +142,12 @@ def test_a_full_disk_is_said_once_and_so_is_room(
     disk.used = 0.97
     for _ in range(3):
         retention.clean()
-    assert caplog.text.count("the disk is 97 % full: messages are refused until there is room") == 1
+    assert caplog.text.count("disk full, messages are refused used_percent=97") == 1
     assert len(store._log.segments) == 1  # whatever can go has gone
     with pytest.raises(StorageError, match="is full"):
         store.append(draft(), 0)
     disk.used = 0.2
     for _ in range(3):
         retention.clean()
-    assert caplog.text.count("the disk has room again: 20 % are used") == 1
+    assert caplog.text.count("disk has room again used_percent=20") == 1
     store.append(draft(), 0)

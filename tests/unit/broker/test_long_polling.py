@@ -23,11 +23,11 @@ class Reader(SuspendedPull):
         self.answers: list[Response] = []
         self.answer.then(self.answers.append)
 
-    def look(self) -> Response | None:
+    def retry(self) -> Response | None:
         self.looks += 1
         return self.finds()
 
-    def give_up(self) -> Response:
+    def time_out(self) -> Response:
         return self.finds() or Response(19)
 
 
@@ -73,7 +73,7 @@ async def test_each_who_waits_at_a_queue_looks_for_itself() -> None:
 async def test_messages_that_are_not_shown_yet_wake_nobody() -> None:
     reader = Reader()
     pulls = suspended(reader)
-    pulls.only_when_told = True
+    pulls.wake_after_flush = True
     pulls.arrived("T", 0)
     await turn()
     assert reader.looks == 0
@@ -174,13 +174,13 @@ class Slow(Reader):
         super().__init__(("T", queue_id), connection=connection, deadline=clock.monotonic() + 1)
         self._clock = clock
 
-    def look(self) -> Response | None:
+    def retry(self) -> Response | None:
         self._clock.advance(0.002)
-        return super().look()
+        return super().retry()
 
-    def give_up(self) -> Response:
+    def time_out(self) -> Response:
         self._clock.advance(0.002)
-        return super().give_up()
+        return super().time_out()
 
 
 async def test_many_who_wait_look_a_few_at_a_time_and_once_for_each_arrival() -> None:

@@ -161,7 +161,7 @@ def test_an_invalid_condition_of_retries_is_compiled_once(state: State, monkeypa
 
 
 def test_short_conditions_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filters, "_compiled", kept := filters._Compiled())
+    monkeypatch.setattr(filters, "_compiled", kept := filters._CompiledConditions())
     monkeypatch.setattr(filters, "COMPILED_MAX", 10)
     for number in range(30):
         make_filter(Subscription("T", f"a={number}", SQL92))

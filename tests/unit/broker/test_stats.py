@@ -124,13 +124,13 @@ def test_totals_are_kept_from_morning_to_morning() -> None:
     stats = Stats(clock)
     stats.stored("T", 5, 10)
     pass_time(stats, clock, 1)
-    assert stats.mornings.today.stored == 0
+    assert stats.midnight_totals.today.stored == 0
     clock.advance(86_400)
     stats.sample()
     stats.stored("T", 2, 10)
     clock.advance(86_400)
     stats.sample()
-    assert (stats.mornings.yesterday.stored, stats.mornings.today.stored) == (5, 7)
+    assert (stats.midnight_totals.yesterday.stored, stats.midnight_totals.today.stored) == (5, 7)
 
 
 def test_many_flows_are_marked_in_steps() -> None:

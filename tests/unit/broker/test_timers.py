@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress
-from skyroute.broker.scheduling.timer_records import withdrawal_key
+from skyroute.broker.scheduling.timer_records import recall_key
 from skyroute.broker.scheduling.timer_slots import Slots
 from skyroute.broker.scheduling.timers import Timers, recall_handle
 from skyroute.broker.store.draft import Draft
@@ -34,7 +34,7 @@ def at(deliver_ms: int, body: bytes = b"coffee", **properties: str) -> Draft:
 
 
 def mark(deliver_ms: int, unique_id: str, topic: str = "Orders") -> Draft:
-    return at(deliver_ms, b"0", TIMER_DEL_UNIQKEY=withdrawal_key(topic, unique_id))
+    return at(deliver_ms, b"0", TIMER_DEL_UNIQKEY=recall_key(topic, unique_id))
 
 
 # Parking

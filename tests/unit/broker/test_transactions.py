@@ -116,9 +116,9 @@ def test_halves_that_end_together_share_a_record(room: Room) -> None:
     for half in [room.begin(f"ID{n}") for n in range(3)]:
         end = TransactionEnd(GROUP, half.queue_offset, half.log_position, TransactionOutcome.COMMIT)
         room.transactions.end(end, room.now_ms())
-    room.transactions.write_done()
+    room.transactions.write_op_messages()
     assert room.done_bodies() == [b"0,1,2,"]
-    assert room.transactions.write_done() is None
+    assert room.transactions.write_op_messages() is None
 
 
 def test_a_record_of_ended_halves_is_as_long_as_the_settings_say(room: Room) -> None:
@@ -126,7 +126,7 @@ def test_a_record_of_ended_halves_is_as_long_as_the_settings_say(room: Room) -> 
     for half in [room.begin(f"ID{n}") for n in range(5)]:
         end = TransactionEnd(GROUP, half.queue_offset, half.log_position, ROLLBACK)
         room.transactions.end(end, room.now_ms())
-    room.transactions.write_done()
+    room.transactions.write_op_messages()
     assert room.done_bodies() == [b"0,1,", b"2,3,", b"4,"]
 
 
@@ -489,7 +489,7 @@ def test_halves_of_apaches_brokers_are_understood(room: Room) -> None:
     halves = read_all(room.store, HALF_TOPIC)
     end = TransactionEnd(GROUP, 1, halves[1].log_position, TransactionOutcome.COMMIT)
     room.transactions.end(end, halves[1].born_at_ms)
-    room.transactions.write_done()
+    room.transactions.write_op_messages()
     assert [message.properties["UNIQ_KEY"] for message in room.delivered()] == ["carried"]
     assert room.done_bodies()[-1] == b"3,1,"
     room.reopen()
@@ -518,7 +518,7 @@ async def test_producers_are_asked_in_turn(room: Room) -> None:
     for n in range(4):
         room.begin(f"ID{n}")
     room.clock.advance(31)
-    await room.transactions.ask_producers()
+    await room.transactions.send_checks()
     assert [len(line.told) for line in lines] == [2, 2]
     checks = [decode_transaction_check(request) for line in lines for request in line.told]
     assert {check.message_id for check in checks} == {"ID0", "ID1", "ID2", "ID3"}
@@ -529,7 +529,7 @@ async def test_others_have_their_turn_while_very_many_are_given_up(room: Room) -
     for n in range(500):
         room.begin(f"ID{n}")
     room.clock.advance(31)
-    asking = asyncio.create_task(room.transactions.ask_producers())
+    asking = asyncio.create_task(room.transactions.send_checks())
     turns = 0
     while not asking.done():
         await asyncio.sleep(0)
@@ -543,7 +543,7 @@ async def test_a_group_without_producers_loses_nothing(room: Room) -> None:
     room.begin()
     for _ in range(3):
         room.clock.advance(31)
-        await room.transactions.ask_producers()
+        await room.transactions.send_checks()
     assert len(read_all(room.store, HALF_GIVEN_UP_TOPIC)) == 1
     assert room.announced == [HALF_GIVEN_UP_TOPIC]
 

@@ -21,7 +21,7 @@ from skyroute.broker.store.settings import StoreSettings
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
 from skyroute.broker.transactions import Transactions
-from skyroute.broker.transactions.transactions import Question
+from skyroute.broker.transactions.transactions import PendingCheck
 from skyroute.files.disk import Disk
 from skyroute.message.message import StoredMessage
 from skyroute.message.reserved_topics import HALF_DONE_TOPIC
@@ -112,19 +112,19 @@ class Room:
     ) -> None:
         end = TransactionEnd(group, half.queue_offset, half.log_position, outcome, "ID1", from_check=from_check)
         self.transactions.end(end, self.now_ms())
-        self.transactions.write_done()
+        self.transactions.write_op_messages()
 
-    def check(self, after_s: float = 31) -> list[Question]:
+    def check(self, after_s: float = 31) -> list[PendingCheck]:
         """Let time pass, and return what producers are asked."""
         self.clock.advance(after_s)
         return [question for question in self.transactions.check(self.now_ms()) if question is not None]
 
-    def answer(self, question: Question, outcome: TransactionOutcome = TransactionOutcome.COMMIT) -> None:
+    def answer(self, question: PendingCheck, outcome: TransactionOutcome = TransactionOutcome.COMMIT) -> None:
         """Say what became of a transaction, as one who was asked."""
         check = question.check
         end = TransactionEnd(question.group, check.half_offset, check.log_position, outcome, from_check=True)
         self.transactions.end(end, self.now_ms())
-        self.transactions.write_done()
+        self.transactions.write_op_messages()
 
     def delivered(self) -> list[StoredMessage]:
         return read_all(self.store, "Orders", 3)

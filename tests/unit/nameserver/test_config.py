@@ -261,7 +261,7 @@ def test_the_tls_file_wins_except_over_what_it_cannot_set(tmp_path: Path, caplog
     config = NameServerConfig.load(options={"tls.config.file": tls_file, "tls.server.keyPath": "/from/options"})
     assert config.tls == TlsSettings(key_path="/from/tls")
     assert warnings(caplog) == [
-        f"tls config file has keys that it cannot set file={tls_file} keys=other,tls.enable,tls.server.mode"
+        f"tls config file has keys without effect file={tls_file} keys=other,tls.enable,tls.server.mode"
     ]
 
 

@@ -22,8 +22,8 @@ from skyroute.wire.calls.groups import (
     encode_reset_order,
     release_name,
 )
-from skyroute.wire.calls.topics import Version
 from skyroute.wire.command import Response
+from skyroute.wire.data_version import Version
 from skyroute.wire.errors import BodyError, FieldError
 from tests.unit.wire.golden import golden_line
 

@@ -8,7 +8,6 @@ from skyroute.wire.calls.topics import (
     PAGE_MAX,
     QueueSpan,
     TopicConfig,
-    Version,
     decode_cluster_view,
     decode_topic_config,
     decode_topic_list,
@@ -30,6 +29,7 @@ from skyroute.wire.calls.topics import (
     write_attribute_changes,
 )
 from skyroute.wire.command import Request, Response
+from skyroute.wire.data_version import Version
 from skyroute.wire.errors import BodyError, FieldError
 from tests.unit.wire.golden import golden_line
 

@@ -1,4 +1,4 @@
-"""Parting with clients that are silent, and with locks that nobody renews."""
+"""Evicts clients without heartbeats, and expired queue locks."""
 
 import asyncio
 import logging
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 SCAN_S: Final = 10.0
 LATE_S: Final = 1.0
-"""How late a scan may come before this process is taken to have stood still."""
+"""A scan that is later than this means that the process stood still."""
 
 
 class ClientExpiryScan:
-    """Looks for silent clients every `SCAN_S`."""
+    """Looks for clients without heartbeats every `SCAN_S`."""
 
     def __init__(
         self,
@@ -37,18 +37,18 @@ class ClientExpiryScan:
         self._close_connection = close_connection
         self._config = config
         self._clock = clock
-        self._lateness = StallDetector(SCAN_S, LATE_S, clock.monotonic())
+        self._stalls = StallDetector(SCAN_S, LATE_S, clock.monotonic())
 
     async def scan(self) -> None:
-        """Evict silent clients. A late scan evicts none: heartbeats may wait in their sockets."""
+        """Evict clients without a recent heartbeat. A late scan evicts none: heartbeats may wait in their sockets."""
         now = self._clock.monotonic()
-        if self._lateness.holds_back(now):
-            log.warning("client scan late, eviction postponed to the next scan late_s=%.1f", self._lateness.late_s)
+        if self._stalls.holds_back(now):
+            log.warning("client scan late, eviction postponed to the next scan late_s=%.1f", self._stalls.late_s)
             return
         self._locks.expire(now)
-        for silent in self._clients.expire(now, self._config.client_expiry_s):
-            for peer in silent.peers:
-                log.info("client silent peer=%s", peer.address)
+        for expired in self._clients.expire(now, self._config.client_expiry_s):
+            for peer in expired.peers:
+                log.info("client expired peer=%s", peer.address)
                 self._close_connection(peer.connection)
-            self._notifications.put(silent.changed)
+            self._notifications.put(expired.changed)
             await asyncio.sleep(0)

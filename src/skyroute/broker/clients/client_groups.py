@@ -1,4 +1,4 @@
-"""Who is in one group, of producers or of consumers."""
+"""The members of a producer group or a consumer group."""
 
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
@@ -20,11 +20,11 @@ class GroupMember:
     language: str
     version: int
     heard_at: float
-    """When a heartbeat last spoke of it in this group; monotonic seconds."""
+    """Time of its last heartbeat for this group; monotonic seconds."""
 
 
 class ClientGroup:
-    """The members of one group: at most one for each connection, and one for each client id."""
+    """The members of one group: at most one per connection, and one per client id."""
 
     __slots__ = ("_by_client", "_by_connection", "name")
 
@@ -48,14 +48,15 @@ class ClientGroup:
         return self._by_client.get(client_id)
 
     def on(self, connection: int) -> GroupMember | None:
-        """Return the member that is in through this connection."""
+        """Return the member on this connection."""
         return self._by_connection.get(connection)
 
     def add(self, member: GroupMember) -> list[GroupMember]:
-        """Let a member in, and return whom it replaces: who came through its connection, or had its client id."""
-        there, namesake = self._by_connection.get(member.peer.connection), self._by_client.get(member.client_id)
-        replaced = [old for old in (there, namesake) if old is not None]
-        if there is namesake:
+        """Add a member; return the members it replaces, which had its connection or its client id."""
+        same_connection = self._by_connection.get(member.peer.connection)
+        same_id = self._by_client.get(member.client_id)
+        replaced = [old for old in (same_connection, same_id) if old is not None]
+        if same_connection is same_id:
             del replaced[1:]
         for old in replaced:
             self.remove(old)
@@ -64,13 +65,13 @@ class ClientGroup:
         return replaced
 
     def remove(self, member: GroupMember) -> None:
-        """Take out a member that is in."""
+        """Remove a member."""
         del self._by_connection[member.peer.connection]
         del self._by_client[member.client_id]
 
 
 class ProducerGroup(ClientGroup):
-    """Producers who can stand in for each other."""
+    """Producers of one group. Each can answer for the transactions of the others."""
 
     __slots__ = ("_turn",)
 
@@ -79,7 +80,7 @@ class ProducerGroup(ClientGroup):
         self._turn = 0
 
     def next_peer(self) -> Peer | None:
-        """Return one after the other of those whose connections live."""
+        """Return the producers with an open connection in turn; None if there are none."""
         peers = [member.peer for member in self.members if not member.peer.gone]
         if not peers:
             return None
@@ -88,7 +89,7 @@ class ProducerGroup(ClientGroup):
 
 
 class ConsumerGroup(ClientGroup):
-    """Consumers who share one progress, and what they say they want. The last of them to speak is believed."""
+    """Consumers that share offsets and subscriptions. The last heartbeat decides."""
 
     __slots__ = ("fingerprint", "model", "start_from", "subscriptions", "type")
 
@@ -97,22 +98,22 @@ class ConsumerGroup(ClientGroup):
         self.subscriptions: dict[str, Subscription] = {}
         """By topic."""
         self.fingerprint: int | None = None
-        """Of the subscriptions, as the last heartbeat gave it; None before the first."""
+        """Fingerprint of the subscriptions in the last heartbeat; None before the first."""
         self.update(consumer)
 
     def update(self, consumer: ConsumerData) -> None:
-        """Believe what a heartbeat says of how this group consumes."""
+        """Take the consume type, message model and start position of a heartbeat."""
         self.type: ConsumeType = consumer.consume_type
         self.model: MessageModel = consumer.model
         self.start_from: StartFrom = consumer.start_from
 
     @property
-    def is_told_of_members(self) -> bool:
-        """ConnectedClients share queues out among them, so they have to know of each other."""
+    def needs_notifications(self) -> bool:
+        """Whether members rebalance when others join or leave. In broadcasting, each reads all queues."""
         return self.model is not MessageModel.BROADCASTING
 
     def newer(self, subscriptions: Iterable[Subscription]) -> list[Subscription]:
-        """Return which of these are newer than what is known of their topics."""
+        """Return the subscriptions that are newer than those of the group."""
         known = self.subscriptions
         return [
             subscription
@@ -121,12 +122,12 @@ class ConsumerGroup(ClientGroup):
         ]
 
     def subscribe(self, newer: Iterable[Subscription], topics: AbstractSet[str]) -> bool:
-        """Take up newer subscriptions, forget topics that are not among these, and return whether topics changed."""
+        """Store newer subscriptions, drop those of other topics, and return whether the topics changed."""
         known = self.subscriptions
         changed = known.keys() != topics
         for subscription in newer:
             old = known.get(subscription.topic)
-            # One heartbeat may name a topic twice.
+            # A heartbeat may have a topic twice.
             if old is None or old.version < subscription.version:
                 known[subscription.topic] = _with_java_codes(subscription)
         for topic in known.keys() - topics:
@@ -135,11 +136,11 @@ class ConsumerGroup(ClientGroup):
 
 
 def _with_java_codes(subscription: Subscription) -> Subscription:
-    """Return a subscription that also has the codes that queues have for its tags.
+    """Return a subscription with the tag hashes of consume queues added.
 
-    Go's client takes the hash of UTF-8, and queues have that of UTF-16: beyond ASCII they differ.
+    The Go client hashes UTF-8, consume queues have hashes of UTF-16. They differ beyond ASCII.
     """
-    ours = [java_hash(tag) for tag in subscription.tags if not tag.isascii()]
-    if not ours:
+    missing = [java_hash(tag) for tag in subscription.tags if not tag.isascii()]
+    if not missing:
         return subscription
-    return msgspec.structs.replace(subscription, codes=tuple({*subscription.codes, *ours}))
+    return msgspec.structs.replace(subscription, codes=tuple({*subscription.codes, *missing}))

@@ -1,6 +1,6 @@
-"""Which clients a broker knows: producers and consumers by group and by connection.
+"""The connected producers and consumers, by group and by connection.
 
-Nothing of it outlives the process. Clients repeat all of it every 30 s, and at once when they connect.
+It is kept in memory only. Clients send heartbeats every 30 s, and one when they connect.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,44 +12,44 @@ from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.clients import ConsumerData, Heartbeat, Subscription
 from skyroute.wire.codes import ResponseCode
 
-SILENCE_S: Final = 120.0
-"""How long a member may be silent before it counts as gone."""
+EXPIRY_S: Final = 120.0
+"""Time after the last heartbeat at which a member is evicted."""
 MEMBERSHIPS_MAX: Final = 200_000
-"""How many there are of a client in a group, over all groups of both kinds; so there are no more groups either."""
+"""Members of all producer and consumer groups together, which also bounds the number of groups."""
 CONNECTION_GROUPS_MAX: Final = 10_000
-"""How many groups one connection may be in."""
+"""Groups of one connection."""
 SCANNED_A_STEP: Final = 5_000
 """Members checked for missed heartbeats in one step."""
 GROUP_MEMBERS_MAX: Final = 10_000
-"""How many members a group may have: each of them is told of every other that comes and goes."""
+"""Members of one group: each is notified when another joins or leaves."""
 SUBSCRIPTION_BYTES_MAX: Final = 128 * 1024 * 1024
-"""How much memory the subscriptions of all groups may take, roughly."""
+"""Approximate memory of the subscriptions of all groups."""
 
 _SUBSCRIPTION_BYTES: Final = 400
 _TAG_BYTES: Final = 100
 _CODE_BYTES: Final = 40
 
 
-class BeatOutcome(NamedTuple):
-    """What came of a heartbeat."""
+class HeartbeatOutcome(NamedTuple):
+    """The result of a heartbeat."""
 
     changed: Collection[str]
-    """Consumer groups whose members have to be told that there are others, or that they want other topics."""
-    wants_whole: bool
-    """The next heartbeat has to bring the subscriptions, because they may not be what the sender takes them for."""
+    """Consumer groups to notify: a member joined, or the topics changed."""
+    needs_subscriptions: bool
+    """The next heartbeat must have the subscriptions, because the known ones may differ from the sender's."""
 
 
-class Silent(NamedTuple):
-    """Who has not been heard from for too long. They are members no more."""
+class Expired(NamedTuple):
+    """Members that were evicted in one step."""
 
     peers: Collection[Peer]
-    """Connections that no member is left on."""
+    """Connections without members."""
     changed: Collection[str]
-    """Consumer groups whose remaining members have to be told."""
+    """Consumer groups to notify."""
 
 
-class _Connection:
-    """What came through one connection."""
+class _ConnectionGroups:
+    """The groups of one connection."""
 
     __slots__ = ("consumer_groups", "peer", "producer_groups", "producing")
 
@@ -58,7 +58,7 @@ class _Connection:
         self.producer_groups: set[str] = set()
         self.consumer_groups: set[str] = set()
         self.producing: dict[str, int] = {}
-        """In how many producer groups it is, by client id; nearly always there is one."""
+        """Number of producer groups by client id; nearly always one id."""
 
     @property
     def group_count(self) -> int:
@@ -66,14 +66,14 @@ class _Connection:
 
 
 class ConnectedClients:
-    """All groups that have a member now."""
+    """All groups with members."""
 
     def __init__(self) -> None:
         self._producers: dict[str, ProducerGroup] = {}
         self._consumers: dict[str, ConsumerGroup] = {}
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, _ConnectionGroups] = {}
         self._producing: dict[str, Peer] = {}
-        """By client id, where a producer was last heard."""
+        """Connection of the last heartbeat of a producer, by client id."""
         self._memberships = 0
         self._subscription_bytes = 0
 
@@ -83,14 +83,14 @@ class ConnectedClients:
             f"connections={len(self._connections)}>"
         )
 
-    # Who is there
+    # Lookup
 
     def consumers(self, group: str) -> ConsumerGroup | None:
-        """Return a consumer group that has members."""
+        """Return a consumer group; None if it has no members."""
         return self._consumers.get(group)
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
-        """Return what a group wants of a topic. Every pull asks."""
+        """Return the subscription of a group to a topic. Every pull calls this."""
         known = self._consumers.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
@@ -108,44 +108,44 @@ class ConnectedClients:
         return () if known is None else list(known.members)
 
     def next_producer(self, group: str) -> Peer | None:
-        """Return one after the other of a group's live producers; None where there is none."""
+        """Return the connected producers of a group in turn; None if there are none."""
         known = self._producers.get(group)
         return None if known is None else known.next_peer()
 
     def producer_of(self, client_id: str) -> Peer | None:
-        """Return where the producer with this client id is."""
+        """Return the connection of the producer with this client id."""
         return self._producing.get(client_id)
 
-    # Who comes
+    # Heartbeats
 
-    def beat(self, peer: Peer, beat: Heartbeat, language: str | None, version: int, now: float) -> BeatOutcome:
-        """Take a heartbeat: whole, or if there is no room for all of it, not at all.
+    def beat(self, peer: Peer, beat: Heartbeat, language: str | None, version: int, now: float) -> HeartbeatOutcome:
+        """Apply a heartbeat, completely or not at all.
 
         Raises:
-            RefusedError: there is no room.
+            RefusedError: a limit is reached.
         """
         if peer.gone:
-            return BeatOutcome((), wants_whole=True)
-        # Of a group that is there twice, the last word counts.
+            return HeartbeatOutcome((), needs_subscriptions=True)
+        # If a group is there twice, the last entry counts.
         consumers = {consumer.group: consumer for consumer in beat.consumers}
         newer = {} if beat.without_subscriptions else self._newer(consumers)
         groups = (*map(self._consumers.get, consumers), *map(self._producers.get, beat.producer_groups))
-        self._make_sure_of_room(peer, groups, newer)
+        self._check_room(peer, groups, newer)
         changed: list[str] = []
-        # The first form of heartbeats knows no fingerprint, and its senders do not look at this.
-        wants_whole = beat.fingerprint == 0
+        # Heartbeats of version 1 have no fingerprint, and their senders ignore this flag.
+        needs_subscriptions = beat.fingerprint == 0
         for consumer in consumers.values():
             group = self._consumers.get(consumer.group)
             if group is None:
                 group = self._consumers[consumer.group] = ConsumerGroup(consumer)
-            known_as, group.fingerprint = group.fingerprint, beat.fingerprint
-            if known_as != beat.fingerprint and (known_as is not None or beat.without_subscriptions):
-                wants_whole = True
+            before, group.fingerprint = group.fingerprint, beat.fingerprint
+            if before != beat.fingerprint and (before is not None or beat.without_subscriptions):
+                needs_subscriptions = True
             group.update(consumer)
-            has_news = self._join(group, GroupMember(peer, beat.client_id, language or "OTHER", version, now))
+            has_changed = self._join(group, GroupMember(peer, beat.client_id, language or "OTHER", version, now))
             if not beat.without_subscriptions:
-                has_news |= self._subscribe(group, newer[consumer.group], consumer)
-            if has_news and group.is_told_of_members:
+                has_changed |= self._subscribe(group, newer[consumer.group], consumer)
+            if has_changed and group.needs_notifications:
                 changed.append(group.name)
         for name in beat.producer_groups:
             producers = self._producers.get(name)
@@ -154,37 +154,39 @@ class ConnectedClients:
             self._join(producers, GroupMember(peer, beat.client_id, language or "OTHER", version, now))
         if beat.producer_groups:
             self._producing[beat.client_id] = peer
-        return BeatOutcome(changed, wants_whole)
+        return HeartbeatOutcome(changed, needs_subscriptions)
 
     def _newer(self, consumers: Mapping[str, ConsumerData]) -> dict[str, Sequence[Subscription]]:
-        """Return what of a heartbeat's subscriptions is not known yet, by group: mostly nothing."""
+        """Return the new subscriptions of a heartbeat by group; mostly none."""
         newer: dict[str, Sequence[Subscription]] = {}
         for name, consumer in consumers.items():
             group = self._consumers.get(name)
             newer[name] = consumer.subscriptions if group is None else group.newer(consumer.subscriptions)
         return newer
 
-    def _make_sure_of_room(
+    def _check_room(
         self, peer: Peer, groups: Iterable[ClientGroup | None], newer: Mapping[str, Iterable[Subscription]]
     ) -> None:
         joined = [group for group in groups if group is None or group.on(peer.connection) is None]
         known = self._connections.get(peer.connection)
         in_groups = len(joined) + (0 if known is None else known.group_count)
-        subscription_bytes = sum(map(_weigh, (one for group in newer.values() for one in group)))
+        subscription_bytes = sum(map(_memory_bytes, (one for group in newer.values() for one in group)))
         if in_groups > CONNECTION_GROUPS_MAX:
-            reason = f"one connection may be in {CONNECTION_GROUPS_MAX} groups, and not in {in_groups}"
+            reason = f"the connection has {in_groups} groups (expected at most {CONNECTION_GROUPS_MAX})"
         elif self._memberships + len(joined) > MEMBERSHIPS_MAX:
-            reason = f"there are {self._memberships} members of groups already"
+            reason = f"all groups have {self._memberships} members (expected at most {MEMBERSHIPS_MAX})"
         elif any(group is not None and len(group) >= GROUP_MEMBERS_MAX for group in joined):
-            reason = f"a group may have {GROUP_MEMBERS_MAX} members, and this one has them already"
+            reason = f"a group has {GROUP_MEMBERS_MAX} members, and takes no more"
         elif self._subscription_bytes + subscription_bytes > SUBSCRIPTION_BYTES_MAX:
-            reason = f"the subscriptions of all groups take {self._subscription_bytes} bytes already"
+            reason = (
+                f"all subscriptions have {self._subscription_bytes} bytes (expected at most {SUBSCRIPTION_BYTES_MAX})"
+            )
         else:
             return
-        raise RefusedError(ResponseCode.SYSTEM_BUSY, f"no room for this heartbeat: {reason}")
+        raise RefusedError(ResponseCode.SYSTEM_BUSY, f"heartbeat refused: {reason}")
 
     def _join(self, group: ClientGroup, member: GroupMember) -> bool:
-        """Let a client into a group, or note that it is still there; return whether it came, or came back."""
+        """Add a client to a group, or renew its heartbeat time; return whether it was added."""
         connection = member.peer.connection
         known = group.on(connection)
         if known is not None and known.client_id == member.client_id:
@@ -192,14 +194,14 @@ class ConnectedClients:
             return False
         for old in group.add(member):
             self._forget(group, old)
-        there = self._connections.get(connection)
-        if there is None:
-            there = self._connections[connection] = _Connection(member.peer)
+        joined = self._connections.get(connection)
+        if joined is None:
+            joined = self._connections[connection] = _ConnectionGroups(member.peer)
         if isinstance(group, ProducerGroup):
-            there.producer_groups.add(group.name)
-            there.producing[member.client_id] = there.producing.get(member.client_id, 0) + 1
+            joined.producer_groups.add(group.name)
+            joined.producing[member.client_id] = joined.producing.get(member.client_id, 0) + 1
         else:
-            there.consumer_groups.add(group.name)
+            joined.consumer_groups.add(group.name)
         self._memberships += 1
         return True
 
@@ -207,64 +209,64 @@ class ConnectedClients:
         topics = {subscription.topic for subscription in consumer.subscriptions}
         if not newer and len(topics) == len(group.subscriptions):
             return False
-        before = sum(map(_weigh, group.subscriptions.values()))
+        before = sum(map(_memory_bytes, group.subscriptions.values()))
         changed = group.subscribe(newer, topics)
-        self._subscription_bytes += sum(map(_weigh, group.subscriptions.values())) - before
+        self._subscription_bytes += sum(map(_memory_bytes, group.subscriptions.values())) - before
         return changed
 
-    # Who goes
+    # Removal
 
     def leave(
         self, connection: int, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> Collection[str]:
-        """Have whoever came through a connection leave groups; return the groups that have to be told."""
+        """Remove the members of a connection from groups; return the consumer groups to notify."""
         if producer_group is not None:
             self._remove(self._producers.get(producer_group), connection)
         if consumer_group is not None and self._remove(self._consumers.get(consumer_group), connection):
-            return self._to_be_told([consumer_group])
+            return self._to_notify([consumer_group])
         return ()
 
     def drop(self, connection: int) -> Collection[str]:
-        """Forget all that came through a connection that has ended; return the groups that have to be told."""
-        there = self._connections.get(connection)
-        if there is None:
+        """Remove all members of a closed connection; return the consumer groups to notify."""
+        joined = self._connections.get(connection)
+        if joined is None:
             return ()
-        for name in list(there.producer_groups):
+        for name in list(joined.producer_groups):
             self._remove(self._producers.get(name), connection)
-        groups = list(there.consumer_groups)
+        groups = list(joined.consumer_groups)
         for name in groups:
             self._remove(self._consumers.get(name), connection)
-        return self._to_be_told(groups)
+        return self._to_notify(groups)
 
-    def expire(self, now: float, silence_s: float = SILENCE_S) -> Iterator[Silent]:
+    def expire(self, now: float, expiry_s: float = EXPIRY_S) -> Iterator[Expired]:
         """Evict members without a recent heartbeat, in steps of about `SCANNED_A_STEP` members."""
         peers: list[Peer] = []
         changed: dict[str, None] = {}
-        oldest = now - silence_s
+        oldest = now - expiry_s
         scanned = 0
         for connection in list(self._connections):
-            if (there := self._connections.get(connection)) is None:
+            if (joined := self._connections.get(connection)) is None:
                 continue  # closed during an earlier step
-            scanned += there.group_count
-            for name in list(there.producer_groups):
-                self._remove_silent(self._producers[name], connection, oldest)
-            for name in list(there.consumer_groups):
-                if self._remove_silent(self._consumers[name], connection, oldest):
+            scanned += joined.group_count
+            for name in list(joined.producer_groups):
+                self._remove_expired(self._producers[name], connection, oldest)
+            for name in list(joined.consumer_groups):
+                if self._remove_expired(self._consumers[name], connection, oldest):
                     changed[name] = None
             if connection not in self._connections:
-                peers.append(there.peer)
+                peers.append(joined.peer)
             if scanned >= SCANNED_A_STEP:
-                yield Silent(peers, self._to_be_told(changed))
+                yield Expired(peers, self._to_notify(changed))
                 peers, changed, scanned = [], {}, 0
-        yield Silent(peers, self._to_be_told(changed))
+        yield Expired(peers, self._to_notify(changed))
 
-    def _remove_silent(self, group: ClientGroup, connection: int, oldest: float) -> bool:
+    def _remove_expired(self, group: ClientGroup, connection: int, oldest: float) -> bool:
         member = group.on(connection)
         return member is not None and member.heard_at < oldest and self._remove(group, connection)
 
-    def _to_be_told(self, groups: Iterable[str]) -> list[str]:
+    def _to_notify(self, groups: Iterable[str]) -> list[str]:
         return [
-            name for name in groups if (group := self._consumers.get(name)) is not None and group.is_told_of_members
+            name for name in groups if (group := self._consumers.get(name)) is not None and group.needs_notifications
         ]
 
     def _remove(self, group: ClientGroup | None, connection: int) -> bool:
@@ -275,32 +277,32 @@ class ConnectedClients:
         self._forget(group, member)
         if not len(group):
             if isinstance(group, ConsumerGroup):
-                self._subscription_bytes -= sum(map(_weigh, group.subscriptions.values()))
+                self._subscription_bytes -= sum(map(_memory_bytes, group.subscriptions.values()))
                 del self._consumers[group.name]
             else:
                 del self._producers[group.name]
         return True
 
     def _forget(self, group: ClientGroup, member: GroupMember) -> None:
-        """Note that a member is no longer in a group."""
+        """Update the indexes after a member was removed from a group."""
         self._memberships -= 1
         connection = member.peer.connection
-        there = self._connections[connection]
+        joined = self._connections[connection]
         if isinstance(group, ProducerGroup):
-            there.producer_groups.remove(group.name)
-            there.producing[member.client_id] -= 1
-            if not there.producing[member.client_id]:
-                del there.producing[member.client_id]
+            joined.producer_groups.remove(group.name)
+            joined.producing[member.client_id] -= 1
+            if not joined.producing[member.client_id]:
+                del joined.producing[member.client_id]
                 if self._producing.get(member.client_id) is member.peer:
                     del self._producing[member.client_id]
         else:
-            there.consumer_groups.remove(group.name)
-        if not there.group_count:
+            joined.consumer_groups.remove(group.name)
+        if not joined.group_count:
             del self._connections[connection]
 
 
-def _weigh(subscription: Subscription) -> int:
-    """Return about how many bytes of memory a subscription takes."""
+def _memory_bytes(subscription: Subscription) -> int:
+    """Return the approximate memory of a subscription."""
     tags = subscription.tags
     texts = len(subscription.topic) + len(subscription.expression) + sum(map(len, tags))
     return _SUBSCRIPTION_BYTES + 4 * texts + _TAG_BYTES * len(tags) + _CODE_BYTES * len(subscription.codes)

@@ -1,1 +1,1 @@
-"""The broker's part in a cluster: registration with name servers, topics on other brokers."""
+"""Registration with name servers, and topics on the other brokers of the cluster."""

@@ -1,4 +1,4 @@
-"""Makes a broker and its topics known to its name servers, each on its own: a dead one delays nobody."""
+"""Registers a broker and its topics with each of its name servers. A dead name server does not delay the others."""
 
 import asyncio
 import logging
@@ -36,34 +36,34 @@ log = logging.getLogger(__name__)
 TICK_S: Final = 1.0
 START_WAIT_S: Final = 3.0
 START_GRACE_S: Final = 0.5
-"""How long the start waits for name servers; once one has answered, the others have only this long."""
+"""The start waits `START_WAIT_S` for all name servers, and `START_GRACE_S` after the first registration."""
 ANNOUNCE_WAIT_S: Final = 1.0
-"""How long an announcement waits for those that do not answer: a producer waits for it, for three seconds mostly."""
-GOODBYE_S: Final = 1.0
+"""An announcement waits this long for slow name servers, because a producer waits for it, usually three seconds."""
+UNREGISTER_S: Final = 1.0
 BACKOFF_MAX_S: Final = 30.0
 FIRST_PERIOD_S: Final = 10.0
-"""One that has just learned of us is told again so soon, as by Apache's brokers, and from then on every period."""
+"""Time from the first to the second registration, as with Apache's brokers."""
 ANNOUNCED_MAX: Final = 1_000
-"""More changes than this are told as one registration of all topics."""
+"""More changed topics than this are sent as one registration of all topics."""
 COMPRESS_FROM_BYTES: Final = 256 * 1024
 IN_THREAD_FROM: Final = 2_000
-"""So many topics take long enough to write for others to notice."""
+"""From this number of topics on, a registration is encoded in a thread."""
 
 
-class _Link:
-    """What one name server knows of us, and what it is still to be told."""
+class _NameServer:
+    """The state of registration with one name server."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.channel: Channel | None = None
-        self.knows_us = False
-        """It has taken all our topics over the present connection."""
+        self.has_us = False
+        """It has all our topics, over the present connection."""
         self.is_late = False
-        """An announcement gave up waiting for it, and it has not answered since."""
+        """An announcement timed out, and it has not responded since."""
         self.busy = False
         self.failures = 0
         self.due_at = -math.inf
-        """When all topics are to be told again."""
+        """Time of the next registration of all topics."""
         self.all_wanted = False
         self.changed: dict[str, TopicConfig] = {}
         self.waiting: list[asyncio.Future[None]] = []
@@ -71,10 +71,10 @@ class _Link:
 
     @property
     def has_work(self) -> bool:
-        return self.all_wanted or (self.knows_us and bool(self.changed))
+        return self.all_wanted or (self.has_us and bool(self.changed))
 
     def want(self, changed: Iterable[TopicConfig] | None = None) -> "asyncio.Future[None]":
-        """Have it told of all topics, or of some; the future is done when it was tried."""
+        """Request the registration of all topics, or of some; the future is done after the attempt."""
         if changed is None:
             self.all_wanted = True
         else:
@@ -88,11 +88,11 @@ class _Link:
         return future
 
     def forget(self) -> None:
-        self.channel, self.knows_us = None, False
+        self.channel, self.has_us = None, False
 
 
 class Registrar:
-    """Registers at the start, when topics change and every so often; says goodbye at the end."""
+    """Registers at the start, when topics change and at an interval; unregisters at the end."""
 
     def __init__(
         self,
@@ -108,96 +108,98 @@ class Registrar:
         self._config = config
         self._clock = clock
         self._tls = tls
-        self._links = [_Link(address) for address in addresses]
+        self._name_servers = [_NameServer(address) for address in addresses]
         self._tasks: list[asyncio.Task[None]] = []
-        self._written: tuple[object, Request] | None = None
-        """The last registration of all topics, and what it was made of."""
-        self._writing = asyncio.Lock()
-        self._beat_at = -math.inf
+        self._encoded: tuple[object, Request] | None = None
+        """The last registration of all topics, and the values it depends on."""
+        self._encoding = asyncio.Lock()
+        self._next_beat_at = -math.inf
         self._stopped = False
         self.has_registered = False
-        """A name server has taken us at least once."""
+        """At least one registration succeeded."""
 
     def __repr__(self) -> str:
-        return f"<Registrar {self._identity.name} known_to={self.known_to} of={len(self._links)}>"
+        return f"<Registrar {self._identity.name} registered_with={self.registered_with} of={len(self._name_servers)}>"
 
     @property
-    def known_to(self) -> int:
-        """How many name servers know us."""
-        return sum(link.knows_us for link in self._links)
+    def registered_with(self) -> int:
+        """Number of name servers that have this broker."""
+        return sum(server.has_us for server in self._name_servers)
 
-    # What the broker calls
+    # Called by the broker
 
     async def start(self) -> None:
-        """Register everywhere. Name servers that do not answer are tried again later, and are no failure."""
-        if not self._links:
-            log.warning("no name server is known: clients cannot find this broker advice=set namesrvAddr or give -n")
+        """Register with all name servers. Name servers that do not respond are tried again later."""
+        if not self._name_servers:
+            log.warning("no name server is known, clients cannot find this broker advice=set namesrvAddr or give -n")
             return
-        self._tasks = [asyncio.get_running_loop().create_task(self._tell_for_ever(link)) for link in self._links]
-        attempts = [link.want() for link in self._links]
+        self._tasks = [asyncio.get_running_loop().create_task(self._serve(server)) for server in self._name_servers]
+        attempts = [server.want() for server in self._name_servers]
         deadline = self._clock.monotonic() + START_WAIT_S
         while pending := [attempt for attempt in attempts if not attempt.done()]:
             left_s = max(0.0, deadline - self._clock.monotonic())
-            if any(link.knows_us for link in self._links):
+            if any(server.has_us for server in self._name_servers):
                 left_s = min(left_s, START_GRACE_S)
             done, _ = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                log.warning("some name servers do not answer unanswered=%d of=%d", len(pending), len(attempts))
+                log.warning("some name servers do not respond missing=%d of=%d", len(pending), len(attempts))
                 break
 
     async def announce(self, configs: Collection[TopicConfig]) -> None:
-        """Tell every name server of new or changed topics, and wait for those that can be expected to answer."""
+        """Register new or changed topics, and wait for the name servers that responded last time."""
         if not configs or self._stopped:
             return
-        # Those that do not know us are told everything when they are back; one that is just being told may miss this.
-        await self._wait({link: link.want(configs) for link in self._links if link.knows_us or link.busy})
+        # Other name servers get all topics when they are back; a registration under way may lack these topics.
+        await self._wait(
+            {server: server.want(configs) for server in self._name_servers if server.has_us or server.busy}
+        )
 
     async def register(self) -> None:
-        """Tell every name server of all topics now, as after a change of what all of them may do."""
+        """Register all topics now, because the permission of the broker has changed."""
         if not self._stopped:
-            await self._wait({link: link.want() for link in self._links if link.knows_us or link.busy})
+            await self._wait({server: server.want() for server in self._name_servers if server.has_us or server.busy})
 
     async def run(self) -> None:
-        """Register again and again; ends when it is cancelled."""
+        """Register at every interval, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             self.tick(self._clock.monotonic())
 
     def tick(self, now: float) -> None:
-        """Begin what is due."""
-        beats = self._config.acting_master_enabled and now >= self._beat_at
-        if beats:
-            self._beat_at = now + self._config.heartbeat_interval_s
-        for link in self._links:
-            if link.busy:
+        """Start the registrations and heartis_beat_due that are due."""
+        is_beat_due = self._config.acting_master_enabled and now >= self._next_beat_at
+        if is_beat_due:
+            self._next_beat_at = now + self._config.heartbeat_interval_s
+        for server in self._name_servers:
+            if server.busy:
                 continue
-            if now >= link.due_at:
-                link.all_wanted = True
-                link.wake.set()
-            elif beats and link.knows_us and link.channel is not None and not link.channel.closed:
-                link.channel.send_oneway(self._heartbeat())
+            if now >= server.due_at:
+                server.all_wanted = True
+                server.wake.set()
+            elif is_beat_due and server.has_us and server.channel is not None and not server.channel.closed:
+                server.channel.send_oneway(self._heartbeat())
 
     async def stop(self) -> None:
-        """Say goodbye to all that know us, and hang up; bounded."""
+        """Unregister from all name servers and close the connections, within a bounded time."""
         await self._end_tasks()
-        channels = [link.channel for link in self._links if link.channel is not None]
-        await asyncio.gather(*map(self._say_goodbye, channels))
+        channels = [server.channel for server in self._name_servers if server.channel is not None]
+        await asyncio.gather(*map(self._unregister, channels))
         for channel in channels:
             channel.close()
         if channels:
-            _, open_still = await asyncio.wait([channel.ended for channel in channels], timeout=GOODBYE_S)
+            _, open_still = await asyncio.wait([channel.ended for channel in channels], timeout=UNREGISTER_S)
             if open_still:
                 self._abort()
 
     async def kill(self) -> None:
-        """End as a process that dies: without a word."""
+        """Close the connections without unregistering, as a crash does."""
         self._abort()
         await self._end_tasks()
 
     def _abort(self) -> None:
-        for link in self._links:
-            if link.channel is not None:
-                link.channel.abort()
+        for server in self._name_servers:
+            if server.channel is not None:
+                server.channel.abort()
 
     async def _end_tasks(self) -> None:
         self._stopped = True
@@ -206,72 +208,72 @@ class Registrar:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
 
-    async def _say_goodbye(self, channel: Channel) -> None:
+    async def _unregister(self, channel: Channel) -> None:
         own = self._identity
         try:
-            await channel.call(encode_goodbye(Goodbye(own.cluster, own.name, own.broker_id, own.address)), GOODBYE_S)
+            await channel.call(encode_goodbye(Goodbye(own.cluster, own.name, own.broker_id, own.address)), UNREGISTER_S)
         except RemotingError as error:
-            log.debug("goodbye not answered name_server=%s reason=%s", channel.address, error)
+            log.debug("unregistration failed name_server=%s reason=%s", channel.address, error)
 
     @staticmethod
-    async def _wait(told: "dict[_Link, asyncio.Future[None]]") -> None:
-        expected = [future for link, future in told.items() if link.knows_us and not link.is_late]
+    async def _wait(told: "dict[_NameServer, asyncio.Future[None]]") -> None:
+        expected = [future for server, future in told.items() if server.has_us and not server.is_late]
         if expected:
             await asyncio.wait(expected, timeout=ANNOUNCE_WAIT_S)
-        for link, future in told.items():
-            link.is_late = not future.done()
+        for server, future in told.items():
+            server.is_late = not future.done()
 
     # One name server
 
-    async def _tell_for_ever(self, link: _Link) -> None:
+    async def _serve(self, server: _NameServer) -> None:
         while True:
-            await link.wake.wait()
-            link.wake.clear()
-            while link.has_work:
-                waiting, link.waiting = link.waiting, []
-                link.busy = True
+            await server.wake.wait()
+            server.wake.clear()
+            while server.has_work:
+                waiting, server.waiting = server.waiting, []
+                server.busy = True
                 try:
-                    await self._tell(link)
+                    await self._register_with(server)
                 except (SkyrouteError, OSError) as error:
-                    self._note_failure(link, error)
+                    self._note_failure(server, error)
                     break
                 finally:
-                    link.busy = False
+                    server.busy = False
                     _release(waiting)
-            # Nothing is done for those who came while it failed: when it is back, it is told everything.
-            _release(link.waiting)
-            link.waiting.clear()
+            # Requests that arrived during the failure need no attempt: the next registration has all topics.
+            _release(server.waiting)
+            server.waiting.clear()
 
-    async def _tell(self, link: _Link) -> None:
-        """Say what is to be said, in one request.
+    async def _register_with(self, server: _NameServer) -> None:
+        """Register all topics, or the changed ones, in one request.
 
         Raises:
-            RemotingError, RefusedError, WireError: it was not heard, or not taken.
+            RemotingError, RefusedError, WireError: the request failed or was refused.
         """
-        if link.channel is None or link.channel.closed:
-            link.channel = await connect(
-                link.address, tls=self._tls, timeout_s=self._config.connect_timeout_s, on_close=self._on_close
+        if server.channel is None or server.channel.closed:
+            server.channel = await connect(
+                server.address, tls=self._tls, timeout_s=self._config.connect_timeout_s, on_close=self._on_close
             )
-        channel = link.channel
-        changed, link.changed = link.changed, {}
-        if not link.all_wanted and link.knows_us:
-            request = encode_registration(self._registration(), self._narrowed(changed.values()))
+        channel = server.channel
+        changed, server.changed = server.changed, {}
+        if not server.all_wanted and server.has_us:
+            request = encode_registration(self._registration(), self._limited(changed.values()))
             response = await self._call(channel, request)
             if response.code != ResponseCode.SUCCESS:
-                # It has forgotten us, and cannot make sense of a part.
-                link.all_wanted = True
+                # The name server has evicted this broker: register all topics.
+                server.all_wanted = True
                 return
         else:
-            link.all_wanted = False
-            wait_s = self._config.bounded_registration_interval_s if link.knows_us else FIRST_PERIOD_S
-            link.due_at = self._clock.monotonic() + wait_s
-            if not self._config.force_registration and link.knows_us and not await self._is_outdated(channel):
-                self._note_success(link)
+            server.all_wanted = False
+            wait_s = self._config.bounded_registration_interval_s if server.has_us else FIRST_PERIOD_S
+            server.due_at = self._clock.monotonic() + wait_s
+            if not self._config.force_registration and server.has_us and not await self._is_outdated(channel):
+                self._note_success(server)
                 return
-            response = await self._call(channel, await self._registration_of_all())
+            response = await self._call(channel, await self._full_registration())
             if response.code != ResponseCode.SUCCESS:
-                raise RefusedError(response.code, response.remark or "no reason given")
-        self._note_success(link)
+                raise RefusedError(response.code, response.remark or "no remark")
+        self._note_success(server)
         self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
 
     async def _call(self, channel: Channel, request: Request) -> Response:
@@ -281,32 +283,32 @@ class Registrar:
         query = encode_version_query(self._registration(), self._topics.version)
         return decode_version_reply(await self._call(channel, query))
 
-    def _note_success(self, link: _Link) -> None:
-        if not link.knows_us:
-            log.info("registered name_server=%s broker=%s", link.address, self._identity.name)
-        link.knows_us, link.is_late, link.failures = True, False, 0
+    def _note_success(self, server: _NameServer) -> None:
+        if not server.has_us:
+            log.info("registered name_server=%s broker=%s", server.address, self._identity.name)
+        server.has_us, server.is_late, server.failures = True, False, 0
         self.has_registered = True
 
-    def _note_failure(self, link: _Link, error: Exception) -> None:
-        link.all_wanted = link.knows_us = False
-        link.changed.clear()
-        level = logging.DEBUG if link.failures else logging.WARNING
-        log.log(level, "registration failed name_server=%s reason=%s", link.address, error)
-        self._try_again(link)
+    def _note_failure(self, server: _NameServer, error: Exception) -> None:
+        server.all_wanted = server.has_us = False
+        server.changed.clear()
+        level = logging.DEBUG if server.failures else logging.WARNING
+        log.log(level, "registration failed name_server=%s reason=%s", server.address, error)
+        self._try_again(server)
 
-    def _try_again(self, link: _Link) -> None:
-        link.failures += 1
-        link.due_at = self._clock.monotonic() + min(2.0 ** min(link.failures - 1, 10), BACKOFF_MAX_S)
+    def _try_again(self, server: _NameServer) -> None:
+        server.failures += 1
+        server.due_at = self._clock.monotonic() + min(2.0 ** min(server.failures - 1, 10), BACKOFF_MAX_S)
 
     def _on_close(self, channel: Channel) -> None:
-        for link in self._links:
-            if link.channel is channel:
-                link.forget()
-                if not self._stopped and not link.busy:
-                    log.warning("name server lost name_server=%s", link.address)
-                    self._try_again(link)
+        for server in self._name_servers:
+            if server.channel is channel:
+                server.forget()
+                if not self._stopped and not server.busy:
+                    log.warning("name server lost name_server=%s", server.address)
+                    self._try_again(server)
 
-    # What is said
+    # Requests
 
     def _registration(self) -> Registration:
         own, config = self._identity, self._config
@@ -322,8 +324,8 @@ class Registrar:
             table=TopicTable(self._topics.version),
         )
 
-    def _narrowed(self, topics: Iterable[TopicConfig]) -> list[TopicConfig]:
-        """Return topics as name servers are to know them: a closed broker's allow no more than it does itself."""
+    def _limited(self, topics: Iterable[TopicConfig]) -> list[TopicConfig]:
+        """Return topics with their permissions limited to those of the broker."""
         allowed = self._config.broker_permission
         if allowed & _BOTH == _BOTH:
             return list(topics)
@@ -335,29 +337,29 @@ class Registrar:
             return encode_version_query(registration, self._topics.version)
         return encode_heartbeat(registration)
 
-    async def _registration_of_all(self) -> Request:
-        """Write all topics; it is mostly what was said the last time."""
-        async with self._writing:
+    async def _full_registration(self) -> Request:
+        """Return the registration of all topics, encoded again only if it changed."""
+        async with self._encoding:
             always = self._config.compress_registration
-            made_of = (self._topics.version, self._config.broker_permission, always)
-            if self._written is None or self._written[0] != made_of:
+            depends_on = (self._topics.version, self._config.broker_permission, always)
+            if self._encoded is None or self._encoded[0] != depends_on:
                 registration, topics = self._registration(), list(self._topics.all().values())
                 if len(topics) >= IN_THREAD_FROM:
-                    request = await asyncio.to_thread(self._write_all, registration, topics, always=always)
+                    request = await asyncio.to_thread(self._encode_all, registration, topics, always=always)
                 else:
-                    request = self._write_all(registration, topics, always=always)
-                self._written = made_of, request
-            return self._written[1]
+                    request = self._encode_all(registration, topics, always=always)
+                self._encoded = depends_on, request
+            return self._encoded[1]
 
-    def _write_all(self, registration: Registration, topics: Iterable[TopicConfig], *, always: bool) -> Request:
+    def _encode_all(self, registration: Registration, topics: Iterable[TopicConfig], *, always: bool) -> Request:
         """Encode a registration, compressed if it is long and compression loses no field."""
-        narrowed = self._narrowed(topics)
-        request = encode_registration(registration, narrowed)
+        limited = self._limited(topics)
+        request = encode_registration(registration, limited)
         if not (always or len(request.body) >= COMPRESS_FROM_BYTES):
             return request
-        if any(topic.sys_flag or topic.ordered for topic in narrowed):
+        if any(topic.sys_flag or topic.ordered for topic in limited):
             return request
-        return encode_registration(registration, narrowed, compressed=True)
+        return encode_registration(registration, limited, compressed=True)
 
 
 _BOTH: Final = int(Permission.READ | Permission.WRITE)

@@ -1,8 +1,8 @@
-"""Has the other brokers of a cluster make a topic, too, that came to be on one of them by a first message.
+"""Creates an auto-created topic on the other brokers of the cluster.
 
-A producer sends to a topic that nobody has on the route of the default topic: to all brokers that make topics. But once
-one of them has made it, its next route names that one only, and the topic stays there for ever, unless enough messages
-came before (upstream issue 2744). So the one that makes it tells the others.
+A producer sends to an unknown topic by the route of the default topic, that is, to all brokers that create topics. Once
+one broker has created the topic, its route has only that broker, and the topic stays there unless enough messages were
+sent before (upstream issue 2744). So the broker that creates a topic creates it on the others.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 3.0
 PROPAGATIONS_MAX: Final = 64
-"""How many topics are made known to others at the same time; those beyond stay where they are made."""
+"""Topics that are propagated at the same time; further topics stay on this broker."""
 BROKERS_MAX: Final = 64
-"""How many other brokers are told of one topic."""
+"""Other brokers on which one topic is created."""
 
 
 class TopicPropagation:
-    """Tells other brokers of new topics, behind the back of the producer that made us make them."""
+    """Creates new topics on other brokers, in the background."""
 
     def __init__(self, name_servers: Sequence[str], identity: Identity, tls: ssl.SSLContext | None = None) -> None:
         self._name_servers = tuple(name_servers)
@@ -42,57 +42,57 @@ class TopicPropagation:
         return f"<TopicPropagation under_way={len(self._tasks)}>"
 
     def begin(self, topic: TopicConfig, default_topic: str) -> None:
-        """Have those brokers make a topic that would have made it if its first message had come to them."""
+        """Start to create a topic on the brokers that the route of the default topic has."""
         if not self._name_servers:
             return
         if len(self._tasks) >= PROPAGATIONS_MAX:
-            log.warning("topic stays on this broker, too many are made at once topic=%s", topic.name)
+            log.warning("topic not propagated, too many at once topic=%s", topic.name)
             return
         task = asyncio.get_running_loop().create_task(self.propagate(topic, default_topic))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Leave off."""
+        """Cancel all propagations."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def propagate(self, topic: TopicConfig, default_topic: str) -> None:
-        """Do it, and return when it is done as far as it can be."""
+        """Create a topic on the other brokers; failures are logged."""
         for name_server in self._name_servers:
             try:
-                response = await self._ask(name_server, encode_route_query(default_topic))
+                response = await self._call(name_server, encode_route_query(default_topic))
                 route = decode_route(response.body) if response.code == ResponseCode.SUCCESS else None
             except SkyrouteError as error:
-                log.debug("no route of the default topic name_server=%s reason=%s", name_server, error)
+                log.debug("route of the default topic failed name_server=%s reason=%s", name_server, error)
                 continue
             others = self._others(route) if route is not None else []
-            await asyncio.gather(*(self._make(address, topic) for address in others[:BROKERS_MAX]))
+            await asyncio.gather(*(self._create(address, topic) for address in others[:BROKERS_MAX]))
             return
 
     def _others(self, route: TopicRoute) -> list[str]:
-        makers = {queues.broker_name for queues in route.queues if queues.settings.permission & Permission.INHERIT}
+        creators = {queues.broker_name for queues in route.queues if queues.settings.permission & Permission.INHERIT}
         own = self._identity
         return [
             group.addresses[MASTER_ID]
             for group in route.groups
-            if group.name in makers and group.name != own.name and group.cluster == own.cluster
+            if group.name in creators and group.name != own.name and group.cluster == own.cluster
             if MASTER_ID in group.addresses
         ]
 
-    async def _make(self, address: str, topic: TopicConfig) -> None:
-        """Have one broker make a topic that it does not have; one that it has stays as it is."""
+    async def _create(self, address: str, topic: TopicConfig) -> None:
+        """Create a topic on one broker; an existing topic is not changed."""
         try:
-            if (await self._ask(address, encode_topic_stats_query(topic.name))).code != ResponseCode.TOPIC_NOT_EXIST:
+            if (await self._call(address, encode_topic_stats_query(topic.name))).code != ResponseCode.TOPIC_NOT_EXIST:
                 return
-            response = await self._ask(address, encode_topic_update(topic))
+            response = await self._call(address, encode_topic_update(topic))
         except SkyrouteError as error:
-            log.warning("topic not made by another broker topic=%s broker=%s reason=%s", topic.name, address, error)
+            log.warning("topic not created on another broker topic=%s broker=%s reason=%s", topic.name, address, error)
         else:
-            log.info("topic made by another broker topic=%s broker=%s code=%d", topic.name, address, response.code)
+            log.info("topic created on another broker topic=%s broker=%s code=%d", topic.name, address, response.code)
 
-    async def _ask(self, address: str, request: Request) -> Response:
+    async def _call(self, address: str, request: Request) -> Response:
         channel = await connect(address, tls=self._tls, timeout_s=TIMEOUT_S)
         try:
             return await channel.call(request, TIMEOUT_S)

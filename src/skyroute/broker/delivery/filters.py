@@ -1,4 +1,4 @@
-"""From what a group wants of a topic to what the store asks of each message."""
+"""Turns a subscription into the filter that the store applies to each message."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -25,14 +25,14 @@ COMPILED_MAX: Final = 10_000
 """Maximum number of compiled conditions in the cache."""
 
 COMPILED_CHARS_MAX: Final = 1_000_000
-"""How long all expressions are together whose conditions are kept; a condition takes up to 100 bytes a character."""
+"""Total length of the expressions in the cache; a condition takes up to 100 bytes per character."""
 
 AcceptCode = Callable[[int], bool]
 AcceptRecord = Callable[[bytes], bool]
 
 
 class Filter(NamedTuple):
-    """What to ask of a message: of its tag's code, then of its record. None where every message passes."""
+    """Tests of a message: first of its tag hash, then of its record. None: every message passes."""
 
     accept_code: AcceptCode | None = None
     accept_record: AcceptRecord | None = None
@@ -42,30 +42,32 @@ _EVERYTHING: Final = Filter()
 
 
 def make_filter(subscription: Subscription, *, by_properties: bool = True) -> Filter:
-    """Return what the store is to ask of messages for a subscription.
+    """Return the filter for a subscription.
 
-    `by_properties` says whether conditions on properties are allowed here (`enablePropertyFilter`).
+    `by_properties` is false if SQL92 expressions are not allowed (`enablePropertyFilter`).
 
     Raises:
-        RefusedError: the expression is none, is of a kind that nobody knows, or is not allowed.
+        RefusedError: the expression is invalid, of an unknown type, or not allowed.
     """
     kind, expression = subscription.expression_type, subscription.expression
     if kind == TAG:
         if expression == EVERY_TAG:
             return _EVERYTHING
-        # A queue has codes as 64-bit numbers; those of tags have the value that they have in 32 bits.
+        # Consume queues have 64-bit codes; the code of a tag is its 32-bit hash.
         return Filter(frozenset(subscription.codes).__contains__)
     if not by_properties:
         raise RefusedError(
             ResponseCode.SYSTEM_ERROR, f"The broker does not support consumer to filter message by {kind}"
         )
     if kind != SQL92:
-        raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"there is no filter of type {kind[:80]!r}")
+        raise RefusedError(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"unknown filter type {kind[:80]!r} (expected TAG or SQL92)"
+        )
     return _compiled.filter_of(expression)
 
 
 def retry_filter(plain: Filter, subscriptions: Iterable[Subscription]) -> Filter:
-    """Return what to ask of retries besides: each is to fulfil its group's condition on the topic it was sent to."""
+    """Return a filter that also tests retried messages against the condition of their original topic."""
     expressions = {wanted.topic: wanted.expression for wanted in subscriptions if wanted.expression_type == SQL92}
 
     conditions: dict[str, AcceptRecord | None] = {}
@@ -86,8 +88,8 @@ def retry_filter(plain: Filter, subscriptions: Iterable[Subscription]) -> Filter
     return Filter(plain.accept_code, accept) if expressions else plain
 
 
-class _Compiled:
-    """Conditions that were compiled before; the ones not wanted for longest go first."""
+class _CompiledConditions:
+    """Cache of compiled conditions; the least recently used are dropped first."""
 
     def __init__(self) -> None:
         self._filters: OrderedDict[str, Filter] = OrderedDict()
@@ -102,19 +104,19 @@ class _Compiled:
             condition = compile_expression(expression)
         except ExpressionError as error:
             raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
-        made = Filter(accept_record=_asker(condition))
-        self._filters[expression] = made
+        compiled = Filter(accept_record=_record_test(condition))
+        self._filters[expression] = compiled
         self._chars += len(expression)
         while self._chars > COMPILED_CHARS_MAX or len(self._filters) > COMPILED_MAX:
             oldest, _ = self._filters.popitem(last=False)
             self._chars -= len(oldest)
-        return made
+        return compiled
 
 
-_compiled: Final = _Compiled()
+_compiled: Final = _CompiledConditions()
 
 
-def _asker(condition: Condition) -> AcceptRecord:
+def _record_test(condition: Condition) -> AcceptRecord:
     def accept(record: bytes) -> bool:
         try:
             raw = decode_record(record).raw_properties

@@ -1,4 +1,4 @@
-"""When what was stored reaches the disk, and who waits for it."""
+"""Flushes the store, and completes the sends that wait for a flush."""
 
 import asyncio
 import logging
@@ -16,23 +16,23 @@ from skyroute.files.errors import StorageError
 log = logging.getLogger(__name__)
 
 THOROUGH_S: Final = 10.0
-"""How often what follows from records is put on the disk too; until then recovery would have to derive it again."""
+"""Interval at which consume queues and index are flushed too; recovery derives the rest from the log."""
 
 
 class Flushed(Enum):
-    """What became of a wait for the disk."""
+    """Outcome of a wait for the disk."""
 
     DONE = auto()
     LATE = auto()
-    """The disk takes too long; the record may still get there."""
+    """The timeout is over; the record may still be flushed."""
     FAILED = auto()
 
 
 class Flushing:
     """Flushes a store, one flush at a time, each in a thread.
 
-    Under synchronous flushing everybody who appends in one turn of the loop, or while a flush is under way, shares the
-    next one. `on_flushed` is called after every flush: what readers are shown may have grown.
+    With SYNC_FLUSH, all messages that are appended in one turn of the loop or during a flush share the next one.
+    `on_flushed` is called after every flush, because readers may see more messages then.
     """
 
     def __init__(
@@ -49,50 +49,50 @@ class Flushing:
         self._on_flushed = on_flushed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="skyroute-flush")
         self._waiting: deque[tuple[int, float, Callable[[Flushed], None]]] = deque()
-        """Where in the log each waits for the disk, in that order, and until when."""
-        self._due: asyncio.Handle | None = None
-        self._late: asyncio.Handle | None = None
-        """Looks for those who have waited too long; there while anybody waits."""
+        """Log position, deadline and callback of each wait, in the order of positions."""
+        self._next: asyncio.Handle | None = None
+        self._timeout: asyncio.Handle | None = None
+        """Timer for the first deadline; set while something waits."""
         self._task: asyncio.Task[None] | None = None
         self._is_wanted = False
-        """Something was appended since the flush that is under way began."""
+        """A message was appended since the current flush began."""
         self._stopped = False
-        """No flush is begun any more: the end has come, or one has failed, and the disk is not to be believed."""
+        """No further flush: the broker stops, or a flush failed and the disk cannot be trusted."""
 
     def __repr__(self) -> str:
         return f"<Flushing waiting={len(self._waiting)} {'busy' if self._task else 'idle'}>"
 
     @property
     def waiting_count(self) -> int:
-        """How many wait for the disk."""
+        """Number of waits for the disk."""
         return len(self._waiting)
 
     @property
     def has_stopped(self) -> bool:
-        """No flush is begun any more: the end has come, or one has failed."""
+        """No further flush: the broker stops, or a flush failed."""
         return self._stopped
 
     def wait_for(self, log_end: int, then: Callable[[Flushed], None]) -> None:
-        """Have `then` called once the log is on the disk up to a position, or cannot be put there."""
+        """Call `then` once the log is flushed up to a position, the timeout is over, or a flush fails."""
         if self._stopped:
             then(Flushed.FAILED)
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s()
         self._waiting.append((log_end, deadline, then))
-        if self._late is None:
-            self._late = loop.call_at(deadline, self._give_up_late)
+        if self._timeout is None:
+            self._timeout = loop.call_at(deadline, self._expire)
         self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Have what was appended put on the disk soon, though perhaps nobody waits for it."""
+        """Start a flush at the end of this turn of the loop, or after the current flush."""
         if self._task is not None:
             self._is_wanted = True
-        elif self._due is None and not self._stopped:
-            self._due = asyncio.get_running_loop().call_soon(self._begin)
+        elif self._next is None and not self._stopped:
+            self._next = asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        self._due = None
+        self._next = None
         if self._task is None:
             self._is_wanted = False
             self._task = asyncio.get_running_loop().create_task(self._flush(thorough=False))
@@ -103,7 +103,7 @@ class Flushing:
             await self._run(flush)
             self._store.end_flush(flush)
         except StorageError as error:
-            log.error("flush failed cause=%s", error)  # noqa: TRY400 - its text says it all
+            log.error("flush failed cause=%s", error)  # noqa: TRY400 - its text is enough
             self._store.fail_flush(error)
             self._stopped = True
             self._complete(None, Flushed.FAILED)
@@ -123,22 +123,22 @@ class Flushing:
         while waiting and (up_to is None or waiting[0][0] <= up_to):
             waiting.popleft()[2](outcome)
 
-    def _give_up_late(self) -> None:
-        """Tell those whose time is over, whether a flush for them has begun or a slow disk kept it from beginning."""
+    def _expire(self) -> None:
+        """Complete the waits whose timeout is over, whether or not their flush has begun."""
         loop, waiting = asyncio.get_running_loop(), self._waiting
         while waiting and waiting[0][1] <= loop.time():
             waiting.popleft()[2](Flushed.LATE)
-        self._late = loop.call_at(waiting[0][1], self._give_up_late) if waiting else None
+        self._timeout = loop.call_at(waiting[0][1], self._expire) if waiting else None
 
     async def run(self) -> None:
-        """Flush now and then whatever was appended, and have what follows from it in files for others to read."""
+        """Flush at every interval, and derive queues and index so that other processes can read them."""
         since_thorough_s = 0.0
         flushed = -1
         while True:
             await asyncio.sleep(self._interval_s)
             if self._stopped:
                 return
-            with suppress(StorageError):  # it is kept in mind, and told to the next one who stores something
+            with suppress(StorageError):  # the store raises it again at the next append
                 self._store.dispatch()
             since_thorough_s += self._interval_s
             thorough = since_thorough_s >= THOROUGH_S
@@ -150,20 +150,20 @@ class Flushing:
             self._task = asyncio.get_running_loop().create_task(self._flush(thorough=thorough))
 
     async def drain(self) -> None:
-        """Return when all who wait now have been told."""
+        """Return when all present waits are completed."""
         if self._waiting:
-            told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.wait_for(self._waiting[-1][0], lambda _: None if told.done() else told.set_result(None))
-            await told
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.wait_for(self._waiting[-1][0], lambda _: None if done.done() else done.set_result(None))
+            await done
 
     async def stop(self) -> None:
-        """Wait for the flush that is under way; nobody begins another."""
+        """Wait for the current flush, and start no other."""
         self._stopped = True
-        if self._due is not None:
-            self._due.cancel()
+        if self._next is not None:
+            self._next.cancel()
         while self._task is not None:
             await asyncio.wait({self._task})
         self._complete(None, Flushed.FAILED)
-        if self._late is not None:
-            self._late.cancel()
+        if self._timeout is not None:
+            self._timeout.cancel()
         self._thread.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""Consumers who wait for the next message of a queue."""
+"""Long polling: pulls that wait for the next message of a queue."""
 
 import asyncio
 import logging
@@ -19,15 +19,15 @@ K = TypeVar("K")
 R = TypeVar("R")
 
 SUSPENDED_MAX: Final = 200_000
-"""How many wait at most, over all queues."""
+"""Suspended pulls of all queues."""
 TICKS_A_SECOND: Final = 4
-"""How exactly the end of a wait is kept."""
+"""Resolution of timeouts."""
 TURN_S: Final = 0.005
 """Time per turn of the loop for serving suspended pulls."""
 
 
 class SuspendedPull(ABC):
-    """One pull that waits."""
+    """A pull that waits for a message."""
 
     def __init__(self, peer: Peer, queue: tuple[str, int], deadline: float) -> None:
         self.peer = peer
@@ -35,15 +35,15 @@ class SuspendedPull(ABC):
         self.deadline_tick = int(deadline * TICKS_A_SECOND) + 1
         self.answer = DeferredResponse()
         self.waits = False
-        """Whether it is suspended and not answered yet."""
+        """It is suspended and has no response yet."""
 
     @abstractmethod
-    def look(self) -> Response | None:
-        """Look for messages again; None where there are still none."""
+    def retry(self) -> Response | None:
+        """Read again; None if there are still no messages."""
 
     @abstractmethod
-    def give_up(self) -> Response:
-        """Answer that nothing came in time."""
+    def time_out(self) -> Response:
+        """Return the response after the timeout."""
 
 
 class LongPolling:
@@ -59,17 +59,17 @@ class LongPolling:
         self._by_tick: dict[int, set[SuspendedPull]] = {}
         self._by_connection: dict[int, set[SuspendedPull]] = {}
         self._woken: set[tuple[str, int]] = set()
-        self._looking: dict[tuple[str, int], bool] = {}
+        self._checking: dict[tuple[str, int], bool] = {}
         """Queues whose pulls are being checked, and whether to check them again afterwards."""
-        self._giving_up: set[int] = set()
-        """Ticks whose pulls are being answered because their time is over."""
+        self._expiring: set[int] = set()
+        """Ticks whose pulls are being completed because their timeout is over."""
         self._work: deque[Iterator[None]] = deque()
         """Work under way; each step serves one pull."""
-        self._goes_on = False
-        """`_go_on` is scheduled for the next turn of the loop."""
+        self._is_scheduled = False
+        """`_continue` is scheduled for the next turn of the loop."""
         self._count = 0
-        self.only_when_told = False
-        """Messages are not shown before they are on the disk: pulls are woken by `wake`, and not by an arrival."""
+        self.wake_after_flush = False
+        """Messages are visible only after a flush: `wake` wakes pulls, and an arrival does not."""
 
     def __repr__(self) -> str:
         return f"<LongPolling {len(self)} on {len(self._by_queue)} queues>"
@@ -82,7 +82,7 @@ class LongPolling:
         return self._count >= SUSPENDED_MAX
 
     def suspend(self, pull: SuspendedPull) -> DeferredResponse:
-        """Let a pull wait."""
+        """Suspend a pull until a message arrives or its timeout is over."""
         self._by_queue.setdefault(pull.queue, set()).add(pull)
         self._by_tick.setdefault(pull.deadline_tick, set()).add(pull)
         self._by_connection.setdefault(pull.peer.connection, set()).add(pull)
@@ -91,67 +91,67 @@ class LongPolling:
         return pull.answer
 
     def arrived(self, topic: str, queue_id: int) -> None:
-        """Note that a queue has something new."""
+        """Note that a queue has a new message."""
         queue = (topic, queue_id)
         if queue in self._by_queue and queue not in self._woken:
-            if not self._woken and not self.only_when_told:
+            if not self._woken and not self.wake_after_flush:
                 asyncio.get_running_loop().call_soon(self.wake)
             self._woken.add(queue)
 
     def wake(self) -> None:
-        """Have the pulls look again whose queues have something new."""
+        """Check the pulls of all queues with new messages."""
         woken, self._woken = self._woken, set()
-        self._begin(work for queue in woken if (work := self._look(queue)) is not None)
+        self._begin(work for queue in woken if (work := self._check(queue)) is not None)
 
     def wake_queue(self, topic: str, queue_id: int) -> None:
         """Check the pulls of one queue again."""
-        work = self._look((topic, queue_id))
+        work = self._check((topic, queue_id))
         if work is not None:
             self._begin([work])
 
-    def _look(self, queue: tuple[str, int]) -> Iterator[None] | None:
+    def _check(self, queue: tuple[str, int]) -> Iterator[None] | None:
         """Return the work of checking a queue's pulls again; None if it is under way, which then repeats."""
-        is_under_way = queue in self._looking
-        self._looking[queue] = True
-        return None if is_under_way else self._look_again(queue)
+        is_under_way = queue in self._checking
+        self._checking[queue] = True
+        return None if is_under_way else self._check_pulls(queue)
 
-    def _look_again(self, queue: tuple[str, int]) -> Iterator[None]:
+    def _check_pulls(self, queue: tuple[str, int]) -> Iterator[None]:
         try:
-            while self._looking[queue]:
-                self._looking[queue] = False
+            while self._checking[queue]:
+                self._checking[queue] = False
                 for pull in list(self._by_queue.get(queue, ())):
                     if pull.waits and not pull.peer.gone:
-                        response = _or_why_not(pull.look)
+                        response = _or_error(pull.retry)
                         if response is not None:
                             self._remove(pull)
                             pull.answer.give(response)
                     yield
         finally:
-            del self._looking[queue]
+            del self._checking[queue]
 
     def expire(self, now: float) -> None:
-        """Answer those whose time is over."""
+        """Complete the pulls whose timeout is over."""
         tick = int(now * TICKS_A_SECOND)
-        past = [past for past in self._by_tick if past <= tick and past not in self._giving_up]
-        self._giving_up.update(past)
-        self._begin(map(self._give_up, past))
+        past = [past for past in self._by_tick if past <= tick and past not in self._expiring]
+        self._expiring.update(past)
+        self._begin(map(self._time_out, past))
 
-    def _give_up(self, tick: int) -> Iterator[None]:
+    def _time_out(self, tick: int) -> Iterator[None]:
         try:
-            for pull in list(self._by_tick.get(tick, ())):  # empty if all were answered since
+            for pull in list(self._by_tick.get(tick, ())):  # empty if all were completed since
                 if pull.waits:
                     self._remove(pull)
-                    pull.answer.give(_or_why_not(pull.give_up))
+                    pull.answer.give(_or_error(pull.time_out))
                 yield
         finally:
-            self._giving_up.remove(tick)
+            self._expiring.remove(tick)
 
     def drop(self, connection: int) -> None:
-        """Forget those of a connection that has ended."""
+        """Drop the pulls of a closed connection."""
         if connection in self._by_connection:
-            self._begin([self._forget(list(self._by_connection[connection]))])
+            self._begin([self._drop(list(self._by_connection[connection]))])
 
-    def _forget(self, pulls: Iterable[SuspendedPull]) -> Iterator[None]:
+    def _drop(self, pulls: Iterable[SuspendedPull]) -> Iterator[None]:
         for pull in pulls:
             if pull.waits:
                 self._remove(pull)
@@ -166,37 +166,37 @@ class LongPolling:
 
     def _begin(self, work: Iterable[Iterator[None]]) -> None:
         self._work.extend(work)
-        if not self._goes_on:
-            self._go_on()
+        if not self._is_scheduled:
+            self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Serve pulls for `TURN_S`; the next turn of the loop serves the rest."""
-        self._goes_on = False
+        self._is_scheduled = False
         deadline = self._monotonic() + TURN_S
         while self._work:
             work = self._work.popleft()
             for _ in work:
                 if self._monotonic() >= deadline:
                     self._work.append(work)
-                    self._goes_on = True
-                    asyncio.get_running_loop().call_soon(self._go_on)
+                    self._is_scheduled = True
+                    asyncio.get_running_loop().call_soon(self._continue)
                     return
 
     async def run(self) -> None:
-        """Look for those whose time is over, again and again."""
+        """Expire pulls at every tick."""
         while True:
             await asyncio.sleep(1 / TICKS_A_SECOND)
             self.expire(self._monotonic())
 
 
-def _or_why_not(look: Callable[[], R]) -> R | Response:
-    """Answer one pull, whatever is wrong with it: those behind it wait for theirs."""
+def _or_error(call: Callable[[], R]) -> R | Response:
+    """Return the response of one pull, or an error: the pulls behind it must not wait."""
     try:
-        return look()
+        return call()
     except SkyrouteError as error:
         return Response.error(str(error), error.code if isinstance(error, RefusedError) else ResponseCode.SYSTEM_ERROR)
     except Exception as error:
-        log.exception("pull that waited failed")
+        log.exception("suspended pull failed")
         return Response.error(f"{type(error).__name__}: {error}")
 
 

@@ -39,9 +39,10 @@ from skyroute.wire.calls.groups import (
     encode_read_permit,
     group_table_pieces,
 )
-from skyroute.wire.calls.topics import Version, cut_page, decode_page_query, topic_list_parts
+from skyroute.wire.calls.topics import cut_page, decode_page_query, topic_list_parts
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.data_version import Version
 from skyroute.wire.fields import required_name
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class GroupHandlers:
     def all(self, request: Request, _peer: Peer) -> Answer:
         """Tell all groups, or those of one page."""
         query, groups, version = decode_page_query("Group", request), self.groups.all(), self.groups.version
-        edition = Version(version.counter, version.state_version, version.timestamp_ms)
+        edition = Version.of(version)
         if query is None:
             return self.step_runner.answer(self._all(edition))
         page = GroupPage(cut_page(groups, query, edition), edition, len(groups))

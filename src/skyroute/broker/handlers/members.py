@@ -83,8 +83,8 @@ class MemberHandlers:
             )
         if len(request.body) > SHORT_HEARTBEAT_BYTES:
             return InTurn(self._take_long(request, peer))
-        wants_whole, created = self._take(decode_heartbeat(request), request, peer)
-        answer = encode_heartbeat_answer(wants_whole=wants_whole)
+        needs_subscriptions, created = self._take(decode_heartbeat(request), request, peer)
+        answer = encode_heartbeat_answer(wants_whole=needs_subscriptions)
         return self._make_known(created, answer) if created else answer
 
     def _take(self, said: Heartbeat, request: Request, peer: Peer) -> tuple[bool, list[TopicConfig]]:
@@ -92,20 +92,20 @@ class MemberHandlers:
         beat = self._welcome(said)
         outcome = self.clients.beat(peer, beat, request.language, request.version, self.clock.monotonic())
         self.notifications.put(outcome.changed)
-        return outcome.wants_whole, self._create_retry_topics(beat.consumers)
+        return outcome.needs_subscriptions, self._create_retry_topics(beat.consumers)
 
     async def _take_long(self, request: Request, peer: Peer) -> Response:
         """Process a long heartbeat in parts. Components before a refused one stay in effect."""
-        wants_whole, created = await self.prompt_runner.run(self._take_parts(request, peer))
-        answer = encode_heartbeat_answer(wants_whole=wants_whole)
+        needs_subscriptions, created = await self.prompt_runner.run(self._take_parts(request, peer))
+        answer = encode_heartbeat_answer(wants_whole=needs_subscriptions)
         return await self._make_known(created, answer) if created else answer
 
     def _take_parts(self, request: Request, peer: Peer) -> Generator[None, None, tuple[bool, list[TopicConfig]]]:
         any_wants_whole, created = False, list[TopicConfig]()
         for part in decode_heartbeat_parts(request):
             yield
-            wants_whole, made = self._take(part, request, peer)
-            any_wants_whole |= wants_whole
+            needs_subscriptions, made = self._take(part, request, peer)
+            any_wants_whole |= needs_subscriptions
             created += made
         return any_wants_whole, created
 

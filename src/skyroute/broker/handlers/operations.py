@@ -170,10 +170,10 @@ class OperationHandlers:
         yield "putMessageTimesTotal", str(totals.stored)
         yield "putMessageSizeTotal", str(totals.stored_bytes)
         yield "putMessageAverageSize", str(totals.stored_bytes / max(totals.stored, 1))
-        mornings = stats.mornings
+        midnight_totals = stats.midnight_totals
         moments: tuple[tuple[str, Totals], ...] = (
-            ("YesterdayMorning", mornings.yesterday),
-            ("TodayMorning", mornings.today),
+            ("YesterdayMorning", midnight_totals.yesterday),
+            ("TodayMorning", midnight_totals.today),
             ("TodayNow", totals),
         )
         for moment, counts in moments:

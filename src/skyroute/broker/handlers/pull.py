@@ -82,7 +82,7 @@ class _WaitingPull(SuspendedPull):
         wanted = self._handlers.admit(self._question, self._code, self.peer)
         return wanted if isinstance(wanted, Response) else self._handlers.read(self._question, self._offset, wanted)
 
-    def look(self) -> Response | None:
+    def retry(self) -> Response | None:
         read = self._read()
         if isinstance(read, Response):
             return read
@@ -93,7 +93,7 @@ class _WaitingPull(SuspendedPull):
             return None
         return self._handlers.respond(self._question, read)
 
-    def give_up(self) -> Response:
+    def time_out(self) -> Response:
         read = self._read()
         return read if isinstance(read, Response) else self._handlers.respond(self._question, read)
 

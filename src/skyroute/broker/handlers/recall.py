@@ -7,7 +7,7 @@ from typing import Final
 from skyroute.broker.appender import Appender
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.identity import Identity
-from skyroute.broker.scheduling.timer_records import withdrawal_key
+from skyroute.broker.scheduling.timer_records import recall_key
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.tables.topics import Topics
 from skyroute.files.errors import StorageError
@@ -79,7 +79,7 @@ class RecallHandlers:
     def _mark(self, recall: Recall, handle: RecallHandle, now_ms: int) -> Draft:
         properties = {
             TAGS: _TAG,
-            TIMER_DELETE_UNIQUE_ID: withdrawal_key(handle.topic, handle.unique_id),
+            TIMER_DELETE_UNIQUE_ID: recall_key(handle.topic, handle.unique_id),
             UNIQUE_ID: handle.unique_id,
             TIMER_DELIVER_MS: str(handle.due_ms),
             BORN_TIMESTAMP: str(now_ms),

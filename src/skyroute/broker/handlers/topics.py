@@ -30,7 +30,6 @@ from skyroute.wire.calls.topics import (
     TopicConfig,
     TopicPage,
     TopicUpdate,
-    Version,
     cut_page,
     decode_page_query,
     decode_topic_update,
@@ -44,6 +43,7 @@ from skyroute.wire.calls.topics import (
 )
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.data_version import Version
 from skyroute.wire.fields import required_name
 
 log = logging.getLogger(__name__)
@@ -145,13 +145,13 @@ class TopicHandlers:
             if self.topics.delete(name):
                 log.info("topic deleted topic=%s peer=%s", name, peer.address)
             self.stats.forget_topic(name)
-        leaving = ExitStack()  # entered now: no topic may be created again before its queues are removed
+        deleting = ExitStack()  # entered now: no topic may be created again before its queues are removed
         for name in names:
-            leaving.enter_context(self.topics.leaving(name))
-        return InTurn(self._delete(names, leaving))
+            deleting.enter_context(self.topics.deleting(name))
+        return InTurn(self._delete(names, deleting))
 
-    async def _delete(self, names: Collection[str], leaving: ExitStack) -> Response:
-        with leaving:
+    async def _delete(self, names: Collection[str], deleting: ExitStack) -> Response:
+        with deleting:
             await self.step_runner.run(self._remove(names))
         await asyncio.gather(self.topics.table_file.save(), self.offsets.table_file.save())
         return Response()
@@ -176,7 +176,7 @@ class TopicHandlers:
     def all(self, request: Request, _peer: Peer) -> Answer:
         """Tell all topics, or those of one page."""
         query, topics, version = decode_page_query("Topic", request), self.topics.all(), self.topics.version
-        edition = Version(version.counter, version.state_version, version.timestamp_ms)
+        edition = Version.of(version)
         if query is None:
             return self.step_runner.answer(self._all(edition))
         return encode_topic_page(TopicPage(cut_page(topics, query, edition), edition, len(topics)))
@@ -245,7 +245,7 @@ class TopicHandlers:
             if self.topics.get(topic) is not None:
                 continue  # created in an earlier step
             if not self.topics.is_system(topic) and not topic.startswith(LIGHT_QUEUE_PREFIX):
-                with self.topics.leaving(topic):
+                with self.topics.deleting(topic):
                     yield from self.store.remove_topic(topic)
                 log.info("queues of an unknown topic removed topic=%s peer=%s", topic, peer.address)
         return Response()

@@ -35,13 +35,13 @@ class TransactionHandlers:
                 self._is_due = True
                 asyncio.get_running_loop().call_soon(self._write_done)
             return Response()
-        appended = self._transactions.write_done()
+        appended = self._transactions.write_op_messages()
         wait = None if appended is None else self._appender.until_flushed(appended)
         return Response() if wait is None else _answer_after(wait)
 
     def _write_done(self) -> None:
         self._is_due = False
-        self._transactions.write_done()
+        self._transactions.write_op_messages()
 
     def resume(self, request: Request, _peer: Peer) -> Response:
         """Have the producer of a half asked that was given up."""

@@ -1,6 +1,6 @@
-"""Messages that wait at one of a few delay levels, as consumers' retries do.
+"""Delay levels: fixed delays, which consumer retries use too.
 
-Each level has a queue in the schedule topic. All of its messages wait equally long, so the first is always the next.
+Each level has a queue in the schedule topic. All messages of a level have the same delay, so the first is due first.
 """
 
 import logging
@@ -24,7 +24,7 @@ from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.table_file import TableFile
-from skyroute.broker.tables.table_format import next_version, read_as, read_member, read_version, version_members
+from skyroute.broker.tables.table_format import next_version, read_as, read_member, read_version
 from skyroute.files.errors import StorageError
 from skyroute.message.errors import RecordError
 from skyroute.message.properties import delete_property
@@ -32,14 +32,15 @@ from skyroute.message.property_names import DELAY_LEVEL, TIMER_DELAY_MS, TIMER_D
 from skyroute.message.record import decode_record
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 from skyroute.routing.registration import DataVersion
+from skyroute.wire.data_version import version_members
 from skyroute.wire.fastjson import Dialect, dumps
 
 log = logging.getLogger(__name__)
 
 SAVE_MS: Final = 10_000
-"""How often how far each level has come is written, where nobody says otherwise."""
+"""Default interval at which the offsets of all levels are saved."""
 BATCH_MAX: Final = 16
-"""How many messages of a level are delivered before others get their turn."""
+"""Messages of a level that are delivered per turn of the loop."""
 
 
 def read_delay_offsets(raw: object) -> tuple[dict[int, int], DataVersion | None]:
@@ -54,20 +55,20 @@ def read_delay_offsets(raw: object) -> tuple[dict[int, int], DataVersion | None]
 
 
 class DelayLevels:
-    """Puts messages with a delay level aside, and delivers them when their time has come."""
+    """Redirects messages with a delay level to the schedule topic, and delivers them when they are due."""
 
     def __init__(self, store: MessageStore, appender: PlainAppender, file: JsonFile, *, save_ms: int = SAVE_MS) -> None:
         self._store = store
         self._appender = appender
-        self._note_ms = max(1, save_ms // 2)  # what was noted is written one time later, when it is safe
+        self._note_ms = max(1, save_ms // 2)  # noted offsets are written at the next interval, after a flush
         self._delays_ms = store.settings.delays_ms
         self._levels = list(range(1, len(self._delays_ms) + 1))
         self._offsets: dict[int, int] = {}
-        """By level, the first message of its queue that was not delivered."""
+        """By level, the offset of the next message to deliver."""
         self._noted: tuple[int, dict[int, int]] = (0, {})
-        """The same a while ago, and where the log ended then."""
+        """End of the log and offsets at the last `note`."""
         self._safe: dict[int, int] = {}
-        """The same at a time since when the log has reached the disk: that may be written."""
+        """Offsets whose deliveries are flushed, which may be saved."""
         self._noted_at_ms = 0
         self._version = DataVersion()
         self._deliveries = Deliveries(appender)
@@ -78,7 +79,7 @@ class DelayLevels:
         return f"<DelayLevels levels={len(self._delays_ms)} delivered={self._deliveries.delivered}>"
 
     def load(self) -> None:
-        """Read how far each level had come.
+        """Read the saved offsets.
 
         Raises:
             StoreDamagedError: neither the file nor its backup can be used.
@@ -87,7 +88,7 @@ class DelayLevels:
         if stored is not None:
             self._offsets, version = stored
             self._version = version or self._version
-        # Messages may wait at levels that the settings no longer have.
+        # Messages may be left at levels that the settings no longer have.
         waiting = {queue_id + 1 for queue_id in self._store.queue_ids(SCHEDULE_TOPIC)}
         self._levels = sorted({*self._levels, *waiting})
         for level, offset in self._offsets.items():
@@ -100,19 +101,19 @@ class DelayLevels:
         self._noted = (self._store.max_position, self._safe)
 
     def offsets(self) -> Mapping[int, tuple[int, int]]:
-        """Return, by level, the next message to be delivered and the end of its queue."""
+        """Return, by level, the offset of the next message and the end of its queue."""
         return {
             level: (offset, self._store.max_offset(SCHEDULE_TOPIC, level - 1))
             for level, offset in sorted(self._offsets.items())
         }
 
-    # -------------------------------------------------------------------------------------------------------- parking
+    # ----------------------------------------------------------------------------------------------------- scheduling
 
     def schedule(self, draft: Draft) -> Draft:
-        """Return what is to be stored of a message in the schedule topic; itself where it has no delay level.
+        """Return the message for the schedule topic; the message itself if it has no delay level.
 
         Raises:
-            RefusedError: its level is no number, or its properties are too long.
+            RefusedError: its level is not a number, or its properties are too long.
         """
         level = min(level_of(draft.raw_properties), len(self._delays_ms))
         if not level or draft.sys_flag & NOT_IN_QUEUE:
@@ -127,7 +128,7 @@ class DelayLevels:
     # ----------------------------------------------------------------------------------------------------- delivering
 
     def deliver_due(self, now_ms: int) -> int | None:
-        """Deliver some of what is due. Returns when to come again, now if there is more; None if nothing waits."""
+        """Deliver some due messages. Returns when to call again, `now_ms` if more are due; None if none is left."""
         if self._deliveries.is_held(now_ms):
             return self._deliveries.held_until_ms
         times = [self._deliver_level(level, now_ms) for level in self._levels]
@@ -143,7 +144,7 @@ class DelayLevels:
             position, _, due_ms = unit
             if now_ms < due_ms <= now_ms + self._delay_ms(level):
                 return due_ms
-            # One that is due later than its level allows was stored while the clock was ahead; it is due now.
+            # A message due later than its level allows was stored while the clock was ahead: deliver it now.
             if not self._deliver(position, now_ms):
                 return self._deliveries.held_until_ms
             self._offsets[level] = offset + 1
@@ -153,14 +154,14 @@ class DelayLevels:
         return self._delays_ms[level - 1] if level <= len(self._delays_ms) else 1 << 62
 
     def _deliver(self, position: int, now_ms: int) -> bool:
-        """Deliver a message; also true where there is nothing to deliver."""
+        """Deliver a message; also true if there is nothing to deliver."""
         record = self._store.record_at(position)
         if record is None:
-            return True  # it has expired
+            return True  # it is expired
         try:
             message = decode_record(record)
         except RecordError as error:
-            log.warning("record that waited cannot be read position=%d reason=%s", position, error)
+            log.warning("delayed message cannot be read position=%d reason=%s", position, error)
             return True
         target = real_queue(message)
         if target is None:
@@ -170,9 +171,9 @@ class DelayLevels:
     # --------------------------------------------------------------------------------------------------------- saving
 
     def note(self, now_ms: int) -> None:
-        """Take note of how far all levels have come, so that it can be saved once the log is on the disk up to here.
+        """Note the offsets of all levels. They are saved once the log is flushed up to its present end.
 
-        Whoever saved more would lose messages when the machine loses power: delivered, but not on the disk.
+        Saved earlier, they would lose messages on a power failure: delivered, but not on the disk.
         """
         self._noted_at_ms = now_ms
         log_end, offsets = self._noted
@@ -189,13 +190,13 @@ class DelayLevels:
         return {"dataVersion": version_members(self._version), "offsetTable": dict(sorted(self._safe.items()))}
 
     async def run(self) -> None:
-        """Deliver, and save how far it has come, until cancelled."""
+        """Deliver messages and save the offsets, until cancelled."""
         while True:
             now_ms = self._appender.now_ms()
             try:
                 due_ms = self.deliver_due(now_ms)
             except Exception:
-                # Whatever is wrong with one message, the others that wait are worth another attempt.
+                # An error with one message must not stop the delivery of the others.
                 log.exception("delivery failed")
                 due_ms = now_ms + BACKOFF_MAX_MS
             note_at_ms = self._noted_at_ms + self._note_ms
@@ -209,10 +210,10 @@ class DelayLevels:
             await self._alarm.sleep(now_ms, note_at_ms if due_ms is None else min(due_ms, note_at_ms))
 
     def close(self) -> None:
-        """Save how far all levels have come. To be called when nothing is delivered any more and the store is flushed.
+        """Save the offsets. Call it after the last delivery and a flush of the store.
 
         Raises:
-            FileWriteError: the disk refuses; after the next start some are delivered again.
+            FileWriteError: the write failed; after the next start some messages are delivered again.
         """
         if self._offsets != self._safe:
             self._accept(dict(self._offsets), self._appender.now_ms())

@@ -1,4 +1,4 @@
-"""What messages that wait for their time have in common, be it a delay level's or one of their own."""
+"""What delay levels and timers share: redirecting a message, delivering it, and sleeping until it is due."""
 
 import asyncio
 import logging
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 BACKOFF_FIRST_MS: Final = 100
 BACKOFF_MAX_MS: Final = 10_000
-"""How long nothing is delivered after the store refused, first and at most."""
+"""Pause of delivery after a failed append: the first, and the longest."""
 
 
 class PlainAppender(Protocol):
-    """What delivered messages go through."""
+    """The part of the appender that delivery uses."""
 
     def now_ms(self) -> int: ...
 
@@ -35,10 +35,10 @@ class PlainAppender(Protocol):
 
 
 def number_of(raw_properties: bytes, name: str) -> int | None:
-    """Return a property that is a number; None where it is absent.
+    """Return a numeric property; None if it is absent.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: it is not a number.
     """
     text = find_property(raw_properties, name)
     if text is None:
@@ -49,21 +49,21 @@ def number_of(raw_properties: bytes, name: str) -> int | None:
 
 
 def level_of(raw_properties: bytes) -> int:
-    """Return the delay level that a message asks for; 0 where it is to be delivered at once.
+    """Return the delay level of a message; 0 for none.
 
     Raises:
-        RefusedError: it is no number.
+        RefusedError: it is not a number.
     """
     return max(number_of(raw_properties, DELAY_LEVEL) or 0, 0)
 
 
 def replace_properties(raw_properties: bytes, more: Mapping[str, str]) -> bytes:
-    """Return the bytes with these properties in place of others of their names.
+    """Return the properties with some replaced.
 
-    A message may wait many times; what each time adds must not pile up.
+    A message may be delayed many times; its properties must not accumulate.
 
     Raises:
-        RefusedError: all are too long together.
+        RefusedError: the properties are too long.
     """
     for name in more:
         raw_properties = delete_property(raw_properties, name)
@@ -74,18 +74,18 @@ def replace_properties(raw_properties: bytes, more: Mapping[str, str]) -> bytes:
 
 
 def redirect(draft: Draft, topic: str, queue_id: int, more: Mapping[str, str]) -> Draft:
-    """Return the draft for a topic of messages that wait; it remembers where it is bound for.
+    """Return the message redirected to a system topic. Properties keep its real topic and queue.
 
     Raises:
-        RefusedError: its properties are too long then.
+        RefusedError: the properties are too long.
     """
-    real_queue = {REAL_TOPIC: draft.topic, REAL_QUEUE_ID: str(draft.queue_id)}
-    raw_properties = replace_properties(draft.raw_properties, {**more, **real_queue})
+    real = {REAL_TOPIC: draft.topic, REAL_QUEUE_ID: str(draft.queue_id)}
+    raw_properties = replace_properties(draft.raw_properties, {**more, **real})
     return msgspec.structs.replace(draft, topic=topic, queue_id=queue_id, raw_properties=raw_properties)
 
 
 def as_draft(message: StoredMessage, topic: str, queue_id: int, raw_properties: bytes) -> Draft:
-    """Return a record as a draft for another queue. It keeps where it was born, and first stored."""
+    """Return a stored message as a draft for another queue, with its first born and store hosts."""
     return Draft(
         topic,
         queue_id,
@@ -101,12 +101,12 @@ def as_draft(message: StoredMessage, topic: str, queue_id: int, raw_properties: 
 
 
 def real_queue(message: StoredMessage) -> tuple[str, int] | None:
-    """Return topic and queue that a message has waited for; None where it says none that may be."""
+    """Return the real topic and queue of a delayed message; None, logged, if they are invalid."""
     topic = find_property(message.raw_properties, REAL_TOPIC)
     queue_id = find_property(message.raw_properties, REAL_QUEUE_ID) or ""
     if topic is None or not (queue_id.isascii() and queue_id.isdigit() and len(queue_id) < 10) or topic == HALF_TOPIC:
         log.error(
-            "message that waited discarded topic=%s offset=%d real_topic=%.80r queue_id=%.20r",
+            "delayed message discarded topic=%s offset=%d real_topic=%.80r queue_id=%.20r",
             *(message.topic, message.queue_offset, topic, queue_id),
         )
         return None
@@ -114,7 +114,7 @@ def real_queue(message: StoredMessage) -> tuple[str, int] | None:
 
 
 class Deliveries:
-    """Stores messages whose time has come; holds back for a while when the store refuses."""
+    """Appends due messages, and pauses after a failed append."""
 
     def __init__(self, appender: PlainAppender) -> None:
         self._appender = appender
@@ -123,16 +123,16 @@ class Deliveries:
         self.delivered = 0
 
     def put(self, draft: Draft, now_ms: int) -> bool:
-        """Store a message. False means that it has to be tried again, not before `held_until_ms`."""
+        """Append a message; False if it must be tried again, not before `held_until_ms`."""
         try:
             self._appender.put_plain(draft)
         except (RecordTooLargeError, RecordError, InvalidNameError) as error:
-            # It will never fit, and those behind it must not wait for ever.
-            log.error("message that waited discarded real_topic=%s reason=%s", draft.topic, error)  # noqa: TRY400 - its text says it all
+            # It can never be stored, and must not block the messages behind it.
+            log.error("delayed message discarded real_topic=%s reason=%s", draft.topic, error)  # noqa: TRY400 - its text is enough
         except StorageError as error:
             self._backoff_ms = min(max(self._backoff_ms * 2, BACKOFF_FIRST_MS), BACKOFF_MAX_MS)
             self.held_until_ms = now_ms + self._backoff_ms
-            log.warning("delivery held back ms=%d real_topic=%s reason=%s", self._backoff_ms, draft.topic, error)
+            log.warning("delivery paused ms=%d real_topic=%s reason=%s", self._backoff_ms, draft.topic, error)
             return False
         else:
             self.delivered += 1
@@ -140,24 +140,24 @@ class Deliveries:
         return True
 
     def is_held(self, now_ms: int) -> bool:
-        """Return whether the store is being left alone for now; a clock that was set back does not prolong it."""
+        """Return whether delivery is paused. A clock that is set back does not prolong it."""
         return 0 < self.held_until_ms - now_ms <= BACKOFF_MAX_MS
 
 
 class Alarm:
-    """Lets a task sleep until a time, or until somebody names an earlier one."""
+    """Lets a task sleep until a time, or until `set` gives an earlier one."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._until_ms: int | None = None
 
     def set(self, at_ms: int) -> None:
-        """Have the task awake at this time, if it would sleep longer."""
+        """Wake the task if it would sleep beyond this time."""
         if self._until_ms is not None and at_ms < self._until_ms:
             self._event.set()
 
     async def sleep(self, now_ms: int, until_ms: int) -> None:
-        """Sleep; other tasks get their turn in any case."""
+        """Sleep; at least let other tasks run."""
         if until_ms <= now_ms:
             await asyncio.sleep(0)
             return

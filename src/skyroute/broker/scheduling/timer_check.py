@@ -1,15 +1,15 @@
-"""The file that says how far timers have come, which Apache's brokers read and write as well.
+"""The file `timercheck` with the progress of timers, which Apache's brokers read and write as well.
 
-It holds seven numbers: up to which time all that was due has been delivered; the end of the timer log; from which
-offset of the timer topic on a broker without a timer log has to read; up to which offset the topic was read; and three
-of an edition. In Apache's files the two offsets are the same, because there the timer log and the timer wheel hold what
-was read and is not due. We have neither, so the first of the two is that of the oldest message that still waits.
+It has seven numbers: the time up to which all due messages are delivered; the end of the timer log; the offset of the
+timer topic from which a broker without a timer log reads; the offset up to which the topic was read; and a data version
+of three numbers. In Apache's files both offsets are equal, because the timer log and timer wheel have the messages in
+between. This broker has neither, so the first offset is that of the oldest message that is not due.
 
-Behind these, where Apache's brokers leave the page as it is, we keep what they have no place for: up to which message
-of the time at hand all is delivered. It counts as long as the numbers in front are still ours.
+Behind these, in bytes that Apache's brokers do not change, is the offset up to which the current slot is delivered. It
+is used as long as the seven numbers are those that this broker wrote.
 
-The second half of the page holds a copy with a checksum. It is used if the numbers in front are damaged: if they
-differ from the copy, and their data version is not newer.
+The second half of the page has a copy with a checksum. It is used if the seven numbers are damaged: if they differ from
+the copy, and their data version is not newer.
 """
 
 import logging
@@ -27,7 +27,7 @@ from skyroute.files.disk import Disk
 log = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 4096
-"""Apache's brokers map so much of it."""
+"""Size that Apache's brokers map."""
 
 _SHARED: Final = Struct(">7q")
 _OWN: Final = Struct(">8s4q")
@@ -39,22 +39,22 @@ _COUNTER: Final = 6
 
 
 class TimerProgress(msgspec.Struct, frozen=True, gc=False):
-    """How far timers have come: of the messages before `read_end`, those of slots before `slot_ms` are delivered.
+    """Progress of timers: of the messages before `read_end`, those of slots before `slot_ms` are delivered.
 
-    Of the slot at `slot_ms`, those before the offset `slot_offset` are delivered too.
+    In the slot at `slot_ms`, messages before `slot_offset` are delivered too.
     """
 
     slot_ms: int = 0
     slot_offset: int = 0
     read_end: int = 0
     oldest: int = 0
-    """The offset of the oldest message that still waits; `read_end` where none does."""
+    """Offset of the oldest message that is not delivered; `read_end` if all are."""
     is_ours: bool = True
-    """We wrote it, and Apache's broker did not run since."""
+    """This broker wrote it, and Apache's broker has not run since."""
 
 
 class TimerCheck:
-    """The file. Reading and writing wait for the disk."""
+    """The file. Reading and writing block."""
 
     def __init__(self, path: Path, precision_ms: int, disk: Disk | None = None) -> None:
         self.path = path
@@ -82,7 +82,7 @@ class TimerCheck:
         if damage and copy is None:
             raise StoreDamagedError(
                 f"{self.path} is damaged: {damage}. Restore a copy of it, or remove it to deliver again every message "
-                "of the timer topic that the log still holds"
+                "of the timer topic that is still in the log"
             )
         if damage and copy is not None:
             log.warning("timer progress damaged, its copy is used file=%s reason=%s", self.path, damage)
@@ -91,13 +91,13 @@ class TimerCheck:
         return progress
 
     def save(self, progress: TimerProgress, now_ms: int) -> None:
-        """Write it, on the disk before this returns.
+        """Write the progress and flush it.
 
         Raises:
-            FileWriteError: the disk refuses.
+            FileWriteError: the write failed.
         """
         self._counter += 1
-        # Apache's wheel knows times that are multiples of its precision, and would find nothing at any other.
+        # Apache's timer wheel only has slots at multiples of its precision.
         slot_ms = progress.slot_ms // self._precision_ms * self._precision_ms
         end = progress.read_end
         shared = _SHARED.pack(
@@ -115,7 +115,7 @@ class TimerCheck:
 
 
 Page = tuple[tuple[int, ...], TimerProgress]
-"""The seven numbers, and the progress that they and our own numbers describe."""
+"""The seven numbers, and the progress that they and this broker's own numbers describe."""
 
 
 def read_page(page: bytes) -> tuple[tuple[int, ...], TimerProgress, Page | None]:

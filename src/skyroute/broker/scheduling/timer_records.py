@@ -1,4 +1,4 @@
-"""What the records of the timer topic say of their times."""
+"""Times in the records of the timer topic."""
 
 from typing import Final
 
@@ -6,31 +6,31 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import TIMER_OUT_MS, TIMER_ROLL_TIMES
 
-RENEW_MS: Final = 2 * 86_400_000
-"""A message that waits longer is stored anew after this time, so that it does not expire with the old log. Apache's
-default, and no setting: which messages were renewed is told from their times, by any later process too."""
+ROLL_MS: Final = 2 * 86_400_000
+"""A message with a longer delay is rolled after this time: appended again, so that it does not expire with the old log.
+It is Apache's default and cannot be set, because any later process derives from it which messages were rolled."""
 
 
-def withdrawal_key(topic: str, unique_id: str) -> str:
-    """Return what a mark says of the message that it withdraws."""
+def recall_key(topic: str, unique_id: str) -> str:
+    """Return the key by which a recall mark names its message."""
     return f"{topic}+{unique_id}"
 
 
 def out_ms_of(message: StoredMessage) -> int:
-    """Return the slot that a message of the timer topic waits for; one that does not say it is due."""
+    """Return the slot in which a message is due; 0 if it has none."""
     return _int(find_property(message.raw_properties, TIMER_OUT_MS))
 
 
 def slot_of(message: StoredMessage) -> int:
-    """Return the slot at which something has to be done with a message: it is delivered, or, before that, renewed."""
+    """Return the slot in which a message is delivered or rolled, whichever is first."""
     out_ms = out_ms_of(message)
-    if out_ms - message.stored_at_ms < RENEW_MS:
+    if out_ms - message.stored_at_ms < ROLL_MS:
         return out_ms
-    return (message.stored_at_ms + RENEW_MS) // 1000 * 1000
+    return (message.stored_at_ms + ROLL_MS) // 1000 * 1000
 
 
-def renewals_of(message: StoredMessage) -> int:
-    """Return how often a message was stored anew while it waited."""
+def rolls_of(message: StoredMessage) -> int:
+    """Return how often a message was rolled."""
     return _int(find_property(message.raw_properties, TIMER_ROLL_TIMES))
 
 

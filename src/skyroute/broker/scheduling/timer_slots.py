@@ -1,4 +1,4 @@
-"""Which messages wait for which time: the nearest one by one, and of those that wait longer how many there are."""
+"""Messages by the slot in which they are due: the nearest as offsets, the others as counts."""
 
 from array import array
 from heapq import heapify, heappop, heappush
@@ -7,22 +7,22 @@ import msgspec
 
 
 class Slot(msgspec.Struct):
-    """The messages of one time, as offsets in the timer topic, in that order."""
+    """The messages of one slot, as sorted offsets of the timer topic."""
 
     offsets: "array[int]"
     marks: "array[int] | None" = None
-    """Messages that withdraw others of this time."""
-    withdrawn: frozenset[str] | None = None
-    """What the marks withdraw; None as long as nobody has read them."""
+    """Offsets of recall marks, which recall messages of this slot."""
+    recalled: frozenset[str] | None = None
+    """Recall keys of the marks; None until they are read."""
     done: int = 0
-    """So many of `offsets` are delivered."""
+    """Number of `offsets` that are delivered."""
 
 
 class Slots:
-    """No more than `near_max` messages are known one by one, but at least all of the nearest slot.
+    """Keeps the offsets of at most `near_max` messages, and of at least the nearest slot.
 
-    Those of slots at `horizon` or later are only counted. When few of the others are left, somebody has to read the
-    timer topic again for the next ones: see `begin_refill`.
+    Messages of slots at `horizon` or later are only counted. When few offsets are left, the caller reads the timer
+    topic again: see `begin_refill`.
     """
 
     def __init__(self, near_max: int) -> None:
@@ -34,9 +34,9 @@ class Slots:
         self._far: dict[int, int] = {}
         self.horizon: int | None = None
         self.far_oldest: int | None = None
-        """No message that is only counted has a smaller offset."""
+        """Smallest offset of the messages that are only counted."""
         self._refilled_from: int | None = None
-        """While the topic is read again: nor have those that are about to be found."""
+        """During a refill: smallest offset of the messages to read again."""
 
     def __repr__(self) -> str:
         return f"<Slots near={self._near_count} far={sum(self._far.values())} horizon={self.horizon}>"
@@ -45,12 +45,12 @@ class Slots:
         return self._near_count + sum(self._far.values())
 
     def count(self, slot_ms: int) -> int:
-        """Return how many messages wait for a time."""
+        """Return the number of messages in a slot."""
         slot = self._near.get(slot_ms)
         return self._far.get(slot_ms, 0) if slot is None else len(slot.offsets) - slot.done
 
     def add(self, slot_ms: int, offset: int, *, is_mark: bool = False) -> None:
-        """Add a message that waits for a time, or one that withdraws others."""
+        """Add a message, or a recall mark, to a slot."""
         if self.horizon is not None and slot_ms >= self.horizon:
             self._far[slot_ms] = self._far.get(slot_ms, 0) + 1
             self.far_oldest = offset if self.far_oldest is None else min(self.far_oldest, offset)
@@ -63,7 +63,7 @@ class Slots:
             if slot.marks is None:
                 slot.marks = array("q")
             slot.marks.append(offset)
-            slot.withdrawn = None
+            slot.recalled = None
         else:
             slot.offsets.append(offset)
         self._near_count += 1
@@ -93,16 +93,16 @@ class Slots:
         self._near_count = kept
 
     def nearest(self) -> tuple[int, Slot] | None:
-        """Return the slot that is due first; None where none waits."""
+        """Return the slot that is due first; None if there are none."""
         return (self._order[0], self._near[self._order[0]]) if self._order else None
 
     def remove_nearest(self) -> None:
-        """Forget the slot that is due first."""
+        """Remove the slot that is due first."""
         slot = self._near.pop(heappop(self._order))
         self._near_count -= _size(slot)
 
     def oldest(self) -> int | None:
-        """Return an offset that no message that waits is before; None where none waits."""
+        """Return a lower bound of the offsets of all messages; None if there are none."""
         known = (self.far_oldest, self._refilled_from, *map(_oldest, self._near.values()))
         return min((offset for offset in known if offset is not None), default=None)
 
@@ -113,9 +113,9 @@ class Slots:
         return bool(self._far) and self._near_count <= self._near_max // 4
 
     def begin_refill(self) -> tuple[int, int]:
-        """Move the horizon on. Returns from which slot and which offset on the topic has to be read again.
+        """Move the horizon on. Returns the slot and the offset from which the topic has to be read again.
 
-        Whoever reads adds all messages of that slot and later ones once more, and calls `end_refill`.
+        The caller adds all messages of that slot and later ones again, and calls `end_refill`.
         """
         start, oldest = self.horizon or 0, self.far_oldest or 0
         order = sorted(self._far)
@@ -131,7 +131,7 @@ class Slots:
         return start, oldest
 
     def end_refill(self, start_ms: int) -> None:
-        """Put what was read in order, since messages may have come in meanwhile."""
+        """Sort the refilled slots, because messages may have been added meanwhile."""
         self._refilled_from = None
         for slot_ms, slot in self._near.items():
             if slot_ms >= start_ms:

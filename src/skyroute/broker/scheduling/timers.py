@@ -1,17 +1,16 @@
-"""Messages that wait for a time of their own.
+"""Timers: messages with a delivery time.
 
-They lie in the timer topic, in the order in which they came. Times are rounded to slots: a slot at time t holds what is
-due after t and up to t plus the precision, and is delivered when all of it is due. How far that has come is in
-`TimerCheck`; everything else follows from the topic, which is read at the start, and then as it grows.
+They are in the timer topic, in the order of their arrival. Times are rounded to slots: the slot at time t has messages
+due after t and up to t plus the precision, and is delivered when all are due. `TimerCheck` has the progress; everything
+else is derived from the topic, which is read at the start, and then as it grows.
 
-Our folders go to Apache's broker and back without the loss of a message that waits. What is delivered twice then:
+A store can move to Apache's broker and back without losing a message. Some messages may be delivered twice:
 
-- From Apache's broker to us, after a clean stop, nothing. A message that waits for more than two days is stored anew
-  after a while, and which of these records counts is found in the key index; without an index, such a message may come
-  twice.
-- From us to Apache's broker, whatever was delivered and lies in the topic behind the oldest message that waits: it
-  finds no timer log of ours, so it reads on from there, and takes what is past its time for late. If it had run on this
-  folder before, it reads on from where its own timer log ends. A message that we stored anew may come twice as well.
+- From Apache's broker to this one, after a clean stop: none. A message with a delay of more than two days is rolled
+  (appended again), and the key index shows which record counts; without an index, it may be delivered twice.
+- From this broker to Apache's: delivered messages behind the oldest one that is not due. Apache's broker finds no timer
+  log, reads the topic from there, and takes messages past their time for late. If it ran on this store before, it
+  reads on from the end of its own timer log. A message that this broker rolled may be delivered twice as well.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from skyroute.broker.scheduling.scheduled_delivery import (
     replace_properties,
 )
 from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress
-from skyroute.broker.scheduling.timer_records import RENEW_MS, out_ms_of, renewals_of, slot_of, withdrawal_key
+from skyroute.broker.scheduling.timer_records import ROLL_MS, out_ms_of, recall_key, rolls_of, slot_of
 from skyroute.broker.scheduling.timer_slots import Slot, Slots
 from skyroute.broker.store.dispatch import NOT_IN_QUEUE
 from skyroute.broker.store.draft import Draft
@@ -64,34 +63,34 @@ from skyroute.wire.codes import ResponseCode
 log = logging.getLogger(__name__)
 
 NEAR_MAX: Final = 1_000_000
-"""How many messages that wait are known one by one, at 8 bytes each; the topic is read again for those further off."""
+"""Offsets in memory, at 8 bytes each; the topic is read again for messages that are due later."""
 SLOT_MAX: Final = 4_000_000
-"""How many messages may wait for the same time. These are known one by one before they are delivered."""
+"""Messages of one slot. Their offsets are in memory before they are delivered."""
 READ_MAX: Final = 256
 READ_BYTES_MAX: Final = 1 << 20
 DELIVER_MAX: Final = 32
-"""How many messages are read, and delivered, before others get their turn."""
+"""Messages that are read, and delivered, per turn of the loop."""
 SAVE_MS: Final = 1_000
-"""How often it is noted how far timers have come. What was noted is written one time later, when it is safe."""
+"""Interval at which the progress is noted. It is written at the next interval, after a flush."""
 IDLE_MS: Final = 10_000
-"""How long it sleeps at most, should the clock be set ahead meanwhile."""
+"""Longest sleep, in case the clock is set ahead."""
 LOOK_MS: Final = 100
 
 
 def recall_handle(scheduled: Draft, broker_name: str) -> str | None:
-    """Return what the producer of a message in the timer topic can recall it with; None where it cannot."""
+    """Return the handle with which a producer recalls a timer message; None if it cannot be recalled."""
     raw_properties = scheduled.raw_properties
     topic = find_property(raw_properties, REAL_TOPIC)
     unique_id = find_property(raw_properties, UNIQUE_ID)
     out_ms = number_of(raw_properties, TIMER_OUT_MS)
     if topic is None or unique_id is None or out_ms is None or is_retry_topic(topic):
         return None
-    # One more, because a time that is a multiple of the precision belongs to the slot before.
+    # Plus one, because a time that is a multiple of the precision belongs to the slot before.
     return encode_recall_handle(RecallHandle(topic, broker_name, out_ms + 1, unique_id))
 
 
 class Timers:
-    """Puts messages with a time aside, and delivers them when it has come."""
+    """Redirects messages with a delivery time to the timer topic, and delivers them when they are due."""
 
     def __init__(
         self,
@@ -112,15 +111,15 @@ class Timers:
         self._precision_ms = precision_ms
         self._slots = Slots(near_max)
         self._start = TimerProgress()
-        """How far it had come when this process began."""
+        """Progress at the start of this process."""
         self._slot_ms = 0
         self._slot_offset = 0
-        """Of what was read, all slots before this one are delivered, and of this one all before that offset."""
+        """Of the messages read, slots before `_slot_ms` are delivered, and in that slot those before `_slot_offset`."""
         self._read_end = 0
         self._late: set[int] = set()
-        """Messages that wait for slots which count as delivered: the clock was set back."""
+        """Messages of slots that count as delivered, because the clock was set back."""
         self._refill: tuple[int, int, int] | None = None
-        """While the topic is read again: from which slot on, where it is, and up to where."""
+        """During a refill: first slot, next offset, end offset."""
         self._noted: tuple[int, TimerProgress] = (0, TimerProgress())
         self._safe = TimerProgress()
         """As in `DelayLevels`."""
@@ -128,7 +127,7 @@ class Timers:
         self._noted_state = (0, 0)
         self._noted_at_ms = 0
         self._handled = 0
-        """How many messages were delivered, renewed or dropped."""
+        """Number of messages that were delivered, rolled or dropped."""
         self._scheduled_at_ms = 0
         self._deliveries = Deliveries(appender)
         self._alarm = Alarm()
@@ -137,21 +136,21 @@ class Timers:
         return f"<Timers waiting={len(self._slots)} delivered={self._deliveries.delivered}>"
 
     def __len__(self) -> int:
-        """Return how many messages wait, as far as the topic was read."""
+        """Return the number of messages that are not due, as far as the topic was read."""
         return len(self._slots)
 
     @property
     def slot_ms(self) -> int:
-        """Slots before this one are delivered."""
+        """Time of the slot before which all slots are delivered."""
         return self._slot_ms
 
     @property
     def read_end(self) -> int:
-        """The timer topic was read up to this offset."""
+        """Offset up to which the timer topic was read."""
         return self._read_end
 
     def load(self) -> None:
-        """Read how far it had come.
+        """Read the saved progress.
 
         Raises:
             StoreDamagedError: the file is damaged.
@@ -170,13 +169,13 @@ class Timers:
     def _delay_max_ms(self) -> int:
         return self._delay_max_s() * 1000
 
-    # -------------------------------------------------------------------------------------------------------- parking
+    # ----------------------------------------------------------------------------------------------------- scheduling
 
     def schedule(self, draft: Draft, now_ms: int) -> Draft:
-        """Return what is to be stored of a message in the timer topic; itself where it is due, or does not wait.
+        """Return the message for the timer topic; the message itself if it is due or has no time.
 
         Raises:
-            RefusedError: it may not wait so long, too many wait for the same time, or timers are switched off.
+            RefusedError: the delay is too long, the slot is full, or timers are disabled.
         """
         raw_properties = draft.raw_properties
         if (
@@ -223,10 +222,10 @@ class Timers:
     # -------------------------------------------------------------------------------------------------------- reading
 
     def step(self, now_ms: int) -> int | None:
-        """Read or deliver some messages. Returns when to come again, now if there is more; None if nothing waits."""
+        """Read or deliver some messages. Returns when to call again, `now_ms` if at once; None if none is left."""
         if self._deliveries.is_held(now_ms):
             return self._deliveries.held_until_ms
-        # A message may be withdrawn by any that follows it, so nothing is delivered before all is read.
+        # Any later message may recall an earlier one, so all are read before one is delivered.
         if self._read_on() or self._read_again():
             return now_ms
         nearest = self._slots.nearest()
@@ -240,7 +239,7 @@ class Timers:
         return self._deliver_slot(*nearest, now_ms)
 
     def _read_on(self) -> bool:
-        """Read some of what has come in; false if there is none."""
+        """Read some new messages; false if there are none."""
         start = self._read_end
         self._read_end, messages = self._read(start, READ_MAX)
         for message in messages:
@@ -249,7 +248,7 @@ class Timers:
         return self._read_end != start
 
     def _read_again(self) -> bool:
-        """Read some of the topic again for messages beyond the horizon; false if there is no need."""
+        """Read some of the topic again for messages beyond the horizon; false if not needed."""
         if self._refill is None:
             if not self._slots.needs_refill():
                 return False
@@ -267,7 +266,7 @@ class Timers:
         return True
 
     def _read(self, offset: int, count_max: int) -> tuple[int, list[StoredMessage]]:
-        """Return where to read on, and messages."""
+        """Return the next offset, and the messages."""
         read = self._store.read_queue(TIMER_TOPIC, 0, offset, count_max, READ_BYTES_MAX)
         messages = [message for chunk in read.chunks for message in decode_run(chunk).messages]
         if read.max_offset == 0:
@@ -275,29 +274,29 @@ class Timers:
         return read.next_offset, messages
 
     def _waits(self, message: StoredMessage) -> bool:
-        """Return whether a message was not delivered before this process began."""
+        """Return whether a message was not delivered before the start of this process."""
         start, offset = self._start, message.queue_offset
         if offset >= start.read_end:
             return True
-        # Apache's broker renews at other times than we do, so there only the end tells.
+        # Apache's broker rolls at other times, so only the due time counts.
         slot_ms = slot_of(message) if start.is_ours else out_ms_of(message)
         return (slot_ms, offset) >= (start.slot_ms, start.slot_offset)
 
-    def _was_renewed(self, message: StoredMessage) -> bool:
+    def _was_rolled(self, message: StoredMessage) -> bool:
         unique_id = find_property(message.raw_properties, UNIQUE_ID)
         if unique_id is None:
             return False
-        end_ms = message.stored_at_ms + self._delay_max_ms + RENEW_MS
+        end_ms = message.stored_at_ms + self._delay_max_ms + ROLL_MS
         for position in self._store.find_by_key(TIMER_TOPIC, unique_id, 64, message.stored_at_ms, end_ms).positions:
             other = self._decoded(position) if position > message.log_position else None
-            if other is not None and renewals_of(other) and find_property(other.raw_properties, UNIQUE_ID) == unique_id:
+            if other is not None and rolls_of(other) and find_property(other.raw_properties, UNIQUE_ID) == unique_id:
                 return True
         return False
 
     def _enter(self, message: StoredMessage) -> None:
         slot_ms, offset = slot_of(message), message.queue_offset
         is_mark = find_property(message.raw_properties, TIMER_DELETE_UNIQUE_ID) is not None
-        # A mark that is renewed before its time withdraws nothing yet.
+        # A mark that is to be rolled recalls nothing yet.
         is_mark = is_mark and slot_ms == out_ms_of(message)
         self._slots.add(slot_ms, offset, is_mark=is_mark)
         if slot_ms < self._slot_ms and not is_mark:
@@ -308,10 +307,10 @@ class Timers:
     def _deliver_slot(self, slot_ms: int, slot: Slot, now_ms: int) -> int:
         if slot_ms > self._slot_ms:
             self._slot_ms, self._slot_offset = slot_ms, 0
-        if slot.withdrawn is None:
-            slot.withdrawn = frozenset(self._read_marks(slot))
+        if slot.recalled is None:
+            slot.recalled = frozenset(self._read_marks(slot))
         for offset in slot.offsets[slot.done : slot.done + DELIVER_MAX]:
-            if not self._deliver(slot_ms, offset, slot.withdrawn, now_ms):
+            if not self._deliver(slot_ms, offset, slot.recalled, now_ms):
                 return self._deliveries.held_until_ms
             slot.done += 1
             self._handled += 1
@@ -328,7 +327,7 @@ class Timers:
         return [key for key in keys if key]
 
     def _message_at(self, offset: int) -> StoredMessage | None:
-        """Return a message of the timer topic; None where it has expired."""
+        """Return a message of the timer topic; None if it is expired."""
         unit = self._store.unit(TIMER_TOPIC, 0, offset)
         return None if unit is None else self._decoded(unit[0])
 
@@ -337,11 +336,11 @@ class Timers:
         try:
             return None if record is None else decode_record(record)
         except RecordError as error:
-            log.warning("record that waited cannot be read position=%d reason=%s", position, error)
+            log.warning("timer message cannot be read position=%d reason=%s", position, error)
             return None
 
-    def _deliver(self, slot_ms: int, offset: int, withdrawn: frozenset[str], now_ms: int) -> bool:
-        """Deliver a message; also true where there is nothing to deliver."""
+    def _deliver(self, slot_ms: int, offset: int, recalled: frozenset[str], now_ms: int) -> bool:
+        """Deliver or roll a message; also true if there is nothing to deliver."""
         message = self._message_at(offset)
         target = None if message is None else real_queue(message)
         if message is None or target is None:
@@ -350,30 +349,30 @@ class Timers:
         entered_ms = message.stored_at_ms // self._precision_ms * self._precision_ms
         more = {TIMER_ENQUEUE_MS: str(entered_ms), TIMER_DEQUEUE_MS: str(now_ms)}
         if slot_ms < out_ms_of(message):
-            if self._was_renewed(message):
+            if self._was_rolled(message):
                 return True
             target = TIMER_TOPIC, 0
-            more[TIMER_ROLL_TIMES] = str(renewals_of(message) + 1)
-        elif withdrawn and withdrawal_key(target[0], find_property(raw_properties, UNIQUE_ID) or "") in withdrawn:
+            more[TIMER_ROLL_TIMES] = str(rolls_of(message) + 1)
+        elif recalled and recall_key(target[0], find_property(raw_properties, UNIQUE_ID) or "") in recalled:
             return True
         try:
             raw_properties = replace_properties(raw_properties, more)
         except RefusedError:
-            log.warning("message has no room for more properties real_topic=%s offset=%d", target[0], offset)
+            log.warning("timer message without room for more properties real_topic=%s offset=%d", target[0], offset)
         return self._deliveries.put(as_draft(message, *target, raw_properties), now_ms)
 
     # --------------------------------------------------------------------------------------------------------- saving
 
     def progress(self) -> TimerProgress:
-        """Return how far it has come."""
-        if self._read_end < self._start.read_end:  # not yet where it was before
+        """Return the present progress."""
+        if self._read_end < self._start.read_end:  # still reading what the last process had read
             return self._start
         read_end = min(self._late, default=self._read_end)
         oldest = self._slots.oldest()
         return TimerProgress(self._slot_ms, self._slot_offset, read_end, read_end if oldest is None else oldest)
 
     def note(self, now_ms: int) -> bool:
-        """Take note of how far it has come, as `DelayLevels.note`. Returns whether there is something to save."""
+        """Note the progress, as `DelayLevels.note`. Returns whether there is something to save."""
         self._noted_at_ms = now_ms
         log_end, progress = self._noted
         if log_end <= self._store.flushed_position:
@@ -384,13 +383,13 @@ class Timers:
         return self._safe != self._saved
 
     async def run(self) -> None:
-        """Deliver, and save how far it has come, until cancelled."""
+        """Deliver messages and save the progress, until cancelled."""
         while self._enabled:
             now_ms = self._appender.now_ms()
             try:
                 due_ms = self.step(now_ms)
             except Exception:
-                # Whatever is wrong with one message, the others that wait are worth another attempt.
+                # An error with one message must not stop the delivery of the others.
                 log.exception("delivery failed")
                 due_ms = now_ms + BACKOFF_MAX_MS
             note_at_ms = self._noted_at_ms + SAVE_MS
@@ -400,11 +399,11 @@ class Timers:
                     await self._save(now_ms)
             rest_ms = note_at_ms - now_ms if self._is_busy(now_ms) else IDLE_MS
             if self._store.settings.sync_flush and self._is_busy(now_ms):
-                rest_ms = LOOK_MS  # what was scheduled is not shown before it is on the disk
+                rest_ms = LOOK_MS  # scheduled messages are visible only after a flush
             await self._alarm.sleep(now_ms, now_ms + rest_ms if due_ms is None else min(due_ms, now_ms + rest_ms))
 
     def _is_busy(self, now_ms: int) -> bool:
-        """Return whether something has happened of late, or is not saved yet."""
+        """Return whether a message was scheduled recently, or progress is not saved yet."""
         if 0 <= now_ms - self._scheduled_at_ms < IDLE_MS:
             return True
         return self._saved != self._noted[1] or self._noted_state != (self._read_end, self._handled)
@@ -416,16 +415,16 @@ class Timers:
             await asyncio.shield(write)
             self._saved = progress
         except asyncio.CancelledError:
-            await asyncio.wait({write})  # else it could come after the one of `close`
+            await asyncio.wait({write})  # else it could overwrite what `close` writes
             raise
         except StorageError as error:
             log.warning("timer progress not saved reason=%s", error)
 
     def close(self) -> None:
-        """Save how far it has come. To be called when nothing is delivered any more and the store is flushed.
+        """Save the progress. Call it after the last delivery and a flush of the store.
 
         Raises:
-            FileWriteError: the disk refuses; after the next start some are delivered again.
+            FileWriteError: the write failed; after the next start some messages are delivered again.
         """
         if self._enabled and (progress := self.progress()) != self._saved:
             self._check.save(progress, self._appender.now_ms())

@@ -1,4 +1,4 @@
-"""Attributes of topics and groups: which there are, which may change, and the words Apache's brokers refuse with."""
+"""Attributes of topics and groups. Refusals have the texts of Apache's brokers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ MESSAGE_TYPE: Final = "message.type"
 MIXED: Final = "MIXED"
 QUEUE_TYPE: Final = "queue.type"
 BATCH_QUEUE: Final = "BatchCQ"
-"""The type of queues that keep a batch as one record."""
+"""The type of queues that store a batch as one record."""
 CLEANUP_POLICY: Final = "cleanup.policy"
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """What an attribute may be."""
+    """The values of an attribute."""
 
     values: tuple[str, ...]
     changeable: bool
     supported: tuple[str, ...]
-    """Of the values, those that this broker lives up to."""
+    """The values that this broker supports."""
 
 
 _MESSAGE_TYPES: Final = ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", MIXED)
@@ -38,10 +38,10 @@ GROUP_ATTRIBUTES: Final[Mapping[str, Attribute]] = {}
 def alter(
     current: Mapping[str, str] | None, changes: Mapping[str, str | None], known: Mapping[str, Attribute]
 ) -> dict[str, str]:
-    """Return attributes after a change; those of something new have no current ones.
+    """Return the attributes after a change; `current` is None for a new topic or group.
 
     Raises:
-        RefusedError: the change may not be.
+        RefusedError: the change is not allowed.
     """
     for name, value in changes.items():
         if current is None and value is None:
@@ -50,7 +50,7 @@ def alter(
             raise _refused(f"attempt to delete a nonexistent key: {name}")
         attribute = known.get(name)
         if attribute is None:
-            # This one exists, but has a meaning only for a store on several tiers.
+            # Apache knows this key, for a tiered store.
             raise _refused(
                 "Update topic reserveTime not supported" if name == "reserve.time" else f"unsupported key: {name[:80]}"
             )

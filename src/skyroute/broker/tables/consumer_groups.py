@@ -1,50 +1,36 @@
-"""The consumer groups of a broker: their settings, what they may not read, and the file of both."""
+"""The consumer groups of a broker: their configuration, the topics they may not read, and the file of both."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.files.json_file import JsonFile
-from skyroute.broker.tables.table_file import TableFile
-from skyroute.broker.tables.table_format import (
-    entry_pieces,
-    next_version,
-    object_pieces,
-    read_as,
-    read_entries,
-    read_version,
-    unknown_members,
-    version_members,
-)
+from skyroute.broker.tables.config_table import ConfigTable, StoredConfigs, read_configs
+from skyroute.broker.tables.table_format import Pieces, entry_pieces, read_as
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
 from skyroute.message.reserved_topics import PREDEFINED_GROUPS, is_system_group
 from skyroute.remoting.errors import RefusedError
-from skyroute.routing.registration import DataVersion
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.codes import ResponseCode
 
 GROUPS_MAX: Final = 100_000
-"""How many groups a broker keeps; every consumer can make one by coming."""
+"""Groups of one broker; a consumer can create one by its first heartbeat."""
 
 FORBIDDEN_MAX: Final = 100_000
-"""How many pairs of group and topic may be forbidden."""
+"""Pairs of group and topic that may be forbidden."""
 
 _READ_BIT: Final = 1 << 2
-_TABLE_MEMBERS: Final = frozenset({"subscriptionGroupTable", "forbiddenTable", "dataVersion"})
+_TABLE: Final = "subscriptionGroupTable"
+_FORBIDDEN: Final = "forbiddenTable"
 
 
 class StoredGroups(NamedTuple):
-    """What the file of groups holds."""
+    """The content of the file."""
 
-    groups: dict[str, GroupConfig]
+    groups: StoredConfigs[GroupConfig]
     forbidden: dict[str, dict[str, int]]
-    unknown: dict[str, dict[str, Any]]
-    """By group, JSON members that this broker does not know."""
-    unknown_rest: dict[str, Any]
-    version: DataVersion | None
 
 
 def read_groups(raw: object) -> StoredGroups:
@@ -53,29 +39,20 @@ def read_groups(raw: object) -> StoredGroups:
     Raises:
         StoreDamagedError: it is not a table of groups.
     """
-    stored = read_as(raw, dict[str, Any], "the table of groups")
-    groups, unknown = read_entries(stored, "subscriptionGroupTable", GroupConfig, "groupName")
-    forbidden = read_as(stored.get("forbiddenTable") or {}, dict[str, dict[str, int]], "forbiddenTable")
-    return StoredGroups(groups, forbidden, unknown, unknown_members(stored, _TABLE_MEMBERS), read_version(stored))
+    groups = read_configs(raw, GroupConfig, what="groups", table=_TABLE, name="groupName")
+    forbidden = read_as(groups.others.pop(_FORBIDDEN, None) or {}, dict[str, dict[str, int]], _FORBIDDEN)
+    return StoredGroups(groups, forbidden)
 
 
-class Groups:
-    """The groups by name. Whoever changes one has `table_file` save it."""
+class Groups(ConfigTable[GroupConfig]):
+    """The groups by name. A caller that changes one saves `table_file`."""
 
     def __init__(self, file: JsonFile, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+        initial = {name: GroupConfig(name) for name in sorted(PREDEFINED_GROUPS)}
+        super().__init__(file, initial, now_ms, what="groups", entries_max=GROUPS_MAX)
         self._config = config
-        self._now_ms = now_ms
-        self._table = {name: GroupConfig(name) for name in sorted(PREDEFINED_GROUPS)}
         self._forbidden: dict[str, dict[str, int]] = {}
-        """Group to topic to bits, of which only one has ever had a meaning."""
-        self._unknown: dict[str, dict[str, Any]] = {}
-        self._unknown_rest: dict[str, Any] = {}
-        self.version = DataVersion(timestamp_ms=now_ms())
-        self.table_file = TableFile(file, self.pieces)
-        self.get: Callable[[str], GroupConfig | None] = self._table.get
-
-    def __repr__(self) -> str:
-        return f"<Groups {len(self._table)} version={self.version.counter}>"
+        """Bits by group and topic; only the read bit has a meaning."""
 
     def load(self) -> None:
         """Read the file.
@@ -84,56 +61,40 @@ class Groups:
             StoreDamagedError: neither the file nor its backup can be used.
         """
         stored = self.table_file.load(read_groups)
-        if stored is None:
-            return
-        self._table.update(stored.groups)
-        if len(self._table) > GROUPS_MAX:
-            raise StoreDamagedError(f"the table of groups has more than {GROUPS_MAX}")
-        self._forbidden = stored.forbidden
-        self._unknown = stored.unknown
-        self._unknown_rest = stored.unknown_rest
-        self.version = stored.version or self.version
-
-    def all(self) -> Mapping[str, GroupConfig]:
-        """Return all groups, as they are at any time."""
-        return MappingProxyType(self._table)
+        if stored is not None:
+            self._restore(stored.groups)
+            self._forbidden = stored.forbidden
 
     def find(self, name: str) -> GroupConfig | None:
-        """Return a group, made with default settings if it is not there; None if it may not be made."""
+        """Return a group, created with defaults if it does not exist; None if it may not be created."""
         found = self._table.get(name)
-        if found is not None or not self._may_be_made(name):
+        if found is not None or not self._may_create(name) or len(self._table) >= GROUPS_MAX:
             return found
         try:
             check_group(name)
         except InvalidNameError:
             return None
-        if len(self._table) >= GROUPS_MAX:
-            return None
-        created = self._table[name] = GroupConfig(name)
-        self._changed()
+        created = GroupConfig(name)
+        self._put(name, created)
         return created
 
-    def _may_be_made(self, name: str) -> bool:
+    def _may_create(self, name: str) -> bool:
         config = self._config
         return config.auto_create_groups or (config.auto_create_system_groups and is_system_group(name))
 
     def put(self, config: GroupConfig) -> bool:
-        """Create or replace a group; False if it was the same before.
+        """Create or replace a group; False if nothing changed.
 
         Raises:
-            RefusedError: there is no room for one more.
+            RefusedError: the table is full.
         """
-        before = self._table.get(config.name)
-        if before == config:
+        if self._table.get(config.name) == config:
             return False
-        if before is None and len(self._table) >= GROUPS_MAX:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"this broker has {GROUPS_MAX} groups, and takes no more")
-        self._table[config.name] = config
-        self._changed()
+        self._put(config.name, config)
         return True
 
     def delete(self, name: str) -> bool:
-        """Forget a group and what it may not read; False if there was none."""
+        """Remove a group and its forbidden topics; False if there was neither."""
         self._unknown.pop(name, None)
         forbidden = self._forbidden.pop(name, None)
         if self._table.pop(name, None) is None and forbidden is None:
@@ -148,10 +109,10 @@ class Groups:
         return bool(self._forbidden.get(group, {}).get(topic, 0) & _READ_BIT)
 
     def set_forbidden(self, group: str, topic: str, *, forbidden: bool) -> bool:
-        """Say whether a group may read a topic; False if it was so before.
+        """Set whether a group may not read a topic; False if nothing changed.
 
         Raises:
-            RefusedError: there is no room for one more.
+            RefusedError: too many topics are forbidden.
         """
         if self.is_forbidden(group, topic) == forbidden:
             return False
@@ -163,7 +124,7 @@ class Groups:
         topics = {name: value for name, value in self._forbidden.get(group, {}).items() if name != topic}
         if bits:
             topics[topic] = bits
-        # The bits of other topics stay; Java drops them with the last bit of any.
+        # The bits of other topics stay; Java drops them together with the last bit of one topic.
         if topics:
             self._forbidden[group] = topics
         else:
@@ -172,19 +133,8 @@ class Groups:
         return True
 
     def forbidden(self) -> Mapping[str, Mapping[str, int]]:
-        """Return, by group and topic, what may not be done: bit 2 says that it may not be read."""
+        """Return the forbidden actions by group and topic: bit 2 is reading."""
         return MappingProxyType(self._forbidden)
 
-    def _changed(self) -> None:
-        self.version = next_version(self.version, self._now_ms())
-        self.table_file.touch()
-
-    def pieces(self) -> Iterator[bytes]:
-        """Return the table as its file holds it, in pieces, all of one data version."""
-        return object_pieces(
-            {**self._unknown_rest, "dataVersion": version_members(self.version)},
-            {
-                "forbiddenTable": entry_pieces(self._forbidden),
-                "subscriptionGroupTable": entry_pieces(self._table, self._unknown),
-            },
-        )
+    def pieces(self) -> Pieces:
+        return self._object_pieces(_TABLE, **{_FORBIDDEN: entry_pieces(self._forbidden)})

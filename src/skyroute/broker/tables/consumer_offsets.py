@@ -1,4 +1,4 @@
-"""How far each group has come with each queue: what it says itself, and where an administrator has sent it."""
+"""Consumer offsets: committed by groups, and reset by operators."""
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sized
 from typing import Any, Final, NamedTuple
@@ -15,17 +15,17 @@ from skyroute.broker.tables.table_format import (
     read_member,
     read_version,
     unknown_members,
-    version_members,
 )
 from skyroute.remoting.errors import RefusedError
 from skyroute.routing.registration import DataVersion
 from skyroute.wire.codes import ResponseCode
+from skyroute.wire.data_version import version_members
 
 OFFSETS_MAX: Final = 1_000_000
-"""How many offsets a broker keeps, one for each queue of each topic of each group."""
+"""Offsets of one broker: one for each group, topic and queue."""
 
 COMMITS_PER_VERSION: Final = 500
-"""Offsets change all the time; only so often is the table called a new edition."""
+"""Commits after which the table gets a new data version."""
 
 OFFSETS_A_STEP: Final = 5_000
 """Offsets written or deleted in one step, which takes about a millisecond."""
@@ -35,7 +35,7 @@ _Table = dict[tuple[str, str], dict[int, int]]
 
 
 class StoredOffsets(NamedTuple):
-    """What the file of offsets holds."""
+    """The content of the file."""
 
     offsets: _Table
     unknown: dict[str, Any]
@@ -59,7 +59,7 @@ def read_offsets(raw: object) -> StoredOffsets:
 
 
 class ConsumerOffsets:
-    """ConsumerOffsets by group, topic and queue. Each is that of the next message to consume."""
+    """Offsets by group, topic and queue. Each is the offset of the next message to consume."""
 
     def __init__(self, file: JsonFile, now_ms: Callable[[], int], *, offsets_max: int = OFFSETS_MAX) -> None:
         self._now_ms = now_ms
@@ -67,13 +67,13 @@ class ConsumerOffsets:
         self._table: _Table = {}
         self._count = 0
         self._resets: _Table = {}
-        """Where the next one to pull is sent; not on the disk, as the offset itself is."""
+        """Reset offsets that no pull has received yet. The file has the offset, and not that it was reset."""
         self._pulled: _Table = {}
         self._pulled_count = 0
         self._topics: dict[str, dict[str, None]] = {}
-        """By group, the topics that any of these tables has for it."""
+        """Topics by group, over all three tables."""
         self._groups: dict[str, dict[str, None]] = {}
-        """By topic, the groups that any of these tables has for it."""
+        """Groups by topic, over all three tables."""
         self._commits = 0
         self._unknown: dict[str, Any] = {}
         self.version = DataVersion(timestamp_ms=now_ms())
@@ -103,19 +103,19 @@ class ConsumerOffsets:
     # ------------------------------------------------------------------------------------------------------ one queue
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return where a group goes on in a queue; where it has been sent counts before where it says it is."""
-        if self._resets and (sent := self._resets.get((group, topic))) and queue_id in sent:
-            return sent[queue_id]
+        """Return the offset of a group in a queue. A reset that no pull has received yet takes precedence."""
+        if self._resets and (reset := self._resets.get((group, topic))) and queue_id in reset:
+            return reset[queue_id]
         known = self._table.get((group, topic))
         return None if known is None else known.get(queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Note where a group says it goes on, also if that is further back.
+        """Commit an offset, which may be lower than the last one.
 
-        False while it has been sent elsewhere and has not heard of it: then nothing is noted.
+        False, and nothing is committed, while a reset of the queue waits for the next pull.
 
         Raises:
-            RefusedError: there is no room for one more.
+            RefusedError: the table is full.
         """
         if self._resets and queue_id in self._resets.get((group, topic), ()):
             return False
@@ -148,29 +148,29 @@ class ConsumerOffsets:
         """
         if self._count + more > self._offsets_max:
             raise RefusedError(
-                ResponseCode.SYSTEM_ERROR, f"this broker has {self._count} offsets of consumers, and takes no more"
+                ResponseCode.SYSTEM_ERROR, f"this broker has {self._count} consumer offsets, and takes no more"
             )
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Send a group elsewhere: the next one to pull from the queue is told.
+        """Set an offset that the next pull from the queue receives.
 
         Raises:
-            RefusedError: there is no room for one more.
+            RefusedError: the table is full.
         """
         self._set(group, topic, queue_id, offset)
         self._resets.setdefault((group, topic), {})[queue_id] = offset
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return where a group has been sent in a queue, once; None if it has not been."""
-        if not self._resets or (sent := self._resets.get((group, topic))) is None:
+        """Return the reset offset of a queue, once; None if it was not reset."""
+        if not self._resets or (reset := self._resets.get((group, topic))) is None:
             return None
-        offset = sent.pop(queue_id, None)
-        if not sent:
+        offset = reset.pop(queue_id, None)
+        if not reset:
             del self._resets[group, topic]
         return offset
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note up to where a group has been given messages. It is for people to see, and forgotten at the end."""
+        """Note the end of the messages that a group has pulled. It is shown to operators, and kept in memory only."""
         pulled = self._pulled.get((group, topic))
         if pulled is None or queue_id not in pulled:
             if self._pulled_count >= self._offsets_max:
@@ -182,33 +182,33 @@ class ConsumerOffsets:
         pulled[queue_id] = offset
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return up to where a group has been given messages; where that is unknown, where it goes on."""
+        """Return the end of the messages that a group has pulled; if unknown, its offset."""
         pulled = self._pulled.get((group, topic), {}).get(queue_id)
         return self.get(group, topic, queue_id) if pulled is None else pulled
 
     # ------------------------------------------------------------------------------------------------------ all queues
 
     def groups_of(self, topic: str) -> list[str]:
-        """Return the groups that have come anywhere with a topic."""
+        """Return the groups that have an offset in a topic."""
         return [group for group in self._groups.get(topic, ()) if (group, topic) in self._table]
 
     def topics_of(self, group: str) -> list[str]:
-        """Return the topics that a group has come anywhere with."""
+        """Return the topics in which a group has an offset."""
         return [topic for topic in self._topics.get(group, ()) if (group, topic) in self._table]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Return every group and topic of which an offset is known."""
+        """Return every pair of group and topic with an offset."""
         return list(self._table)
 
     def of(self, group: str, topic: str) -> Mapping[int, int]:
-        """Return where a group says it goes on in each queue of a topic."""
+        """Return the committed offsets of a group by queue of a topic."""
         return dict(self._table.get((group, topic), {}))
 
     def clone(self, source: str, destination: str, topic: str) -> bool:
-        """Have a group go on where another does in all queues of a topic; False if that one is nowhere.
+        """Copy the offsets of a topic from one group to another; False if the source has none.
 
         Raises:
-            RefusedError: there is no room for more.
+            RefusedError: the table is full.
         """
         offsets = self._table.get((source, topic))
         if not offsets:
@@ -241,7 +241,7 @@ class ConsumerOffsets:
                 yield
 
     def pieces(self) -> Iterator[bytes]:
-        """Return the table as its file holds it, in pieces. Each offset is as of the time its piece is written."""
+        """Return the table as its file has it, in pieces. Each offset is as of the time its piece is written."""
         return object_pieces(
             {**self._unknown, "dataVersion": version_members(self.version)},
             {"groupTopicMap": self._topic_pieces(), "offsetTable": self._offset_pieces()},

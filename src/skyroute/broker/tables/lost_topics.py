@@ -1,4 +1,4 @@
-"""Topics that have queues on the disk and no entry in the table of topics."""
+"""Reconciles the table of topics with the queues on the disk, at the start."""
 
 import logging
 from pathlib import Path
@@ -35,7 +35,7 @@ def reconcile_topics(topics: Topics, store: MessageStore, had_queues: set[str]) 
     Light queues (`%LMQ%`) have no entry in the table, and are kept.
 
     Raises:
-        StorageError: the disk refuses.
+        StorageError: the queues cannot be removed.
     """
     unknown = [
         name

@@ -1,4 +1,4 @@
-"""How members of a group are to ask for messages of a topic, where they let brokers share queues out: pull, or pop."""
+"""How consumers of a group fetch messages of a topic if the broker assigns queues: pull or pop."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from skyroute.wire.calls.groups import RequestMode
 from skyroute.wire.codes import ResponseCode
 
 REQUEST_MODES_MAX: Final = 100_000
-"""For how many pairs of topic and group a mode is kept."""
+"""Pairs of topic and group with a mode."""
 
 
 def read_request_modes(raw: object) -> dict[tuple[str, str], RequestMode]:
@@ -49,19 +49,21 @@ class RequestModes:
         return MappingProxyType(self._table)
 
     def put(self, mode: RequestMode) -> None:
-        """Set how members of a group ask for messages of a topic.
+        """Set the mode of a group for a topic.
 
         Raises:
-            RefusedError: there is no room for one more.
+            RefusedError: the table is full.
         """
         key = (mode.topic, mode.group)
         if key not in self._table and len(self._table) >= REQUEST_MODES_MAX:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"this broker has {REQUEST_MODES_MAX} request modes already")
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR, f"this broker has {REQUEST_MODES_MAX} request modes, and takes no more"
+            )
         self._table[key] = mode
         self.table_file.touch()
 
     def pieces(self) -> Iterator[bytes]:
-        """Return the table as its file holds it, in pieces."""
+        """Return the table as its file has it, in pieces."""
         table: dict[str, dict[str, RequestMode]] = {}
         for at, ((topic, group), mode) in enumerate(list(self._table.items())):
             table.setdefault(topic, {})[group] = mode

@@ -20,16 +20,16 @@ class TableFile:
         self._file = file
         self._render = render
         self._changes = 0
-        """How often something changed."""
+        """Number of changes."""
         self._saved = 0
-        """Of these changes, so many are on the disk."""
+        """Number of changes that are on the disk."""
         self._writing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<TableFile {self._file.path} unsaved={self._changes - self._saved}>"
 
     def load(self, read: Callable[[Any], _Table]) -> _Table | None:
-        """Return what `read` makes of the file, or of its backup if the file is missing or damaged: see `JsonFile`.
+        """Parse the file with `read`, or its backup if the file is missing or damaged: see `JsonFile`.
 
         Raises:
             StorageError: neither can be used.
@@ -37,21 +37,21 @@ class TableFile:
         return self._file.load(read)
 
     def touch(self) -> None:
-        """Note that something changed; whoever saves next writes it."""
+        """Note a change; the next save writes it."""
         self._changes += 1
 
     async def save(self) -> None:
-        """Return when everything that was touched before is on the disk.
+        """Return when all changes noted before are on the disk.
 
         Raises:
-            FileWriteError: the disk refuses; the file is as it was.
+            FileWriteError: the write failed; the file is as it was.
         """
         wanted = self._changes
         while self._saved < wanted:
             if self._writing is None:
                 self._writing = asyncio.get_running_loop().create_task(self._write())
                 self._writing.add_done_callback(_note_failure)
-            # Whoever is cancelled does not want the others' write to end.
+            # A cancelled caller must not cancel the write of the others.
             await asyncio.shield(self._writing)
 
     async def _write(self) -> None:
@@ -67,15 +67,15 @@ class TableFile:
             self._writing = None
 
     async def finish_writes(self) -> None:
-        """Return when no write is under way; how it ended is its askers' business."""
+        """Return when no write is under way. Its callers of `save` get its error."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
 
     def save_now(self) -> None:
-        """Write on the caller's thread, for those who end. Nothing may be under way: see `finish_writes`.
+        """Write on the caller's thread, at the end of a broker. No write may be under way: see `finish_writes`.
 
         Raises:
-            FileWriteError: the disk refuses; the file is as it was.
+            FileWriteError: the write failed; the file is as it was.
         """
         if self._saved < self._changes:
             changes = self._changes
@@ -84,6 +84,6 @@ class TableFile:
 
 
 def _note_failure(writing: asyncio.Task[None]) -> None:
-    """Its askers are told of it; where all have gone, the next one to save tries again."""
+    """Retrieve the error: callers of `save` get it; if all were cancelled, the next save tries again."""
     if not writing.cancelled():
         writing.exception()

@@ -1,4 +1,4 @@
-"""What the broker's tables of topics, groups and offsets have in common: editions, and members that we do not know."""
+"""The file format of the broker's tables: data versions, entries, and JSON members that this broker does not know."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -7,23 +7,20 @@ import msgspec
 
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.routing.registration import DataVersion
-from skyroute.wire.calls.topics import Version
+from skyroute.wire.data_version import Version
 from skyroute.wire.fastjson import Dialect, dumps, write
 
 Entry = TypeVar("Entry", bound=msgspec.Struct)
+Pieces = Iterator[bytes]
+"""A JSON text in pieces of about a millisecond each."""
 
 ENTRIES_A_STEP: Final = 1_000
 """Table entries written in one step, which takes about a millisecond."""
 
 
 def next_version(version: DataVersion, now_ms: int) -> DataVersion:
-    """Return the edition that follows on one."""
+    """Return the data version after a change."""
     return DataVersion(version.state_version, now_ms, version.counter + 1)
-
-
-def version_members(version: DataVersion) -> dict[str, int]:
-    """Return an edition as Apache's files hold it."""
-    return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
 
 
 def read_version(table: Mapping[str, Any]) -> DataVersion | None:
@@ -35,8 +32,8 @@ def read_version(table: Mapping[str, Any]) -> DataVersion | None:
     raw = table.get("dataVersion")
     if raw is None:
         return None
-    version = read_as(raw, Version, "dataVersion")
-    return DataVersion(version.state_version, version.timestamp, version.counter)
+    version: Version = read_as(raw, Version, "dataVersion")
+    return version.value()
 
 
 def read_member(table: Mapping[str, Any], name: str, kind: Any) -> Any:
@@ -51,10 +48,10 @@ def read_member(table: Mapping[str, Any], name: str, kind: Any) -> Any:
 
 
 def read_as(raw: object, kind: Any, what: str) -> Any:
-    """Return a part of a file as a value of `kind`; a number may come as text.
+    """Return a part of a file as a value of `kind`; a number may be written as text.
 
     Raises:
-        StoreDamagedError: it is no such value.
+        StoreDamagedError: it is not of this kind.
     """
     try:
         return msgspec.convert(raw, kind, strict=False)
@@ -83,7 +80,7 @@ def read_entries(
 
 
 def unknown_members(raw: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Return the members of an object that we have no use for, so that they can be written back for those who have."""
+    """Return the members of an object that this broker does not know, to write them back."""
     return {name: value for name, value in raw.items() if name not in known and _is_writable(value)}
 
 
@@ -95,9 +92,7 @@ def _is_writable(value: object) -> bool:
     return True
 
 
-def entry_pieces(
-    table: Mapping[str, object], unknown: Mapping[str, Mapping[str, Any]] | None = None
-) -> Iterator[bytes]:
+def entry_pieces(table: Mapping[str, object], unknown: Mapping[str, Mapping[str, Any]] | None = None) -> Pieces:
     """Write the members of a JSON object, `ENTRIES_A_STEP` per piece, as the table is at the time of the call.
 
     `unknown` has JSON members that this broker does not know, by the name of their entry.
@@ -105,9 +100,7 @@ def entry_pieces(
     return _entry_pieces(list(table), list(table.values()), unknown or {})
 
 
-def _entry_pieces(
-    names: Sequence[str], values: Sequence[object], unknown: Mapping[str, Mapping[str, Any]]
-) -> Iterator[bytes]:
+def _entry_pieces(names: Sequence[str], values: Sequence[object], unknown: Mapping[str, Mapping[str, Any]]) -> Pieces:
     for start in range(0, len(names), ENTRIES_A_STEP):
         stop = start + ENTRIES_A_STEP
         part = dict(zip(names[start:stop], values[start:stop], strict=True))
@@ -116,7 +109,7 @@ def _entry_pieces(
         yield (b"," if start else b"") + msgspec.json.encode(part)[1:-1]
 
 
-def object_pieces(members: Mapping[str, object], tables: Mapping[str, Iterable[bytes]]) -> Iterator[bytes]:
+def object_pieces(members: Mapping[str, object], tables: Mapping[str, Iterable[bytes]]) -> Pieces:
     """Write a JSON object in pieces: first `members`, which must not be empty, then the tables."""
     yield dumps(members, Dialect.LEGACY)[:-1]
     for name, pieces in tables.items():

@@ -1,27 +1,16 @@
-"""The topics of a broker: the file they are kept in, and how new ones come to be."""
+"""The topics of a broker: their file, and how new topics are created."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.broker.tables.attributes import BATCH_QUEUE, QUEUE_TYPE
-from skyroute.broker.tables.table_file import TableFile
-from skyroute.broker.tables.table_format import (
-    entry_pieces,
-    next_version,
-    object_pieces,
-    read_as,
-    read_entries,
-    read_version,
-    unknown_members,
-    version_members,
-)
+from skyroute.broker.tables.config_table import ConfigTable, StoredConfigs, read_configs
+from skyroute.broker.tables.table_format import Pieces
 from skyroute.message.reserved_topics import (
     BENCHMARK_TOPIC,
     DEFAULT_TOPIC,
@@ -37,68 +26,45 @@ from skyroute.message.reserved_topics import (
     reply_topic,
 )
 from skyroute.remoting.errors import RefusedError
-from skyroute.routing.registration import DataVersion
 from skyroute.routing.topology import Permission
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 
 TOPICS_MAX: Final = 100_000
-"""How many topics a broker keeps; every producer can make one by sending to it."""
+"""Topics of one broker; a producer can create one by sending to it."""
 
 _SCHEDULE_QUEUES: Final = 18
 _REVIVE_QUEUES: Final = 8
 _BENCHMARK_QUEUES: Final = 1024
 _OPEN: Final = Permission.READ | Permission.WRITE
-_TABLE_MEMBERS: Final = frozenset({"topicConfigTable", "dataVersion"})
-
+_TABLE: Final = "topicConfigTable"
 
 Announce = Callable[[Collection[TopicConfig]], Awaitable[None]]
-"""Makes topics known to all name servers that can be reached, and returns when they are."""
+"""Registers topics with all reachable name servers, and returns when they have them."""
 
 
-class StoredTopics(NamedTuple):
-    """What the file of topics holds."""
-
-    topics: dict[str, TopicConfig]
-    unknown: dict[str, dict[str, Any]]
-    """By topic, JSON members that this broker does not know."""
-    unknown_rest: dict[str, Any]
-    version: DataVersion | None
-
-
-def read_topics(raw: object) -> StoredTopics:
+def read_topics(raw: object) -> StoredConfigs[TopicConfig]:
     """Parse the file of topics.
 
     Raises:
         StoreDamagedError: it is not a table of topics.
     """
-    stored = read_as(raw, dict[str, Any], "the table of topics")
-    topics, unknown = read_entries(stored, "topicConfigTable", TopicConfig, "topicName")
-    return StoredTopics(topics, unknown, unknown_members(stored, _TABLE_MEMBERS), read_version(stored))
+    return read_configs(raw, TopicConfig, what="topics", table=_TABLE, name="topicName")
 
 
-class Topics:
-    """The topics by name. Whoever changes one also makes it known: to the disk by `table_file`, and to name servers."""
+class Topics(ConfigTable[TopicConfig]):
+    """The topics by name. A caller that changes one saves `table_file` and announces it to the name servers."""
 
     def __init__(self, file: JsonFile, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+        initial = {topic.name: topic for topic in _boot_topics(config)}
+        super().__init__(file, initial, now_ms, what="topics", entries_max=TOPICS_MAX)
         self._config = config
-        self._now_ms = now_ms
-        self._table = {topic.name: topic for topic in _boot_topics(config)}
-        self._own = frozenset(self._table)
-        self._leaving: dict[str, int] = {}
+        self._own = frozenset(initial)
+        self._deleting: dict[str, int] = {}
         """Topics whose queues are being removed, with the number of removals under way."""
-        self._unknown: dict[str, dict[str, Any]] = {}
-        """Of some topics, members of the file that only others understand."""
-        self._unknown_rest: dict[str, Any] = {}
-        self.version = DataVersion(timestamp_ms=now_ms())
         self._file = file
         self.may_lack_topics = False
         """The file was missing or damaged when it was read: topics of this broker may be unknown."""
-        self.table_file = TableFile(file, self.pieces)
-        self.get: Callable[[str], TopicConfig | None] = self._table.get
-
-    def __repr__(self) -> str:
-        return f"<Topics {len(self._table)} version={self.version.counter}>"
 
     def load(self) -> None:
         """Read the file. It takes precedence over the settings for topics that every broker has.
@@ -109,22 +75,13 @@ class Topics:
         stored = self.table_file.load(read_topics)
         self.may_lack_topics = stored is None or self._file.used_backup
         if stored is not None:
-            self._table.update(stored.topics)
-            if len(self._table) > TOPICS_MAX:
-                raise StoreDamagedError(f"the table of topics has more than {TOPICS_MAX}")
-            self._unknown = stored.unknown
-            self._unknown_rest = stored.unknown_rest
-            self.version = stored.version or self.version
+            self._restore(stored)
         if not self._config.auto_create_topics:
-            # As long as it has a route, producers believe that it may stand in for any other.
+            # While it has a route, producers use it for any topic without one.
             self._table.pop(DEFAULT_TOPIC, None)
 
-    def all(self) -> Mapping[str, TopicConfig]:
-        """Return all topics, as they are at any time."""
-        return MappingProxyType(self._table)
-
     def is_system(self, topic: str) -> bool:
-        """Return whether a topic is the system's own, those with the names of this broker and its cluster included."""
+        """Return whether a topic is a system topic, or has the name of this broker or its cluster."""
         return topic in self._own or is_system_topic(topic)
 
     def is_batch_topic(self, topic: str) -> bool:
@@ -133,20 +90,20 @@ class Topics:
         return found is not None and found.attributes.get(QUEUE_TYPE) == BATCH_QUEUE
 
     def system_topics(self) -> list[str]:
-        """Return the names that are the system's own, sorted."""
+        """Return the names of the system topics, sorted."""
         return sorted(SYSTEM_TOPICS | self._own)
 
     def create_for_send(self, topic: str, default_topic: str, queues: int, *, sys_flag: int = 0) -> TopicConfig | None:
-        """Return a topic that somebody sends to, made after another one if it is not there; None if that may not be.
+        """Return the topic of a send, created after `default_topic` if needed; None if it may not be created.
 
         Raises:
-            RefusedError: there is no room for one more.
+            RefusedError: the table is full.
         """
         if found := self._table.get(topic):
             return found
         model = self._table.get(default_topic)
         if model is not None and self._may_be_model(model):
-            # Java makes a topic without queues if it is told so; nobody could ever send to that.
+            # Java creates a topic without queues if asked to; no message could be sent to it.
             queues = max(min(queues, model.write_queues), 1)
             permission = int(model.permission) & ~int(Permission.INHERIT)
             return self.create(TopicConfig(topic, queues, queues, permission, model.filter_type, sys_flag))
@@ -160,10 +117,10 @@ class Topics:
         return bool(model.permission & Permission.INHERIT)
 
     def create(self, config: TopicConfig) -> TopicConfig:
-        """Return a topic, made as told if it is not there.
+        """Return a topic, created with this configuration if it does not exist.
 
         Raises:
-            RefusedError: there is no room for one more.
+            RefusedError: the table is full, or the topic is being deleted.
         """
         if found := self._table.get(config.name):
             return found
@@ -171,44 +128,31 @@ class Topics:
         return config
 
     def put(self, config: TopicConfig) -> bool:
-        """Create or replace a topic; False if it was the same before.
+        """Create or replace a topic; False if nothing changed.
 
         Raises:
-            RefusedError: there is no room for one more.
+            RefusedError: the table is full, or the topic is being deleted.
         """
-        before = self._table.get(config.name)
-        if before == config:
+        if self._table.get(config.name) == config:
             return False
-        if before is None:
-            self.check_room(1)
-        if config.name in self._leaving:
+        if config.name in self._deleting:
             raise RefusedError(ResponseCode.SYSTEM_BUSY, f"topic {config.name} is being deleted: try again")
-        self._table[config.name] = config
-        self._changed()
+        self._put(config.name, config)
         return True
 
-    def check_room(self, more: int) -> None:
-        """Check that the table has room for `more` topics.
-
-        Raises:
-            RefusedError: the table is full.
-        """
-        if len(self._table) + more > TOPICS_MAX:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"this broker has {TOPICS_MAX} topics, and takes no more")
-
     @contextmanager
-    def leaving(self, topic: str) -> Iterator[None]:
+    def deleting(self, topic: str) -> Iterator[None]:
         """Refuse to create a topic while its queues are being removed."""
-        self._leaving[topic] = self._leaving.get(topic, 0) + 1
+        self._deleting[topic] = self._deleting.get(topic, 0) + 1
         try:
             yield
         finally:
-            self._leaving[topic] -= 1
-            if not self._leaving[topic]:
-                del self._leaving[topic]
+            self._deleting[topic] -= 1
+            if not self._deleting[topic]:
+                del self._deleting[topic]
 
     def mark_ordered(self, names: Collection[str]) -> list[TopicConfig]:
-        """Note which topics name servers say are ordered; returns those of ours that were not before."""
+        """Mark topics as ordered, which name servers report; return those that were not before."""
         changed = [
             msgspec.structs.replace(topic, ordered=True)
             for topic in map(self._table.get, names)
@@ -221,7 +165,7 @@ class Topics:
         return changed
 
     def delete(self, topic: str) -> bool:
-        """Forget a topic; False if there was none."""
+        """Remove a topic; False if it does not exist."""
         if self._table.pop(topic, None) is None:
             return False
         self._unknown.pop(topic, None)
@@ -229,21 +173,15 @@ class Topics:
         return True
 
     def renew(self) -> None:
-        """Make the table a new edition, because what its topics allow has changed."""
+        """Give the table a new data version, because the permission of the broker has changed."""
         self._changed()
 
-    def _changed(self) -> None:
-        self.version = next_version(self.version, self._now_ms())
-        self.table_file.touch()
-
-    def pieces(self) -> Iterator[bytes]:
-        """Return the table as its file holds it, in pieces, all of one data version."""
-        members = {**self._unknown_rest, "dataVersion": version_members(self.version)}
-        return object_pieces(members, {"topicConfigTable": entry_pieces(self._table, self._unknown)})
+    def pieces(self) -> Pieces:
+        return self._object_pieces(_TABLE)
 
 
 def _boot_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
-    """Give the topics that every broker has from its start."""
+    """Give the topics that every broker has."""
     inheritable = _OPEN | Permission.INHERIT
     for name in (SELF_TEST_TOPIC, OFFSET_MOVED_TOPIC, HALF_TOPIC, HALF_DONE_TOPIC):
         yield TopicConfig(name, 1, 1)

@@ -1,4 +1,4 @@
-"""Messages that are delivered once their producer says so: half messages, their end, and asking for it."""
+"""Transactions: half messages, commit and rollback, and checks with producers."""
 
 from skyroute.broker.transactions.transactions import Transactions
 

@@ -1,4 +1,4 @@
-"""The records that transactions leave in the log, made one out of another."""
+"""Builds the messages of transactions: half messages, their copies, and op messages."""
 
 from collections.abc import Collection, Iterator
 from typing import Final
@@ -17,20 +17,20 @@ from skyroute.wire.calls.transaction import TransactionCheck
 from skyroute.wire.codes import ResponseCode
 
 HALF_QUEUE_ID: Final = 0
-"""Apache's brokers, too, keep all halves in one queue."""
-_DONE_TAG: Final = "d"
-_DONE_PROPERTIES: Final = encode_properties({names.TAGS: _DONE_TAG})
-_NOT_A_PRODUCERS: Final = (names.TRANSACTION_CHECK_TIMES, names.TRANSACTION_PREPARED_QUEUE_OFFSET)
+"""Apache's brokers have all half messages in one queue, too."""
+_OP_TAG: Final = "d"
+_OP_PROPERTIES: Final = encode_properties({names.TAGS: _OP_TAG})
+_BROKER_PROPERTIES: Final = (names.TRANSACTION_CHECK_TIMES, names.TRANSACTION_PREPARED_QUEUE_OFFSET)
 
 
 def half_of(draft: Draft) -> Draft:
-    """Return the half of a message: it waits in a topic of its own, and knows where it belongs.
+    """Return the half message of a message. Properties keep its real topic and queue.
 
     Raises:
-        RefusedError: its properties are too long for that.
+        RefusedError: the properties are too long.
     """
     raw = draft.raw_properties
-    for name in _NOT_A_PRODUCERS:
+    for name in _BROKER_PROPERTIES:
         raw = delete_property(raw, name)
     added = {names.REAL_TOPIC: draft.topic, names.REAL_QUEUE_ID: str(draft.queue_id)}
     unique_id = find_property(raw, names.UNIQUE_ID)
@@ -51,7 +51,7 @@ def half_of(draft: Draft) -> Draft:
 
 
 def committed(half: StoredMessage) -> Draft | None:
-    """Return the message that a half stands for; None where the half does not say where it belongs."""
+    """Return the message of a half message; None if the half has no valid real topic and queue."""
     topic = find_property(half.raw_properties, names.REAL_TOPIC)
     queue_id = number_of(half, names.REAL_QUEUE_ID)
     if topic is None or queue_id is None or queue_id < 0:
@@ -67,21 +67,21 @@ def committed(half: StoredMessage) -> Draft | None:
     )
 
 
-def asked_again(half: StoredMessage, times: int) -> Draft:
-    """Return a half that goes to the end of its queue, because its producer is asked for the so-manieth time.
+def next_check(half: StoredMessage, times: int) -> Draft:
+    """Return the copy of a half message for its check number `times`.
 
     Raises:
-        RefusedError: its properties are too long for that.
+        RefusedError: the properties are too long.
     """
     raw = delete_property(half.raw_properties, names.TRANSACTION_CHECK_TIMES)
     return _copy(half, HALF_TOPIC, HALF_QUEUE_ID, _with(raw, {names.TRANSACTION_CHECK_TIMES: str(times)}))
 
 
-def carried_on(half: StoredMessage) -> Draft:
-    """Return a half that goes to the end of its queue, because it is too early to ask and others want to be done.
+def moved_copy(half: StoredMessage) -> Draft:
+    """Return the copy of a half message that is moved to the end of its queue without a check.
 
     Raises:
-        RefusedError: its properties are too long for that.
+        RefusedError: the properties are too long.
     """
     raw = half.raw_properties
     if find_property(raw, names.TRANSACTION_PREPARED_QUEUE_OFFSET) is None:
@@ -90,26 +90,26 @@ def carried_on(half: StoredMessage) -> Draft:
 
 
 def given_up(half: StoredMessage) -> Draft:
-    """Return a half that nobody is asked about any more, for people to look at."""
+    """Return the copy of a half message whose checks are exhausted, for operators."""
     return _copy(half, HALF_GIVEN_UP_TOPIC, 0, half.raw_properties)
 
 
-def done(offsets: Collection[int], raw_store_host: bytes, now_ms: int) -> Draft:
-    """Return the record that says which halves are done."""
+def op_message(offsets: Collection[int], raw_store_host: bytes, now_ms: int) -> Draft:
+    """Return the op message for ended half messages."""
     body = "".join([f"{offset}," for offset in offsets]).encode()
-    return Draft(HALF_DONE_TOPIC, HALF_QUEUE_ID, body, _DONE_PROPERTIES, now_ms, raw_store_host, raw_store_host)
+    return Draft(HALF_DONE_TOPIC, HALF_QUEUE_ID, body, _OP_PROPERTIES, now_ms, raw_store_host, raw_store_host)
 
 
-def offsets_of(done_record: StoredMessage) -> Iterator[int]:
-    """Give the halves that a record says are done. What is no such record says nothing."""
-    if find_property(done_record.raw_properties, names.TAGS) == _DONE_TAG:
-        for text in done_record.stored_body.split(b","):
+def offsets_of(op_message: StoredMessage) -> Iterator[int]:
+    """Give the offsets of half messages in an op message; none for other messages."""
+    if find_property(op_message.raw_properties, names.TAGS) == _OP_TAG:
+        for text in op_message.stored_body.split(b","):
             if text.isdigit():
                 yield int(text)
 
 
-def question(half: StoredMessage, appended: Appended, draft: Draft, broker_name: str) -> TransactionCheck:
-    """Return what the producer of a half is asked; `draft` and `appended` are of its copy, which the answer ends."""
+def check_request(half: StoredMessage, appended: Appended, draft: Draft, broker_name: str) -> TransactionCheck:
+    """Return the check for the producer; `draft` and `appended` are of the copy that its response ends."""
     unique_id = find_property(draft.raw_properties, names.UNIQUE_ID)
     record = encode_record(
         StoredMessage(
@@ -144,7 +144,7 @@ def question(half: StoredMessage, appended: Appended, draft: Draft, broker_name:
 
 
 def number_of(half: StoredMessage, name: str) -> int | None:
-    """Return a property that is a number; None where it is none."""
+    """Return a numeric property; None if it is absent or not a number."""
     text = find_property(half.raw_properties, name)
     return int(text) if text is not None and text.isascii() and text.isdigit() else None
 
@@ -154,7 +154,7 @@ def _copy(half: StoredMessage, topic: str, queue_id: int, raw_properties: bytes)
         topic,
         queue_id,
         half.stored_body,
-        # The seal of a record is of this record only.
+        # The checksum of a record does not fit its copy.
         delete_property(raw_properties, names.RECORD_CRC),
         half.born_at_ms,
         half.raw_born_host,

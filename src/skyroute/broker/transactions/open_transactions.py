@@ -1,6 +1,6 @@
-"""Which halves are open. The two topics are the truth; this is what they say, kept in mind.
+"""The open half messages, derived from the half topic and the op topic.
 
-A half is taken note of when the queue is read, which is now and then: most have ended by then, and cost nothing.
+Half messages are indexed when the queue is read, before each check: most have ended by then, and cost nothing.
 """
 
 import logging
@@ -20,70 +20,70 @@ from skyroute.message.reserved_topics import HALF_DONE_TOPIC, HALF_TOPIC
 log = logging.getLogger(__name__)
 
 OPEN_MAX: Final = 500_000
-"""How many transactions may be open; a producer that begins one more is told to come again."""
+"""Open transactions; beyond it, a producer gets SYSTEM_BUSY."""
 ENDED_UNREAD_MAX: Final = 20_000
-"""So many halves may end before the queue is read up to them."""
+"""Half messages that end before the queue is read up to them."""
 _READ_AT_ONCE: Final = 256
 _READ_BYTES_AT_ONCE: Final = 1 << 20
 
 
 class OpenHalf(NamedTuple):
-    """A half whose end is not known."""
+    """A half message without commit or rollback."""
 
     position: int
     since_ms: int
-    """When it was born; when it was stored, if its producer's clock is ahead; 0 where that was asked before."""
+    """Born time; store time if the producer's clock is ahead; 0 if it was checked before."""
     immune_ms: int | None
-    """How long its producer wants not to be asked; None where it does not say."""
+    """Time before the first check that the producer requests; None for the default."""
 
 
 class OpenTransactions:
-    """The halves of one broker."""
+    """The half messages of one broker."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.halves: dict[int, OpenHalf] = {}
-        """By offset, the smallest first."""
+        """By offset, in ascending order."""
         self._read_to = 0
         self._unread = 0
-        """How many halves there may be from there on."""
+        """Number of half messages that may follow."""
         self._ended: set[int] = set()
-        """Those that were read up to later, and had ended before."""
+        """Offsets from `_read_to` on of half messages that have ended."""
         self._moved: dict[int, int] = {}
-        """Where a half was copied to; its producer may still speak of it by an earlier place."""
+        """Offset of the copy of a half message; its producer may still use an earlier offset."""
         self._moved_from: dict[int, int] = {}
-        self._done_records: deque[tuple[int, int]] = deque()
-        """Which records say that halves are done, by offset, and the largest offset of such a half."""
-        self._done_end = 0
+        self._op_messages: deque[tuple[int, int]] = deque()
+        """Offsets of op messages, each with the largest half offset in it."""
+        self._op_end = 0
 
     def __repr__(self) -> str:
         return f"<OpenTransactions open={len(self.halves)} read_to={self._read_to}>"
 
     # ---------------------------------------------------------------------------------------------------- at the start
 
-    def load(self, half_floor: int | None, done_floor: int | None) -> None:
-        """Read both topics, from where everything before is done."""
+    def load(self, half_floor: int | None, op_floor: int | None) -> None:
+        """Read both topics from their floors, before which everything has ended."""
         half_low, half_end = self._bounds(HALF_TOPIC)
-        done_low, done_end = self._bounds(HALF_DONE_TOPIC)
-        if (half_floor or 0) > half_end or (done_floor or 0) > done_end:
-            # The log has lost its end, and perhaps a half's copy with it, so only the whole queue tells what is open.
-            log.warning("transactions read from the start, the log is shorter than it was half_offset=%s", half_floor)
-            half_floor = done_floor = None
+        op_low, op_end = self._bounds(HALF_DONE_TOPIC)
+        if (half_floor or 0) > half_end or (op_floor or 0) > op_end:
+            # The log has lost its end, perhaps with the copy of a half message: read the whole queue.
+            log.warning("log is shorter than before, transactions read from the start half_offset=%s", half_floor)
+            half_floor = op_floor = None
         low = max(half_floor or 0, half_low)
         ended = bytearray(half_end - low)
-        at = max(done_floor or 0, done_low)
-        while at < done_end:
+        at = max(op_floor or 0, op_low)
+        while at < op_end:
             read = self._store.read_queue(HALF_DONE_TOPIC, HALF_QUEUE_ID, at, _READ_AT_ONCE, _READ_BYTES_AT_ONCE)
             for record in decode_run(b"".join(read.chunks)).messages:
                 offsets = [offset for offset in offsets_of(record) if low <= offset < half_end]
                 for offset in offsets:
                     ended[offset - low] = 1
                 if offsets:
-                    self._done_records.append((record.queue_offset, max(offsets)))
+                    self._op_messages.append((record.queue_offset, max(offsets)))
             at = max(read.next_offset, at + 1)
-        self._done_end = done_end
+        self._op_end = op_end
         self._read_to = low
-        self._take_note(half_end, _Ended(ended, low))
+        self._index_halves(half_end, _EndedOffsets(ended, low))
 
     def _bounds(self, topic: str) -> tuple[int, int]:
         return self._store.min_offset(topic, HALF_QUEUE_ID), self._store.max_offset(topic, HALF_QUEUE_ID)
@@ -91,14 +91,14 @@ class OpenTransactions:
     # -------------------------------------------------------------------------------------------------------- reading
 
     def read_on(self) -> None:
-        """Take note of the halves that came since, and have not ended."""
+        """Index the half messages that were stored since, and have not ended."""
         end = self._store.max_offset(HALF_TOPIC, HALF_QUEUE_ID)
         self._read_to = max(self._read_to, self._store.min_offset(HALF_TOPIC, HALF_QUEUE_ID))
-        self._take_note(end, self._ended)
+        self._index_halves(end, self._ended)
         self._ended = {offset for offset in self._ended if offset >= end}
         self._unread = len(self._ended)
 
-    def _take_note(self, end: int, ended: Container[int]) -> None:
+    def _index_halves(self, end: int, ended: Container[int]) -> None:
         for offset in range(self._read_to, end):
             if offset in ended:
                 continue
@@ -109,21 +109,21 @@ class OpenTransactions:
             if origin is not None and offset not in self._moved_from:
                 if origin in ended:
                     continue
-                # It was carried on before our time. The producer knows it by where it was, and so does the queue.
+                # An earlier process moved it. The producer and the op messages may have its first offset.
                 while origin in self._moved:
                     origin = self._moved[origin]
                 self.halves.pop(origin, None)
                 self._link(origin, offset)
-            self.halves[offset] = _open_half(half, was_carried=origin is not None)
+            self.halves[offset] = _open_half(half, was_moved=origin is not None)
         self._read_to = max(self._read_to, end)
 
     def half_at(self, offset: int) -> StoredMessage | None:
-        """Return a half by its offset; None where it is no longer there."""
+        """Return a half message by its offset; None if it is expired."""
         unit = self._store.unit(HALF_TOPIC, HALF_QUEUE_ID, offset)
         return None if unit is None else self.half_in_log(unit[0])
 
     def half_in_log(self, position: int) -> StoredMessage | None:
-        """Return a half by its place in the log; None where none is there."""
+        """Return a half message by its log position; None if there is none."""
         record = self._store.record_at(position)
         try:
             found = None if record is None else decode_record(record)
@@ -138,23 +138,23 @@ class OpenTransactions:
         return len(self.halves) + self._unread - len(self._ended) >= OPEN_MAX
 
     def expect_one(self) -> None:
-        """Note that a half is about to be stored."""
+        """Note that a half message is about to be stored."""
         self._unread += 1
 
     def find_open(self, offset: int) -> int | None:
-        """Return where a half is now that was at this offset once; None where it has ended."""
+        """Return the present offset of a half message that once had this offset; None if it has ended."""
         while offset in self._moved:
             offset = self._moved[offset]
         is_open = offset in self.halves or (offset >= self._read_to and offset not in self._ended)
         return offset if is_open else None
 
     def move(self, offset: int, to: int) -> None:
-        """Note that a half was copied. The copy is read like any other; the half itself is done."""
+        """Note that a half message was copied. The copy is indexed like any other."""
         self._drop(offset)
         self._link(offset, to)
 
     def close(self, offset: int) -> list[int]:
-        """Note that a half has ended, and return all offsets it ever had."""
+        """Note that a half message has ended; return all offsets it had."""
         self._drop(offset)
         offsets = [offset]
         while (before := self._moved_from.pop(offsets[-1], None)) is not None:
@@ -174,29 +174,29 @@ class OpenTransactions:
         self._moved[offset] = to
         self._moved_from[to] = offset
 
-    def note_done_record(self, record_offset: int, largest: int) -> None:
-        """Note a record that says halves are done."""
-        self._done_records.append((record_offset, largest))
-        self._done_end = record_offset + 1
+    def note_op_message(self, record_offset: int, largest: int) -> None:
+        """Note an op message and the largest half offset in it."""
+        self._op_messages.append((record_offset, largest))
+        self._op_end = record_offset + 1
 
     # --------------------------------------------------------------------------------------------------------- floors
 
     def floors(self) -> tuple[int, int]:
-        """Return up to where both queues are done with: whoever reads them from there on sees all that is open."""
+        """Return the offsets of both topics from which a reader finds all open half messages."""
         half_floor = next(iter(self.halves), self._read_to)
-        records = self._done_records
+        records = self._op_messages
         while records and records[0][1] < half_floor:
             records.popleft()
-        return half_floor, records[0][0] if records else self._done_end
+        return half_floor, records[0][0] if records else self._op_end
 
     @property
     def end(self) -> int:
-        """Up to where halves have been read."""
+        """Offset up to which half messages were indexed."""
         return self._read_to
 
 
-class _Ended:
-    """ConsumerOffsets of halves that have ended, among very many."""
+class _EndedOffsets:
+    """Set of ended half messages as one byte per offset."""
 
     def __init__(self, marks: bytearray, first: int) -> None:
         self._marks = marks
@@ -207,8 +207,8 @@ class _Ended:
         return 0 <= offset - self._first < len(self._marks) and self._marks[offset - self._first] == 1
 
 
-def _open_half(half: StoredMessage, *, was_carried: bool) -> OpenHalf:
-    since_ms = half.born_at_ms if was_carried else min(half.born_at_ms, half.stored_at_ms)
+def _open_half(half: StoredMessage, *, was_moved: bool) -> OpenHalf:
+    since_ms = half.born_at_ms if was_moved else min(half.born_at_ms, half.stored_at_ms)
     if find_property(half.raw_properties, names.TRANSACTION_CHECK_TIMES) is not None:
         since_ms = 0
     immune_s = number_of(half, names.CHECK_IMMUNITY_SECONDS)

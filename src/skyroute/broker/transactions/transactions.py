@@ -1,4 +1,4 @@
-"""Transactions from their half message to their end, and asking producers who keep silent."""
+"""Transactions: half message, commit or rollback, and checks with producers that send neither."""
 
 import asyncio
 import logging
@@ -35,16 +35,16 @@ from skyroute.wire.codes import ResponseCode
 log = logging.getLogger(__name__)
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""Under whose name it is kept how far both topics are done with."""
+"""Consumer group whose offsets are the floors of the half topic and the op topic."""
 SPAN_MAX: Final = 100_000
-"""How far a half that may not be asked about yet stays behind the others: all from there on is read at a start."""
-HALVES_A_TURN: Final = 50
-"""So many halves are dealt with before others have their turn."""
+"""Offsets by which a half message that is not due may lag; the next start reads all from there on."""
+HALVES_PER_TURN: Final = 50
+"""Half messages that are handled per turn of the loop."""
 _NOT_FOUND: Final = "Find prepared transaction message failed"
 
 
-class Question(NamedTuple):
-    """What a producer is to be asked."""
+class PendingCheck(NamedTuple):
+    """A check to send to a producer of the group."""
 
     group: str
     check: TransactionCheck
@@ -74,18 +74,18 @@ class Transactions:
         self._identity = identity
         self._announce = announce
         self._open = OpenTransactions(store)
-        self._done: list[int] = []
-        """Halves that have ended, which no record says yet."""
+        self._ended: list[int] = []
+        """Offsets of ended half messages that are in no op message yet."""
         self._floors: tuple[int, int] | None = None
         self.committed = 0
         self.rolled_back = 0
-        """How many ended in which way since the start."""
+        """Commits and rollbacks since the start."""
 
     def __repr__(self) -> str:
         return f"<Transactions {self._open!r}>"
 
     def load(self) -> None:
-        """Find out which transactions are open. Called once, before anybody begins or ends one."""
+        """Find the open transactions. Called once, before the broker serves requests."""
         self._open.load(self._floor_of(HALF_TOPIC), self._floor_of(HALF_DONE_TOPIC))
         if self._open.halves:
             log.info("open transactions found count=%d", len(self._open.halves))
@@ -95,17 +95,17 @@ class Transactions:
 
     @property
     def open_count(self) -> int:
-        """How many transactions were open when that was last looked at."""
+        """Number of open transactions at the last check."""
         return len(self._open.halves)
 
     def prepare(self, draft: Draft) -> Draft:
-        """Return the half of a message, to be stored in its place.
+        """Return the half message to store instead of a message.
 
         Raises:
-            RefusedError: there are too many open transactions, or its properties are too long.
+            RefusedError: too many transactions are open, or the properties are too long.
         """
         if self._open.is_full:
-            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{OPEN_MAX} transactions are open; end some of them first")
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{OPEN_MAX} transactions are open: end some of them first")
         half = drafts.half_of(draft)
         self._open.expect_one()
         return half
@@ -113,11 +113,11 @@ class Transactions:
     # --------------------------------------------------------------------------------------------------------- ending
 
     def end(self, end: TransactionEnd, now_ms: int) -> None:
-        """Deliver a message, or drop it, as its producer says. What that does to the half is said by `write_done`.
+        """Commit or roll back a transaction. `write_op_messages` then stores that it has ended.
 
         Raises:
-            RefusedError: it is no half of this producer's, has ended already, or it is too late for an unasked word.
-            StorageError, RecordError: the message could not be stored; its half stays open.
+            RefusedError: it is not a half message of this producer, has ended already, or needs a check first.
+            StorageError, RecordError: the message could not be stored; the transaction stays open.
         """
         if end.outcome is TransactionOutcome.UNKNOWN:
             return
@@ -127,7 +127,7 @@ class Transactions:
         self._check(end, half, now_ms)
         offset = self._open.find_open(end.half_offset)
         if offset is None:
-            # Nothing is lost: whatever is still open is asked for again.
+            # Nothing is lost: open transactions are checked again.
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "the transaction has ended already")
         if end.outcome is TransactionOutcome.COMMIT:
             draft = drafts.committed(half)
@@ -137,7 +137,7 @@ class Transactions:
             self.committed += 1
         else:
             self.rolled_back += 1
-        self._done += self._open.close(offset)
+        self._ended += self._open.close(offset)
 
     def _check(self, end: TransactionEnd, half: StoredMessage, now_ms: int) -> None:
         immune_s = drafts.number_of(half, names.CHECK_IMMUNITY_SECONDS)
@@ -152,57 +152,59 @@ class Transactions:
         if half.log_position != end.log_position:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "The commit log offset wrong")
 
-    def write_done(self) -> Appended | None:
-        """Store which halves have ended; returns the last record of these, or None where there is nothing to say.
+    def write_op_messages(self) -> Appended | None:
+        """Store op messages for ended half messages; return the last one, or None if there are none.
 
-        What the disk refuses is kept, and said with the next one: a half of which nothing is said is asked for again
-        only after a restart.
+        After a failed write they are kept for the next call. A half message without an op message is checked again only
+        after a restart.
         """
         appended: Appended | None = None
-        while self._done:
-            digits = len(str(max(self._done)))
-            offsets = self._done[: max(self._config.op_message_bytes_max // (digits + 1), 1)]
-            draft = drafts.done(offsets, self._identity.raw_store_host, self._appender.now_ms())
+        while self._ended:
+            digits = len(str(max(self._ended)))
+            offsets = self._ended[: max(self._config.op_message_bytes_max // (digits + 1), 1)]
+            draft = drafts.op_message(offsets, self._identity.raw_store_host, self._appender.now_ms())
             try:
                 appended = self._appender.put_plain(draft)
             except StorageError as error:
-                log.warning("ended transactions are not written down yet count=%d reason=%s", len(self._done), error)
+                log.warning(
+                    "op message not stored, tried again later transactions=%d reason=%s", len(self._ended), error
+                )
                 return None
-            self._open.note_done_record(appended.queue_offset, max(offsets))
-            del self._done[: len(offsets)]
+            self._open.note_op_message(appended.queue_offset, max(offsets))
+            del self._ended[: len(offsets)]
         return appended
 
-    # --------------------------------------------------------------------------------------------------------- asking
+    # --------------------------------------------------------------------------------------------------------- checking
 
-    def check(self, now_ms: int) -> Iterator[Question | None]:
-        """Give what producers are to be asked, and put the halves to the end of their queue.
+    def check(self, now_ms: int) -> Iterator[PendingCheck | None]:
+        """Give the checks that are due, and move their half messages to the end of the queue.
 
-        None is given for a half that was dealt with and leaves nothing to ask: others may want their turn by then.
+        Gives None for a half message without a check, so that the caller can let other tasks run.
 
         Raises:
-            StorageError: the disk refuses; the next round goes on from there.
+            StorageError: a write failed; the next call goes on from there.
         """
         self._open.read_on()
         limit = self._open.end
         try:
             for offset, known in list(self._open.halves.items()):
                 if offset not in self._open.halves:
-                    continue  # it has ended while others were asked
+                    continue  # it has ended during this round
                 if self._is_due(known, now_ms - known.since_ms):
-                    yield self._ask(offset, known, now_ms)
+                    yield self._check_half(offset, known, now_ms)
                 elif limit - offset > SPAN_MAX:
-                    self._carry_on(offset, known)
+                    self._move_without_check(offset, known)
                     yield None
         finally:
-            self.write_done()
-            self._keep_floors()
+            self.write_op_messages()
+            self._save_floors()
 
     def _is_due(self, known: OpenHalf, age_ms: int) -> bool:
-        patience_ms = self._config.transaction_timeout_ms if known.immune_ms is None else known.immune_ms
-        # A copy was stored later than the half, so one that is born in time to come is taken for old enough.
-        return age_ms < 0 or age_ms > min(patience_ms, self._config.retention_ms)
+        wait_ms = self._config.transaction_timeout_ms if known.immune_ms is None else known.immune_ms
+        # A half message born in the future is taken for due: its store time is that of a copy.
+        return age_ms < 0 or age_ms > min(wait_ms, self._config.retention_ms)
 
-    def _ask(self, offset: int, known: OpenHalf, now_ms: int) -> Question | None:
+    def _check_half(self, offset: int, known: OpenHalf, now_ms: int) -> PendingCheck | None:
         half = self._open.half_in_log(known.position)
         if half is None:
             self._open.close(offset)
@@ -212,37 +214,37 @@ class Transactions:
             self._give_up(offset, half, times)
             return None
         try:
-            draft = drafts.asked_again(half, times + 1)
-        except RefusedError:  # its properties have no room for the count
+            draft = drafts.next_check(half, times + 1)
+        except RefusedError:  # the properties have no room for the count
             self._give_up(offset, half, times)
             return None
         appended = self._move(offset, draft)
         group = find_property(half.raw_properties, names.PRODUCER_GROUP) or ""
-        return Question(group, drafts.question(half, appended, draft, self._identity.name))
+        return PendingCheck(group, drafts.check_request(half, appended, draft, self._identity.name))
 
     def _give_up(self, offset: int, half: StoredMessage, times: int) -> None:
         self._topics.create(TopicConfig(HALF_GIVEN_UP_TOPIC, 1, 1))
         appended = self._appender.put_plain(drafts.given_up(half))
-        self._done += self._open.close(offset)
+        self._ended += self._open.close(offset)
         log.warning(
-            "transaction given up topic=%s id=%s asked=%d offset=%d",
+            "transaction given up topic=%s id=%s checks=%d offset=%d",
             find_property(half.raw_properties, names.REAL_TOPIC),
             find_property(half.raw_properties, names.UNIQUE_ID),
             times,
             appended.queue_offset,
         )
 
-    def _carry_on(self, offset: int, known: OpenHalf) -> None:
+    def _move_without_check(self, offset: int, known: OpenHalf) -> None:
         half = self._open.half_in_log(known.position)
         if half is None:
             self._open.close(offset)
             return
         try:
-            draft = drafts.carried_on(half)
-        except RefusedError:  # its properties have no room for where it was
+            draft = drafts.moved_copy(half)
+        except RefusedError:  # the properties have no room for its offset
             return
         appended = self._appender.put_plain(draft)
-        # No record says that it is done: Apache's brokers take that for the end of its copies, too.
+        # No op message: Apache's brokers would take it for the end of the copies, too.
         self._open.expect_one()
         self._open.move(offset, appended.queue_offset)
 
@@ -250,22 +252,22 @@ class Transactions:
         appended = self._appender.put_plain(draft)
         self._open.expect_one()
         self._open.move(offset, appended.queue_offset)
-        self._done.append(offset)
+        self._ended.append(offset)
         return appended
 
-    def _keep_floors(self) -> None:
-        # Those of the round before: what they rest on has reached the disk by now, whatever becomes of this process.
+    def _save_floors(self) -> None:
+        # The floors of the round before: the messages they depend on are on the disk by now.
         if self._floors is not None:
-            half_floor, done_floor = self._floors
+            half_floor, op_floor = self._floors
             self._offsets.commit(GROUP, HALF_TOPIC, drafts.HALF_QUEUE_ID, half_floor)
-            self._offsets.commit(GROUP, HALF_DONE_TOPIC, drafts.HALF_QUEUE_ID, done_floor)
+            self._offsets.commit(GROUP, HALF_DONE_TOPIC, drafts.HALF_QUEUE_ID, op_floor)
         self._floors = self._open.floors()
 
     def resume(self, log_position: int) -> Appended:
-        """Ask again for a half that was given up, as if nobody had been asked before.
+        """Check again a half message whose checks were exhausted.
 
         Raises:
-            RefusedError: there is no half at this place.
+            RefusedError: there is no half message at this position.
             StorageError: it could not be stored.
         """
         record = self._store.record_at(log_position)
@@ -275,40 +277,40 @@ class Transactions:
                 ResponseCode.SYSTEM_ERROR,
                 "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.",
             )
-        draft = drafts.asked_again(half, 0)
+        draft = drafts.next_check(half, 0)
         offset = self._open.find_open(half.queue_offset) if half.topic == HALF_TOPIC else None
         if offset is not None:
             return self._move(offset, draft)
         self._open.expect_one()
         return self._appender.put_plain(draft)
 
-    async def ask_producers(self) -> None:
-        """Ask once for all that is due."""
+    async def send_checks(self) -> None:
+        """Send all checks that are due."""
         knew_topic = self._topics.get(HALF_GIVEN_UP_TOPIC) is not None
-        asked = silent = 0
-        for turn, question in enumerate(self.check(self._appender.now_ms()), 1):
-            if turn % HALVES_A_TURN == 0:
-                self.write_done()
+        sent = unsent = 0
+        for turn, pending in enumerate(self.check(self._appender.now_ms()), 1):
+            if turn % HALVES_PER_TURN == 0:
+                self.write_op_messages()
                 await asyncio.sleep(0)
-            if question is None:
+            if pending is None:
                 continue
-            producer = self._clients.next_producer(question.group)
+            producer = self._clients.next_producer(pending.group)
             if producer is None:
-                silent += 1
+                unsent += 1
             else:
-                producer.send_oneway(encode_transaction_check(question.check))
-                asked += 1
-        if asked or silent:
-            log.info("producers asked for their transactions asked=%d nobody_there=%d", asked, silent)
+                producer.send_oneway(encode_transaction_check(pending.check))
+                sent += 1
+        if sent or unsent:
+            log.info("transaction checks sent=%d without_producer=%d", sent, unsent)
         created = self._topics.get(HALF_GIVEN_UP_TOPIC)
         if created is not None and not knew_topic:
             await self._announce([created])
 
     async def run(self) -> None:
-        """Ask again and again."""
+        """Send checks at every interval."""
         while True:
             await asyncio.sleep(self._config.transaction_check_interval_s)
             try:
-                await self.ask_producers()
+                await self.send_checks()
             except SkyrouteError as error:
-                log.warning("producers could not be asked for their transactions reason=%s", error)
+                log.warning("transaction checks failed reason=%s", error)

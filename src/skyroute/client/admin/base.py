@@ -11,7 +11,8 @@ from skyroute.client.session.session import ClientArguments, Session
 from skyroute.errors import SkyrouteError
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX, TIMER_TOPIC
 from skyroute.routing.topology import MASTER_ID, BrokerGroup, ClusterView, TopicRoute
-from skyroute.wire.calls.topics import Version, decode_cluster_view, encode_cluster_query
+from skyroute.wire.calls.topics import decode_cluster_view, encode_cluster_query
+from skyroute.wire.data_version import Version
 
 T = TypeVar("T")
 

@@ -53,9 +53,9 @@ from skyroute.wire.calls.groups import (
     encode_reset_order,
 )
 from skyroute.wire.calls.offsets import encode_offset_update
-from skyroute.wire.calls.topics import Version
 from skyroute.wire.codes import V5_0_0
 from skyroute.wire.command import Response
+from skyroute.wire.data_version import Version
 
 STATS_TIMEOUT_S: Final = 15.0
 """Timeout of a consume-stats request: the broker reads every queue of the group."""

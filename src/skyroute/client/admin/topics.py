@@ -22,7 +22,6 @@ from skyroute.wire.calls.topics import (
     QueueSpan,
     TopicConfig,
     TopicStats,
-    Version,
     decode_topic_config,
     decode_topic_list,
     decode_topic_page,
@@ -38,6 +37,7 @@ from skyroute.wire.calls.topics import (
     encode_topic_update,
 )
 from skyroute.wire.command import Response
+from skyroute.wire.data_version import Version
 
 QUEUES_OF_NEW_TOPIC: Final = 8
 """Default number of queues per broker, as in mqadmin."""

@@ -6,9 +6,10 @@ from typing import Any, Final
 import msgspec
 
 from skyroute.message.queue_ref import QueueRef
-from skyroute.wire.calls.topics import Version, page_fields, read_body, read_request, unsign_attributes
+from skyroute.wire.calls.topics import page_fields, read_body, read_request, unsign_attributes
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
+from skyroute.wire.data_version import Version
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fields import is_name, optional_int, required_name, truth
 from skyroute.wire.queue_maps import by_queue, decode_with_queue_keys, write_legacy

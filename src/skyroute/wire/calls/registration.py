@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Final, TypeVar, cast, overload
 
 import msgspec
 
@@ -23,7 +23,8 @@ from skyroute.wire import fastjson
 from skyroute.wire.calls.mapping import MappingBody, mapping_members
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import V3_0_11, V5_0_0, RequestCode
-from skyroute.wire.command import Int32, Int64, Request, Response
+from skyroute.wire.command import Int32, Request, Response
+from skyroute.wire.data_version import Version, version_members
 from skyroute.wire.errors import BodyError
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import (
@@ -66,15 +67,6 @@ _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 T = TypeVar("T")
 
 
-class _Version(msgspec.Struct, gc=False):
-    counter: Int64 = 0
-    stateVersion: Int64 = 0  # noqa: N815 - the wire's name
-    timestamp: Int64 = 0
-
-    def value(self) -> DataVersion:
-        return DataVersion(self.stateVersion, self.timestamp, self.counter)
-
-
 class _Topic(msgspec.Struct, gc=False, rename={"read_queues": "readQueueNums", "write_queues": "writeQueueNums"}):
     read_queues: Int32 = 16
     write_queues: Int32 = 16
@@ -87,7 +79,7 @@ _part_decoder: Final = msgspec.json.Decoder(dict[str, _Topic], strict=False)
 
 class _TopicConfigs(msgspec.Struct):
     topicConfigTable: dict[str, _Topic] = {}  # noqa: N815 - the wire's name
-    dataVersion: _Version | None = None  # noqa: N815 - the wire's name
+    dataVersion: Version | None = None  # noqa: N815 - the wire's name
     topicQueueMappingInfoMap: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
 
 
@@ -95,7 +87,7 @@ class _LongConfigs(msgspec.Struct):
     """As `_TopicConfigs`; the topics are read later, in steps."""
 
     topicConfigTable: msgspec.Raw = msgspec.Raw(b"{}")  # noqa: N815 - the wire's name
-    dataVersion: _Version | None = None  # noqa: N815 - the wire's name
+    dataVersion: Version | None = None  # noqa: N815 - the wire's name
     topicQueueMappingInfoMap: dict[str, MappingBody] | None = None  # noqa: N815 - the wire's name
 
 
@@ -171,8 +163,8 @@ def _plain_body(table: TopicTable, configs: Collection[TopicConfig]) -> bytes:
     # Only the maps by queue id need Java's dialect.
     return _PLAIN_FORM % (
         fastjson.dumps(list(table.filter_servers or ()), Dialect.LEGACY),
-        fastjson.dumps(_version_members(table.version), Dialect.LEGACY),
-        fastjson.dumps(_version_members(DataVersion()), Dialect.LEGACY),
+        fastjson.dumps(version_members(table.version), Dialect.LEGACY),
+        fastjson.dumps(version_members(DataVersion()), Dialect.LEGACY),
         _encode_topics(list(configs)),
         fastjson.dumps({topic: mapping_members(mapping) for topic, mapping in table.mappings.items()}, Dialect.LEGACY),
     )
@@ -189,7 +181,7 @@ def _encode_topics(configs: Sequence[TopicConfig]) -> bytes:
 
 def _compressed_body(table: TopicTable, configs: Collection[TopicConfig]) -> bytes:
     """Write counted pieces, deflated; the section of mappings is there because our version says so."""
-    pieces = [_piece(fastjson.dumps(_version_members(table.version), Dialect.LEGACY)), _INT32.pack(len(configs))]
+    pieces = [_piece(fastjson.dumps(version_members(table.version), Dialect.LEGACY)), _INT32.pack(len(configs))]
     for config in configs:
         queues = f"{config.read_queues} {config.write_queues} {int(config.permission)}"
         attributes = fastjson.write(config.attributes, Dialect.LEGACY)
@@ -207,10 +199,6 @@ def _piece(content: bytes) -> bytes:
 
 def _truth(value: bool) -> str:  # noqa: FBT001 - it is the value itself
     return "true" if value else "false"
-
-
-def _version_members(version: DataVersion) -> dict[str, Any]:
-    return {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
 
 
 def body_fingerprint(request: Request) -> Generator[None, None, bytes]:
@@ -492,7 +480,7 @@ class _Reader:
 
 def _decode_compressed(inflated: bytes, *, with_mappings: bool) -> Generator[None, None, TopicTable]:
     reader = _Reader(inflated)
-    version = _decode_json(reader.piece(), _Version).value()
+    version = _decode_json(reader.piece(), Version).value()
     topics: dict[str, QueueSettings] = {}
     shared: dict[QueueSettings, QueueSettings] = {}
     topic_count = reader.count()
@@ -625,7 +613,7 @@ def encode_heartbeat(registration: Registration) -> Request:
 
 def encode_version_query(registration: Registration, version: DataVersion) -> Request:
     """Ask whether a name server knows an edition of a broker's topics; it also says that the broker is alive."""
-    body = fastjson.dumps(_version_members(version), Dialect.LEGACY)
+    body = fastjson.dumps(version_members(version), Dialect.LEGACY)
     return Request(RequestCode.QUERY_DATA_VERSION, _broker_fields(registration), body=body)
 
 
@@ -649,10 +637,10 @@ def decode_data_version(body: bytes) -> DataVersion | None:
     Raises:
         BodyError: it cannot be read.
     """
-    return _decode_json(body, _Version).value() if body not in (b"", b"null") else None
+    return _decode_json(body, Version).value() if body not in (b"", b"null") else None
 
 
 def encode_version_reply(known: DataVersion | None, *, changed: bool) -> Response:
     """Write the version known here, and whether it differs from the asker's."""
-    body = b"" if known is None else fastjson.dumps(_version_members(known), Dialect.LEGACY)
+    body = b"" if known is None else fastjson.dumps(version_members(known), Dialect.LEGACY)
     return Response(fields={"changed": _truth(changed)}, body=body)

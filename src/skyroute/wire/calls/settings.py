@@ -11,6 +11,7 @@ from skyroute.wire import fastjson
 from skyroute.wire.calls.topics import read_body
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int64, Request, Response
+from skyroute.wire.data_version import version_members
 from skyroute.wire.errors import FieldError
 from skyroute.wire.fields import required_name
 from skyroute.wire.queue_maps import write_legacy
@@ -52,8 +53,7 @@ def encode_broker_settings_update(settings: Mapping[str, str]) -> Request:
 
 def encode_settings_answer(text: str, version: DataVersion) -> Response:
     """Write a broker's settings, which are lines of text already, and their edition."""
-    members = {"counter": version.counter, "stateVersion": version.state_version, "timestamp": version.timestamp_ms}
-    return Response(fields={"version": write_legacy(members)}, body=text.encode("utf-8", "replace"))
+    return Response(fields={"version": write_legacy(version_members(version))}, body=text.encode("utf-8", "replace"))
 
 
 def encode_name_server_settings_query() -> Request:

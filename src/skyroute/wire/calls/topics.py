@@ -12,6 +12,7 @@ from skyroute.routing.topology import BrokerGroup, ClusterView, Permission
 from skyroute.wire import fastjson
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Int32, Int64, Request, Response
+from skyroute.wire.data_version import Version
 from skyroute.wire.errors import BodyError, FieldError
 from skyroute.wire.fields import optional_int, required_int32, truth
 from skyroute.wire.queue_maps import QueueKeys, by_queue, decode_with_queue_keys, separated, write_legacy
@@ -297,14 +298,6 @@ def decode_topic_config(body: bytes) -> TopicConfig:
 def encode_topic_config(config: TopicConfig) -> Response:
     """Tell the settings of one topic."""
     return Response(body=msgspec.json.encode(config))
-
-
-class Version(msgspec.Struct, frozen=True, rename="camel"):
-    """Tells one state of a broker's table from the next."""
-
-    counter: Int64 = 0
-    state_version: Int64 = 0
-    timestamp: Int64 = 0
 
 
 def page_fields(kind: str, start: int, version: Version | None) -> dict[str, str]:

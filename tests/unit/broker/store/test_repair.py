@@ -13,7 +13,7 @@ from skyroute.broker.store.verification.filler import FILLER_BYTES_MIN, fill
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.repair import Repair, Repaired
 from skyroute.broker.store.verification.verify import StoreCheck
-from skyroute.broker.tables.stored_tables import TABLES
+from skyroute.broker.table_readers import TABLES
 from skyroute.files.errors import StorageError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import decode_record

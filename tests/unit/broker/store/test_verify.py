@@ -14,7 +14,7 @@ from skyroute.broker.scheduling.timer_check import TimerCheck, TimerProgress, da
 from skyroute.broker.store.errors import StoreLockedError
 from skyroute.broker.store.verification.findings import Report
 from skyroute.broker.store.verification.verify import StoreCheck
-from skyroute.broker.tables.stored_tables import TABLES
+from skyroute.broker.table_readers import TABLES
 from skyroute.files.errors import StorageError
 from skyroute.message.message import StoredMessage
 from skyroute.message.record import encode_record

@@ -1,4 +1,4 @@
-"""Parsers for the table files of a broker, to verify a store while no broker runs on it."""
+"""Parsers for the table files of a broker, to verify a store without a running broker."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
@@ -12,11 +12,11 @@ from skyroute.broker.tables.topics import read_topics
 
 
 def _topics(raw: object) -> Collection[str]:
-    return read_topics(raw).topics
+    return read_topics(raw).configs
 
 
 def _groups(raw: object) -> Collection[str]:
-    return read_groups(raw).groups
+    return read_groups(raw).groups.configs
 
 
 def _offsets(raw: object) -> Collection[str]:
