@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from skyroute.remoting.dispatch import InTurn
 from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.wire.command import Response
+from skyroute.wire.fast_path import PreparedResponse
 
 LIST_BYTES_MAX: Final = 64 * 1024 * 1024
 """Maximum size of one list, and of all cached lists."""
@@ -113,4 +114,4 @@ def _response(key: Hashable, pieces: list[bytes]) -> Response:
         return Response.error(f"the list {key} takes {size} bytes; at most {LIST_BYTES_MAX} are sent")
     if size <= SHARED_BYTES:
         return Response(body=b"".join(pieces))
-    return Response(more=tuple(map(memoryview, pieces)))
+    return PreparedResponse(more=tuple(map(memoryview, pieces)))

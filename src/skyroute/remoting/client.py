@@ -12,9 +12,10 @@ from skyroute.remoting.address import split_address
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
 from skyroute.remoting.log_backoff import LogBackoff
-from skyroute.wire.command import Request, Response, WrittenRequest
+from skyroute.wire.command import Request, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, OpenCall
-from skyroute.wire.header import as_response, response_head
+from skyroute.wire.fast_path import PreparedRequest, response_pieces
+from skyroute.wire.header import as_response
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Channel(asyncio.Protocol):
         self._reason = reason
         self._transport.abort()
 
-    async def call(self, request: Request | WrittenRequest, timeout_s: float = 3.0) -> Response:
+    async def call(self, request: Request | PreparedRequest, timeout_s: float = 3.0) -> Response:
         """Send a request and wait for its answer.
 
         Raises:
@@ -128,7 +129,7 @@ class Channel(asyncio.Protocol):
             self.give_up(call)
             raise
 
-    def begin(self, request: Request | WrittenRequest, timeout_s: float) -> Call:
+    def begin(self, request: Request | PreparedRequest, timeout_s: float) -> Call:
         """Send a request. Whoever waits for its answer says so if they stop: `give_up`.
 
         Raises:
@@ -205,8 +206,7 @@ class Channel(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             self._hang_up(f"{self.address} asks and takes no answers")
         else:
-            head = response_head(response, request.request_id, request.form)
-            self._write(b"".join((head, response.body, *response.more)))
+            self._write(b"".join(response_pieces(response, request.request_id, request.form)))
 
     def _write(self, frame: bytes) -> None:
         """Write a frame at the end of this turn of the loop, together with those of other tasks."""

@@ -24,7 +24,8 @@ from skyroute.wire.codes import ABANDONABLE, QUESTIONS
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
 from skyroute.wire.errors import FrameError
-from skyroute.wire.header import as_response, decode_command, response_head
+from skyroute.wire.fast_path import PreparedResponse, response_pieces
+from skyroute.wire.header import as_response
 
 log = logging.getLogger(__name__)
 
@@ -322,18 +323,18 @@ class Connection(asyncio.Protocol):
     def _answer(self, frames: list[bytes]) -> None:
         """Process frames in order for one share of time; the rest waits."""
         context, pending, writer = self._context, self._pending, self.writer
-        find_repeat, monotonic = context.dispatcher.repeats.find, context.clock.monotonic
+        find_cached, monotonic = context.dispatcher.fast_path.find, context.clock.monotonic
         context.dispatcher.free_since = began = now = self.active_at
         out: list[Piece] = []
         size = 0
         try:
             for at, frame in enumerate(frames):
-                known = find_repeat(frame)
-                if known is None:
+                cached = find_cached(frame)
+                if cached is None:
                     size += self._carry_out(frame, out)
                 else:
-                    out += known
-                    size += len(known[3])
+                    out += cached
+                    size += len(cached[3])
                     if size <= OUTBOX_BYTES_MAX and (at + 1) % CACHED_PER_CHECK:
                         continue
                 now = monotonic()
@@ -358,7 +359,8 @@ class Connection(asyncio.Protocol):
 
     def _carry_out(self, frame: bytes, out: list[Piece]) -> int:
         """Process one request; add its response, if it is ready, to `out` and return the size of its body."""
-        request, dispatcher = decode_command(frame), self._context.dispatcher
+        dispatcher = self._context.dispatcher
+        request = dispatcher.fast_path.decode(frame)
         if request.flag & FLAG_RESPONSE:
             call = self._conversation.match(request)
             if call is None:
@@ -370,12 +372,14 @@ class Connection(asyncio.Protocol):
         if (is_oneway and request.code in QUESTIONS) or (self._pending.has_hung_up and request.code in ABANDONABLE):
             return 0
         response = dispatcher.answer(request, self.peer)
-        if type(response) is not Response:
+        if not isinstance(response, Response):
             self._pending.add(self, request, len(frame), response, self._context.spawn)
             return 0
         if is_oneway:
             return 0
-        out += (response_head(response, request.request_id, request.form), response.body, *response.more)
-        if response.lasting:
+        out += response_pieces(response, request.request_id, request.form)
+        if not isinstance(response, PreparedResponse):
+            return len(response.body)
+        if response.is_cacheable:
             dispatcher.keep(frame, request, response)
-        return response.body_bytes if response.more else len(response.body)
+        return response.body_bytes

@@ -10,7 +10,7 @@ from skyroute.errors import SkyrouteError
 from skyroute.remoting.errors import ConnectionLostError, RefusedError
 from skyroute.wire.codes import V5_3_1, ResponseCode
 from skyroute.wire.command import Request, Response
-from skyroute.wire.repeats import Repeats
+from skyroute.wire.fast_path import FastPath
 
 log = logging.getLogger(__name__)
 
@@ -112,15 +112,15 @@ Handler = Callable[[Request, Peer], Answer]
 class Dispatcher:
     """Answers requests by their code; turns whatever a handler raises into an answer."""
 
-    __slots__ = ("_draining", "_handlers", "free_since", "repeats")
+    __slots__ = ("_draining", "_handlers", "fast_path", "free_since")
 
-    def __init__(self, handlers: Mapping[int, Handler], repeats: Repeats | None = None) -> None:
+    def __init__(self, handlers: Mapping[int, Handler], fast_path: FastPath | None = None) -> None:
         self._handlers = dict(handlers)
         self._draining = False
         self.free_since = 0.0
         """When the requests that are about to be answered were read: asking the clock for each would be dear."""
-        self.repeats = repeats or Repeats()
-        """Answers that handlers marked as lasting; whoever changes what they say makes this forget."""
+        self.fast_path = fast_path or FastPath()
+        """Cached responses, which the handlers' owner makes it forget after a change, and direct decoders."""
 
     def answer_with(self, handlers: Mapping[int, Handler]) -> None:
         """Say who answers what, for a server whose handlers need to know where it listens."""
@@ -129,12 +129,12 @@ class Dispatcher:
     def drain(self) -> None:
         """Be about to stop: send away peers that understand it, and still serve the others."""
         self._draining = True
-        self.repeats.forget()
+        self.fast_path.forget()
 
     def keep(self, frame: bytes, request: Request, response: Response) -> None:
-        """Remember a lasting answer for the next one who asks the same."""
+        """Cache a response for equal requests."""
         if not self._draining:
-            self.repeats.remember(frame, request, response)
+            self.fast_path.remember(frame, request, response)
 
     def answer(self, request: Request, peer: Peer) -> Answer:
         """Carry out a request."""

@@ -11,7 +11,7 @@ from skyroute.remoting.limits import ByteBudget, ByteCount, CloseLog
 from skyroute.remoting.tls import TlsStream
 from skyroute.wire.command import Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
-from skyroute.wire.header import response_head
+from skyroute.wire.fast_path import response_pieces
 
 
 class ResponseWriter:
@@ -72,8 +72,7 @@ class ResponseWriter:
 
     def respond(self, response: Response, request_id: int, form: int) -> None:
         """Write a response."""
-        head = response_head(response, request_id, form)
-        self.put((head, response.body, *response.more), response.body_bytes)
+        self.put(response_pieces(response, request_id, form), response.body_bytes)
 
     def flush(self) -> None:
         """Write the outbox."""

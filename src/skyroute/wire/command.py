@@ -1,6 +1,5 @@
 """One thing said by one peer to another: a request or a response."""
 
-from collections.abc import Sequence
 from typing import Annotated, Final, Self
 
 import msgspec
@@ -44,14 +43,6 @@ class Request(msgspec.Struct, gc=False):
         return bool(self.flag & FLAG_ONEWAY)
 
 
-class WrittenRequest(msgspec.Struct, frozen=True, gc=False):
-    """A request whose header is written already, in JSON, but for the number and the brace at its end."""
-
-    code: int
-    header: bytes
-    body: bytes
-
-
 class Response(msgspec.Struct, frozen=True, gc=False):
     """What a peer is told. It knows nothing of who asked, so one can answer many."""
 
@@ -60,17 +51,11 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     fields: dict[str, str] | None = None
     body: bytes = b""
     version: int = OUR_VERSION
-    more: Sequence[memoryview] = ()
-    """Further pieces of a long body, behind `body`; they are written without being copied together."""
-    header: bytes = b""
-    """Its header in JSON up to the number, where its giver has written it already, for whoever asks in that form."""
-    lasting: bool = False
-    """The same question has the same answer until its giver says otherwise: see `wire.repeats`."""
 
     @property
     def body_bytes(self) -> int:
-        """How long the whole body is."""
-        return len(self.body) + sum(map(len, self.more)) if self.more else len(self.body)
+        """Length of the whole body."""
+        return len(self.body)
 
     @classmethod
     def error(cls, remark: str, code: int = ResponseCode.SYSTEM_ERROR) -> Self:

@@ -1,7 +1,6 @@
 """Headers of frames, in both forms: JSON, and RocketMQ's own binary one."""
 
 import re
-from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
 from typing import Any, Final
@@ -11,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from skyroute.wire import fastjson
 from skyroute.wire.codes import LANGUAGES, OUR_VERSION
-from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response, WrittenRequest
+from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response
 from skyroute.wire.errors import FrameError, HeaderError
 
 _TWO_WORDS: Final = Struct(">II")
@@ -29,18 +28,6 @@ HEADER_BYTES_MAX: Final = 0xFFFFFF
 
 _decode_strict_json: Final = msgspec.json.Decoder(Request).decode
 _encode_json: Final = msgspec.json.Encoder().encode
-
-
-_STRAIGHT: Final[dict[bytes, Callable[[bytes], Request | None]]] = {}
-"""Who reads headers that begin so straight into what their handler works with."""
-_START_BYTES: Final = len(b'{"code":310,')
-
-
-def read_straight(code: int, decode: Callable[[bytes], Request | None]) -> None:
-    """Have headers of a request, in JSON, read by `decode`. It may return None: then they are read as any other."""
-    start = b'{"code":%d,' % code
-    assert len(start) == _START_BYTES
-    _STRAIGHT[start] = decode
 
 
 def decode_command(frame: bytes) -> Request:
@@ -67,9 +54,6 @@ def decode_request_header(form: int, header: bytes) -> Request:
         HeaderError: it is neither, or does not parse.
     """
     if form == FORM_JSON:
-        straight = _STRAIGHT.get(header[:_START_BYTES])
-        if straight is not None and (request := straight(header)) is not None:
-            return request
         try:
             return _decode_strict_json(header)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -191,9 +175,7 @@ def _take_text(header: bytes, at: int, length: int) -> tuple[str, int]:
 
 def response_head(response: Response, request_id: int, form: int) -> bytes:
     """Write all of a response's frame but the body. Only responses without one have headers of any length."""
-    if response.header:
-        header = b'%b,"opaque":%d}' % (response.header, request_id)
-    elif form == FORM_BINARY:
+    if form == FORM_BINARY:
         header = _encode_binary(
             response.code, response.version, request_id, FLAG_RESPONSE, response.remark, response.fields
         )
@@ -212,29 +194,17 @@ def response_head(response: Response, request_id: int, form: int) -> bytes:
             f"the answer's header would take {len(header)} bytes; {HEADER_BYTES_MAX} are possible"
         )
         return response_head(too_long, request_id, form)
-    body_bytes = response.body_bytes if response.more else len(response.body)
-    return _TWO_WORDS.pack(4 + len(header) + body_bytes, form << 24 | len(header)) + header
+    return _TWO_WORDS.pack(4 + len(header) + response.body_bytes, form << 24 | len(header)) + header
 
 
-def encode_request(
-    request: Request | WrittenRequest, request_id: int, language: str = OURS, flag: int | None = None
-) -> bytes:
-    """Write a request's whole frame; `flag` replaces the flag of a `Request`."""
-    if isinstance(request, WrittenRequest):
-        header, body = b'%b,"opaque":%d}' % (request.header, request_id), request.body
-        return _TWO_WORDS.pack(4 + len(header) + len(body), len(header)) + header + body
+def encode_request(request: Request, request_id: int, language: str = OURS, flag: int | None = None) -> bytes:
+    """Encode a request's whole frame; `flag` replaces its flag."""
     encode = _encode_binary if request.form == FORM_BINARY else _encode_json_header
     version = request.version or OUR_VERSION
     flag = request.flag if flag is None else flag
     header = encode(request.code, version, request_id, flag, request.remark, request.fields or None, language)
     body = request.body
     return _TWO_WORDS.pack(4 + len(header) + len(body), request.form << 24 | len(header)) + header + body
-
-
-def start_of_header(code: int, fields: dict[str, str]) -> bytes:
-    """Write the header of a request in JSON up to these fields, which others can follow, and then the number."""
-    members = {"code": code, "flag": 0, "language": OURS, "serializeTypeCurrentRPC": "JSON", "version": OUR_VERSION}
-    return _encode_json(members | {"extFields": fields})[:-2]
 
 
 class _JsonHeader(msgspec.Struct, gc=False):

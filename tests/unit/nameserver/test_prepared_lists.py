@@ -18,6 +18,7 @@ from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings
 from skyroute.wire.command import Request, Response
+from skyroute.wire.fast_path import PreparedResponse
 from tests.support.clock import ManualClock
 from tests.unit.routing.brokers import registration
 
@@ -50,6 +51,7 @@ async def settle(answer: Answer) -> Response:
 
 
 def number(response: Response) -> bytes:
+    assert isinstance(response, PreparedResponse)
     return bytes(response.more[0])
 
 
@@ -64,6 +66,7 @@ async def test_a_long_list_is_made_in_steps_and_then_kept(lists: Lists) -> None:
     made = await first.work
     assert lists.ask() is made
     assert lists.made == 1
+    assert isinstance(made, PreparedResponse)
     assert all(isinstance(piece, memoryview) for piece in made.more)
 
 

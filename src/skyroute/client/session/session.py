@@ -33,8 +33,9 @@ from skyroute.routing.topology import MASTER_ID, TopicRoute
 from skyroute.wire.calls.clients import ConsumerData, encode_heartbeat, encode_unregistration
 from skyroute.wire.calls.route import decode_route, encode_route_query
 from skyroute.wire.codes import RequestCode, ResponseCode
-from skyroute.wire.command import Request, Response, WrittenRequest
+from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError
+from skyroute.wire.fast_path import PreparedRequest
 
 log = logging.getLogger(__name__)
 
@@ -293,7 +294,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------------- calls
 
-    async def call(self, address: str, request: Request | WrittenRequest, timeout_s: float | None = None) -> Response:
+    async def call(self, address: str, request: Request | PreparedRequest, timeout_s: float | None = None) -> Response:
         """Ask whoever is at an address, and return the answer, whatever it is.
 
         Raises:
