@@ -345,7 +345,7 @@ async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered_un
             answered_before.append(sum(map(has_heard, clients)))
             return Response()
 
-        host.server._context.dispatcher.answer_with({GREET: look})
+        host.server._context.dispatcher.set_handlers({GREET: look})
         for number, client in enumerate(clients):
             client.sendall(encode(RawRequest(GREET), number))  # the loop has no turn meanwhile
         await eventually(lambda: all(map(has_heard, clients)))
@@ -359,7 +359,7 @@ async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_tur
         asyncio.get_running_loop().call_soon(partial(connection.close, "enough"))
         return Response(remark="the last word")
 
-    host.server._context.dispatcher.answer_with({GREET: answer_and_close})
+    host.server._context.dispatcher.set_handlers({GREET: answer_and_close})
     assert (await guest.call(GREET)).remark == "the last word"
     await eventually(lambda: not host.server._connections)
 
@@ -381,7 +381,7 @@ async def test_what_a_server_asks_does_not_overtake_what_it_answered(host: Host,
         asyncio.get_running_loop().call_soon(peer.send_oneway, Request(77))
         return Response(body=request.body)
 
-    host.server._context.dispatcher.answer_with({ECHO: answer_and_ask})
+    host.server._context.dispatcher.set_handlers({ECHO: answer_and_ask})
     await guest.write(encode(RawRequest(ECHO, body=b"first"), 500))
     heard = [await guest.receive() for _ in range(2)]
     assert (heard[0].opaque, heard[0].body) == (500, b"first")

@@ -14,7 +14,7 @@ import pytest
 
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.connection import CACHED_PER_CHECK
-from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, Dispatcher, OrderedResponse, Peer
 from skyroute.remoting.fair_queue import SHARE_S, TURN_S
 from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner
@@ -103,10 +103,10 @@ class Asked:
         return PreparedResponse(is_cacheable=True)
 
     def _long(self, request: Request, peer: Peer) -> Answer:
-        return InTurn(self.step_runner.run(self._steps(peer)))
+        return OrderedResponse(self.step_runner.run(self._steps(peer)))
 
     def _long_change(self, request: Request, peer: Peer) -> Answer:
-        return InTurn(self.step_runner.run(self._change_steps()))
+        return OrderedResponse(self.step_runner.run(self._change_steps()))
 
     def _change_steps(self) -> Generator[None, None, Response]:
         while not self.may_change:

@@ -93,7 +93,7 @@ class Broker:
             )
             parts.load()
             handlers = parts.handlers()
-            dispatcher.answer_with(handlers)
+            dispatcher.set_handlers(handlers)
             await server.serve()
             if config.listen_port:
                 await self._open_fast_port(tls, handlers)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
-from skyroute.remoting.dispatch import InTurn
+from skyroute.remoting.dispatch import OrderedResponse
 from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.wire.command import Response
 from skyroute.wire.fast_path import PreparedResponse
@@ -48,7 +48,7 @@ class PreparedLists:
         self._revision = 0
         self._asked = 0
 
-    def answer(self, key: Hashable, size: int, write: Callable[[], Pieces]) -> Response | InTurn:
+    def answer(self, key: Hashable, size: int, write: Callable[[], Pieces]) -> Response | OrderedResponse:
         """Return the list of this name, from the cache if it is current.
 
         Args:
@@ -61,7 +61,7 @@ class PreparedLists:
             return made.response
         self._asked += 1
         steps = self._make(key, write, self._asked)
-        return run_through(steps) if size <= STEP else InTurn(self._step_runner.run(steps))
+        return run_through(steps) if size <= STEP else OrderedResponse(self._step_runner.run(steps))
 
     def forget(self) -> None:
         """Invalidate all cached lists."""

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from operator import add
 from typing import Final, NamedTuple, TypeVar
 
-from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, Handler, InTurn, Peer, failure
+from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, Handler, OrderedResponse, Peer, failure
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import FLAG_ONEWAY, Request, Response
 from skyroute.wire.fast_path import FastPath
@@ -97,10 +97,10 @@ class CountingDispatcher(Dispatcher):
         self._shortest_s = times.bounds_s[0]
 
     def answer(self, request: Request, peer: Peer) -> Answer:
-        began = self.free_since
+        began = self.read_at
         answer = Dispatcher.answer(self, request, peer)
         if isinstance(answer, Response):
-            self.free_since = now = self._monotonic()
+            self.read_at = now = self._monotonic()
             took_s = now - began
             times = None if answer.code or request.flag & FLAG_ONEWAY else self._served.get(request.code)
             if times is None or took_s > self._shortest_s:
@@ -111,8 +111,8 @@ class CountingDispatcher(Dispatcher):
             return answer
         if isinstance(answer, DeferredResponse):
             return self._when_given(request, answer, began)
-        if isinstance(answer, InTurn):
-            return InTurn(self._when_done(request, peer, answer.work, began))
+        if isinstance(answer, OrderedResponse):
+            return OrderedResponse(self._when_done(request, peer, answer.work, began))
         return self._when_done(request, peer, answer, began)
 
     def _when_given(self, request: Request, answer: DeferredResponse, began: float) -> DeferredResponse:

@@ -29,7 +29,7 @@ class BusyPolling:
         self._heard_at = 0.0
         self._looks_left = 0
 
-    def heard(self, now: float) -> None:
+    def note_read(self, now: float) -> None:
         """Note that something was read."""
         self.reads += 1
         if self._looks_left:

@@ -95,7 +95,7 @@ class Channel(asyncio.Protocol):
                     call.frame = b""
 
     def data_received(self, data: bytes) -> None:
-        self._polling.heard(monotonic())
+        self._polling.note_read(monotonic())
         conversation = self._conversation
         for call, command in conversation.receive(data):
             if call is None:

@@ -20,7 +20,7 @@ from skyroute.remoting.pending_responses import PendingResponses
 from skyroute.remoting.response_writer import ResponseWriter
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.waiting_input import WaitingInput
-from skyroute.wire.codes import ABANDONABLE, QUESTIONS
+from skyroute.wire.codes import CANCELLABLE_CODES, READ_CODES
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
 from skyroute.wire.errors import FrameError
@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         if self.writer.has_progress():
             self.active_at = now
         # Unless we read, asyncio does not report the end of a connection.
-        if self._pending.has_abandonable_work and self._input.is_paused and not self._transport.is_closing():
+        if self._pending.has_cancellable_work and self._input.is_paused and not self._transport.is_closing():
             poll = select.poll()
             poll.register(self._transport.get_extra_info("socket").fileno(), _HANG_UP)
             if poll.poll(0):
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
             self.count_bytes()
         if frames and self.closing_since is None:
             self.active_at = now
-            self._context.polling.heard(now)
+            self._context.polling.note_read(now)
             self._answer(frames)
         if decoder.failure is not None:
             self._close_if_broken()
@@ -324,7 +324,7 @@ class Connection(asyncio.Protocol):
         """Process frames in order for one share of time; the rest waits."""
         context, pending, writer = self._context, self._pending, self.writer
         find_cached, monotonic = context.dispatcher.fast_path.find, context.clock.monotonic
-        context.dispatcher.free_since = began = now = self.active_at
+        context.dispatcher.read_at = began = now = self.active_at
         out: list[Piece] = []
         size = 0
         try:
@@ -369,7 +369,9 @@ class Connection(asyncio.Protocol):
                 call.waiter.set_result(as_response(request))
             return 0
         is_oneway = request.flag & FLAG_ONEWAY
-        if (is_oneway and request.code in QUESTIONS) or (self._pending.has_hung_up and request.code in ABANDONABLE):
+        if (is_oneway and request.code in READ_CODES) or (
+            self._pending.has_hung_up and request.code in CANCELLABLE_CODES
+        ):
             return 0
         response = dispatcher.answer(request, self.peer)
         if not isinstance(response, Response):

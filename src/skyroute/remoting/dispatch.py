@@ -55,17 +55,17 @@ class Peer:
             raise ConnectionLostError(f"{self.address} is gone")
         return await self.caller.call(request, timeout_s)
 
-    def is_worth_a_line(self) -> bool:
+    def count_refusal(self) -> bool:
         """Count a refusal; true for the 1st, 2nd, 4th, 8th …, so that one peer cannot flood the log."""
         self.refusals += 1
         return self.refusals.bit_count() == 1
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
+class OrderedResponse:
     """A response that takes a while; later requests of the same connection wait for it.
 
-    If the connection ends, work on a request in `wire.codes.ABANDONABLE` is cancelled, and all other work is finished.
+    If the connection ends, work on a request in `wire.codes.CANCELLABLE_CODES` is cancelled, and all other work is finished.
     See `remoting/stepwise.py` for long work in steps.
     """
 
@@ -95,7 +95,7 @@ class DeferredResponse:
             receive(self._response)
 
 
-async def settle(answer: "Response | DeferredResponse") -> Response:
+async def wait_for_response(answer: "Response | DeferredResponse") -> Response:
     """Wait for an answer that may be given later."""
     if isinstance(answer, Response):
         return answer
@@ -104,7 +104,7 @@ async def settle(answer: "Response | DeferredResponse") -> Response:
     return await given
 
 
-Answer = Response | InTurn | DeferredResponse | Awaitable[Response]
+Answer = Response | OrderedResponse | DeferredResponse | Awaitable[Response]
 Handler = Callable[[Request, Peer], Answer]
 """Answers one kind of request. A plain function runs whole before anything else does."""
 
@@ -112,17 +112,17 @@ Handler = Callable[[Request, Peer], Answer]
 class Dispatcher:
     """Answers requests by their code; turns whatever a handler raises into an answer."""
 
-    __slots__ = ("_draining", "_handlers", "fast_path", "free_since")
+    __slots__ = ("_draining", "_handlers", "fast_path", "read_at")
 
     def __init__(self, handlers: Mapping[int, Handler], fast_path: FastPath | None = None) -> None:
         self._handlers = dict(handlers)
         self._draining = False
-        self.free_since = 0.0
+        self.read_at = 0.0
         """When the requests that are about to be answered were read: asking the clock for each would be dear."""
         self.fast_path = fast_path or FastPath()
         """Cached responses, which the handlers' owner makes it forget after a change, and direct decoders."""
 
-    def answer_with(self, handlers: Mapping[int, Handler]) -> None:
+    def set_handlers(self, handlers: Mapping[int, Handler]) -> None:
         """Say who answers what, for a server whose handlers need to know where it listens."""
         self._handlers = dict(handlers)
 
@@ -153,7 +153,7 @@ class Dispatcher:
 def failure(error: Exception, request: Request, peer: Peer) -> Response:
     """Answer for a handler that raised: the peer's fault with its reason, ours with a log line of its own."""
     if isinstance(error, SkyrouteError):
-        if peer.is_worth_a_line():
+        if peer.count_refusal():
             log.log(
                 logging.INFO if isinstance(error, RefusedError) else logging.WARNING,
                 "request refused code=%d peer=%s refusals=%d reason=%s",
@@ -165,7 +165,7 @@ def failure(error: Exception, request: Request, peer: Peer) -> Response:
         if isinstance(error, RefusedError):
             return Response(error.code, str(error), None if error.fields is None else dict(error.fields))
         return Response.error(str(error))
-    if peer.is_worth_a_line():  # rate-limited: a traceback is long, and a peer can repeat the request
+    if peer.count_refusal():  # rate-limited: a traceback is long, and a peer can repeat the request
         log.error(
             "request failed code=%d peer=%s refusals=%d", request.code, peer.address, peer.refusals, exc_info=error
         )

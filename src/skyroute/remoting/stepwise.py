@@ -1,10 +1,10 @@
 """Long work in steps, so that other requests are answered in between.
 
 A handler writes long work as a generator that yields between its steps and returns its `Response`, and answers with
-`InTurn(step_runner.run(steps))`. Rules for such a generator:
+`OrderedResponse(step_runner.run(steps))`. Rules for such a generator:
 
 - A step takes at most a few milliseconds; what is shared may have changed when it goes on after a `yield`.
-- If the peer hangs up, the work on a request in `wire.codes.ABANDONABLE` is closed at its next `yield`. Work on any
+- If the peer hangs up, the work on a request in `wire.codes.CANCELLABLE_CODES` is closed at its next `yield`. Work on any
   other request changes something, and is finished.
 - Later requests of the same connection wait for it: each connection has at most one such work.
 
@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from skyroute.clock import Clock
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Answer, InTurn
+from skyroute.remoting.dispatch import Answer, OrderedResponse
 from skyroute.wire.command import Response
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class StepRunner:
         except StopIteration as end:
             response: Response = end.value
             return response
-        return InTurn(self.run(steps))
+        return OrderedResponse(self.run(steps))
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         """Do all steps and return the result. If this is cancelled, the generator is closed."""

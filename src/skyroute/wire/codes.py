@@ -128,7 +128,7 @@ class RequestCode(IntEnum):
     BATCH_ACK_MESSAGE = 200151
 
 
-QUESTIONS: Final = frozenset(
+READ_CODES: Final = frozenset(
     map(
         int,
         (
@@ -196,7 +196,7 @@ QUESTIONS: Final = frozenset(
 QUERY_DATA_VERSION is not one of them: name servers take it as a heartbeat.
 """
 
-ABANDONABLE: Final = QUESTIONS | {RequestCode.REGISTER_BROKER}
+CANCELLABLE_CODES: Final = READ_CODES | {RequestCode.REGISTER_BROKER}
 """Requests whose work is cancelled when the peer hangs up: they change nothing, or all in one step."""
 
 

@@ -25,7 +25,7 @@ from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.host import encode_host
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.wire.calls.topics import TopicConfig
@@ -169,7 +169,7 @@ class State:
         answer: Answer = Dispatcher({request.code: handler}).answer(request, self.peer)
         if isinstance(answer, Response):
             return whole(answer)
-        if isinstance(answer, InTurn):
+        if isinstance(answer, OrderedResponse):
             answer = answer.work
         assert isawaitable(answer)
         try:

@@ -29,7 +29,7 @@ def looks_of_loop(*words: list[float]) -> int:
         polling = BusyPolling()
         for moments in words:
             for now in moments:
-                polling.heard(now)
+                polling.note_read(now)
             await asyncio.sleep(LONG_S)
         assert polling.reads == sum(map(len, words))
 
