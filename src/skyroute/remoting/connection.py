@@ -215,7 +215,7 @@ class Connection(asyncio.Protocol):
         if self._opening is not None:
             held += self._opening.held_bytes
         if not self._input.count.set(held):
-            self.abort("too many unfinished frames in all")
+            self.abort("too many incomplete frames in all")
 
     # Input
 

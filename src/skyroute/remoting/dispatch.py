@@ -1,4 +1,4 @@
-"""From a request to the function that answers it."""
+"""Passes each request to the handler of its code."""
 
 import asyncio
 import logging
@@ -27,16 +27,16 @@ class Caller(Protocol):
 
 @dataclass(slots=True)
 class Peer:
-    """Who is asking."""
+    """The other end of an accepted connection."""
 
     connection: int
-    """A number no other connection of this process ever has."""
+    """Number of the connection, unique in this process."""
     address: str
-    """For people: where the peer says it is."""
+    """The peer's address, for logs; behind a proxy, the client's."""
     refusals: int = 0
-    """How many of its requests were refused."""
+    """Number of its requests that were refused."""
     gone: bool = False
-    """The connection has ended: nobody may be registered through it any more."""
+    """Whether the connection has ended: it cannot hold a registration any more."""
     caller: Caller | None = field(default=None, repr=False, compare=False)
 
     def send_oneway(self, request: Request) -> None:
@@ -56,7 +56,7 @@ class Peer:
         return await self.caller.call(request, timeout_s)
 
     def count_refusal(self) -> bool:
-        """Count a refusal; true for the 1st, 2nd, 4th, 8th …, so that one peer cannot flood the log."""
+        """Count a refusal; return whether to log it: the 1st, 2nd, 4th, 8th …, so that a peer cannot flood the log."""
         self.refusals += 1
         return self.refusals.bit_count() == 1
 
@@ -65,7 +65,7 @@ class Peer:
 class OrderedResponse:
     """A response that takes a while; later requests of the same connection wait for it.
 
-    If the connection ends, work on a request in `wire.codes.CANCELLABLE_CODES` is cancelled, and all other work is finished.
+    If the connection ends, work on a request in `wire.codes.CANCELLABLE_CODES` is cancelled; other work is finished.
     See `remoting/stepwise.py` for long work in steps.
     """
 
@@ -73,7 +73,7 @@ class OrderedResponse:
 
 
 class DeferredResponse:
-    """An answer that somebody gives later, exactly once. It costs no task, so a great many may be waited for."""
+    """A response that is given later, exactly once. It needs no task, so a connection may have very many."""
 
     __slots__ = ("_receive", "_response")
 
@@ -82,21 +82,21 @@ class DeferredResponse:
         self._response: Response | None = None
 
     def give(self, response: Response) -> None:
-        """Answer, also before the connection knows that it has to wait."""
+        """Set the response. This may happen before `then`."""
         if self._receive is None:
             self._response = response
         else:
             self._receive(response)
 
     def then(self, receive: Callable[[Response], None]) -> None:
-        """Say who wants the answer."""
+        """Set the receiver of the response."""
         self._receive = receive
         if self._response is not None:
             receive(self._response)
 
 
 async def wait_for_response(answer: "Response | DeferredResponse") -> Response:
-    """Wait for an answer that may be given later."""
+    """Wait for a response that may be given later."""
     if isinstance(answer, Response):
         return answer
     given: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
@@ -106,11 +106,11 @@ async def wait_for_response(answer: "Response | DeferredResponse") -> Response:
 
 Answer = Response | OrderedResponse | DeferredResponse | Awaitable[Response]
 Handler = Callable[[Request, Peer], Answer]
-"""Answers one kind of request. A plain function runs whole before anything else does."""
+"""Handles one kind of request. A plain function runs to its end before anything else runs."""
 
 
 class Dispatcher:
-    """Answers requests by their code; turns whatever a handler raises into an answer."""
+    """Calls the handler of a request's code; turns exceptions into responses."""
 
     __slots__ = ("_draining", "_handlers", "fast_path", "read_at")
 
@@ -118,16 +118,16 @@ class Dispatcher:
         self._handlers = dict(handlers)
         self._draining = False
         self.read_at = 0.0
-        """When the requests that are about to be answered were read: asking the clock for each would be dear."""
+        """When the current requests were read. Reading the clock for each request would be expensive."""
         self.fast_path = fast_path or FastPath()
         """Cached responses, which the handlers' owner makes it forget after a change, and direct decoders."""
 
     def set_handlers(self, handlers: Mapping[int, Handler]) -> None:
-        """Say who answers what, for a server whose handlers need to know where it listens."""
+        """Replace the handlers, for a server whose handlers need its address."""
         self._handlers = dict(handlers)
 
     def drain(self) -> None:
-        """Be about to stop: send away peers that understand it, and still serve the others."""
+        """Prepare to stop: respond GO_AWAY to peers that understand it, and serve the others."""
         self._draining = True
         self.fast_path.forget()
 
@@ -137,12 +137,12 @@ class Dispatcher:
             self.fast_path.remember(frame, request, response)
 
     def answer(self, request: Request, peer: Peer) -> Answer:
-        """Carry out a request."""
+        """Process a request."""
         if self._draining and request.version > V5_3_1:
             return _GO_AWAY
         handler = self._handlers.get(request.code)
         if handler is None:
-            # The blank before the text is the protocol's.
+            # Apache's text begins with a blank as well.
             return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
         try:
             return handler(request, peer)
@@ -151,7 +151,7 @@ class Dispatcher:
 
 
 def failure(error: Exception, request: Request, peer: Peer) -> Response:
-    """Answer for a handler that raised: the peer's fault with its reason, ours with a log line of its own."""
+    """Return the response for an exception. Other exceptions than `SkyrouteError` are logged with a traceback."""
     if isinstance(error, SkyrouteError):
         if peer.count_refusal():
             log.log(

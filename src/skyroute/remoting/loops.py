@@ -1,4 +1,4 @@
-"""Which event loop servers run on."""
+"""The event loop of servers."""
 
 import asyncio
 import os
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes the fastest loop there is; `SKYROUTE_LOOP=asyncio` asks for Python's own."""
+    """Return the factory of the fastest installed event loop. `SKYROUTE_LOOP=asyncio` selects asyncio's."""
     if os.environ.get("SKYROUTE_LOOP") == "asyncio":
         return None
     try:
-        import uvloop  # noqa: PLC0415 - an optional part, and not for everybody who imports this
+        import uvloop  # noqa: PLC0415 - an optional dependency
     except ImportError:
         return None
     return uvloop.new_event_loop

@@ -101,7 +101,7 @@ class ResponseWriter:
 
     def _count(self) -> None:
         if not self._unsent.set(self._transport.get_write_buffer_size()):
-            self._close_log.add(self._peer.address, "too many unread answers in all", self._clock.monotonic())
+            self._close_log.add(self._peer.address, "too many unread responses in all", self._clock.monotonic())
             self._transport.abort()
 
     def has_progress(self) -> bool:

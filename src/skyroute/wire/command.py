@@ -1,4 +1,4 @@
-"""One thing said by one peer to another: a request or a response."""
+"""Requests and responses."""
 
 from typing import Annotated, Final, Self
 
@@ -11,17 +11,17 @@ FLAG_ONEWAY: Final = 2
 
 FORM_JSON: Final = 0
 FORM_BINARY: Final = 1
-"""How a header is written. Every frame says which; a response is written as its request was."""
+"""Encodings of a header. Each frame names its own; a response has that of its request."""
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class Request(msgspec.Struct, gc=False):
-    """What a peer asks.
+    """A request, or a response as it was received.
 
-    The JSON form of a header is decoded straight into this; `body` and `form` are the frame's own word, and overwrite
-    whatever a peer puts into its header under those names.
+    A JSON header is decoded into this directly. `body` and `form` come from the frame, and replace members of these
+    names in the header.
     """
 
     code: Int32 = 0
@@ -44,7 +44,7 @@ class Request(msgspec.Struct, gc=False):
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """What a peer is told. It knows nothing of who asked, so one can answer many."""
+    """A response. It has no request id, so that one value can be the response to many requests."""
 
     code: int = 0
     remark: str | None = None

@@ -173,7 +173,7 @@ async def test_a_connection_is_closed_above_the_limit_of_incomplete_frames(caplo
     driver = Driver(Limits(buffered_bytes_max=500))
     driver.connection.data_received(encode_request(Request(ECHO, body=bytes(1000)), 1)[:-1])
     assert (driver.transport.is_aborted, driver.buffered.total) == (True, 0)
-    assert "too many unfinished frames in all" in caplog.text
+    assert "too many incomplete frames in all" in caplog.text
 
 
 async def test_requests_before_a_broken_frame_get_their_responses(driver: Driver) -> None:

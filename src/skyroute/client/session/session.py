@@ -197,7 +197,7 @@ class Session:
         self._members: list[Member] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._answering = 0
-        self._hang_ups, self._silent = LogBackoff(), LogBackoff()
+        self._close_log, self._silent = LogBackoff(), LogBackoff()
         """Brokers that do not answer heartbeats, by address."""
         self._stale = LogBackoff()
         """Topics whose routes are not refreshed; "" are the name servers' own addresses."""
@@ -427,7 +427,7 @@ class Session:
             async with asyncio.timeout(timeout_s):
                 return await outcome_of(task)
         except TimeoutError:
-            raise ConnectError(f"{address} did not take the connection in {timeout_s:.3g} s") from None
+            raise ConnectError(f"{address} did not accept the connection in {timeout_s:.3g} s") from None
 
     async def _open(self, address: str) -> Channel:
         channel = await connect(
@@ -436,7 +436,7 @@ class Session:
             timeout_s=self._connect_timeout_s,
             on_request=self._on_request,
             on_close=self._closed,
-            hang_ups=self._hang_ups,
+            close_log=self._close_log,
         )
         self._channels[address] = channel
         self._open_channels.add(channel)
