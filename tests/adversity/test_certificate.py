@@ -1,4 +1,4 @@
-"""A throw-away certificate that takes its time, or cannot be made."""
+"""A self-signed certificate that takes its time, or cannot be made."""
 
 import os
 from pathlib import Path

@@ -31,6 +31,7 @@ from skyroute.wire.calls.kv import ORDER_TOPICS
 from skyroute.wire.calls.route import encode_route
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Response
+from skyroute.wire.fast_path import PreparedResponse
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.header import decode_command, response_head
 from tests.model.test_route_table import TOPICS, InStepsMachine, RouteTableMachine
@@ -73,7 +74,7 @@ class PreparedRoutesMachine(RouteTableMachine):
         )
         self.routes.is_warm = self.table.unconfirmed_count > 0
         handlers: dict[int, Handler] = {RequestCode.GET_ROUTEINFO_BY_TOPIC: self.routes.get_route}
-        self.dispatcher = Dispatcher(handlers, self.routes.repeats)
+        self.dispatcher = Dispatcher(handlers, self.routes.fast_path)
 
     def see(self, events: Iterable[RouteEvent], *args: Any, **kwargs: Any) -> None:
         events = tuple(events)
@@ -109,7 +110,7 @@ class PreparedRoutesMachine(RouteTableMachine):
     def ask(self, question: bytes, body: bytes | None) -> None:
         """Answer a frame as a connection does, and compare."""
         request = decode_command(question)
-        known = self.dispatcher.repeats.find(question)
+        known = self.dispatcher.fast_path.find(question)
         if known is not None:
             assert body is not None
             assert b"".join(known) == response_head(Response(body=body), self.number, request.form) + body
@@ -117,7 +118,7 @@ class PreparedRoutesMachine(RouteTableMachine):
         response = self.dispatcher.answer(request, Peer(1, "10.0.0.9:1"))
         assert isinstance(response, Response)
         assert (response.code, response.body) == ((17, b"") if body is None else (0, body))
-        if response.lasting:
+        if isinstance(response, PreparedResponse) and response.is_cacheable:
             self.dispatcher.keep(question, request, response)
 
     def encode_afresh(self, topic: str, dialect: Dialect, zone: str | None) -> bytes | None:

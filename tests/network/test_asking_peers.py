@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from skyroute.remoting import pending_responses
-from skyroute.remoting.busy_polling import TOGETHER_MAX
+from skyroute.remoting.busy_polling import BATCH_MAX
 from skyroute.remoting.dispatch import DeferredResponse, Dispatcher, Handler, Peer
 from skyroute.remoting.errors import BindError, CallTimeoutError, ConnectionLostError
 from skyroute.remoting.limits import Limits
@@ -136,7 +136,7 @@ async def test_a_question_may_be_asked_while_the_peer_waits_for_an_answer_of_our
 
 async def test_a_peer_that_does_not_answer_is_not_waited_for_for_ever(host: Host, guest: AsyncLine) -> None:
     peer = host.peers["guest"]
-    with pytest.raises(CallTimeoutError, match=r"did not answer request 39 in 0\.01 s"):
+    with pytest.raises(CallTimeoutError, match=r"did not respond to request 39 in 0\.01 s"):
         await peer.call(Request(39), 0.01)
     late = await guest.receive()
     await reply(guest, late.opaque)
@@ -170,7 +170,7 @@ async def test_a_peer_has_only_so_many_questions_at_once(host: Host, guest: Asyn
     peer = host.peers["guest"]
     calls = [asyncio.ensure_future(peer.call(Request(39), 5)) for _ in range(CALLS_MAX)]
     heard = [await guest.receive() for _ in range(CALLS_MAX)]
-    with pytest.raises(CallTimeoutError, match=f"takes no more questions: {CALLS_MAX} wait for an answer"):
+    with pytest.raises(CallTimeoutError, match=f"has too many open calls: {CALLS_MAX}"):
         await peer.call(Request(39), 5)
     for one in heard:
         await reply(guest, one.opaque)
@@ -188,7 +188,7 @@ async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: Asyn
     host.give_all(bytes(1 << 20))
     await eventually(lambda: host.server._connections[peer.connection].writer.is_blocked)
     peer.send_oneway(Request(40))
-    with pytest.raises(CallTimeoutError, match="takes no more questions"):
+    with pytest.raises(CallTimeoutError, match="has too many open calls"):
         await peer.call(Request(39), 5)
     guest.listen_again()
     assert [len((await guest.answer(opaque)).body) for opaque in asked] == [1 << 20] * 16
@@ -335,7 +335,7 @@ def has_heard(client: socket.socket) -> bool:
 async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered_unless_they_are_many(
     host: Host, more: int
 ) -> None:
-    count = TOGETHER_MAX + more
+    count = BATCH_MAX + more
     answered_before: list[int] = []
     with ExitStack() as stack:
         clients = [connect_plainly(stack, host) for _ in range(count)]
@@ -345,11 +345,11 @@ async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered_un
             answered_before.append(sum(map(has_heard, clients)))
             return Response()
 
-        host.server._context.dispatcher.answer_with({GREET: look})
+        host.server._context.dispatcher.set_handlers({GREET: look})
         for number, client in enumerate(clients):
             client.sendall(encode(RawRequest(GREET), number))  # the loop has no turn meanwhile
         await eventually(lambda: all(map(has_heard, clients)))
-    assert answered_before == [0] * TOGETHER_MAX + [TOGETHER_MAX] * more
+    assert answered_before == [0] * BATCH_MAX + [BATCH_MAX] * more
 
 
 async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_turn(host: Host, guest: AsyncLine) -> None:
@@ -359,7 +359,7 @@ async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_tur
         asyncio.get_running_loop().call_soon(partial(connection.close, "enough"))
         return Response(remark="the last word")
 
-    host.server._context.dispatcher.answer_with({GREET: answer_and_close})
+    host.server._context.dispatcher.set_handlers({GREET: answer_and_close})
     assert (await guest.call(GREET)).remark == "the last word"
     await eventually(lambda: not host.server._connections)
 
@@ -381,7 +381,7 @@ async def test_what_a_server_asks_does_not_overtake_what_it_answered(host: Host,
         asyncio.get_running_loop().call_soon(peer.send_oneway, Request(77))
         return Response(body=request.body)
 
-    host.server._context.dispatcher.answer_with({ECHO: answer_and_ask})
+    host.server._context.dispatcher.set_handlers({ECHO: answer_and_ask})
     await guest.write(encode(RawRequest(ECHO, body=b"first"), 500))
     heard = [await guest.receive() for _ in range(2)]
     assert (heard[0].opaque, heard[0].body) == (500, b"first")

@@ -148,7 +148,7 @@ async def test_production_that_comes_back_is_asked_again(tmp_path: Path) -> None
 async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with silent_upstream(tmp_path, timeout_ms=50) as (test, _), line_to(test.address) as line:
         assert (await route(line, "OnlyThere")).code == 17
-    assert "did not answer request 105" in caplog.text
+    assert "did not respond to request 105" in caplog.text
 
 
 # The asker leaves before the answer

@@ -14,7 +14,7 @@ import pytest
 
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.connection import CACHED_PER_CHECK
-from skyroute.remoting.dispatch import Answer, Dispatcher, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, Dispatcher, OrderedResponse, Peer
 from skyroute.remoting.fair_queue import SHARE_S, TURN_S
 from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner
@@ -22,6 +22,7 @@ from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.fast_path import PreparedResponse
 from tests.network.certificates import client_that_trusts_anyone
 from tests.support import raw
 from tests.support.clock import ManualClock
@@ -99,13 +100,13 @@ class Asked:
         return Response()
 
     def _lasting(self, request: Request, peer: Peer) -> Answer:
-        return Response(lasting=True)
+        return PreparedResponse(is_cacheable=True)
 
     def _long(self, request: Request, peer: Peer) -> Answer:
-        return InTurn(self.step_runner.run(self._steps(peer)))
+        return OrderedResponse(self.step_runner.run(self._steps(peer)))
 
     def _long_change(self, request: Request, peer: Peer) -> Answer:
-        return InTurn(self.step_runner.run(self._change_steps()))
+        return OrderedResponse(self.step_runner.run(self._change_steps()))
 
     def _change_steps(self) -> Generator[None, None, Response]:
         while not self.may_change:
@@ -212,16 +213,16 @@ async def test_a_peer_that_asked_for_much_waits_until_it_asked_for_less(asked: A
 
 
 async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:
-    repeats = asked.server._context.dispatcher.repeats
+    fast_path = asked.server._context.dispatcher.fast_path
     async with lines(asked, 2) as (hostile, polite):
         await be_known(polite)
         await hostile.call(LASTING)
         asked.clock.tick_s = SHARE_S
         await hostile.write(many(LASTING, 2_000))
-        await eventually(lambda: repeats.found > 0)
-        before = repeats.found
+        await eventually(lambda: fast_path.found > 0)
+        before = fast_path.found
         await polite.call(CHEAP)
-        assert repeats.found - before <= 8 * CACHED_PER_CHECK
+        assert fast_path.found - before <= 8 * CACHED_PER_CHECK
 
 
 async def test_requests_are_answered_after_the_peer_has_said_that_nothing_follows(asked: Asked) -> None:

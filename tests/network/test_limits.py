@@ -192,7 +192,7 @@ async def test_unfinished_frames_of_all_peers_together_have_a_bound(
             await first.write(encode(Request(9999, body=bytes(80_000)), 1)[60_000:])
             assert (await first.receive()).code == 3
             assert here.buffered_bytes == 0
-    assert "too many unfinished frames in all" in caplog.text
+    assert "too many incomplete frames in all" in caplog.text
 
 
 # Answers that nobody takes

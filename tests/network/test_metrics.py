@@ -75,7 +75,7 @@ async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> 
             ("QUERY_MESSAGE", "REQUEST_CODE_NOT_SUPPORTED"): 1,
             ("OTHER", "REQUEST_CODE_NOT_SUPPORTED"): 3,
         }
-        assert here.server._repeats.found == 4
+        assert here.server._fast_path.found == 4
         assert seen("rocketmq_namesrv_request_seconds_count", request_code=ROUTE, response_code="SUCCESS") == 1
         assert seen("rocketmq_namesrv_connections") == 1
 

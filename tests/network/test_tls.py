@@ -85,7 +85,7 @@ async def test_test_mode_makes_up_a_certificate(nameserver: Running, caplog: pyt
     async with line_to(nameserver.address, tls=client_that_trusts_anyone()) as line:
         await register(line, MASTER)
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
-        assert "tls serves a throw-away certificate" in caplog.text
+        assert "tls serves a self-signed certificate" in caplog.text
         caplog.clear()
     assert await is_served(nameserver.address, client_that_trusts_anyone())
     assert "throw-away" not in caplog.text  # the second peer is served the same

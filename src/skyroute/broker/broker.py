@@ -19,7 +19,9 @@ from skyroute.remoting.dispatch import Dispatcher, Handler
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
+from skyroute.wire.calls.send import read_send_header
 from skyroute.wire.codes import RequestCode
+from skyroute.wire.fast_path import FastPath, HeaderDecoder
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ FAST_PORT_DISTANCE: Final = 2
 HA_PORT_DISTANCE: Final = 1
 REQUEST_BOUNDS_S: Final = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0)
 """Upper bounds of the latency histogram buckets, in seconds, as in Apache's brokers."""
+_DECODERS: Final[Mapping[int, HeaderDecoder]] = {RequestCode.SEND_MESSAGE_V2: read_send_header}
 _PULL_CODES: Final = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 
 
@@ -68,7 +71,7 @@ class Broker:
         config = self.config
         advertised = find_advertised_address(config)
         tls = ServerTls(config.tls)
-        dispatcher = make_dispatcher({}, self._times)
+        dispatcher = make_dispatcher({}, self._times, FastPath(decoders=_DECODERS))
         server = self._server(tls, dispatcher)
         await server.bind(config.bind_address, config.listen_port)
         self._servers = [server]
@@ -90,7 +93,7 @@ class Broker:
             )
             components.load()
             handlers = components.handlers()
-            dispatcher.answer_with(handlers)
+            dispatcher.set_handlers(handlers)
             await server.serve()
             if config.listen_port:
                 await self._open_fast_port(tls, handlers)
@@ -116,7 +119,7 @@ class Broker:
 
     async def _open_fast_port(self, tls: ServerTls, handlers: Mapping[int, Handler]) -> None:
         handlers_without_pulls = {code: handler for code, handler in handlers.items() if code not in _PULL_CODES}
-        server = self._server(tls, make_dispatcher(handlers_without_pulls, self._times))
+        server = self._server(tls, make_dispatcher(handlers_without_pulls, self._times, FastPath(decoders=_DECODERS)))
         port = self.config.listen_port - FAST_PORT_DISTANCE
         try:
             await server.start(self.config.bind_address, port)

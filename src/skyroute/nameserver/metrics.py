@@ -22,7 +22,7 @@ from skyroute.remoting.server import Server
 from skyroute.routing.events import Cause, RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.wire.codes import RequestCode, ResponseCode
-from skyroute.wire.repeats import Repeats
+from skyroute.wire.fast_path import FastPath
 
 _REPEATED: Final = (RequestCode.GET_ROUTEINFO_BY_TOPIC.name, ResponseCode.SUCCESS.name)
 """What was answered because the same was asked before: only routes that are known last."""
@@ -43,7 +43,7 @@ class NameServerMetrics:
     table: RouteTable
     kv: KvConfig
     routes: RouteHandlers
-    repeats: Repeats
+    fast_path: FastPath
     watches: Watches | None
     memory: Callable[[], Persistence | None]
     server: Server
@@ -65,7 +65,7 @@ class NameServerMetrics:
             "Time to answer; without routes that were asked for before, which take less",
             labels=labels,
         )
-        counts = Counter({_REPEATED: self.repeats.found})
+        counts = Counter({_REPEATED: self.fast_path.found})
         for codes, times in self.times.by(lambda answered: (answered.request_name, answered.response_name)).items():
             counts[codes] += sum(times.counts)
             add_times(seconds, codes, self.times.bounds_s, times)

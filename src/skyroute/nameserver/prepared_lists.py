@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
-from skyroute.remoting.dispatch import InTurn
+from skyroute.remoting.dispatch import OrderedResponse
 from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.wire.command import Response
+from skyroute.wire.fast_path import PreparedResponse
 
 LIST_BYTES_MAX: Final = 64 * 1024 * 1024
 """Maximum size of one list, and of all cached lists."""
@@ -47,7 +48,7 @@ class PreparedLists:
         self._revision = 0
         self._asked = 0
 
-    def answer(self, key: Hashable, size: int, write: Callable[[], Pieces]) -> Response | InTurn:
+    def answer(self, key: Hashable, size: int, write: Callable[[], Pieces]) -> Response | OrderedResponse:
         """Return the list of this name, from the cache if it is current.
 
         Args:
@@ -60,7 +61,7 @@ class PreparedLists:
             return made.response
         self._asked += 1
         steps = self._make(key, write, self._asked)
-        return run_through(steps) if size <= STEP else InTurn(self._step_runner.run(steps))
+        return run_through(steps) if size <= STEP else OrderedResponse(self._step_runner.run(steps))
 
     def forget(self) -> None:
         """Invalidate all cached lists."""
@@ -113,4 +114,4 @@ def _response(key: Hashable, pieces: list[bytes]) -> Response:
         return Response.error(f"the list {key} takes {size} bytes; at most {LIST_BYTES_MAX} are sent")
     if size <= SHARED_BYTES:
         return Response(body=b"".join(pieces))
-    return Response(more=tuple(map(memoryview, pieces)))
+    return PreparedResponse(more=tuple(map(memoryview, pieces)))

@@ -10,9 +10,10 @@ from typing import Final
 
 from skyroute.routing import discovery
 from skyroute.routing.table import RouteTable
-from skyroute.wire.command import Response
+from skyroute.wire.calls.route import decode_route_query
+from skyroute.wire.command import Request
+from skyroute.wire.fast_path import EncodedRoute, PreparedResponse, PreparedRoute
 from skyroute.wire.fastjson import Dialect
-from skyroute.wire.repeats import PreparedAnswer, PreparedRoute
 
 PREPARED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bound on all encoded routes; beyond it all are dropped and encoded again when asked for."""
@@ -41,7 +42,7 @@ class PreparedRoutes:
     def __init__(
         self,
         table: RouteTable,
-        encode: Callable[[str, Dialect], Response | None],
+        encode: Callable[[str, Dialect], PreparedResponse | None],
         trait: Callable[[str], Hashable],
     ) -> None:
         self._table = table
@@ -58,7 +59,7 @@ class PreparedRoutes:
     def __repr__(self) -> str:
         return f"<PreparedRoutes topics={len(self.by_topic)} routes={len(self._by_key)} bytes={self._bytes}>"
 
-    def find(self, topic: str, dialect: Dialect) -> PreparedAnswer | None:
+    def find(self, topic: str, dialect: Dialect) -> EncodedRoute | None:
         """Return the response for a topic; None if no broker serves it."""
         route = self.by_topic.get(topic)
         if route is None:
@@ -67,6 +68,10 @@ class PreparedRoutes:
                 return None
         answer = route.strict if dialect is _STRICT else route.legacy
         return self._prepare(route, topic, dialect) if answer is None else answer
+
+    def dialect_of(self, request: Request) -> Dialect:
+        """Return the dialect that a route request wants."""
+        return decode_route_query(request).dialect
 
     def _place(self, topic: str) -> PreparedRoute | None:
         placement = discovery.placement(self._table, topic)
@@ -81,11 +86,11 @@ class PreparedRoutes:
             self.by_topic[intern(topic)] = route  # the table's own object: each topic has one copy of its name
         return route
 
-    def _prepare(self, route: PreparedRoute, topic: str, dialect: Dialect) -> PreparedAnswer | None:
+    def _prepare(self, route: PreparedRoute, topic: str, dialect: Dialect) -> EncodedRoute | None:
         response = self._encode(topic, dialect)
         if response is None:
             return None
-        answer = PreparedAnswer(response)
+        answer = EncodedRoute(response)
         self._make_room(ANSWER_BYTES + len(answer.body))
         if dialect is _STRICT:
             route.strict = answer

@@ -64,7 +64,7 @@ class NameServer:
         self._routes = RouteHandlers(
             self.table, self.kv, config, clock=self.clock, step_runner=self._step_runner, upstream=self._upstream
         )
-        self._repeats = self._routes.repeats
+        self._fast_path = self._routes.fast_path
         self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
         self._memory: Persistence | None = None
         self._is_settling = False
@@ -103,7 +103,7 @@ class NameServer:
         )
         self._notifier = Notifier(connect_timeout_s=config.connect_timeout_s, tls=outbound)
         server = Server(
-            make_dispatcher(self._handlers(), self._times, self._repeats),
+            make_dispatcher(self._handlers(), self._times, self._fast_path),
             tls=tls,
             clock=self.clock,
             on_disconnect=self._on_disconnect,
@@ -173,7 +173,7 @@ class NameServer:
             table=self.table,
             kv=self.kv,
             routes=self._routes,
-            repeats=self._repeats,
+            fast_path=self._fast_path,
             watches=self._watches,
             memory=lambda: self._memory,
             server=server,

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from operator import add
 from typing import Final, NamedTuple, TypeVar
 
-from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, Handler, InTurn, Peer, failure
+from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, Handler, OrderedResponse, Peer, failure
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import FLAG_ONEWAY, Request, Response
-from skyroute.wire.repeats import Repeats
+from skyroute.wire.fast_path import FastPath
 
 K = TypeVar("K", bound=Hashable)
 
@@ -89,18 +89,18 @@ class CountingDispatcher(Dispatcher):
 
     __slots__ = ("_monotonic", "_served", "_shortest_s", "_times")
 
-    def __init__(self, handlers: Mapping[int, Handler], times: RequestTimes, repeats: Repeats | None = None) -> None:
-        super().__init__(handlers, repeats)
+    def __init__(self, handlers: Mapping[int, Handler], times: RequestTimes, fast_path: FastPath | None = None) -> None:
+        super().__init__(handlers, fast_path)
         self._times = times
         self._monotonic = times.monotonic
         self._served = times.served
         self._shortest_s = times.bounds_s[0]
 
     def answer(self, request: Request, peer: Peer) -> Answer:
-        began = self.free_since
+        began = self.read_at
         answer = Dispatcher.answer(self, request, peer)
-        if type(answer) is Response:
-            self.free_since = now = self._monotonic()
+        if isinstance(answer, Response):
+            self.read_at = now = self._monotonic()
             took_s = now - began
             times = None if answer.code or request.flag & FLAG_ONEWAY else self._served.get(request.code)
             if times is None or took_s > self._shortest_s:
@@ -111,9 +111,8 @@ class CountingDispatcher(Dispatcher):
             return answer
         if isinstance(answer, DeferredResponse):
             return self._when_given(request, answer, began)
-        if isinstance(answer, InTurn):
-            return InTurn(self._when_done(request, peer, answer.work, began))
-        assert not isinstance(answer, Response)
+        if isinstance(answer, OrderedResponse):
+            return OrderedResponse(self._when_done(request, peer, answer.work, began))
         return self._when_done(request, peer, answer, began)
 
     def _when_given(self, request: Request, answer: DeferredResponse, began: float) -> DeferredResponse:
@@ -136,7 +135,7 @@ class CountingDispatcher(Dispatcher):
 
 
 def make_dispatcher(
-    handlers: Mapping[int, Handler], times: RequestTimes | None, repeats: Repeats | None = None
+    handlers: Mapping[int, Handler], times: RequestTimes | None, fast_path: FastPath | None = None
 ) -> Dispatcher:
     """Return a dispatcher that counts, if there is something to count in; else one that costs nothing more."""
-    return Dispatcher(handlers, repeats) if times is None else CountingDispatcher(handlers, times, repeats)
+    return Dispatcher(handlers, fast_path) if times is None else CountingDispatcher(handlers, times, fast_path)

@@ -1,1 +1,1 @@
-"""Carries commands between peers over asyncio, and knows nothing of their meaning."""
+"""Transports requests and responses over asyncio, without knowing their meaning."""

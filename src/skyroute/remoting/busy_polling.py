@@ -1,56 +1,56 @@
-"""How much peers have to say, staying awake while they say it, and answering them together."""
+"""Busy polling of the event loop, and batched writes."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Final
 
 NEAR_S: Final = 0.0003
-"""Whoever is heard so soon after the last one may be heard as soon again."""
+"""Keep polling if two reads arrive within this time."""
 
-LOOKS: Final = 256
-"""How often a loop that stays awake looks for more, and finds nothing, before it sleeps: about as long as `NEAR_S`."""
+POLLS: Final = 256
+"""Polls without a read before the loop sleeps: they take about `NEAR_S`."""
 
-TOGETHER_MAX: Final = 64
-"""How many connections have their answers held back for each other."""
+BATCH_MAX: Final = 64
+"""Maximum number of connections whose writes wait for the end of the turn."""
 
 
 class BusyPolling:
-    """Counts what was heard, and keeps the loop from sleeping where the next word is near.
+    """Counts reads, and keeps the loop from sleeping when the next read is near.
 
-    A processor that goes to sleep takes longer to wake up, and to be woken, than most peers take to speak again. So
-    after two words close together the loop goes on looking for a while. Peers that speak seldom cost nothing.
+    Waking a sleeping processor takes longer than most peers take to send their next request. So after two reads within
+    `NEAR_S` the loop polls for a while. Peers that seldom send cost nothing.
     """
 
-    __slots__ = ("_heard_at", "_looks_left", "reads")
+    __slots__ = ("_polls_left", "_read_at", "reads")
 
     def __init__(self) -> None:
         self.reads = 0
-        """How often something was read."""
-        self._heard_at = 0.0
-        self._looks_left = 0
+        """Number of reads."""
+        self._read_at = 0.0
+        self._polls_left = 0
 
-    def heard(self, now: float) -> None:
-        """Note that something was read."""
+    def note_read(self, now: float) -> None:
+        """Count a read."""
         self.reads += 1
-        if self._looks_left:
-            self._looks_left = LOOKS
-        elif now - self._heard_at < NEAR_S:
-            self._looks_left = LOOKS
-            asyncio.get_running_loop().call_soon(self._look_again)
-        self._heard_at = now
+        if self._polls_left:
+            self._polls_left = POLLS
+        elif now - self._read_at < NEAR_S:
+            self._polls_left = POLLS
+            asyncio.get_running_loop().call_soon(self._poll_again)
+        self._read_at = now
 
-    def _look_again(self) -> None:
-        # A loop that has something to do soon looks at every socket, and does not wait for one.
-        self._looks_left -= 1
-        if self._looks_left:
-            asyncio.get_running_loop().call_soon(self._look_again)
+    def _poll_again(self) -> None:
+        # A loop with a callback that is due polls the sockets without waiting.
+        self._polls_left -= 1
+        if self._polls_left:
+            asyncio.get_running_loop().call_soon(self._poll_again)
 
 
 class WriteBatch:
-    """Has connections write what they have to say at the end of a turn of the loop, one right after the other.
+    """Runs the writes of all connections at the end of a turn of the loop, one right after the other.
 
-    What is written wakes the peer it is for. A client with many connections that hears one word at a time falls asleep
-    after each, and waking it takes both sides longer than the word. Told all of them at once, it is woken once.
+    Each write wakes its peer. A client with many connections would sleep and wake for every response, which costs both
+    sides more than the response itself. With all writes together it wakes once.
     """
 
     __slots__ = ("_writes",)
@@ -59,18 +59,18 @@ class WriteBatch:
         self._writes: list[Callable[[], None]] = []
 
     def add(self, write: Callable[[], None]) -> None:
-        """Have something called at the end of this turn, or sooner if many wait for it."""
+        """Call `write` at the end of this turn, or now if `BATCH_MAX` writes wait."""
         if not self._writes:
-            asyncio.get_running_loop().call_soon(self._come)
+            asyncio.get_running_loop().call_soon(self._run)
         self._writes.append(write)
-        if len(self._writes) >= TOGETHER_MAX:
-            self._come()
+        if len(self._writes) >= BATCH_MAX:
+            self._run()
 
-    def _come(self) -> None:
+    def _run(self) -> None:
         writes, self._writes = iter(self._writes), []
         try:
             for write in writes:
                 write()
         finally:
-            for write in writes:  # one that fails, fails alone
+            for write in writes:  # a write that fails must not stop the others
                 self.add(write)

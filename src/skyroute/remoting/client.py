@@ -1,4 +1,4 @@
-"""One connection that we open: requests out, answers matched to them by number, and what the peer asks of us."""
+"""A connection that we open: our requests and their responses, and requests from the peer."""
 
 import asyncio
 import logging
@@ -12,16 +12,17 @@ from skyroute.remoting.address import split_address
 from skyroute.remoting.busy_polling import BusyPolling
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
 from skyroute.remoting.log_backoff import LogBackoff
-from skyroute.wire.command import Request, Response, WrittenRequest
+from skyroute.wire.command import Request, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, OpenCall
-from skyroute.wire.header import as_response, response_head
+from skyroute.wire.fast_path import PreparedRequest, response_pieces
+from skyroute.wire.header import as_response
 
 log = logging.getLogger(__name__)
 
 monotonic = SystemClock.monotonic
 
 UNSENT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Answers that a peer may ask for without taking them; then it is hung up on."""
+"""Maximum size of our responses that the peer has not read. Above it the connection is closed."""
 
 
 Call: TypeAlias = "OpenCall[asyncio.Future[Response]]"
@@ -29,7 +30,7 @@ Call: TypeAlias = "OpenCall[asyncio.Future[Response]]"
 
 
 class Channel(asyncio.Protocol):
-    """A connection to one peer. Many calls may be under way; answers may come in any order."""
+    """A connection to one peer. Many calls may be open; responses may come in any order."""
 
     def __init__(
         self,
@@ -37,11 +38,11 @@ class Channel(asyncio.Protocol):
         *,
         on_request: "Callable[[Request, Channel], None] | None" = None,
         on_close: "Callable[[Channel], None] | None" = None,
-        hang_ups: LogBackoff | None = None,
+        close_log: LogBackoff | None = None,
     ) -> None:
         self.address = address
-        self._hang_ups = hang_ups if hang_ups is not None else LogBackoff()
-        """When it was last written that somebody was hung up on; shared by connections that follow each other."""
+        self._close_log = close_log if close_log is not None else LogBackoff()
+        """Limits the log lines about closed connections; shared by successive connections to an address."""
         self._on_request = on_request
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
@@ -55,7 +56,7 @@ class Channel(asyncio.Protocol):
         """Set while the peer reads less than we send: done when it has caught up."""
         self._retired = False
         self._reason: str | None = None
-        """Why we ended the connection, if we did."""
+        """Why we closed the connection, if we did."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
     def __repr__(self) -> str:
@@ -94,7 +95,7 @@ class Channel(asyncio.Protocol):
                     call.frame = b""
 
     def data_received(self, data: bytes) -> None:
-        self._polling.heard(monotonic())
+        self._polling.note_read(monotonic())
         conversation = self._conversation
         for call, command in conversation.receive(data):
             if call is None:
@@ -103,22 +104,22 @@ class Channel(asyncio.Protocol):
             elif not call.waiter.done():
                 call.waiter.set_result(as_response(command))
         if conversation.failure is not None:
-            self._hang_up(f"{self.address} does not speak RocketMQ's protocol: {conversation.failure}")
+            self._abort(f"{self.address} does not speak RocketMQ's protocol: {conversation.failure}")
         if self._retired:
             self._close_if_idle()
 
-    def _hang_up(self, reason: str) -> None:
-        unsaid = self._hang_ups.unsaid(self.address, monotonic())
-        if unsaid is not None:  # one that is silent now may be for hours, and is tried again all the time
+    def _abort(self, reason: str) -> None:
+        unsaid = self._close_log.unsaid(self.address, monotonic())
+        if unsaid is not None:  # a peer may be down for hours, and is tried again all the time
             log.warning("channel closed peer=%s reason=%s unsaid=%d", self.address, reason, unsaid)
         self._reason = reason
         self._transport.abort()
 
-    async def call(self, request: Request | WrittenRequest, timeout_s: float = 3.0) -> Response:
-        """Send a request and wait for its answer.
+    async def call(self, request: Request | PreparedRequest, timeout_s: float = 3.0) -> Response:
+        """Send a request and wait for its response.
 
         Raises:
-            CallTimeoutError: none came in time. If nothing else came either, the connection is taken for dead.
+            CallTimeoutError: there was none in time. If nothing else was received either, the connection is closed.
             ConnectionLostError: the connection ended first.
         """
         call = self.begin(request, timeout_s)
@@ -128,8 +129,8 @@ class Channel(asyncio.Protocol):
             self.give_up(call)
             raise
 
-    def begin(self, request: Request | WrittenRequest, timeout_s: float) -> Call:
-        """Send a request. Whoever waits for its answer says so if they stop: `give_up`.
+    def begin(self, request: Request | PreparedRequest, timeout_s: float) -> Call:
+        """Send a request. A caller that stops waiting for the response calls `give_up`.
 
         Raises:
             ConnectionLostError: the connection has ended.
@@ -145,7 +146,7 @@ class Channel(asyncio.Protocol):
         return call
 
     def give_up(self, call: Call) -> None:
-        """Forget a call whose answer nobody waits for any more."""
+        """Close a call whose response is not needed any more."""
         self._conversation.forget(call)
         if call.waiter.done() and not call.waiter.cancelled():
             call.waiter.exception()  # marks an error as seen, so that asyncio does not log it
@@ -167,18 +168,18 @@ class Channel(asyncio.Protocol):
         for call in self._conversation.expire(monotonic()):
             if call.waiter.done():
                 continue
-            late = f"{self.address} did not answer request {call.code} in {call.timeout_s:.3g} s"
+            late = f"{self.address} did not respond to request {call.code} in {call.timeout_s:.3g} s"
             call.waiter.set_exception(CallTimeoutError(late))
             if call.reads_before == self._conversation.reads and not self.closed:
                 # The connection is probably half-open, and would lose every later request as well.
-                self._hang_up(f"{self.address} was silent for {call.timeout_s:.3g} s")
+                self._abort(f"{self.address} sent nothing for {call.timeout_s:.3g} s")
         if self._conversation.calls:
             self._plan_check(self._conversation.next_deadline)
         if self._retired:
             self._close_if_idle()
 
     def send_oneway(self, request: Request) -> None:
-        """Send a request that nobody answers.
+        """Send a request that has no response.
 
         Raises:
             ConnectionLostError: the connection has ended.
@@ -188,7 +189,7 @@ class Channel(asyncio.Protocol):
         self._write(self._conversation.encode_oneway(request))
 
     async def until_writable(self, timeout_s: float = 3.0) -> None:
-        """Wait while the peer takes less than we send.
+        """Wait while the peer reads less than we send.
 
         Raises:
             CallTimeoutError: it did not catch up in time.
@@ -196,17 +197,16 @@ class Channel(asyncio.Protocol):
         if self._writable is not None:
             done, _ = await asyncio.wait({self._writable}, timeout=timeout_s)
             if not done:
-                raise CallTimeoutError(f"{self.address} takes nothing any more: it did not for {timeout_s:.3g} s")
+                raise CallTimeoutError(f"{self.address} has read nothing for {timeout_s:.3g} s")
 
     def answer(self, request: Request, response: Response) -> None:
-        """Answer what the peer asked; a connection that has ended meanwhile wants no answer."""
+        """Respond to a request of the peer. Does nothing if the connection has ended."""
         if self.closed or request.is_oneway:
             return
         if self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            self._hang_up(f"{self.address} asks and takes no answers")
+            self._abort(f"{self.address} sends requests and does not read the responses")
         else:
-            head = response_head(response, request.request_id, request.form)
-            self._write(b"".join((head, response.body, *response.more)))
+            self._write(b"".join(response_pieces(response, request.request_id, request.form)))
 
     def _write(self, frame: bytes) -> None:
         """Write a frame at the end of this turn of the loop, together with those of other tasks."""
@@ -222,7 +222,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(b"".join(pieces))
 
     def retire(self) -> None:
-        """End the connection once the calls that are under way are answered."""
+        """Close the connection once its open calls have their responses."""
         self._retired = True
         self._close_if_idle()
 
@@ -231,14 +231,14 @@ class Channel(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """End the connection once what was sent is out."""
+        """Close the connection once everything is written."""
         if self._transport is not None:
             self._flush()
             self._transport.close()
 
     def abort(self) -> None:
-        """End the connection at once."""
-        if not self.closed:  # a transport that has ended may fail to end again
+        """Close the connection at once."""
+        if not self.closed:  # aborting a closed transport may fail
             self._transport.abort()
 
 
@@ -249,12 +249,12 @@ async def connect(
     timeout_s: float = 3.0,
     on_request: Callable[[Request, Channel], None] | None = None,
     on_close: Callable[[Channel], None] | None = None,
-    hang_ups: LogBackoff | None = None,
+    close_log: LogBackoff | None = None,
 ) -> Channel:
     """Open a connection to `host:port`.
 
     Raises:
-        ConnectError: nobody answers there, or not in time.
+        ConnectError: the address cannot be reached, or not in time.
     """
     try:
         host, port = split_address(address)
@@ -264,13 +264,13 @@ async def connect(
     try:
         async with asyncio.timeout(timeout_s):
             _, channel = await loop.create_connection(
-                lambda: Channel(address, on_request=on_request, on_close=on_close, hang_ups=hang_ups),
+                lambda: Channel(address, on_request=on_request, on_close=on_close, close_log=close_log),
                 host,
                 port,
                 ssl=tls,
             )
     except TimeoutError:
-        raise ConnectError(f"{address} did not take the connection in {timeout_s} s") from None
-    except (OSError, ValueError) as error:  # a name that cannot be one, such as a very long one, is a ValueError
+        raise ConnectError(f"{address} did not accept the connection in {timeout_s} s") from None
+    except (OSError, ValueError) as error:  # an invalid host name is a ValueError
         raise ConnectError(f"{address!r} cannot be reached: {getattr(error, 'strerror', None) or error}") from None
     return channel

@@ -20,11 +20,12 @@ from skyroute.remoting.pending_responses import PendingResponses
 from skyroute.remoting.response_writer import ResponseWriter
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.waiting_input import WaitingInput
-from skyroute.wire.codes import ABANDONABLE, QUESTIONS
+from skyroute.wire.codes import CANCELLABLE_CODES, READ_CODES
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
 from skyroute.wire.errors import FrameError
-from skyroute.wire.header import as_response, decode_command, response_head
+from skyroute.wire.fast_path import PreparedResponse, response_pieces
+from skyroute.wire.header import as_response
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ class Connection(asyncio.Protocol):
         if self.writer.has_progress():
             self.active_at = now
         # Unless we read, asyncio does not report the end of a connection.
-        if self._pending.has_abandonable_work and self._input.is_paused and not self._transport.is_closing():
+        if self._pending.has_cancellable_work and self._input.is_paused and not self._transport.is_closing():
             poll = select.poll()
             poll.register(self._transport.get_extra_info("socket").fileno(), _HANG_UP)
             if poll.poll(0):
@@ -214,7 +215,7 @@ class Connection(asyncio.Protocol):
         if self._opening is not None:
             held += self._opening.held_bytes
         if not self._input.count.set(held):
-            self.abort("too many unfinished frames in all")
+            self.abort("too many incomplete frames in all")
 
     # Input
 
@@ -267,7 +268,7 @@ class Connection(asyncio.Protocol):
             self.count_bytes()
         if frames and self.closing_since is None:
             self.active_at = now
-            self._context.polling.heard(now)
+            self._context.polling.note_read(now)
             self._answer(frames)
         if decoder.failure is not None:
             self._close_if_broken()
@@ -322,18 +323,18 @@ class Connection(asyncio.Protocol):
     def _answer(self, frames: list[bytes]) -> None:
         """Process frames in order for one share of time; the rest waits."""
         context, pending, writer = self._context, self._pending, self.writer
-        find_repeat, monotonic = context.dispatcher.repeats.find, context.clock.monotonic
-        context.dispatcher.free_since = began = now = self.active_at
+        find_cached, monotonic = context.dispatcher.fast_path.find, context.clock.monotonic
+        context.dispatcher.read_at = began = now = self.active_at
         out: list[Piece] = []
         size = 0
         try:
             for at, frame in enumerate(frames):
-                known = find_repeat(frame)
-                if known is None:
+                cached = find_cached(frame)
+                if cached is None:
                     size += self._carry_out(frame, out)
                 else:
-                    out += known
-                    size += len(known[3])
+                    out += cached
+                    size += len(cached[3])
                     if size <= OUTBOX_BYTES_MAX and (at + 1) % CACHED_PER_CHECK:
                         continue
                 now = monotonic()
@@ -358,7 +359,8 @@ class Connection(asyncio.Protocol):
 
     def _carry_out(self, frame: bytes, out: list[Piece]) -> int:
         """Process one request; add its response, if it is ready, to `out` and return the size of its body."""
-        request, dispatcher = decode_command(frame), self._context.dispatcher
+        dispatcher = self._context.dispatcher
+        request = dispatcher.fast_path.decode(frame)
         if request.flag & FLAG_RESPONSE:
             call = self._conversation.match(request)
             if call is None:
@@ -367,15 +369,19 @@ class Connection(asyncio.Protocol):
                 call.waiter.set_result(as_response(request))
             return 0
         is_oneway = request.flag & FLAG_ONEWAY
-        if (is_oneway and request.code in QUESTIONS) or (self._pending.has_hung_up and request.code in ABANDONABLE):
+        if (is_oneway and request.code in READ_CODES) or (
+            self._pending.has_hung_up and request.code in CANCELLABLE_CODES
+        ):
             return 0
         response = dispatcher.answer(request, self.peer)
-        if type(response) is not Response:
+        if not isinstance(response, Response):
             self._pending.add(self, request, len(frame), response, self._context.spawn)
             return 0
         if is_oneway:
             return 0
-        out += (response_head(response, request.request_id, request.form), response.body, *response.more)
-        if response.lasting:
+        out += response_pieces(response, request.request_id, request.form)
+        if not isinstance(response, PreparedResponse):
+            return len(response.body)
+        if response.is_cacheable:
             dispatcher.keep(frame, request, response)
-        return response.body_bytes if response.more else len(response.body)
+        return response.body_bytes

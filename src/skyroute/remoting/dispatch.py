@@ -1,4 +1,4 @@
-"""From a request to the function that answers it."""
+"""Passes each request to the handler of its code."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from skyroute.errors import SkyrouteError
 from skyroute.remoting.errors import ConnectionLostError, RefusedError
 from skyroute.wire.codes import V5_3_1, ResponseCode
 from skyroute.wire.command import Request, Response
-from skyroute.wire.repeats import Repeats
+from skyroute.wire.fast_path import FastPath
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +27,16 @@ class Caller(Protocol):
 
 @dataclass(slots=True)
 class Peer:
-    """Who is asking."""
+    """The other end of an accepted connection."""
 
     connection: int
-    """A number no other connection of this process ever has."""
+    """Number of the connection, unique in this process."""
     address: str
-    """For people: where the peer says it is."""
+    """The peer's address, for logs; behind a proxy, the client's."""
     refusals: int = 0
-    """How many of its requests were refused."""
+    """Number of its requests that were refused."""
     gone: bool = False
-    """The connection has ended: nobody may be registered through it any more."""
+    """Whether the connection has ended: it cannot hold a registration any more."""
     caller: Caller | None = field(default=None, repr=False, compare=False)
 
     def send_oneway(self, request: Request) -> None:
@@ -55,17 +55,17 @@ class Peer:
             raise ConnectionLostError(f"{self.address} is gone")
         return await self.caller.call(request, timeout_s)
 
-    def is_worth_a_line(self) -> bool:
-        """Count a refusal; true for the 1st, 2nd, 4th, 8th …, so that one peer cannot flood the log."""
+    def count_refusal(self) -> bool:
+        """Count a refusal; return whether to log it: the 1st, 2nd, 4th, 8th …, so that a peer cannot flood the log."""
         self.refusals += 1
         return self.refusals.bit_count() == 1
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
+class OrderedResponse:
     """A response that takes a while; later requests of the same connection wait for it.
 
-    If the connection ends, work on a request in `wire.codes.ABANDONABLE` is cancelled, and all other work is finished.
+    If the connection ends, work on a request in `wire.codes.CANCELLABLE_CODES` is cancelled; other work is finished.
     See `remoting/stepwise.py` for long work in steps.
     """
 
@@ -73,7 +73,7 @@ class InTurn:
 
 
 class DeferredResponse:
-    """An answer that somebody gives later, exactly once. It costs no task, so a great many may be waited for."""
+    """A response that is given later, exactly once. It needs no task, so a connection may have very many."""
 
     __slots__ = ("_receive", "_response")
 
@@ -82,21 +82,21 @@ class DeferredResponse:
         self._response: Response | None = None
 
     def give(self, response: Response) -> None:
-        """Answer, also before the connection knows that it has to wait."""
+        """Set the response. This may happen before `then`."""
         if self._receive is None:
             self._response = response
         else:
             self._receive(response)
 
     def then(self, receive: Callable[[Response], None]) -> None:
-        """Say who wants the answer."""
+        """Set the receiver of the response."""
         self._receive = receive
         if self._response is not None:
             receive(self._response)
 
 
-async def settle(answer: "Response | DeferredResponse") -> Response:
-    """Wait for an answer that may be given later."""
+async def wait_for_response(answer: "Response | DeferredResponse") -> Response:
+    """Wait for a response that may be given later."""
     if isinstance(answer, Response):
         return answer
     given: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
@@ -104,45 +104,45 @@ async def settle(answer: "Response | DeferredResponse") -> Response:
     return await given
 
 
-Answer = Response | InTurn | DeferredResponse | Awaitable[Response]
+Answer = Response | OrderedResponse | DeferredResponse | Awaitable[Response]
 Handler = Callable[[Request, Peer], Answer]
-"""Answers one kind of request. A plain function runs whole before anything else does."""
+"""Handles one kind of request. A plain function runs to its end before anything else runs."""
 
 
 class Dispatcher:
-    """Answers requests by their code; turns whatever a handler raises into an answer."""
+    """Calls the handler of a request's code; turns exceptions into responses."""
 
-    __slots__ = ("_draining", "_handlers", "free_since", "repeats")
+    __slots__ = ("_draining", "_handlers", "fast_path", "read_at")
 
-    def __init__(self, handlers: Mapping[int, Handler], repeats: Repeats | None = None) -> None:
+    def __init__(self, handlers: Mapping[int, Handler], fast_path: FastPath | None = None) -> None:
         self._handlers = dict(handlers)
         self._draining = False
-        self.free_since = 0.0
-        """When the requests that are about to be answered were read: asking the clock for each would be dear."""
-        self.repeats = repeats or Repeats()
-        """Answers that handlers marked as lasting; whoever changes what they say makes this forget."""
+        self.read_at = 0.0
+        """When the current requests were read. Reading the clock for each request would be expensive."""
+        self.fast_path = fast_path or FastPath()
+        """Cached responses, which the handlers' owner makes it forget after a change, and direct decoders."""
 
-    def answer_with(self, handlers: Mapping[int, Handler]) -> None:
-        """Say who answers what, for a server whose handlers need to know where it listens."""
+    def set_handlers(self, handlers: Mapping[int, Handler]) -> None:
+        """Replace the handlers, for a server whose handlers need its address."""
         self._handlers = dict(handlers)
 
     def drain(self) -> None:
-        """Be about to stop: send away peers that understand it, and still serve the others."""
+        """Prepare to stop: respond GO_AWAY to peers that understand it, and serve the others."""
         self._draining = True
-        self.repeats.forget()
+        self.fast_path.forget()
 
     def keep(self, frame: bytes, request: Request, response: Response) -> None:
-        """Remember a lasting answer for the next one who asks the same."""
+        """Cache a response for equal requests."""
         if not self._draining:
-            self.repeats.remember(frame, request, response)
+            self.fast_path.remember(frame, request, response)
 
     def answer(self, request: Request, peer: Peer) -> Answer:
-        """Carry out a request."""
+        """Process a request."""
         if self._draining and request.version > V5_3_1:
             return _GO_AWAY
         handler = self._handlers.get(request.code)
         if handler is None:
-            # The blank before the text is the protocol's.
+            # Apache's text begins with a blank as well.
             return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
         try:
             return handler(request, peer)
@@ -151,9 +151,9 @@ class Dispatcher:
 
 
 def failure(error: Exception, request: Request, peer: Peer) -> Response:
-    """Answer for a handler that raised: the peer's fault with its reason, ours with a log line of its own."""
+    """Return the response for an exception. Other exceptions than `SkyrouteError` are logged with a traceback."""
     if isinstance(error, SkyrouteError):
-        if peer.is_worth_a_line():
+        if peer.count_refusal():
             log.log(
                 logging.INFO if isinstance(error, RefusedError) else logging.WARNING,
                 "request refused code=%d peer=%s refusals=%d reason=%s",
@@ -165,7 +165,7 @@ def failure(error: Exception, request: Request, peer: Peer) -> Response:
         if isinstance(error, RefusedError):
             return Response(error.code, str(error), None if error.fields is None else dict(error.fields))
         return Response.error(str(error))
-    if peer.is_worth_a_line():  # rate-limited: a traceback is long, and a peer can repeat the request
+    if peer.count_refusal():  # rate-limited: a traceback is long, and a peer can repeat the request
         log.error(
             "request failed code=%d peer=%s refusals=%d", request.code, peer.address, peer.refusals, exc_info=error
         )

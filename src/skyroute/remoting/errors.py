@@ -1,4 +1,4 @@
-"""What can go wrong with the line between two peers."""
+"""Errors of connections."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -7,33 +7,33 @@ from skyroute.errors import SkyrouteError
 
 
 class RemotingError(SkyrouteError):
-    """The line failed, not the one at its other end."""
+    """The connection failed."""
 
     retryable = True
 
 
 class BindError(RemotingError):
-    """The address we were told to serve cannot be had."""
+    """The configured listen address cannot be bound."""
 
     retryable = False
 
 
 class TlsError(RemotingError):
-    """Key, certificate or trust material cannot be used."""
+    """A key, certificate or trust file cannot be used, or a TLS handshake failed."""
 
     retryable = False
 
 
 class ConnectError(RemotingError):
-    """Nobody answers at the address."""
+    """The address cannot be reached."""
 
 
 class ConnectionLostError(RemotingError):
-    """The connection ended before the answer came; whether the request was carried out is unknown."""
+    """The connection ended before the response; the request may or may not have been processed."""
 
 
 class CallTimeoutError(RemotingError):
-    """No answer came in time; whether the request was carried out is unknown."""
+    """There was no response in time; the request may or may not have been processed."""
 
 
 class RefusedError(SkyrouteError):

@@ -1,40 +1,40 @@
-"""Which log lines about a failure that repeats are worth writing: the first, and then fewer and fewer."""
+"""Rate limit for log lines about repeated failures: the first is written, then fewer and fewer."""
 
 from typing import Final
 
 FIRST_GAP_S: Final = 10.0
 GAP_S_MAX: Final = 3_600.0
-"""Between two lines about the same. Each gap is twice as long as the one before."""
+"""Shortest and longest time between two lines about one subject. Each gap is twice the one before."""
 
 FORGOTTEN_AFTER_S: Final = 600.0
-"""What has not failed for so long beyond its gap is new when it fails again."""
+"""Time without a failure, after the last gap, that resets a subject."""
 
-THINGS_MAX: Final = 10_000
-"""Of so many it is remembered when they were written about; beyond that all are forgotten, and written about again."""
+SUBJECTS_MAX: Final = 10_000
+"""Maximum number of subjects. With one more, all are reset."""
 
 
 class LogBackoff:
-    """When there was a line about each of several things, such as addresses. The time is an argument."""
+    """Decides for each subject, such as an address, when to log. The time is an argument."""
 
     def __init__(self) -> None:
-        self._by_thing: dict[str, tuple[float, float, int]] = {}
-        """When the next line is due, the gap before it, and how many were not written since the last."""
+        self._by_subject: dict[str, tuple[float, float, int]] = {}
+        """Time of the next line, the gap before it, and the number of lines suppressed since the last."""
 
-    def unsaid(self, thing: str, now: float) -> int | None:
-        """Note that a thing failed. If a line is due, return how many before it were not written, else None."""
-        known = self._by_thing.get(thing)
+    def unsaid(self, subject: str, now: float) -> int | None:
+        """Count a failure. If a line is due, return how many were suppressed since the last one, else None."""
+        known = self._by_subject.get(subject)
         if known is not None and now < known[0]:
-            self._by_thing[thing] = (known[0], known[1], known[2] + 1)
+            self._by_subject[subject] = (known[0], known[1], known[2] + 1)
             return None
         if known is None or now > known[0] + FORGOTTEN_AFTER_S:
             gap_s, count = FIRST_GAP_S, 0
         else:
             gap_s, count = min(known[1] * 2, GAP_S_MAX), known[2]
-        if len(self._by_thing) >= THINGS_MAX and thing not in self._by_thing:
-            self._by_thing.clear()
-        self._by_thing[thing] = (now + gap_s, gap_s, 0)
+        if len(self._by_subject) >= SUBJECTS_MAX and subject not in self._by_subject:
+            self._by_subject.clear()
+        self._by_subject[subject] = (now + gap_s, gap_s, 0)
         return count
 
-    def works_again(self, thing: str) -> None:
-        """Write about its next failure at once."""
-        self._by_thing.pop(thing, None)
+    def works_again(self, subject: str) -> None:
+        """Reset a subject, so that its next failure is logged."""
+        self._by_subject.pop(subject, None)

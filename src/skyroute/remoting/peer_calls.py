@@ -48,7 +48,8 @@ class PeerCalls:
             raise ConnectionLostError(f"{self._peer.address} is gone")
         if self._writer.is_blocked or len(conversation.calls) >= CALLS_MAX:
             raise CallTimeoutError(
-                f"{self._peer.address} takes no more questions: {len(conversation.calls)} wait for an answer"
+                f"{self._peer.address} has too many open calls: {len(conversation.calls)} (at most {CALLS_MAX}), "
+                "or does not read"
             )
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Response] = loop.create_future()
@@ -62,7 +63,7 @@ class PeerCalls:
                 await asyncio.wait({response}, timeout=min(max(0.0, loop.time() - call.deadline), STALL_GRACE_S))
             if not response.done():
                 raise CallTimeoutError(
-                    f"{self._peer.address} did not answer request {request.code} in {timeout_s:.3g} s"
+                    f"{self._peer.address} did not respond to request {request.code} in {timeout_s:.3g} s"
                 )
             return response.result()
         finally:

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
-from skyroute.remoting.dispatch import Answer, DeferredResponse, InTurn, Peer, failure
+from skyroute.remoting.dispatch import Answer, DeferredResponse, OrderedResponse, Peer, failure
 from skyroute.remoting.response_writer import ResponseWriter
-from skyroute.wire.codes import ABANDONABLE
+from skyroute.wire.codes import CANCELLABLE_CODES
 from skyroute.wire.command import Request, Response
 
 TASKS_MAX: Final = 1024
@@ -33,7 +33,7 @@ class Responder(Protocol):
 class PendingResponses:
     """Counts them, and writes each when it is there."""
 
-    __slots__ = ("_deferred", "_in_turn", "_is_abandonable", "frame_bytes", "has_hung_up", "tasks")
+    __slots__ = ("_deferred", "_in_turn", "_is_cancellable", "frame_bytes", "has_hung_up", "tasks")
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -43,7 +43,7 @@ class PendingResponses:
         """Bytes of the requests under work."""
         self._in_turn: asyncio.Task[None] | None = None
         """Work on a response that all later requests wait for."""
-        self._is_abandonable = False
+        self._is_cancellable = False
         self.has_hung_up = False
         """Whether the peer reads no more responses. What it sent before is still carried out."""
 
@@ -53,14 +53,14 @@ class PendingResponses:
         return self._in_turn is not None or self.tasks >= TASKS_MAX or self._deferred >= DEFERRED_MAX
 
     @property
-    def has_abandonable_work(self) -> bool:
+    def has_cancellable_work(self) -> bool:
         """Whether later requests wait for work that is cancelled if the peer hangs up."""
-        return self._in_turn is not None and self._is_abandonable
+        return self._in_turn is not None and self._is_cancellable
 
     def hang_up(self) -> None:
         """Note that the peer has hung up: cancel work that only served to respond. Other work is finished."""
         self.has_hung_up = True
-        if self._in_turn is not None and self._is_abandonable:
+        if self._in_turn is not None and self._is_cancellable:
             self._in_turn.cancel()
 
     def add(
@@ -81,13 +81,13 @@ class PendingResponses:
         self.tasks += 1
         self.frame_bytes += frame_bytes
         connection.count_bytes()
-        in_turn = isinstance(answer, InTurn)
-        work = cast("Awaitable[Response]", answer.work if isinstance(answer, InTurn) else answer)
+        in_turn = isinstance(answer, OrderedResponse)
+        work = cast("Awaitable[Response]", answer.work if isinstance(answer, OrderedResponse) else answer)
         task = spawn(self._finish(connection, request, work))
         task.add_done_callback(partial(self._end_task, connection, work, frame_bytes))
         if in_turn:
             self._in_turn = task
-            self._is_abandonable = request.code in ABANDONABLE
+            self._is_cancellable = request.code in CANCELLABLE_CODES
 
     def _end_deferred(self, connection: Responder, request_id: int | None, form: int, response: Response) -> None:
         self._deferred -= 1

@@ -11,7 +11,7 @@ from skyroute.remoting.limits import ByteBudget, ByteCount, CloseLog
 from skyroute.remoting.tls import TlsStream
 from skyroute.wire.command import Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
-from skyroute.wire.header import response_head
+from skyroute.wire.fast_path import response_pieces
 
 
 class ResponseWriter:
@@ -72,8 +72,7 @@ class ResponseWriter:
 
     def respond(self, response: Response, request_id: int, form: int) -> None:
         """Write a response."""
-        head = response_head(response, request_id, form)
-        self.put((head, response.body, *response.more), response.body_bytes)
+        self.put(response_pieces(response, request_id, form), response.body_bytes)
 
     def flush(self) -> None:
         """Write the outbox."""
@@ -102,7 +101,7 @@ class ResponseWriter:
 
     def _count(self) -> None:
         if not self._unsent.set(self._transport.get_write_buffer_size()):
-            self._close_log.add(self._peer.address, "too many unread answers in all", self._clock.monotonic())
+            self._close_log.add(self._peer.address, "too many unread responses in all", self._clock.monotonic())
             self._transport.abort()
 
     def has_progress(self) -> bool:

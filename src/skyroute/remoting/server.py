@@ -1,4 +1,4 @@
-"""Listens, keeps the accepted connections, and parts with those that do not behave."""
+"""A listening server and its connections."""
 
 import asyncio
 import contextlib
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 
 SWEEP_S: Final = 1.0
 CLOSING_S: Final = 5.0
-"""How long a closing connection may take to hand over its last answers."""
+"""Maximum time in which a closing connection must send its last responses."""
 
 _numbers: Final = count(1)
-"""Of connections: all servers of a process draw from it, since what they serve may be one thing."""
+"""Connection numbers, unique over all servers of the process: several may share their handlers."""
 
 
 class Server:
     """One listening address.
 
-    `on_disconnect` hears of every connection that ends, exactly once; not of those that end because the server does.
+    `on_disconnect` is called once for every connection that ends, except those that end because the server stops.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Server:
         self._on_disconnect = on_disconnect
         self._connections: dict[int, Connection] = {}
         self.turned_away = 0
-        """How many connections came when there were too many already."""
+        """Number of connections that were refused because too many were open."""
         self._listener: asyncio.Server | None = None
         self.port = 0
-        """The port we listen on, once started."""
+        """The port, once the server is bound."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._stopping = False
-        self._lateness = StallDetector(SWEEP_S, SWEEP_S, clock.monotonic())
+        self._stalls = StallDetector(SWEEP_S, SWEEP_S, clock.monotonic())
         self._trimming = Trimming(clock.monotonic())
 
     def __repr__(self) -> str:
@@ -85,55 +85,55 @@ class Server:
 
     @property
     def connection_count(self) -> int:
-        """How many connections are open."""
+        """Number of open connections."""
         return len(self._connections)
 
     @property
     def buffered_bytes(self) -> int:
-        """What peers have begun to say and not finished, or what waits for its turn."""
+        """Bytes of incomplete and waiting frames."""
         return self._context.buffered.total
 
     @property
     def unsent_bytes(self) -> int:
-        """Answers that peers were too slow to take, as of when each was last looked at."""
+        """Bytes of responses that peers have not read, as counted last."""
         return self._context.unsent.total
 
     # Life
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to serve; port 0 lets the system choose.
+        """Bind and serve. With port 0 the system chooses one.
 
         Raises:
-            BindError: the address cannot be had.
+            BindError: the address cannot be bound.
         """
         await self.bind(host, port)
         await self.serve()
 
     async def bind(self, host: str, port: int) -> None:
-        """Take an address. Whoever comes there is turned away until `serve`.
+        """Bind an address. Connections to it are refused until `serve`.
 
         Raises:
-            BindError: it cannot be had.
+            BindError: it cannot be bound.
         """
         loop, limits = asyncio.get_running_loop(), self._context.limits
         try:
             self._listener = await loop.create_server(
                 self._accept, host, port, backlog=limits.listen_backlog, reuse_address=True, start_serving=False
             )
-            for listening in self._listener.sockets:  # what is accepted inherits the sizes
+            for listening in self._listener.sockets:  # accepted sockets inherit the sizes
                 if limits.send_buffer_bytes:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
                 if limits.receive_buffer_bytes:
                     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, limits.receive_buffer_bytes)
             self.port = self._listener.sockets[0].getsockname()[1]
-        except (OSError, ValueError, OverflowError) as error:  # a name or a port that cannot be one
+        except (OSError, ValueError, OverflowError) as error:  # an invalid name or port
             raise bind_error(host, port, error) from None
 
     async def serve(self) -> None:
-        """Serve whoever comes to the address that was taken.
+        """Accept connections.
 
         Raises:
-            BindError: it cannot be had after all.
+            BindError: another server listens on the address.
         """
         assert self._listener is not None
         try:
@@ -145,7 +145,7 @@ class Server:
         self.spawn(self._sweep_for_ever())
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Serve on for `drain_s`, or until nobody is left; then stop listening, hand over the last answers and end."""
+        """Serve for `drain_s` more, or until no connection is left; then send the last responses and close all."""
         if self._listener is None:
             return
         if drain_s > 0:
@@ -166,7 +166,7 @@ class Server:
         await self._until_empty(1.0)
 
     def abort(self) -> None:
-        """End as a process does that dies: nobody is answered any more."""
+        """Close everything at once, without responses, as if the process died."""
         self._stopping = True
         if self._listener is not None:
             self._listener.close()
@@ -183,7 +183,7 @@ class Server:
                     await self._empty.wait()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run something in the background until it ends or the server stops."""
+        """Run a coroutine until it ends or the server stops."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -192,17 +192,17 @@ class Server:
     # Connections
 
     def close_connection(self, number: int) -> None:
-        """End a connection, if it is still there."""
+        """Close a connection, if it is still open."""
         connection = self._connections.get(number)
         if connection is not None:
             connection.close()
 
     def sweep(self, now: float) -> None:
-        """Part with connections that are idle, never got started, or do not end.
+        """Close connections that are idle, did not complete their first request, or do not finish closing.
 
-        Nobody, if this sweep comes late: what peers sent meanwhile may wait unread.
+        A late sweep closes none: what peers sent meanwhile may be unread.
         """
-        if self._lateness.holds_back(now):
+        if self._stalls.holds_back(now):
             return
         limits = self._context.limits
         for connection in list(self._connections.values()):
@@ -212,7 +212,7 @@ class Server:
                 if now - closing_since > CLOSING_S:
                     connection.abort()
             elif opening_since is not None and now - opening_since > limits.opening_s:
-                connection.abort("it began, and its first request or TLS handshake did not follow")
+                connection.abort("its first request or TLS handshake was not complete in time")
             elif now - connection.active_at > limits.idle_s:
                 log.info("connection closed peer=%s reason=idle", connection.peer.address)
                 connection.abort()
@@ -240,7 +240,7 @@ class Server:
         if len(self._connections) <= allowed:
             return
         self.turned_away += 1
-        if self.turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …: a flood must not flood the log
+        if self.turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th …, to limit the log
             log.warning(
                 "connection turned away peer=%s reason=serverMaxConnections=%d are open turned_away=%d",
                 connection.peer.address,
@@ -262,7 +262,7 @@ class Server:
 
 
 def listens(listener: asyncio.Server) -> bool:
-    """Return whether a server really listens: uvloop closes a socket that cannot, and says nothing."""
+    """Return whether a server listens: uvloop closes a socket that cannot, without an error."""
     try:
         return all(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for each in listener.sockets)
     except ValueError:
@@ -272,7 +272,7 @@ def listens(listener: asyncio.Server) -> bool:
 def bind_error(
     host: str, port: int, error: Exception, host_key: str = "bindAddress", port_key: str = "listenPort"
 ) -> BindError:
-    """Return what to raise where an address cannot be had; the keys are those of the settings that gave it."""
+    """Return the error for an address that cannot be bound. The keys are those of its settings."""
     errno = None if isinstance(error, socket.gaierror) else getattr(error, "errno", None)
     reason = os.strerror(errno) if errno else getattr(error, "strerror", None) or str(error)
     hint = f"{host_key} must be an address of this machine, and {port_key} a port we may use."

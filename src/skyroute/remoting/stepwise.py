@@ -1,14 +1,14 @@
-"""Long work in steps, so that other requests are answered in between.
+"""Long work in steps, so that other requests are processed in between.
 
-A handler writes long work as a generator that yields between its steps and returns its `Response`, and answers with
-`InTurn(step_runner.run(steps))`. Rules for such a generator:
+A handler writes long work as a generator that yields between its steps and returns its `Response`, and returns
+`OrderedResponse(step_runner.run(steps))`. Rules for such a generator:
 
-- A step takes at most a few milliseconds; what is shared may have changed when it goes on after a `yield`.
-- If the peer hangs up, the work on a request in `wire.codes.ABANDONABLE` is closed at its next `yield`. Work on any
-  other request changes something, and is finished.
-- Later requests of the same connection wait for it: each connection has at most one such work.
+- A step takes at most a few milliseconds. Shared state may have changed after each `yield`.
+- If the peer hangs up, the generator of a request in `wire.codes.CANCELLABLE_CODES` is closed at its next `yield`.
+  Other requests change something, so their work is finished.
+- Later requests of the same connection wait for it, so each connection has at most one.
 
-`run_through` does the same work at once, where it is known to be short.
+`run_through` runs all steps at once, for work that is known to be short.
 """
 
 import asyncio
@@ -17,19 +17,19 @@ from typing import Final, TypeVar
 
 from skyroute.clock import Clock
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Answer, InTurn
+from skyroute.remoting.dispatch import Answer, OrderedResponse
 from skyroute.wire.command import Response
 
 T = TypeVar("T")
 
 ROUND_S: Final = 0.1
-"""Time after which work lets other waiting work go first. A registration rarely takes as long."""
+"""Time after which work lets other waiting work run first. A registration rarely takes as long."""
 Steps = Generator[None, None, Response]
-"""An answer that is made in steps, each of which takes a few milliseconds at most."""
+"""A response that is made in steps, each of which takes a few milliseconds at most."""
 
 
 def run_through(steps: Generator[None, None, T]) -> T:
-    """Do all steps at once."""
+    """Run all steps at once."""
     while True:
         try:
             next(steps)
@@ -39,10 +39,10 @@ def run_through(steps: Generator[None, None, T]) -> T:
 
 
 class StepRunner:
-    """Runs long works one at a time, with a rest after each step.
+    """Runs one long work at a time, with a pause after each step.
 
-    The rest lasts as long as the step took if other peers are heard from meanwhile, and is one turn of the loop if
-    not. Works that take longer than `ROUND_S` take turns, in the order in which they came.
+    The pause is one turn of the loop. If other peers send something in that turn, it is as long as the step took. Works
+    that take longer than `ROUND_S` take turns in the order of arrival.
     """
 
     def __init__(self, polling: BusyPolling, clock: Clock) -> None:
@@ -51,16 +51,16 @@ class StepRunner:
         self._lane = asyncio.Lock()
 
     def answer(self, steps: Steps) -> Answer:
-        """Return the answer if one step is enough for it; else one that is given when all steps are done."""
+        """Return the response if one step is enough for it; else one that is given after the last step."""
         try:
             next(steps)
         except StopIteration as end:
             response: Response = end.value
             return response
-        return InTurn(self.run(steps))
+        return OrderedResponse(self.run(steps))
 
     async def run(self, steps: Generator[None, None, T]) -> T:
-        """Do all steps and return the result. If this is cancelled, the generator is closed."""
+        """Run all steps and return the result. If this is cancelled, the generator is closed."""
         try:
             while True:
                 async with self._lane:  # waiters get the lock in order of arrival
@@ -74,12 +74,12 @@ class StepRunner:
                             return result
                         step_s = self._clock.monotonic() - began_at
                         worked_s += step_s
-                        await self._rest(step_s)
+                        await self._pause(step_s)
         finally:
             steps.close()
 
-    async def _rest(self, step_s: float) -> None:
+    async def _pause(self, step_s: float) -> None:
         reads_before = self._polling.reads
-        await asyncio.sleep(0)  # the loop looks at every socket once
+        await asyncio.sleep(0)  # the loop polls the sockets once
         if self._polling.reads != reads_before:
             await asyncio.sleep(step_s)

@@ -1,4 +1,4 @@
-"""TLS on either side: contexts built from settings and rebuilt when files change, and one peer's encrypted stream."""
+"""TLS contexts, which are rebuilt when their files change, and the encrypted stream of an accepted connection."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,14 @@ _READ_BYTES: Final = 256 * 1024
 
 
 CHECK_S: Final = 0.5
-"""How often the files are looked at."""
+"""Interval of the checks for changed files."""
 
 
 class ServerTls:
-    """The accepting side's mode and its current context."""
+    """The TLS mode of a server and its current context."""
 
     def __init__(self, settings: TlsSettings) -> None:
-        """Build the context; that of test mode only when the first peer asks for it.
+        """Build the context. In test mode, it is built when the first peer uses TLS.
 
         Raises:
             TlsError: the files named in the settings cannot be used.
@@ -40,9 +40,9 @@ class ServerTls:
         self._making: asyncio.Future[ssl.SSLContext] | None = None
         self._made_at = 0.0
         self._digests: dict[str, bytes] = {}
-        """Of the files in use."""
+        """Digests of the files in use."""
         self._refused: dict[str, bytes] = {}
-        """Of the files that were last tried in vain."""
+        """Digests of the files that could not be used last time."""
         if self.mode is not TlsMode.DISABLED and not settings.test_mode:
             self._context = server_context(settings)
             self._digests = self._digest_files()
@@ -53,27 +53,28 @@ class ServerTls:
         return self._context
 
     async def prepare(self) -> None:
-        """Make the throw-away certificate, once for all who wait for it, and not on the loop.
+        """Make the certificate of test mode, once for all callers, in a thread.
 
         Raises:
-            TlsError: it cannot be made. It is tried again a while later.
+            TlsError: it cannot be made. A call after `_TRY_AGAIN_S` tries again.
         """
         loop = asyncio.get_running_loop()
         if self._making is None or (self._making.done() and loop.time() > self._made_at + _TRY_AGAIN_S):
-            self._making = asyncio.ensure_future(asyncio.to_thread(_throw_away_context))
+            self._making = asyncio.ensure_future(asyncio.to_thread(_self_signed_context))
             self._made_at = loop.time()
         self._context = await asyncio.shield(self._making)
 
     async def watch(self) -> None:
-        """Take up new certificates soon after they are written."""
+        """Reload the files whenever they change."""
         while True:
             await asyncio.sleep(CHECK_S)
             self.reload_if_changed()
 
     def reload_if_changed(self) -> bool:
-        """Take up new files. Key and certificate belong together: one changed alone is a change half written.
+        """Reload changed files; return whether they are in use now.
 
-        A new file that cannot be used is logged, and the old context stays. Called every half second.
+        Key and certificate must both have changed: a change of one alone is incomplete. If a new file cannot be used,
+        that is logged and the old context stays.
         """
         digests = self._digest_files()
         changed = {path for path in self._digests if path in digests and digests[path] != self._digests[path]}
@@ -85,7 +86,7 @@ class ServerTls:
         try:
             self._context = server_context(self._settings)
         except TlsError as error:
-            # Perhaps a rotation half done: look again when a file changes.
+            # The rotation may be incomplete: try again when a file changes.
             self._refused = digests
             log.error("tls reload failed, the old certificate stays in use: %s", error)  # noqa: TRY400 - expected
             return False
@@ -101,7 +102,7 @@ class ServerTls:
                 if path is not None:
                     digests[path] = hashlib.sha256(Path(path).read_bytes()).digest()
             except OSError:
-                continue  # A file that is away for a moment is about to be replaced.
+                continue  # it is being replaced
         return digests
 
 
@@ -119,10 +120,10 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
         return context
     if not settings.auth_client:
         if settings.need_client_auth is ClientAuth.OPTIONAL:
-            return context  # A certificate that nobody checks need not be asked for.
+            return context  # a certificate that is not verified need not be requested
         raise TlsError(
             "tls.server.need.client.auth=require needs tls.server.authClient=true and tls.server.trustCertPath:"
-            " a certificate that is not checked proves nothing"
+            " a certificate that is not verified proves nothing"
         )
     if settings.trust_cert_path is None:
         raise TlsError("tls.server.authClient=true needs tls.server.trustCertPath")
@@ -133,7 +134,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def client_context(settings: TlsClientSettings, *, test_mode: bool) -> ssl.SSLContext:
-    """Build the context for connections we open. Peers are reached by address, so names are never checked.
+    """Build the context of connections that we open. Peers are reached by address, so host names are not verified.
 
     Raises:
         TlsError: the files cannot be used.
@@ -155,7 +156,7 @@ def client_context(settings: TlsClientSettings, *, test_mode: bool) -> ssl.SSLCo
 
 def _load(context: ssl.SSLContext, cert_path: str, key_path: str, password: str | None) -> None:
     try:
-        # A function, so that a missing password fails instead of asking whoever sits at the terminal.
+        # A function, so that a missing password fails instead of prompting on the terminal.
         context.load_cert_chain(cert_path, key_path, lambda: password or "")
     except ssl.SSLError as error:
         raise TlsError(
@@ -179,12 +180,12 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _throw_away_context() -> ssl.SSLContext:
-    """Serve a certificate made up now: it hides the traffic from onlookers, and proves nothing to anyone."""
+def _self_signed_context() -> ssl.SSLContext:
+    """Make a self-signed certificate: it encrypts the traffic, but does not prove who the server is."""
     openssl = shutil.which("openssl")
     if openssl is None:
         raise TlsError(
-            "tls.test.mode.enable makes up a certificate with the openssl command, which is not here;"
+            "tls.test.mode.enable=true makes a certificate with the openssl command, which is not installed;"
             " install it, or set tls.test.mode.enable=false with tls.server.certPath and tls.server.keyPath"
         )
     command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 3650 -subj /CN=skyroute"
@@ -199,16 +200,16 @@ def _throw_away_context() -> ssl.SSLContext:
         reason = error.stderr.decode(errors="replace").strip() if isinstance(error, CalledProcessError) else str(error)
         raise TlsError(
             f"openssl could not make a certificate in a temporary folder: {reason.splitlines()[-1:]};"
-            " set tls.test.mode.enable=false with tls.server.certPath and tls.server.keyPath to do without"
+            " set tls.test.mode.enable=false with tls.server.certPath and tls.server.keyPath to use your own"
         ) from None
-    log.warning("tls serves a throw-away certificate: tls.test.mode.enable is on")
+    log.warning("tls serves a self-signed certificate: tls.test.mode.enable=true")
     return context
 
 
 class TlsStream:
-    """One accepted peer's stream: cipher text in, plain text out, and back.
+    """The TLS stream of an accepted connection: decrypts what is received and encrypts what is sent.
 
-    asyncio's own TLS cannot be started once bytes were read, and we must read some to know that a peer speaks TLS.
+    asyncio's own TLS cannot be started once bytes were read, and some must be read to recognise TLS.
     """
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -217,12 +218,12 @@ class TlsStream:
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.established = False
         self.ended = False
-        """The peer has said that nothing follows."""
+        """Whether the peer has ended its stream."""
         self.buffered = 0
-        """Bytes that came in since plain text last came out: at most so many are held."""
+        """Bytes received since plain text was last returned: an upper bound of what is held."""
 
     def decrypt(self, data: bytes) -> bytes:
-        """Take what came in and return the plain text it completes. Afterwards see `pending`.
+        """Take received bytes and return the plain text they complete. Send what `pending` returns afterwards.
 
         Raises:
             TlsError: the handshake failed or the stream is broken.
@@ -231,13 +232,13 @@ class TlsStream:
         self.buffered += len(data)
         pieces: list[bytes] = []
         try:
-            with contextlib.suppress(ssl.SSLWantReadError):  # that is how it says that more must come first
+            with contextlib.suppress(ssl.SSLWantReadError):  # more bytes must be received first
                 if not self.established:
                     self._object.do_handshake()
                     self.established = True
                 while piece := self._object.read(_READ_BYTES):
                     pieces.append(piece)
-                self.ended = True  # only the peer's last word reads as nothing
+                self.ended = True  # only the end of the stream reads as nothing
         except ssl.SSLZeroReturnError:
             self.ended = True
         except ssl.SSLError as error:
@@ -247,16 +248,16 @@ class TlsStream:
         return b"".join(pieces)
 
     def encrypt(self, data: bytes) -> None:
-        """Encrypt plain text; take the result from `pending`."""
+        """Encrypt plain text; `pending` returns the result."""
         view = memoryview(data)
         while view:
             view = view[self._object.write(view) :]
 
     def finish(self) -> None:
-        """Say that nothing follows, so that the peer can tell an end from a cut; take the word from `pending`."""
-        with contextlib.suppress(ssl.SSLError):  # an answer to it would come too late for us
+        """End our stream, so that the peer can tell this from a lost connection; `pending` returns the bytes."""
+        with contextlib.suppress(ssl.SSLError):  # the peer's own end need not be waited for
             self._object.unwrap()
 
     def pending(self) -> bytes:
-        """Return what must go out now."""
+        """Return the bytes to send."""
         return self._outgoing.read()

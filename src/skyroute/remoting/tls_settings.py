@@ -1,11 +1,11 @@
-"""The values that decide how TLS is spoken, for both directions; building a context from them is `tls.py`'s work."""
+"""TLS settings of both directions. `tls.py` builds contexts from them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class TlsMode(StrEnum):
-    """Whether an accepted connection may, may not or must speak TLS."""
+    """Whether TLS is disabled, allowed or required on accepted connections."""
 
     DISABLED = "disabled"
     PERMISSIVE = "permissive"
@@ -13,7 +13,7 @@ class TlsMode(StrEnum):
 
 
 class ClientAuth(StrEnum):
-    """Whether an accepting side asks its peer for a certificate, and whether it insists."""
+    """Whether a server requests a client certificate, and whether it requires one."""
 
     NONE = "none"
     OPTIONAL = "optional"
@@ -22,7 +22,7 @@ class ClientAuth(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsClientSettings:
-    """The connecting side: what we present, and whether we check whom we reached."""
+    """Settings of connections that we open."""
 
     enabled: bool = False
     key_path: str | None = None
@@ -34,10 +34,10 @@ class TlsClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """The accepting side, and in `client` the connecting one.
+    """Settings of accepted connections, and in `client` of those that we open.
 
-    `test_mode` covers both: a throw-away certificate is served and no peer is checked, which is what Java peers do
-    unless told otherwise.
+    `test_mode` is for both: the server makes a certificate of its own and no peer is verified. It is the default of
+    Apache's programs.
     """
 
     mode: TlsMode = TlsMode.PERMISSIVE

@@ -1,1 +1,1 @@
-"""Bytes to requests and replies to values, and back. Pure: no sockets, no clock, no tasks."""
+"""Encodes and decodes requests and responses. Pure: no sockets, no clock, no tasks."""

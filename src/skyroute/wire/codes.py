@@ -1,11 +1,11 @@
-"""The numbers of the protocol, spelt as its users know them, so that a search finds them."""
+"""Request and response codes, with Apache's names."""
 
 from enum import IntEnum
 from typing import Final
 
 
 class RequestCode(IntEnum):
-    """What a peer can ask."""
+    """Codes of requests."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -118,7 +118,7 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
-    # Ours: Apache's codes end well below and begin again well above, and a binary header has 16 bits for it.
+    # Skyroute's own: it is far from Apache's codes, and fits the 16 bits of a binary header.
     WATCH_ROUTES = 21001
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
@@ -128,7 +128,7 @@ class RequestCode(IntEnum):
     BATCH_ACK_MESSAGE = 200151
 
 
-QUESTIONS: Final = frozenset(
+READ_CODES: Final = frozenset(
     map(
         int,
         (
@@ -196,12 +196,12 @@ QUESTIONS: Final = frozenset(
 QUERY_DATA_VERSION is not one of them: name servers take it as a heartbeat.
 """
 
-ABANDONABLE: Final = QUESTIONS | {RequestCode.REGISTER_BROKER}
+CANCELLABLE_CODES: Final = READ_CODES | {RequestCode.REGISTER_BROKER}
 """Requests whose work is cancelled when the peer hangs up: they change nothing, or all in one step."""
 
 
 class ResponseCode(IntEnum):
-    """What a peer can be told."""
+    """Codes of responses."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -262,13 +262,13 @@ LANGUAGES: Final = (
     "RUST",
     "NODE_JS",
 )
-"""Names of the peers' languages; the position is the number in a binary header."""
+"""Names of languages; the index is the number in a binary header."""
 
-# The version of a peer is its release's place in one long list of names; only these few decide anything.
+# A version is the index of a release in Apache's list of releases. Only these matter here.
 V3_0_11: Final = 37
 V4_9_4: Final = 401
 V5_0_0: Final = 413
 V5_3_1: Final = 475
 
 OUR_VERSION: Final = 479
-"""V5_3_3, the release whose behaviour we keep. Peers written in Go read it into 16 bits."""
+"""V5_3_3, the release with which we are compatible. Go peers read it into 16 bits."""

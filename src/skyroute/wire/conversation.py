@@ -10,8 +10,9 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request, WrittenRequest
+from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Request
 from skyroute.wire.errors import FrameError
+from skyroute.wire.fast_path import PreparedRequest
 from skyroute.wire.frame import FRAME_BYTES_MAX, FrameDecoder
 from skyroute.wire.header import OURS, decode_command, encode_request
 
@@ -61,11 +62,14 @@ class Conversation(Generic[T]):
     # Calls
 
     def begin(
-        self, request: Request | WrittenRequest, waiter: T, now: float, timeout_s: float, language: str = OURS
+        self, request: Request | PreparedRequest, waiter: T, now: float, timeout_s: float, language: str = OURS
     ) -> OpenCall[T]:
         """Open a call and encode its request. The caller sends `frame`."""
         request_id = self._last_id = (self._last_id + 1) & 0x7FFFFFFF
-        frame = encode_request(request, request_id, language)
+        if isinstance(request, PreparedRequest):
+            frame = request.encode(request_id)
+        else:
+            frame = encode_request(request, request_id, language)
         call = OpenCall(waiter, request_id, request.code, timeout_s, now + timeout_s, self.reads, frame)
         self.calls[request_id] = call
         return call

@@ -1,23 +1,23 @@
-"""What can be wrong with a peer's bytes."""
+"""Errors in received bytes."""
 
 from skyroute.errors import SkyrouteError
 
 
 class WireError(SkyrouteError):
-    """The peer's bytes do not say what the protocol lets them say."""
+    """The peer's bytes break the protocol."""
 
 
 class FrameError(WireError):
-    """The stream cannot be cut into frames, or a frame not into header and body: the connection is lost."""
+    """The stream or a frame is malformed: the connection must be closed."""
 
 
 class HeaderError(FrameError):
-    """A frame's header cannot be read: who asked, and what, is unknown, so nothing can be answered."""
+    """A frame's header cannot be decoded: there is no request id to respond to."""
 
 
 class FieldError(WireError):
-    """A field of a request is missing or has a value of the wrong kind. Answered; the connection lives on."""
+    """A field is missing or has an invalid value. The response says so; the connection stays open."""
 
 
 class BodyError(WireError):
-    """The body of a request or reply cannot be read. Answered; the connection lives on."""
+    """A body cannot be decoded. The response says so; the connection stays open."""

@@ -1,7 +1,7 @@
 """JSON as RocketMQ's Java library reads and writes it, where that differs from the standard.
 
-Java writes maps with numeric keys unquoted (`{0:"10.0.0.1:10911"}`), and reads far more than it writes. Newer clients
-ask for standard JSON; Java then writes a second dialect with quirks of its own.
+Java writes maps with unquoted numeric keys (`{0:"10.0.0.1:10911"}`), and reads much more than it writes. Newer clients
+request standard JSON, which Java writes with other differences.
 """
 
 import re
@@ -17,46 +17,46 @@ _encode = msgspec.json.Encoder().encode
 
 
 class JsonError(WireError):
-    """Not JSON, not even for Java's lenient reader."""
+    """The text is not JSON, not even in a form that Java accepts."""
 
 
 class Dialect(Enum):
-    """How a body is to be written."""
+    """The form in which a body is written."""
 
     LEGACY = "legacy"
-    """Numeric keys bare, text as it is. What peers before 4.9.4 know."""
+    """Unquoted numeric keys; text is not escaped. For peers before 4.9.4."""
     STRICT = "strict"
-    """Numeric keys quoted, keys sorted, all but ASCII and the slash escaped."""
+    """Quoted and sorted keys; the slash and everything beyond ASCII are escaped."""
 
 
 BARE_KEYS_MAX: Final = 500_000
-"""How many bare keys are quoted in one text: a broker sends one for each queue of its static topics."""
+"""Maximum number of unquoted keys in a text. A broker sends one for each queue of its static topics."""
 
 LARGE_BYTES: Final = 24 * 1024 * 1024
-"""Up to this length bare keys are allowed for."""
+"""Maximum length of a text with unquoted keys."""
 
 SMALL_BYTES: Final = 64 * 1024
-"""Up to this length every leniency of Java's is allowed for; real peers need no more than bare keys."""
+"""Maximum length of a text in any other form that Java accepts. Known peers send unquoted keys only."""
 
 
 def loads(data: bytes) -> Any:
-    """Read JSON in any form that Java's reader accepts and that peers send.
+    """Decode JSON in any form that Java accepts and peers send.
 
     Raises:
-        JsonError: it is in none.
+        JsonError: it is not JSON.
     """
     return decode(data, Any)
 
 
 def decode(data: bytes, kind: Any, lenient_max: int = LARGE_BYTES) -> Any:
-    """Read JSON in any form that peers send, as a value of `kind`; a number may come as text.
+    """Decode JSON in any form that peers send, as a value of `kind`. Numbers may be text.
 
-    Text of more than `lenient_max` bytes has to be standard JSON.
+    A text of more than `lenient_max` bytes must be standard JSON.
 
     Raises:
         JsonError: it is not JSON, or not of that kind.
     """
-    # Each attempt is dearer than the one before, and only bad syntax is worth another.
+    # Each attempt costs more than the one before. Only a syntax error leads to another.
     attempts: list[Callable[[bytes], bytes]] = [bytes, quote_bare_keys, standardise]
     lenient = len(data) <= min(lenient_max, LARGE_BYTES), len(data) <= min(lenient_max, SMALL_BYTES)
     attempts = attempts[: 1 + sum(lenient)]
@@ -75,9 +75,9 @@ def decode(data: bytes, kind: Any, lenient_max: int = LARGE_BYTES) -> Any:
     raise JsonError(reason)
 
 
-# Possessive throughout: nothing is tried twice, so the time is linear whatever a peer sends. No choice stands inside of
-# what is repeated possessively: Python 3.11.2 does not look at all of them. Compiled when first needed: that takes
-# longer than most programs that import this will ever spend on odd JSON.
+# All quantifiers are possessive, so the time is linear in the length of any text. There is no alternative inside a
+# possessive group: Python 3.11.2 does not try all of them. The patterns are compiled when first used: that takes longer
+# than most programs spend on such JSON.
 _TEXT_OR_BARE_KEY: Final = r""""[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|(?<=[{,])\s*+([-\w$]++)(?=\s*+:)"""
 _TOKEN: Final = (
     r"""(?P<text>"[^"\\]*+(?:\\.[^"\\]*+)*+")|(?P<single>'[^'\\]*+(?:\\.[^'\\]*+)*+')|(?P<mark>[{}\[\],])|(?P<colon>\s*+:)"""
@@ -89,11 +89,11 @@ _HALF_CHARS: Final = len(r"\ud83d")
 
 
 def quote_bare_keys(data: bytes) -> bytes:
-    """Put quotes around keys that have none, and leave all else as it is.
+    """Put quotes around unquoted keys.
 
     Raises:
         UnicodeDecodeError: the bytes are not UTF-8.
-        JsonError: there are more than anybody sends.
+        JsonError: there are more than `BARE_KEYS_MAX`.
     """
     text = data.decode()
     pieces: list[str] = []
@@ -109,10 +109,10 @@ def quote_bare_keys(data: bytes) -> bytes:
 
 
 def standardise(data: bytes) -> bytes:
-    """Rewrite Java's lenient JSON as standard JSON: bare and single-quoted keys and texts, superfluous commas.
+    """Rewrite what Java accepts as standard JSON: unquoted and single-quoted keys and texts, extra commas.
 
-    Half of a character, which JavaScript's writer lets pass, becomes what Java makes of it in the end: a question mark.
-    Whatever it does not understand it leaves for the real parser to refuse.
+    A lone surrogate, which JavaScript writes, becomes a question mark, as in Java. What cannot be rewritten stays as it
+    is, and the parser rejects it.
 
     Raises:
         UnicodeDecodeError: the bytes are not UTF-8.
@@ -131,7 +131,7 @@ def _replace_half(match: re.Match[str]) -> str:
 
 
 def _standard_tokens(text: str) -> Iterator[str]:
-    # One token is held back: a comma until something worth separating follows, an atom until it is known to be a key.
+    # One token is held back: a comma until a value follows, an atom until it is known whether it is a key.
     held, last = "", "["
     for match in re.compile(_TOKEN, re.DOTALL).finditer(text):
         kind, token = match.lastgroup, match.group()
@@ -151,7 +151,7 @@ def _standard_tokens(text: str) -> Iterator[str]:
             if held == ",":
                 yield "" if token in "}]" else ","
             else:
-                yield held and held + " "  # what a blank kept apart must not grow together
+                yield held and held + " "  # the blank that separated two atoms stays
             held, last = "", token
             if kind == "single":
                 held = f'"{_QUOTED.sub(_requote, token[1:-1])}"'
@@ -169,7 +169,7 @@ _LEGACY_ESCAPES: Final = {
 _STRICT_ESCAPES: Final = {**_LEGACY_ESCAPES, ord("/"): "\\/"}
 _BROWSER_INT_MAX: Final = (1 << 53) - 1
 _PLAIN: Final = re.compile(r"[\w.:;,|%@#-]*+", re.ASCII)
-"""What no dialect escapes: nearly every name and address."""
+"""Text that no dialect escapes: nearly all names and addresses."""
 _BEYOND_ASCII: Final = "[\x7f-\U0010ffff]"
 
 
@@ -179,7 +179,7 @@ def _escape_beyond_ascii(match: re.Match[str]) -> str:
 
 
 def dumps(value: object, dialect: Dialect) -> bytes:
-    """Write a body as Java would. Members that are None are left out; nothing is ever indented or spaced.
+    """Encode a body as Java does. Members that are None are left out, and there is no white space.
 
     The Go client cuts addresses out of the raw text, so a single blank would break it.
     """
@@ -187,14 +187,14 @@ def dumps(value: object, dialect: Dialect) -> bytes:
 
 
 def write(value: object, dialect: Dialect) -> str:
-    """Write a value as text, where it is part of a larger one."""
+    """Encode a value that is part of a larger one, as text."""
     match value:
         case str():
             return write_text(value, dialect)
         case bool():
             return "true" if value else "false"
         case int():
-            # Beyond what a browser can count to, strict Java writes text.
+            # Java writes integers beyond JavaScript's exact range as text.
             return f'"{value}"' if dialect is Dialect.STRICT and abs(value) > _BROWSER_INT_MAX else str(value)
         case Mapping():
             items = [(key, member) for key, member in value.items() if member is not None]
@@ -209,7 +209,7 @@ def write(value: object, dialect: Dialect) -> str:
 
 
 def write_text(text: str, dialect: Dialect) -> str:
-    """Write a text with its quotes."""
+    """Encode a text with its quotes."""
     if _PLAIN.fullmatch(text):
         return f'"{text}"'
     if dialect is Dialect.LEGACY:

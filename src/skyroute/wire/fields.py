@@ -1,4 +1,4 @@
-"""Typed readings of a request's fields, which are all text on the wire."""
+"""Reads a request's fields, which are all text, as numbers, names and booleans."""
 
 import re
 from collections.abc import Mapping
@@ -7,23 +7,23 @@ from typing import Final
 from skyroute.wire.errors import FieldError
 
 NAME_CHARS_MAX: Final = 512
-"""The longest name: Java allows topics and groups 255 characters, and hosts have no more."""
+"""Maximum length of a name. Java allows 255 characters in topics, groups and hosts."""
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _INT32_MAX: Final = (1 << 31) - 1
 _INT64_MAX: Final = (1 << 63) - 1
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text may name something: it is there, and has nothing that would garble a log or a screen."""
-    # isprintable is quick and a little too strict, so only its no needs a second look.
+    """Return whether a text is a valid name: not empty, not too long, without control characters."""
+    # isprintable is fast and a little too strict, so only its False is checked again.
     return 0 < len(text) <= NAME_CHARS_MAX and (text.isprintable() or _UNFIT.search(text) is None)
 
 
 def required_text(fields: Mapping[str, str], name: str) -> str:
-    """Return a field that must be there.
+    """Return a required field.
 
     Raises:
-        FieldError: it is absent or empty.
+        FieldError: it is missing or empty.
     """
     value = fields.get(name)
     if not value:
@@ -32,10 +32,10 @@ def required_text(fields: Mapping[str, str], name: str) -> str:
 
 
 def required_name(fields: Mapping[str, str], name: str) -> str:
-    """Return a field that names something and will be shown to people and peers.
+    """Return a required field that is a name.
 
     Raises:
-        FieldError: it is absent, or has characters that no name has.
+        FieldError: it is missing, or not a valid name.
     """
     value = required_text(fields, name)
     if not is_name(value):
@@ -44,47 +44,47 @@ def required_name(fields: Mapping[str, str], name: str) -> str:
 
 
 def optional_name(fields: Mapping[str, str], name: str) -> str | None:
-    """Return a field that names something, or None where it is absent.
+    """Return a field that is a name, or None if it is missing.
 
     Raises:
-        FieldError: it has characters that no name has.
+        FieldError: it is not a valid name.
     """
     return required_name(fields, name) if fields.get(name) else None
 
 
 def required_int(fields: Mapping[str, str], name: str) -> int:
-    """Return a 64-bit number that must be there.
+    """Return a required 64-bit number.
 
     Raises:
-        FieldError: it is absent or no number.
+        FieldError: it is missing or not a number.
     """
     value = fields.get(name)
     if value and len(value) < 10 and value.isdigit() and value.isascii():
-        return int(value)  # nearly always
+        return int(value)  # the usual case
     return _parse_int(name, required_text(fields, name), _INT64_MAX)
 
 
 def required_int32(fields: Mapping[str, str], name: str) -> int:
-    """Return a 32-bit number that must be there.
+    """Return a required 32-bit number.
 
     Raises:
-        FieldError: it is absent or no such number.
+        FieldError: it is missing or not such a number.
     """
     return _parse_int(name, required_text(fields, name), _INT32_MAX)
 
 
 def optional_int(fields: Mapping[str, str], name: str, default: int, largest: int = _INT32_MAX) -> int:
-    """Return a number, or the default where the field is absent.
+    """Return a number, or the default if the field is missing.
 
     Raises:
-        FieldError: it is there and no number.
+        FieldError: it is not a number.
     """
     value = fields.get(name)
     return _parse_int(name, value, largest) if value else default
 
 
 def _parse_int(name: str, value: str, largest: int) -> int:
-    # Nearly all are plain digits. int() alone would also take blanks, underscores and other scripts' digits.
+    # int() alone also accepts blanks, underscores and digits of other scripts.
     if value.isdigit() and value.isascii() and len(value) < 10:
         return int(value)
     if not (value.isascii() and value.lstrip("+-").isdigit()) or len(value) > 20:
@@ -99,6 +99,6 @@ def _parse_int(name: str, value: str, largest: int) -> int:
 
 
 def truth(fields: Mapping[str, str], name: str) -> bool:
-    """Return whether a field says true; anything else, and nothing at all, is false."""
+    """Return whether a field is "true", in any case of letters."""
     value = fields.get(name)
     return value is not None and value.lower() == "true"

@@ -1,8 +1,8 @@
 """Cuts a stream of bytes into frames, and a frame into header form, header and body.
 
-A frame is a 4-byte length, then that many bytes: a word that holds the header's form (1 byte) and length (3 bytes), the
-header, the body. Nothing is decoded here but the length, and, for the few kinds of request that may be longer than all
-others, the request's code.
+A frame is a 4-byte length, then that many bytes: a word with the header's form (1 byte) and length (3 bytes), the
+header, the body. Only the length is decoded here and, for the few requests that may be longer than others, the
+request's code.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _TWO_WORDS: Final = Struct(">II")
 
 
 class FrameDecoder:
-    """Give it bytes as they come; it gives back whole frames, each with its length word.
+    """Takes received bytes and returns whole frames, each with its length word.
 
     `exempt` maps a request code to the longest frame of that kind, where it may exceed `frame_bytes_max`.
     """
@@ -38,24 +38,24 @@ class FrameDecoder:
         self._bytes_max = frame_bytes_max
         self._exempt = exempt
         self._wanted = 0
-        """How many buffered bytes it takes before looking again makes sense."""
+        """Number of buffered bytes needed before the next check."""
         self.buffer = bytearray()
-        """What is held of a frame that is not whole yet."""
+        """The start of an incomplete frame."""
         self.failure: str | None = None
-        """Why nothing more can be read, though frames before that point were."""
+        """Why the rest of the stream cannot be read. Frames before that point were returned."""
 
     @property
     def held_bytes(self) -> int:
-        """Persistence of the buffer, which is larger than its content."""
+        """Memory of the buffer, which is larger than its content."""
         return self.buffer.__alloc__()
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes of the stream and return the frames they complete.
 
-        Where good frames come before a bad one, they are returned and `failure` is set.
+        If valid frames come before a malformed one, they are returned and `failure` is set.
 
         Raises:
-            FrameError: the stream is not in frames, or one is too long. The decoder is of no use afterwards.
+            FrameError: a frame is malformed or too long. The decoder cannot be used afterwards.
         """
         if self.buffer:
             self.buffer += data
@@ -91,9 +91,9 @@ class FrameDecoder:
         return frames
 
     def _check_odd_length(self, data: bytes, at: int, length: int) -> int:
-        """Let a frame beyond the common limit pass only once its header has proved that it may.
+        """Check that a frame above the common limit is of an exempt kind.
 
-        Returns how many bytes of it are wanted before looking again.
+        Returns how many of its bytes are needed before the next check.
         """
         if length < 4:
             raise FrameError(f"a frame announces {length} bytes; it takes at least 4")
@@ -115,7 +115,7 @@ class FrameDecoder:
 
 
 def _check_start(data: bytes, at: int, length: int) -> None:
-    """Refuse a frame that is not whole yet and contradicts itself already: the rest need not be waited for."""
+    """Reject an incomplete frame whose header word is invalid, without waiting for the rest."""
     if len(data) - at < 8:
         return
     _, word = _TWO_WORDS.unpack_from(data, at)

@@ -1,9 +1,8 @@
-"""Headers of frames, in both forms: JSON, and RocketMQ's own binary one."""
+"""Encodes and decodes headers in both forms: JSON, and RocketMQ's binary form."""
 
 import re
-from collections.abc import Callable
 from struct import Struct
-from struct import error as StructError  # noqa: N812 - the module's own name for it is too plain to use bare
+from struct import error as StructError  # noqa: N812 - `error` says too little
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from skyroute.wire import fastjson
 from skyroute.wire.codes import LANGUAGES, OUR_VERSION
-from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response, WrittenRequest
+from skyroute.wire.command import FLAG_RESPONSE, FORM_BINARY, FORM_JSON, Request, Response
 from skyroute.wire.errors import FrameError, HeaderError
 
 _TWO_WORDS: Final = Struct(">II")
@@ -23,31 +22,19 @@ _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 
 _NUMBER: Final = re.compile(r"\s*+[-+]?[0-9]{0,12}(\.0*)?\s*+", re.ASCII)
 OURS: Final = "PYTHON"
-"""The language we say we are written in when we ask; tools show it to people."""
+"""The language in the headers of our requests. Tools show it to operators."""
 HEADER_BYTES_MAX: Final = 0xFFFFFF
-"""What three bytes of length can say."""
+"""Maximum length of a header: it is sent in three bytes."""
 
 _decode_strict_json: Final = msgspec.json.Decoder(Request).decode
 _encode_json: Final = msgspec.json.Encoder().encode
 
 
-_STRAIGHT: Final[dict[bytes, Callable[[bytes], Request | None]]] = {}
-"""Who reads headers that begin so straight into what their handler works with."""
-_START_BYTES: Final = len(b'{"code":310,')
-
-
-def read_straight(code: int, decode: Callable[[bytes], Request | None]) -> None:
-    """Have headers of a request, in JSON, read by `decode`. It may return None: then they are read as any other."""
-    start = b'{"code":%d,' % code
-    assert len(start) == _START_BYTES
-    _STRAIGHT[start] = decode
-
-
 def decode_command(frame: bytes) -> Request:
-    """Read a frame. A response comes back as a `Request` too, with `is_response` set: see `as_response`.
+    """Decode a frame. A response is returned as a `Request` too: see `is_response` and `as_response`.
 
     Raises:
-        FrameError: the frame contradicts itself, or its header cannot be read.
+        FrameError: the lengths contradict each other, or the header cannot be decoded.
     """
     word: int
     _, word = _TWO_WORDS.unpack_from(frame)
@@ -61,19 +48,16 @@ def decode_command(frame: bytes) -> Request:
 
 
 def decode_request_header(form: int, header: bytes) -> Request:
-    """Read a header of either form.
+    """Decode a header of either form.
 
     Raises:
-        HeaderError: it is neither, or does not parse.
+        HeaderError: the form is unknown, or the header is malformed.
     """
     if form == FORM_JSON:
-        straight = _STRAIGHT.get(header[:_START_BYTES])
-        if straight is not None and (request := straight(header)) is not None:
-            return request
         try:
             return _decode_strict_json(header)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # What is not plain JSON of the expected types may still be something Java's reader accepts.
+            # Java's parser accepts more than standard JSON of the expected types.
             return _decode_lenient_json(header)
     if form == FORM_BINARY:
         return _decode_binary(header)
@@ -81,7 +65,7 @@ def decode_request_header(form: int, header: bytes) -> Request:
 
 
 def as_response(request: Request) -> Response:
-    """Return the response that came in as `request`."""
+    """Return a received response."""
     return Response(request.code, request.remark, request.fields, request.body, request.version)
 
 
@@ -110,7 +94,7 @@ def _decode_lenient_json(header: bytes) -> Request:
 
 
 def _lenient_int(members: dict[str, Any], name: str) -> int:
-    """Java's reader takes numbers as text, with a zero fraction, and null for 0."""
+    """Return a number as Java's parser reads it: also from text, with a zero fraction, or from null as 0."""
     value = members.get(name)
     if value is None:
         return 0
@@ -163,7 +147,7 @@ def _decode_binary(header: bytes) -> Request:
             key, at = _take_text(header, at + 2, key_bytes)
             (value_bytes,) = _INT32.unpack_from(header, at)
             value, at = _take_text(header, at + 4, value_bytes)
-            # An empty text stands for an absent one.
+            # Java writes an absent text as an empty one.
             if key and value:
                 fields[key] = value
     except StructError:
@@ -190,10 +174,8 @@ def _take_text(header: bytes, at: int, length: int) -> tuple[str, int]:
 
 
 def response_head(response: Response, request_id: int, form: int) -> bytes:
-    """Write all of a response's frame but the body. Only responses without one have headers of any length."""
-    if response.header:
-        header = b'%b,"opaque":%d}' % (response.header, request_id)
-    elif form == FORM_BINARY:
+    """Encode a response's frame except for the body."""
+    if form == FORM_BINARY:
         header = _encode_binary(
             response.code, response.version, request_id, FLAG_RESPONSE, response.remark, response.fields
         )
@@ -209,20 +191,14 @@ def response_head(response: Response, request_id: int, form: int) -> bytes:
         )
     if len(header) > HEADER_BYTES_MAX:
         too_long = Response.error(
-            f"the answer's header would take {len(header)} bytes; {HEADER_BYTES_MAX} are possible"
+            f"the response's header has {len(header)} bytes (at most {HEADER_BYTES_MAX} are possible)"
         )
         return response_head(too_long, request_id, form)
-    body_bytes = response.body_bytes if response.more else len(response.body)
-    return _TWO_WORDS.pack(4 + len(header) + body_bytes, form << 24 | len(header)) + header
+    return _TWO_WORDS.pack(4 + len(header) + response.body_bytes, form << 24 | len(header)) + header
 
 
-def encode_request(
-    request: Request | WrittenRequest, request_id: int, language: str = OURS, flag: int | None = None
-) -> bytes:
-    """Write a request's whole frame; `flag` replaces the flag of a `Request`."""
-    if isinstance(request, WrittenRequest):
-        header, body = b'%b,"opaque":%d}' % (request.header, request_id), request.body
-        return _TWO_WORDS.pack(4 + len(header) + len(body), len(header)) + header + body
+def encode_request(request: Request, request_id: int, language: str = OURS, flag: int | None = None) -> bytes:
+    """Encode a request's whole frame; `flag` replaces its flag."""
     encode = _encode_binary if request.form == FORM_BINARY else _encode_json_header
     version = request.version or OUR_VERSION
     flag = request.flag if flag is None else flag
@@ -231,14 +207,8 @@ def encode_request(
     return _TWO_WORDS.pack(4 + len(header) + len(body), request.form << 24 | len(header)) + header + body
 
 
-def start_of_header(code: int, fields: dict[str, str]) -> bytes:
-    """Write the header of a request in JSON up to these fields, which others can follow, and then the number."""
-    members = {"code": code, "flag": 0, "language": OURS, "serializeTypeCurrentRPC": "JSON", "version": OUR_VERSION}
-    return _encode_json(members | {"extFields": fields})[:-2]
-
-
 class _JsonHeader(msgspec.Struct, gc=False):
-    """A header as JSON has it: these members, in this order."""
+    """A JSON header: these members, in this order."""
 
     code: int
     extFields: dict[str, str] | UnsetType  # noqa: N815 - the wire's name
@@ -259,9 +229,9 @@ def _encode_json_header(
     fields: dict[str, str] | None,
     language: str = "JAVA",
 ) -> bytes:
-    said = UNSET if remark is None else remark
-    extra = UNSET if fields is None else fields
-    return _encode_json(_JsonHeader(code, extra, flag, language, request_id, said, "JSON", version))
+    sent_remark = UNSET if remark is None else remark
+    sent_fields = UNSET if fields is None else fields
+    return _encode_json(_JsonHeader(code, sent_fields, flag, language, request_id, sent_remark, "JSON", version))
 
 
 def _encode_binary(
@@ -279,6 +249,6 @@ def _encode_binary(
         if key and value:
             key_bytes, value_bytes = key.encode(), value.encode()
             entries += _INT16.pack(len(key_bytes)) + key_bytes + _INT32.pack(len(value_bytes)) + value_bytes
-    # Java peers read any language byte; JAVA (0) is what every one of them expects of a server.
+    # Java peers accept any language byte, and expect JAVA (0) of a server.
     start = _BINARY_START.pack(code, _LANGUAGE_NUMBERS[language], version, request_id, flag, len(remark_bytes))
     return start + remark_bytes + _INT32.pack(len(entries)) + bytes(entries)

@@ -1,4 +1,4 @@
-"""The PROXY protocol's header: a load balancer puts it first on a connection, to say who is behind it.
+"""The PROXY protocol: a load balancer sends this header first, with the client's address.
 
 Any peer can send one: the caller decides which peers to trust.
 """
@@ -22,19 +22,19 @@ _V2_FIXED = Struct(">12sBBH")
 
 @dataclass(frozen=True, slots=True)
 class ProxiedPeer:
-    """Who is behind the proxy; None where the header does not say."""
+    """The client behind a proxy; its address is None if the header has none."""
 
     address: str | None
     header_bytes: int
 
 
 def read_proxy_header(data: bytes) -> ProxiedPeer | None:
-    """Read the header at the start of `data`; None means that more bytes are needed.
+    """Decode the header at the start of `data`; return None if more bytes are needed.
 
-    A stream without a header gives a `ProxiedPeer` of no bytes, as soon as it cannot become one with a header.
+    For a stream without a header, return a `ProxiedPeer` with `header_bytes` 0.
 
     Raises:
-        FrameError: it starts as a header and is none.
+        FrameError: the header is malformed.
     """
     if data.startswith(V2_SIGNATURE):
         return _read_v2(data)
@@ -53,7 +53,7 @@ def _read_v1(data: bytes) -> ProxiedPeer | None:
         return None
     line = data[:end].decode("ascii", "replace")
     words = line.split(" ")
-    # A scope ("fe80::1%eth0") means nothing beyond the machine that wrote it, and may hold any character.
+    # A scope ("fe80::1%eth0") has a meaning on the proxy only, and may contain any character.
     if not line.isprintable() or "%" in line or words[0] != "PROXY" or len(words) < 2:
         raise FrameError("a malformed PROXY header")
     if words[1] == "UNKNOWN":
@@ -80,12 +80,12 @@ def _read_v2(data: bytes) -> ProxiedPeer | None:
     end = _V2_FIXED.size + length
     if len(data) < end:
         return None
-    if version_and_command & 0xF == 0:  # LOCAL: the proxy speaks for itself
+    if version_and_command & 0xF == 0:  # LOCAL: a connection of the proxy itself
         return ProxiedPeer(None, end)
     if family not in _V2_FAMILIES:
         raise FrameError("a PROXY header of an unknown family")
     address_bytes = {0x11: 4, 0x21: 16}.get(family)
-    if address_bytes is None:  # not TCP over IP: nothing we could show
+    if address_bytes is None:  # not TCP over IP
         return ProxiedPeer(None, end)
     if length < 2 * address_bytes + 4:
         raise FrameError("a PROXY header too short for its addresses")

@@ -1,7 +1,7 @@
 """Java's maps whose keys are queues: `{{"brokerName":"b","queueId":0,"topic":"T"}:12}`, which is not JSON.
 
-Reading turns such keys into text, so that a table is a `dict[str, X]` to msgspec, and `by_queue` gives the keys their
-meaning back. Writing keeps Java's form, because old and foreign clients read no other.
+Decoding turns such keys into text, so that msgspec reads a `dict[str, X]`, and `by_queue` turns them into queues.
+Encoding keeps Java's form, because old clients and those in other languages read no other.
 """
 
 import re
@@ -18,22 +18,22 @@ from skyroute.wire.fastjson import Dialect, JsonError
 from skyroute.wire.fields import is_name
 
 OBJECT_KEYS_MAX: Final = 200_000
-"""How many objects may be keys in one text; a broker's whole table of queues has fewer."""
+"""Maximum number of objects as keys in a text. A broker's whole table of queues has fewer."""
 
 T = TypeVar("T")
 
 _TEXT_START: Final = r'"[^"\\]*+(?:\\.[^"\\]*+)*+'
 _KEY: Final = rf'\{{[^{{}}"]*+(?:{_TEXT_START}"[^{{}}"]*+)*+\}}(?=\s*+:)'
-# An object with a colon behind it is a key, wherever it stands but in a text. Possessive throughout, a text without an
-# end goes to the end, and a brace is followed no further than to the next one, so the time is linear whatever a peer
-# sends. No choice stands inside of what is repeated possessively: Python 3.11.2 does not look at all of them.
+# An object before a colon is a key, except inside a text. All quantifiers are possessive, a text without an end runs to
+# the end, and a brace is followed up to the next one only, so the time is linear in the length of any text. There is no
+# alternative inside a possessive group: Python 3.11.2 does not try all of them.
 _TEXT_OR_KEY: Final = re.compile(rf'{_TEXT_START}(?:"|\\?\Z)|({_KEY})', re.DOTALL)
 _REFERENCE: Final = re.compile(r'\{\s*+"\$ref"\s*+:')
 _encode_text = msgspec.json.Encoder().encode
 
 
 class QueueBody(msgspec.Struct, gc=False):
-    """A queue as it lies on the wire."""
+    """A queue as it is sent."""
 
     topic: str
     queueId: Int32  # noqa: N815 - the wire's name
@@ -43,7 +43,7 @@ class QueueBody(msgspec.Struct, gc=False):
         """Return the queue.
 
         Raises:
-            BodyError: it is named by what is no name.
+            BodyError: its topic or broker is not a valid name.
         """
         for name in (self.topic, self.brokerName or "?"):
             if not is_name(name):
@@ -55,10 +55,10 @@ _decode_key = msgspec.json.Decoder(QueueBody, strict=False).decode
 
 
 def quote_object_keys(data: bytes) -> bytes:
-    r"""Put objects that are keys into quotes, `{{"a":1}:2}` into `{"{\"a\":1}":2}`, and leave all else as it is.
+    r"""Put objects that are keys into quotes, `{{"a":1}:2}` into `{"{\"a\":1}":2}`.
 
     Raises:
-        JsonError: the bytes are not UTF-8, or there are more such keys than anybody sends.
+        JsonError: the bytes are not UTF-8, or there are more than `OBJECT_KEYS_MAX` such keys.
     """
     try:
         text = data.decode()
@@ -79,12 +79,12 @@ def quote_object_keys(data: bytes) -> bytes:
 
 
 def decode_with_queue_keys(body: bytes, kind: type[T]) -> T:
-    """Read a body in which queues may be keys: say `dict[str, X]` for such a table, and call `by_queue` on it.
+    """Decode a body with queues as keys. The type of such a table is `dict[str, X]`; `by_queue` converts it.
 
-    Keys that are bare numbers, and numbers that come as text, are read as well.
+    Unquoted numeric keys and numbers as text are accepted.
 
     Raises:
-        BodyError: it cannot be read, or is not of that kind.
+        BodyError: it cannot be decoded as this type.
     """
     try:
         decoded: T = fastjson.decode(quote_object_keys(body), kind)
@@ -94,10 +94,10 @@ def decode_with_queue_keys(body: bytes, kind: type[T]) -> T:
 
 
 def queue_of_key(key: str) -> QueueRef:
-    """Return the queue that a key of a decoded table stands for.
+    """Return the queue of a key in a decoded table.
 
     Raises:
-        BodyError: it stands for none.
+        BodyError: it is not a queue.
     """
     try:
         return _decode_key(key).value()
@@ -106,23 +106,23 @@ def queue_of_key(key: str) -> QueueRef:
 
 
 def by_queue(table: Mapping[str, T] | None) -> dict[QueueRef, T]:
-    """Return a decoded table with queues as its keys; one that was not sent is empty.
+    """Return a decoded table with queues as keys; an absent table is empty.
 
     Raises:
-        BodyError: a key stands for no queue.
+        BodyError: a key is not a queue.
     """
-    # Where one object is a key twice, fastjson 1 writes a reference instead, `{"$ref":"$.offsetTable.null"}`,
-    # which leads nowhere: which queue is meant is lost, and the rest of the table need not be lost with it.
+    # If one object is a key twice, fastjson 1 writes a reference instead, `{"$ref":"$.offsetTable.null"}`. It does not
+    # tell the queue, so the entry is skipped.
     return {queue_of_key(key): value for key, value in (table or {}).items() if not _REFERENCE.match(key)}
 
 
 def queue_members(queue: QueueRef) -> dict[str, str | int]:
-    """Return what a queue looks like on the wire."""
+    """Return a queue's members as they are sent."""
     return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
 
 
 class QueueKeys:
-    """Writes queues of one topic and broker as keys; many tables have tens of thousands of them."""
+    """Encodes queues of one topic and broker as keys. Tables may have tens of thousands of them."""
 
     __slots__ = ("_head", "_tail")
 
@@ -131,17 +131,17 @@ class QueueKeys:
         self._tail = f',"topic":{write_legacy(topic)}}}'
 
     def write(self, queue_id: int) -> str:
-        """Write one queue."""
+        """Encode one queue."""
         return f"{self._head}{queue_id}{self._tail}"
 
 
 def write_legacy(value: object) -> str:
-    """Write a value as Java does in every body but a route."""
+    """Encode a value as Java does in all bodies except routes."""
     return fastjson.write(value, Dialect.LEGACY)
 
 
 def write_queue_map(table: Mapping[QueueRef, Any], write_value: Callable[[Any], str] = write_legacy) -> str:
-    """Write a table with queues as keys in Java's form, as text, because it is always part of a larger body."""
+    """Encode a table with queues as keys in Java's form, as text: it is always part of a larger body."""
     members: Iterable[str] = (
         f"{write_legacy(queue_members(queue))}:{write_value(value)}" for queue, value in table.items()
     )
@@ -160,5 +160,5 @@ def separated(parts: Iterable[str]) -> Iterator[str]:
 
 
 def encode_queue_map(name: str, table: Mapping[QueueRef, Any]) -> bytes:
-    """Write a body that has one member, a table with queues as keys."""
+    """Encode a body with one member, a table with queues as keys."""
     return f'{{"{name}":{write_queue_map(table)}}}'.encode("utf-8", "replace")

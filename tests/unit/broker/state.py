@@ -6,8 +6,6 @@ from inspect import isawaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.long_polling import LongPolling
@@ -27,11 +25,12 @@ from skyroute.broker.tables.request_modes import RequestModes
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.host import encode_host
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.wire.calls.topics import TopicConfig
-from skyroute.wire.command import Request, Response
+from skyroute.wire.command import FORM_JSON, Request, Response
+from skyroute.wire.fast_path import response_pieces
 from tests.support.clock import ManualClock
 
 BROKER = "broker-a"
@@ -72,7 +71,8 @@ class CountingStepRunner(StepRunner):
 
 def whole(response: Response) -> Response:
     """Return an answer with its body in one piece."""
-    return msgspec.structs.replace(response, body=b"".join((response.body, *response.more)), more=())
+    body = b"".join(response_pieces(response, 1, FORM_JSON)[1:])
+    return Response(response.code, response.remark, response.fields, body)
 
 
 @dataclass
@@ -169,7 +169,7 @@ class State:
         answer: Answer = Dispatcher({request.code: handler}).answer(request, self.peer)
         if isinstance(answer, Response):
             return whole(answer)
-        if isinstance(answer, InTurn):
+        if isinstance(answer, OrderedResponse):
             answer = answer.work
         assert isawaitable(answer)
         try:

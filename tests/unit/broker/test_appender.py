@@ -19,7 +19,7 @@ from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError, FileWriteError
 from skyroute.message.batch import BatchItem
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from skyroute.remoting.dispatch import settle
+from skyroute.remoting.dispatch import wait_for_response
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.command import Response
 from tests.support.clock import ManualClock
@@ -168,7 +168,7 @@ async def test_what_nobody_waits_for_is_shown_soon_too(tmp_path: Path) -> None:
         reader.finds = Response
         room.appender.put_plain(draft())
         async with asyncio.timeout(5):  # nobody flushes now and then in this room
-            await settle(reader.answer)
+            await wait_for_response(reader.answer)
         assert bodies(room.store) == [b"body"]
         await room.flushing.stop()
 

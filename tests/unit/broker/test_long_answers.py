@@ -10,7 +10,7 @@ from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, gather, in_p
 from skyroute.broker.tables import table_format
 from skyroute.broker.tables.consumer_offsets import OFFSETS_A_STEP
 from skyroute.broker.tables.table_format import ENTRIES_A_STEP
-from skyroute.remoting.dispatch import InTurn
+from skyroute.remoting.dispatch import OrderedResponse
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import run_through
 from skyroute.routing.topology import QUEUES_MAX
@@ -199,7 +199,7 @@ async def test_a_topic_with_many_queues_is_deleted_in_steps_and_not_made_again_m
 
     state.step_runner.on_step = make_again
     answer = state.on_topics.delete(Request(fields={"topic": "Wide"}), state.peer)
-    assert isinstance(answer, InTurn)
+    assert isinstance(answer, OrderedResponse)
     await answer.work
     assert state.step_runner.steps >= 6
     assert len(refused) == state.step_runner.steps

@@ -12,7 +12,7 @@ from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.handlers.long_answers import STEP_PARTS
 from skyroute.broker.handlers.members import HEARTBEAT_BYTES_MAX, MemberHandlers
 from skyroute.message.queue_ref import QueueRef
-from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, OrderedResponse, Peer
 from skyroute.wire.calls.clients import (
     PART_GROUPS,
     ConsumerData,
@@ -295,7 +295,7 @@ def test_a_question_about_no_group_is_refused(room: Room, name: str) -> None:
 
 async def finish(room: Room, handler: Handler, request: Request) -> Response:
     answer = room.answer(handler, request)
-    assert isinstance(answer, InTurn)
+    assert isinstance(answer, OrderedResponse)
     return whole(await answer.work)
 
 

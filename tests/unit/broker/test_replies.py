@@ -7,7 +7,7 @@ from skyroute.broker.handlers.replies import PUSH_TIMEOUT_S, ReplyHandlers
 from skyroute.message.properties import join_properties, split_properties
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
-from skyroute.remoting.dispatch import Answer, DeferredResponse, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, DeferredResponse, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.send import decode_pushed_reply, decode_send_receipt, encode_send
 from skyroute.wire.calls.topics import TopicConfig
@@ -85,7 +85,9 @@ async def test_a_reply_goes_to_the_one_who_asked(room: Room) -> None:
     assert pushed.fields.keys() >= {"producerGroup", "defaultTopic", "defaultTopicQueueNums", "unitMode"}
 
 
-@pytest.mark.parametrize("how", [lambda answer: answer, later, given_later, lambda answer: InTurn(later(answer))])
+@pytest.mark.parametrize(
+    "how", [lambda answer: answer, later, given_later, lambda answer: OrderedResponse(later(answer))]
+)
 async def test_a_reply_is_stored_too_and_the_answer_says_where(room: Room, how: object) -> None:
     assert callable(how)
     room.store_answer = how(STORED)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from skyroute.message.queue_ref import QueueRef
-from skyroute.remoting.dispatch import InTurn
+from skyroute.remoting.dispatch import OrderedResponse
 from skyroute.remoting.errors import RefusedError
 from skyroute.wire.calls.topics import (
     PAGE_MAX,
@@ -147,7 +147,7 @@ async def test_a_topic_is_not_created_again_before_its_queues_are_removed(state:
     answer = state.on_topics.delete(encode_topic_deletion("Orders"), state.peer)
     with pytest.raises(RefusedError, match="being deleted"):
         state.topics.put(ORDERS)
-    assert isinstance(answer, InTurn)
+    assert isinstance(answer, OrderedResponse)
     await answer.work
     assert state.topics.put(ORDERS)
     assert state.store.topics() == set()

@@ -6,7 +6,7 @@ from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.handlers.brokers import LARGE_BODY_BYTES, BrokerHandlers
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import InTurn, Peer
+from skyroute.remoting.dispatch import OrderedResponse, Peer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.registration import DataVersion, Registration, TopicTable
 from skyroute.routing.table import RouteTable
@@ -41,7 +41,7 @@ def test_a_broker_has_been_heard_from_while_its_long_registration_waits(tmp_path
     long = registration(1_000)
     assert len(long.body) > LARGE_BODY_BYTES
     waiting = handlers.register(long, peer)
-    assert isinstance(waiting, InTurn)
+    assert isinstance(waiting, OrderedResponse)
     clock.advance(LEASE_S - 0.1)
     assert table.evict_expired(clock.monotonic()) == ()
     cast("Coroutine[Any, Any, Response]", waiting.work).close()

@@ -13,11 +13,12 @@ from skyroute.nameserver.handlers.routes import RouteHandlers
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.prepared_lists import SHARED_BYTES, STEP, Pieces, PreparedLists
 from skyroute.remoting.busy_polling import BusyPolling
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings
 from skyroute.wire.command import Request, Response
+from skyroute.wire.fast_path import PreparedResponse
 from tests.support.clock import ManualClock
 from tests.unit.routing.brokers import registration
 
@@ -45,11 +46,12 @@ class Lists:
 async def settle(answer: Answer) -> Response:
     if isinstance(answer, Response):
         return answer
-    assert isinstance(answer, InTurn)
+    assert isinstance(answer, OrderedResponse)
     return await answer.work
 
 
 def number(response: Response) -> bytes:
+    assert isinstance(response, PreparedResponse)
     return bytes(response.more[0])
 
 
@@ -60,10 +62,11 @@ def lists() -> Lists:
 
 async def test_a_long_list_is_made_in_steps_and_then_kept(lists: Lists) -> None:
     first = lists.ask()
-    assert isinstance(first, InTurn)
+    assert isinstance(first, OrderedResponse)
     made = await first.work
     assert lists.ask() is made
     assert lists.made == 1
+    assert isinstance(made, PreparedResponse)
     assert all(isinstance(piece, memoryview) for piece in made.more)
 
 
@@ -180,7 +183,7 @@ async def test_a_list_of_many_topics_is_the_same_bytes_for_all(
 ) -> None:
     handler = getattr(handlers(table), ask)
     first, second = (handler(Request(0, fields), Peer(1, "10.0.0.9:1")) for _ in range(2))
-    assert isinstance(first, InTurn)
+    assert isinstance(first, OrderedResponse)
     response = await first.work
     assert await second.work is response
     assert handler(Request(0, fields), Peer(2, "10.0.0.9:2")) is response

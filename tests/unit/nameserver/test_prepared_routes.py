@@ -12,7 +12,7 @@ from skyroute.routing.events import RouteEvent
 from skyroute.routing.table import RouteTable
 from skyroute.routing.topology import QueueSettings, StaticMapping
 from skyroute.wire.calls.route import encode_route
-from skyroute.wire.command import Response
+from skyroute.wire.fast_path import PreparedResponse
 from skyroute.wire.fastjson import Dialect
 from tests.unit.routing.brokers import SLAVE, WRITABLE, mapping, registration
 
@@ -28,10 +28,10 @@ class Routes:
         self.traits: dict[str, str] = {}
         self.prepared = PreparedRoutes(self.table, self.encode, self.traits.get)
 
-    def encode(self, topic: str, dialect: Dialect) -> Response | None:
+    def encode(self, topic: str, dialect: Dialect) -> PreparedResponse | None:
         self.encoded += 1
         route = find_route(self.table, topic, acting_master=True)
-        return None if route is None else Response(body=encode_route(route, dialect), lasting=True)
+        return None if route is None else PreparedResponse(body=encode_route(route, dialect), is_cacheable=True)
 
     def register(self, **said: object) -> None:
         outcome = self.table.register(registration(**said), holder=1, now=0.0)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from skyroute.remoting.busy_polling import LOOKS, NEAR_S, TOGETHER_MAX, BusyPolling, WriteBatch
+from skyroute.remoting.busy_polling import BATCH_MAX, NEAR_S, POLLS, BusyPolling, WriteBatch
 
 LONG_S = 0.05
 """Any loop has looked so often within this time, and has gone to sleep."""
@@ -22,14 +22,14 @@ class CountingSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
-def looks_of_loop(*words: list[float]) -> int:
+def polls_of_loop(*words: list[float]) -> int:
     """Return how often a loop only looked that heard something at these moments, with a long rest after each list."""
 
     async def hear() -> None:
         polling = BusyPolling()
         for moments in words:
             for now in moments:
-                polling.heard(now)
+                polling.note_read(now)
             await asyncio.sleep(LONG_S)
         assert polling.reads == sum(map(len, words))
 
@@ -58,39 +58,39 @@ def looks_without_traffic(rests: int) -> int:
 
 
 def test_seldom_words_cost_nothing() -> None:
-    assert looks_of_loop([5.0]) == 0
-    assert looks_of_loop([5.0, 5.0 + 2 * NEAR_S, 6.0, 7.0]) == 0
+    assert polls_of_loop([5.0]) == 0
+    assert polls_of_loop([5.0, 5.0 + 2 * NEAR_S, 6.0, 7.0]) == 0
 
 
 @pytest.mark.parametrize("words", [2, 3, 50])
 def test_near_words_keep_the_loop_awake_for_a_while(words: int) -> None:
-    assert looks_of_loop([5.0 + NEAR_S / 2 * word for word in range(words)]) == LOOKS
+    assert polls_of_loop([5.0 + NEAR_S / 2 * word for word in range(words)]) == POLLS
 
 
 def test_it_stays_awake_again_after_it_has_slept() -> None:
-    assert looks_of_loop([5.0, 5.0], [9.0], [9.0]) == 2 * LOOKS
+    assert polls_of_loop([5.0, 5.0], [9.0], [9.0]) == 2 * POLLS
 
 
 async def test_what_is_to_be_written_waits_for_the_end_of_the_turn() -> None:
     written: list[int] = []
     end = WriteBatch()
-    for number in range(TOGETHER_MAX - 1):
+    for number in range(BATCH_MAX - 1):
         end.add(partial(written.append, number))
     assert written == []
     await asyncio.sleep(0)
-    assert written == list(range(TOGETHER_MAX - 1))
+    assert written == list(range(BATCH_MAX - 1))
     await asyncio.sleep(0)
-    assert len(written) == TOGETHER_MAX - 1
+    assert len(written) == BATCH_MAX - 1
 
 
 async def test_many_do_not_wait_for_more() -> None:
     written: list[int] = []
     end = WriteBatch()
-    for number in range(TOGETHER_MAX + 3):
+    for number in range(BATCH_MAX + 3):
         end.add(partial(written.append, number))
-    assert written == list(range(TOGETHER_MAX))
+    assert written == list(range(BATCH_MAX))
     await asyncio.sleep(0)
-    assert written == list(range(TOGETHER_MAX + 3))
+    assert written == list(range(BATCH_MAX + 3))
 
 
 async def test_one_that_fails_fails_alone() -> None:

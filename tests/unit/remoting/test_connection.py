@@ -9,7 +9,7 @@ import pytest
 
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
 from skyroute.remoting.connection import Connection, ServerContext
-from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, OrderedResponse, Peer
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError
 from skyroute.remoting.fair_queue import SHARE_S, TURN_S, FairQueue
 from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
@@ -68,7 +68,7 @@ class Driver:
         return self.deferred[-1]
 
     def _in_turn(self, _request: Request, _peer: Peer) -> Answer:
-        return InTurn(self._wait())
+        return OrderedResponse(self._wait())
 
     def _slow(self, request: Request, _peer: Peer) -> Answer:
         self.clock.advance(2 * SHARE_S)
@@ -173,7 +173,7 @@ async def test_a_connection_is_closed_above_the_limit_of_incomplete_frames(caplo
     driver = Driver(Limits(buffered_bytes_max=500))
     driver.connection.data_received(encode_request(Request(ECHO, body=bytes(1000)), 1)[:-1])
     assert (driver.transport.is_aborted, driver.buffered.total) == (True, 0)
-    assert "too many unfinished frames in all" in caplog.text
+    assert "too many incomplete frames in all" in caplog.text
 
 
 async def test_requests_before_a_broken_frame_get_their_responses(driver: Driver) -> None:

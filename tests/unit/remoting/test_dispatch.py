@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from skyroute.remoting.dispatch import DeferredResponse, Dispatcher, Peer, settle
+from skyroute.remoting.dispatch import DeferredResponse, Dispatcher, Peer, wait_for_response
 from skyroute.remoting.errors import ConnectionLostError, RefusedError
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
@@ -25,11 +25,11 @@ def test_an_answer_reaches_whoever_wants_it_in_either_order(given_first: bool) -
 
 
 async def test_an_answer_can_be_waited_for() -> None:
-    assert await settle(YES) is YES
+    assert await wait_for_response(YES) is YES
     early, late = DeferredResponse(), DeferredResponse()
     early.give(YES)
-    assert await settle(early) is YES
-    waiting = asyncio.ensure_future(settle(late))
+    assert await wait_for_response(early) is YES
+    waiting = asyncio.ensure_future(wait_for_response(late))
     await asyncio.sleep(0)
     assert not waiting.done()
     late.give(YES)
@@ -38,7 +38,7 @@ async def test_an_answer_can_be_waited_for() -> None:
 
 async def test_an_answer_that_nobody_waits_for_any_longer_is_no_error() -> None:
     answer = DeferredResponse()
-    waiting = asyncio.ensure_future(settle(answer))
+    waiting = asyncio.ensure_future(wait_for_response(answer))
     await asyncio.sleep(0)
     waiting.cancel()
     answer.give(YES)
@@ -99,7 +99,7 @@ def test_who_answers_what_can_be_said_later() -> None:
     dispatcher = Dispatcher({})
     peer = Peer(1, "?")
     assert dispatcher.answer(Request(7), peer) == Response(3, " request type 7 not supported")
-    dispatcher.answer_with({7: lambda _request, _peer: YES})
+    dispatcher.set_handlers({7: lambda _request, _peer: YES})
     assert dispatcher.answer(Request(7), peer) is YES
 
 

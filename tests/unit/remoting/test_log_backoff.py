@@ -38,7 +38,7 @@ def test_what_failed_long_ago_is_new() -> None:
 
 def test_it_does_not_remember_for_ever() -> None:
     lines = LogBackoff()
-    for number in range(log_backoff.THINGS_MAX + 1):
+    for number in range(log_backoff.SUBJECTS_MAX + 1):
         assert lines.unsaid(f"a:{number}", 0.0) == 0
     assert lines.unsaid("a:0", 0.0) == 0  # forgotten with the others
-    assert lines.unsaid(f"a:{log_backoff.THINGS_MAX}", 0.0) is None
+    assert lines.unsaid(f"a:{log_backoff.SUBJECTS_MAX}", 0.0) is None

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from skyroute.message.message_id import encode_offset_id
 from skyroute.message.queue_ref import QueueRef
-from skyroute.wire import header as header_module
 from skyroute.wire.calls.send import (
     SENT_CODES,
     PushedReply,
@@ -20,11 +19,14 @@ from skyroute.wire.calls.send import (
     decode_send_receipt,
     encode_send,
     encode_send_receipt,
+    read_send_header,
     write_send,
 )
 from skyroute.wire.calls.send_back import encode_recall, encode_send_back
+from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import FORM_JSON, Request, Response
 from skyroute.wire.errors import FieldError, FrameError
+from skyroute.wire.fast_path import FastPath, HeaderDecoder, PreparedRequest, response_pieces
 from skyroute.wire.header import decode_command, encode_request, response_head
 from tests.unit.wire.golden import golden_line
 
@@ -61,13 +63,19 @@ def test_a_reply_has_a_code_of_its_own() -> None:
     assert request.fields == HEADERS["send"] | {"f": "0", "h": "0"}
 
 
+def encode_frame(request: Request | PreparedRequest, request_id: int) -> bytes:
+    if isinstance(request, PreparedRequest):
+        return request.encode(request_id)
+    return encode_request(request, request_id)
+
+
 @pytest.mark.parametrize(("batch", "reply"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("properties", ["", PROPERTIES, 'a\x01"\\%d\x02', "k\x01名前\x02"])
 def test_what_is_written_ahead_says_what_a_send_says(properties: str, batch: bool, reply: bool) -> None:
     for queue in (QUEUE, QueueRef("%RETRY%CG", "字%d", 0), QUEUE):
         asked = {
             encode: decode_command(
-                encode_request(
+                encode_frame(
                     encode(
                         "tenant%PG",
                         queue,
@@ -182,7 +190,7 @@ def test_a_pushed_reply_that_lacks_something_is_refused(field: str) -> None:
 def test_a_receipt_that_is_written_at_once_says_what_any_other_says() -> None:
     host = bytes([10, 0, 0, 1, 0, 0, 42, 159])
     form = ReceiptForm(host, 'Région "100 %"', trace_on=False)
-    written = response_head(form.fill(4096, 3, 17, b"7F0001ABCD"), 99, FORM_JSON)
+    written = b"".join(response_pieces(form.fill(4096, 3, 17, b"7F0001ABCD"), 99, FORM_JSON))
     receipt = SendReceipt(encode_offset_id(host, 4096), 3, 17, "7F0001ABCD", 'Région "100 %"', trace_on=False)
     usual = response_head(encode_send_receipt(receipt), 99, FORM_JSON)
     assert decode_command(written) == decode_command(usual)
@@ -195,11 +203,14 @@ _TEXTS = st.sampled_from(
 _ODD = st.one_of(_TEXTS, st.integers(-(1 << 40), 1 << 40), st.booleans(), st.none(), st.just([]), st.just({"x": 1}))
 
 
-def _read(header: bytes) -> Sending | str:
-    """What a broker makes of a header: what it is asked to take, or why not."""
+_DECODERS: dict[int, HeaderDecoder] = {RequestCode.SEND_MESSAGE_V2: read_send_header}
+
+
+def _read(fast_path: FastPath, header: bytes) -> Sending | str:
+    """Return what a broker reads in a header, or why it cannot."""
     frame = struct.pack(">II", 4 + len(header), len(header)) + header
     try:
-        return decode_send(decode_command(frame))
+        return decode_send(fast_path.decode(frame))
     except (FieldError, FrameError) as error:
         return f"{type(error).__name__} {error}"
 
@@ -220,16 +231,29 @@ def test_a_send_that_is_read_in_one_go_is_what_it_is_piece_by_piece(
     fields = {name: value for name, value in (_PLAIN | changed).items() if name not in dropped}
     members = {"code": 310, "extFields": fields, "opaque": 7} | more
     header = json.dumps(members, separators=(",", ":") if compact else None).encode()
-    read = _read(header)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(header_module, "_STRAIGHT", {})
-        assert read == _read(header)
+    assert _read(FastPath(decoders=_DECODERS), header) == _read(FastPath(), header)
 
 
 def test_the_commonest_send_is_read_in_one_go() -> None:
     request = encode_send("PG", QUEUE, b"hello", properties=PROPERTIES, born_at_ms=BORN_AT_MS)
-    read = decode_command(encode_request(request, 7, "JAVA"))
+    read = FastPath(decoders=_DECODERS).decode(encode_request(request, 7, "JAVA"))
     assert isinstance(read, SendRequest)
     assert (read.code, read.request_id, read.language, read.body) == (310, 7, "JAVA", b"hello")
     assert decode_send(read) is read.fields
     assert (read.fields.topic, read.fields.properties) == ("TopicTest", PROPERTIES)
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_a_send_header_in_another_form_is_not_read_as_json(form: int) -> None:
+    header = b'{"code":310,"extFields":{}}'
+    frame = struct.pack(">II", 4 + len(header), form << 24 | len(header)) + header
+    with pytest.raises(FrameError):
+        FastPath(decoders=_DECODERS).decode(frame)
+
+
+def test_a_send_header_cannot_replace_form_and_body_of_its_frame() -> None:
+    members = {"code": 310, "extFields": _PLAIN, "form": 1, "body": "b3RoZXI="}
+    header = json.dumps(members, separators=(",", ":")).encode()
+    frame = struct.pack(">II", 4 + len(header) + 5, len(header)) + header + b"hello"
+    read = FastPath(decoders=_DECODERS).decode(frame)
+    assert (type(read), read.form, read.body) == (SendRequest, FORM_JSON, b"hello")

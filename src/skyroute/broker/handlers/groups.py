@@ -19,7 +19,7 @@ from skyroute.broker.tables.topics import Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
 from skyroute.message.reserved_topics import is_retry_topic
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
@@ -70,7 +70,7 @@ class GroupHandlers:
     def update_many(self, request: Request, peer: Peer) -> Answer:
         """Create or change several groups. If one of them may not be, none is touched."""
         check_list(request)
-        return InTurn(self._update_many(decode_group_updates(request.body), peer))
+        return OrderedResponse(self._update_many(decode_group_updates(request.body), peer))
 
     async def _update_many(self, updates: Sequence[GroupUpdate], peer: Peer) -> Response:
         await self.step_runner.run(self._put_all(updates, peer))
@@ -115,7 +115,7 @@ class GroupHandlers:
         if self.groups.delete(deletion.group):
             log.info("group deleted group=%s peer=%s", deletion.group, peer.address)
         self.stats.forget_group(deletion.group)
-        return InTurn(self._delete(deletion))
+        return OrderedResponse(self._delete(deletion))
 
     async def _delete(self, deletion: GroupDeletion) -> Response:
         if deletion.with_offsets:

@@ -7,6 +7,7 @@ from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import Steps
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.fast_path import PreparedResponse
 
 ANSWER_BYTES_MAX: Final = 128 * 1024 * 1024
 """Maximum size of a response. Most clients refuse frames above 16 MiB."""
@@ -80,7 +81,7 @@ def gather(pieces: Iterable[bytes]) -> Generator[None, None, Pieces]:
 
 def respond(pieces: Pieces, fields: dict[str, str] | None = None) -> Response:
     """Return a response with a body in pieces. They are not joined: for 70 MB that takes 50 ms."""
-    return Response(fields=fields, body=pieces[0], more=[memoryview(piece) for piece in pieces[1:]])
+    return PreparedResponse(fields=fields, body=pieces[0], more=[memoryview(piece) for piece in pieces[1:]])
 
 
 def answer_with(pieces: Iterable[bytes]) -> Steps:

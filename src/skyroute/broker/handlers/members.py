@@ -19,7 +19,7 @@ from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.clock import Clock
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import retry_topic
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import Permission, TopicFlag
@@ -82,7 +82,7 @@ class MemberHandlers:
                 f"a heartbeat may have {HEARTBEAT_BYTES_MAX} bytes, and this one has {len(request.body)}",
             )
         if len(request.body) > SHORT_HEARTBEAT_BYTES:
-            return InTurn(self._take_long(request, peer))
+            return OrderedResponse(self._take_long(request, peer))
         needs_subscriptions, created = self._take(decode_heartbeat(request), request, peer)
         answer = encode_heartbeat_answer(wants_whole=needs_subscriptions)
         return self._make_known(created, answer) if created else answer

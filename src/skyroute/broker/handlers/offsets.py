@@ -14,7 +14,7 @@ from skyroute.broker.tables.consumer_offsets import OFFSETS_A_STEP, ConsumerOffs
 from skyroute.broker.tables.topics import Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_group
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
@@ -149,7 +149,7 @@ class OffsetHandlers:
             check_group(order.destination)
         except InvalidNameError as error:
             raise RefusedError(ResponseCode.INVALID_PARAMETER, str(error)) from None
-        return InTurn(self._clone(order, peer))
+        return OrderedResponse(self._clone(order, peer))
 
     async def _clone(self, order: CloneOrder, peer: Peer) -> Response:
         topics = self.offsets.topics_of(order.source) if order.topic is None else [order.topic]

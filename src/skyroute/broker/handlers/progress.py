@@ -14,7 +14,7 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import ConsumerOffsets
 from skyroute.broker.tables.topics import Topics
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
@@ -145,7 +145,7 @@ class ProgressHandlers:
         elif not config.read_queues:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
         queue_ids = range(config.read_queues) if order.queue_id is None else [order.queue_id]
-        return InTurn(self._reset(order, queue_ids, peer))
+        return OrderedResponse(self._reset(order, queue_ids, peer))
 
     def _check_target(self, order: ResetOrder, queue_id: int) -> None:
         if queue_id >= QUEUES_MAX:

@@ -16,7 +16,7 @@ from skyroute.errors import SkyrouteError
 from skyroute.message.host import decode_host
 from skyroute.message.properties import PAIR_END, split_properties
 from skyroute.message.property_names import PUSH_REPLY_TIME, REPLY_TO_CLIENT
-from skyroute.remoting.dispatch import DeferredResponse, Handler, InTurn, Peer, settle
+from skyroute.remoting.dispatch import DeferredResponse, Handler, OrderedResponse, Peer, wait_for_response
 from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.wire.calls.send import (
     SENT_CODES,
@@ -105,12 +105,14 @@ class ReplyHandlers:
         """Store a reply; None where that fails, which does not matter to the two who talk."""
         try:
             answer = self.store(request, peer)
-            if isinstance(answer, InTurn):
+            if isinstance(answer, OrderedResponse):
                 response = await answer.work
             else:
-                response = await settle(answer) if isinstance(answer, Response | DeferredResponse) else await answer
+                response = (
+                    await wait_for_response(answer) if isinstance(answer, Response | DeferredResponse) else await answer
+                )
         except SkyrouteError as error:
-            if peer.is_worth_a_line():
+            if peer.count_refusal():
                 log.warning("reply not stored peer=%s reason=%s", peer.address, error)
             return None
         return response if response.code in SENT_CODES else None

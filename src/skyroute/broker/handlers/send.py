@@ -42,7 +42,7 @@ from skyroute.message.property_names import (
     UNIQUE_ID,
 )
 from skyroute.message.reserved_topics import RETRY_PREFIX, TIMER_TOPIC, is_closed_to_senders, is_retry_topic
-from skyroute.remoting.dispatch import Answer, DeferredResponse, InTurn, Peer, settle
+from skyroute.remoting.dispatch import Answer, DeferredResponse, OrderedResponse, Peer, wait_for_response
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.topology import Permission, TopicFlag
@@ -185,11 +185,11 @@ class SendHandlers:
 
     async def _answer_when_known(self, topic: TopicConfig, answer: Response | DeferredResponse) -> Response:
         await self._make_known(topic)
-        return await settle(answer)
+        return await wait_for_response(answer)
 
     def _take(
         self, sending: Sending, topic: TopicConfig, request: Request, peer: Peer
-    ) -> Response | DeferredResponse | InTurn | Awaitable[Response]:
+    ) -> Response | DeferredResponse | OrderedResponse | Awaitable[Response]:
         queue_id = sending.queue_id
         check_queue(queue_id, topic, peer)
         if queue_id < 0:
@@ -309,7 +309,7 @@ class SendHandlers:
 
     def _take_batch(
         self, sending: Sending, body: bytes, topic: TopicConfig, queue_id: int, peer: Peer
-    ) -> Response | DeferredResponse | InTurn:
+    ) -> Response | DeferredResponse | OrderedResponse:
         if len(topic.name) > TOPIC_CHARS_MAX:
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {len(topic.name)}")
         if is_retry_topic(topic.name):
@@ -335,7 +335,7 @@ class SendHandlers:
         )
         if decoded_to < len(body):
             storing = self._take_long_batch(draft, body, items, decoded_to, unique_id, is_whole=is_whole)
-            return InTurn(self._say_more(storing))
+            return OrderedResponse(self._say_more(storing))
         try:
             if is_whole:
                 whole = self._appender.put_inner_batch(draft, len(items))
@@ -386,7 +386,7 @@ class SendHandlers:
         answer = self._batch_receipt(
             ids, draft.queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole
         )
-        response = await settle(answer)
+        response = await wait_for_response(answer)
         await self._step_runner.run(self._derive())
         return response
 
@@ -461,10 +461,10 @@ class SendHandlers:
         return RefusedError(ResponseCode.SYSTEM_ERROR, f"create mapped file failed, server is busy or broken. {error}")
 
 
-async def _answer_of(answer: Response | DeferredResponse | InTurn | Awaitable[Response]) -> Response:
+async def _answer_of(answer: Response | DeferredResponse | OrderedResponse | Awaitable[Response]) -> Response:
     if isinstance(answer, Response | DeferredResponse):
-        return await settle(answer)
-    return await (answer.work if isinstance(answer, InTurn) else answer)
+        return await wait_for_response(answer)
+    return await (answer.work if isinstance(answer, OrderedResponse) else answer)
 
 
 def check_send(

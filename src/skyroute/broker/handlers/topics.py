@@ -21,7 +21,7 @@ from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.names import check_topic
 from skyroute.message.reserved_topics import LIGHT_QUEUE_PREFIX, pop_retry_topic
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
@@ -75,7 +75,7 @@ class TopicHandlers:
     def update_many(self, request: Request, peer: Peer) -> Answer:
         """Create or change several topics. If one of them may not be, none is touched."""
         check_list(request)
-        return InTurn(self._update_many(decode_topic_updates(request.body), peer))
+        return OrderedResponse(self._update_many(decode_topic_updates(request.body), peer))
 
     async def _update_many(self, updates: Sequence[TopicUpdate], peer: Peer) -> Response:
         changed = await self.step_runner.run(self._put_all(updates, peer))
@@ -148,7 +148,7 @@ class TopicHandlers:
         deleting = ExitStack()  # entered now: no topic may be created again before its queues are removed
         for name in names:
             deleting.enter_context(self.topics.deleting(name))
-        return InTurn(self._delete(names, deleting))
+        return OrderedResponse(self._delete(names, deleting))
 
     async def _delete(self, names: Collection[str], deleting: ExitStack) -> Response:
         with deleting:

@@ -21,7 +21,8 @@ from skyroute.remoting.log_backoff import LogBackoff
 from skyroute.routing.topology import BrokerQueues, TopicRoute
 from skyroute.wire.calls.send import SENT_CODES, decode_send_receipt, encode_send, write_send
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.command import Request, Response, WrittenRequest
+from skyroute.wire.command import Request, Response
+from skyroute.wire.fast_path import PreparedRequest
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Delivery:
         self._session = session
         self._group = group
         self._in_flight = in_flight
-        self._encode: Callable[..., Request | WrittenRequest] = encode_send if session.signs else write_send
+        self._encode: Callable[..., Request | PreparedRequest] = encode_send if session.signs else write_send
         self._clock: Clock = session.clock
         self._attempts = attempts
         self._retry_unsafe = retry_unsafe

@@ -33,8 +33,9 @@ from skyroute.routing.topology import MASTER_ID, TopicRoute
 from skyroute.wire.calls.clients import ConsumerData, encode_heartbeat, encode_unregistration
 from skyroute.wire.calls.route import decode_route, encode_route_query
 from skyroute.wire.codes import RequestCode, ResponseCode
-from skyroute.wire.command import Request, Response, WrittenRequest
+from skyroute.wire.command import Request, Response
 from skyroute.wire.errors import BodyError
+from skyroute.wire.fast_path import PreparedRequest
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class Session:
         self._members: list[Member] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._answering = 0
-        self._hang_ups, self._silent = LogBackoff(), LogBackoff()
+        self._close_log, self._silent = LogBackoff(), LogBackoff()
         """Brokers that do not answer heartbeats, by address."""
         self._stale = LogBackoff()
         """Topics whose routes are not refreshed; "" are the name servers' own addresses."""
@@ -293,7 +294,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------------- calls
 
-    async def call(self, address: str, request: Request | WrittenRequest, timeout_s: float | None = None) -> Response:
+    async def call(self, address: str, request: Request | PreparedRequest, timeout_s: float | None = None) -> Response:
         """Ask whoever is at an address, and return the answer, whatever it is.
 
         Raises:
@@ -426,7 +427,7 @@ class Session:
             async with asyncio.timeout(timeout_s):
                 return await outcome_of(task)
         except TimeoutError:
-            raise ConnectError(f"{address} did not take the connection in {timeout_s:.3g} s") from None
+            raise ConnectError(f"{address} did not accept the connection in {timeout_s:.3g} s") from None
 
     async def _open(self, address: str) -> Channel:
         channel = await connect(
@@ -435,7 +436,7 @@ class Session:
             timeout_s=self._connect_timeout_s,
             on_request=self._on_request,
             on_close=self._closed,
-            hang_ups=self._hang_ups,
+            close_log=self._close_log,
         )
         self._channels[address] = channel
         self._open_channels.add(channel)

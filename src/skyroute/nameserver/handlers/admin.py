@@ -57,11 +57,11 @@ class AdminHandlers:
         try:
             changed = self.config.apply_update(request.body.decode())
         except BlackListedError as error:
-            if peer.is_worth_a_line():
+            if peer.count_refusal():
                 log.warning("settings update refused peer=%s reason=%s", peer.address, error)
             return Response(ResponseCode.NO_PERMISSION, "Can not update config in black list.")
         except (UnicodeDecodeError, MalformedPropertiesError) as error:
-            if peer.is_worth_a_line():
+            if peer.count_refusal():
                 log.warning("settings update refused peer=%s reason=%s", peer.address, error)
             return Response.error(f"string2Properties error: {error}")
         if changed:

@@ -8,7 +8,7 @@ from typing import Final
 from skyroute.clock import Clock
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.kv_config import KvConfig
-from skyroute.remoting.dispatch import Answer, InTurn, Peer
+from skyroute.remoting.dispatch import Answer, OrderedResponse, Peer
 from skyroute.remoting.stepwise import StepRunner, run_through
 from skyroute.routing.errors import PartialFirstRegistrationError, RegistrationRefusedError
 from skyroute.routing.events import RouteEvent
@@ -59,7 +59,7 @@ class BrokerHandlers:
             return run_through(steps)
         # It may have to wait for others; its broker has been heard from all the same.
         self._renew(registration.key, peer)
-        return InTurn(self.step_runner.run(steps))
+        return OrderedResponse(self.step_runner.run(steps))
 
     def _register(
         self, registration: Registration, request: Request, peer: Peer, ticket: int
@@ -70,7 +70,7 @@ class BrokerHandlers:
             now_ms = int(self.clock.wall() * 1000)
             table = yield from decode_topic_table(request, self.config.registration_max_length, now_ms=now_ms)
             registration = replace(registration, table=table)
-            if table.left_out and peer.is_worth_a_line():
+            if table.left_out and peer.count_refusal():
                 topic, reason = next(iter(table.left_out.items()))
                 log.warning(
                     "topics left out of a registration broker=%s peer=%s topics=%d first=%s reason=%s",
@@ -95,12 +95,12 @@ class BrokerHandlers:
             )
         except RegistrationRefusedError as error:
             self.publish(())
-            if peer.is_worth_a_line():
+            if peer.count_refusal():
                 log.warning("registration refused peer=%s reason=%s", peer.address, error)
             # The protocol has words of its own for one of the reasons.
             partial = isinstance(error, PartialFirstRegistrationError)
             return Response.error("register broker failed" if partial else str(error))
-        if (outcome.superseded or outcome.overtaken) and peer.is_worth_a_line():
+        if (outcome.superseded or outcome.overtaken) and peer.count_refusal():
             log.warning(
                 "registration not applied broker=%s id=%d address=%s reason=%s",
                 registration.broker_name,

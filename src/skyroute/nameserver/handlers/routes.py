@@ -32,9 +32,9 @@ from skyroute.wire.calls.route import (
 )
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
+from skyroute.wire.fast_path import FastPath, PreparedResponse
 from skyroute.wire.fastjson import Dialect
 from skyroute.wire.fields import required_name
-from skyroute.wire.repeats import Repeats
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class RouteHandlers:
         self._upstream = upstream
         self._started_at = clock.monotonic()
         self._prepared = PreparedRoutes(table, self._encode, self._order_config)
-        self.repeats = Repeats(self._prepared)
+        self.fast_path = FastPath(self._prepared)
         """Finds the response to a route request by the request's bytes."""
         self._lists = PreparedLists(step_runner)
         self.is_warm = False
@@ -82,13 +82,13 @@ class RouteHandlers:
         query = decode_route_query(request)
         if self._config.need_wait_for_service and self.is_new:
             # No response is found by the request's bytes while other topics have to wait.
-            return _NOT_READY if self._is_waiting(query.topic) else _not_lasting(self._look_up(query))
+            return _NOT_READY if self._is_waiting(query.topic) else _not_cacheable(self._look_up(query))
         return self._look_up(query)
 
     def get_route_of_test_cluster(self, request: Request, _peer: Peer) -> Response | Awaitable[Response]:
         """Answer for a test environment: what it does not have is looked for in the production environment."""
         query = msgspec.structs.replace(decode_route_query(request), dialect=Dialect.LEGACY)
-        response = _not_lasting(self._look_up(query))  # found by its bytes, it would be in the client's own dialect
+        response = _not_cacheable(self._look_up(query))  # found by its bytes, it would be in the client's own dialect
         unknown = response.code == ResponseCode.TOPIC_NOT_EXIST
         if unknown and self._upstream is not None and FORWARDED not in request.fields:
             return self._upstream.find_route(query.topic, response)
@@ -113,10 +113,10 @@ class RouteHandlers:
         if response is None:
             remark = f"No topic route info in name server for the topic: {query.topic[:REMARK_CHARS_MAX]}\n{_FAQ}"
             return Response(ResponseCode.TOPIC_NOT_EXIST, remark)
-        self.unconfirmed_answers += not response.lasting
-        return response if zone is None else _not_lasting(response)
+        self.unconfirmed_answers += not response.is_cacheable
+        return response if zone is None else _not_cacheable(response)
 
-    def _encode(self, topic: str, dialect: Dialect, zone: str | None = None) -> Response | None:
+    def _encode(self, topic: str, dialect: Dialect, zone: str | None = None) -> PreparedResponse | None:
         """Encode the route of a topic. A response with an unconfirmed broker is not cached: each one is counted."""
         acting_master = self._config.support_acting_master
         route = discovery.find_route(self._table, topic, acting_master=acting_master, zone=zone)
@@ -124,7 +124,7 @@ class RouteHandlers:
             return None
         route = replace(route, order_config=self._order_config(topic))
         is_unconfirmed = self.is_warm and any(self._table.is_unconfirmed(group.name) for group in route.groups)
-        return Response(body=encode_route(route, dialect), lasting=not is_unconfirmed)
+        return PreparedResponse(body=encode_route(route, dialect), is_cacheable=not is_unconfirmed)
 
     def _order_config(self, topic: str) -> str | None:
         if self._config.order_message_enable or self._config.cluster_test:
@@ -134,14 +134,14 @@ class RouteHandlers:
     def forget(self, topics: Collection[str], groups: Collection[str] = ()) -> None:
         """Drop the cached responses that changes of these topics and broker groups invalidate."""
         if self._prepared.forget(topics, groups):
-            self.repeats.forget()
+            self.fast_path.forget()
         if topics or groups:
             self._lists.forget()
 
     def forget_all(self) -> None:
         """Drop every answer: something changed that all of them depend on."""
         self._prepared.forget_all()
-        self.repeats.forget()
+        self.fast_path.forget()
 
     # Clusters and lists
 
@@ -212,6 +212,7 @@ class RouteHandlers:
         return (yield from encode_topic_list(selected))
 
 
-def _not_lasting(response: Response) -> Response:
+def _not_cacheable(response: Response) -> Response:
     """Return a response that is not cached by the bytes of its request."""
-    return msgspec.structs.replace(response, lasting=False)
+    is_prepared = isinstance(response, PreparedResponse)
+    return msgspec.structs.replace(response, is_cacheable=False) if is_prepared else response

@@ -8,6 +8,7 @@ import msgspec
 
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Int32, Int64, Request, Response
+from skyroute.wire.fast_path import PreparedResponse
 from skyroute.wire.fields import is_name, optional_int, required_int, required_name
 
 PULL_BYTES_MAX: Final = 256 * 1024
@@ -211,4 +212,4 @@ def encode_pull_answer(answer: PullAnswer, remark: str | None = None, records: S
         return Response(answer.status.value, remark, fields, answer.body)
     if sum(map(len, records)) < PIECE_BYTES_MIN * len(records):
         return Response(answer.status.value, remark, fields, b"".join(records))
-    return Response(answer.status.value, remark, fields, more=records)
+    return PreparedResponse(answer.status.value, remark, fields, more=records)

@@ -8,11 +8,11 @@ import msgspec
 
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import DEFAULT_TOPIC
-from skyroute.wire.codes import OUR_VERSION, RequestCode, ResponseCode
-from skyroute.wire.command import FLAG_RESPONSE, Int32, Int64, Request, Response, WrittenRequest
+from skyroute.wire.codes import RequestCode, ResponseCode
+from skyroute.wire.command import FLAG_RESPONSE, Int32, Int64, Request, Response
 from skyroute.wire.errors import FieldError
+from skyroute.wire.fast_path import PreparedRequest, PreparedResponse, request_header_start, response_header_start
 from skyroute.wire.fields import optional_int, required_int, required_int32, required_text, truth
-from skyroute.wire.header import read_straight, start_of_header
 
 STARTS_MAX: Final = 4_096
 """Queues for which the start of a send is remembered."""
@@ -93,7 +93,7 @@ def _start_of_send(  # names of arguments would cost the cache more than all els
         default_topic_queues=default_topic_queues,
     )
     same_for_all = {name: value for name, value in send.fields.items() if name not in _CHANGING}
-    return int(send.code), start_of_header(send.code, same_for_all)
+    return int(send.code), request_header_start(send.code, same_for_all)
 
 
 def write_send(
@@ -108,7 +108,7 @@ def write_send(
     batch: bool = False,
     reply: bool = False,
     default_topic_queues: int = 4,
-) -> WrittenRequest:
+) -> PreparedRequest:
     """Say what `encode_send` says, at a third of the cost; but nobody can sign it any more.
 
     What is the same in all sends to a queue is written once and remembered.
@@ -117,7 +117,7 @@ def write_send(
         producer_group, queue.topic, queue.broker_name, queue.queue_id, batch, reply, default_topic_queues
     )
     changing = b',"f":"%d","g":"%d","h":"%d","i":%b}' % (sys_flag, born_at_ms, flag, _encode_json(properties))
-    return WrittenRequest(code, start + changing, body)
+    return PreparedRequest(code, start + changing, body)
 
 
 _SHORT_NAMES: Final = {
@@ -165,8 +165,8 @@ class SendRequest(Request, kw_only=True, gc=False):
 _decode_send_request: Final = msgspec.json.Decoder(SendRequest, strict=False).decode
 
 
-def _read_send(header: bytes) -> SendRequest | None:
-    """Read a header in one go, unless there is anything odd about it."""
+def read_send_header(header: bytes) -> SendRequest | None:
+    """Decode the JSON header of a SEND_MESSAGE_V2 in one step; None if it must be decoded in the ordinary way."""
     try:
         request = _decode_send_request(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -174,8 +174,6 @@ def _read_send(header: bytes) -> SendRequest | None:
     sending = request.fields
     return None if sending.is_batch or sending.unit_mode or request.flag & FLAG_RESPONSE else request
 
-
-read_straight(RequestCode.SEND_MESSAGE_V2, _read_send)
 
 _SHORT_CODES: Final = frozenset(
     {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
@@ -270,8 +268,7 @@ class ReceiptForm:
 
     def __init__(self, raw_store_host: bytes, region: str, *, trace_on: bool) -> None:
         same = region_fields(region, trace_on=trace_on)
-        members = {"code": 0, "flag": 1, "language": "JAVA", "serializeTypeCurrentRPC": "JSON", "version": OUR_VERSION}
-        start = _encode_json(members | {"extFields": same})[:-2].replace(b"%", b"%%")
+        start = response_header_start(same).replace(b"%", b"%%")
         self._form = b'%b,"msgId":"%b%%016X","queueId":"%%d","queueOffset":"%%d","transactionId":"%%b"}' % (
             start,
             raw_store_host.hex().upper().encode(),
@@ -279,7 +276,7 @@ class ReceiptForm:
 
     def fill(self, log_position: int, queue_id: int, queue_offset: int, transaction_id: bytes) -> Response:
         """Answer a send; the id, the sender's own, consists of ASCII letters and digits."""
-        return Response(header=self._form % (log_position, queue_id, queue_offset, transaction_id))
+        return PreparedResponse(header=self._form % (log_position, queue_id, queue_offset, transaction_id))
 
 
 def decode_send_receipt(response: Response) -> SendReceipt:

@@ -7,20 +7,22 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from skyroute.wire.calls.route import decode_route_query
 from skyroute.wire.codes import V4_9_4
 from skyroute.wire.command import FORM_BINARY, FORM_JSON, Request, Response
 from skyroute.wire.errors import FrameError
-from skyroute.wire.fastjson import Dialect
-from skyroute.wire.header import decode_command, encode_request, response_head
-from skyroute.wire.repeats import (
+from skyroute.wire.fast_path import (
     FORMS_MAX,
     FRAME_BYTES_MAX,
-    OWN_FORM_QUESTIONS_MAX,
-    QUESTIONS_MAX,
-    PreparedAnswer,
+    OWN_FORM_REQUESTS_MAX,
+    REQUESTS_MAX,
+    EncodedRoute,
+    FastPath,
+    PreparedResponse,
     PreparedRoute,
-    Repeats,
 )
+from skyroute.wire.fastjson import Dialect
+from skyroute.wire.header import decode_command, encode_request, response_head
 from tests.unit.wire.by_hand import BINARY, binary_header, frame, json_header
 from tests.unit.wire.golden import golden_bytes
 
@@ -44,12 +46,12 @@ def written(header: str) -> bytes:
     return frame(header.encode())
 
 
-def remembering(*frames: bytes, response: Response = ROUTE) -> Repeats:
+def remembering(*frames: bytes, response: Response = ROUTE) -> FastPath:
     """What a name server does with a lasting answer, for each of the frames."""
-    repeats = Repeats()
+    fast_path = FastPath()
     for asked in frames:
-        repeats.remember(asked, decode_command(asked), response)
-    return repeats
+        fast_path.remember(asked, decode_command(asked), response)
+    return fast_path
 
 
 def in_the_ordinary_way(asked: bytes, response: Response) -> bytes:
@@ -58,23 +60,23 @@ def in_the_ordinary_way(asked: bytes, response: Response) -> bytes:
 
 
 def assert_never_found(remembered: bytes, *asked: bytes) -> None:
-    repeats = remembering(remembered)
+    fast_path = remembering(remembered)
     for other in (remembered, *asked):
-        assert repeats.find(other) is None
+        assert fast_path.find(other) is None
 
 
 # ------------------------------------------------------------------------------------------------- what is found
 
 
 def test_nothing_is_found_before_anything_was_remembered() -> None:
-    assert Repeats().find(question()) is None
+    assert FastPath().find(question()) is None
 
 
 @pytest.mark.parametrize("response", RESPONSES)
 @pytest.mark.parametrize(("first", "then"), [(7, 8), (7, 7), (99, 10), (123456789, 987654321), (100000000, 999999999)])
 def test_the_same_question_under_another_number_has_the_same_answer(response: Response, first: int, then: int) -> None:
-    repeats = remembering(question(first), response=response)
-    found = repeats.find(question(then))
+    fast_path = remembering(question(first), response=response)
+    found = fast_path.find(question(then))
     assert found is not None
     assert b"".join(found) == in_the_ordinary_way(question(then), response)
 
@@ -92,9 +94,9 @@ def test_an_answer_comes_in_four_pieces_with_the_number_second_and_the_body_last
 def test_the_question_of_an_apache_client_is_remembered() -> None:
     asked = golden_bytes("apache-5.5.0/route-json.hex")
     request = decode_command(asked)
-    repeats = remembering(asked)
+    fast_path = remembering(asked)
     again = asked.replace(b'"opaque":%d,' % request.request_id, b'"opaque":%d,' % (request.request_id ^ 1))
-    found = repeats.find(again)
+    found = fast_path.find(again)
     assert found is not None
     assert b"".join(found) == in_the_ordinary_way(again, ROUTE)
 
@@ -107,27 +109,27 @@ def test_our_own_question_is_remembered() -> None:
 
 
 def test_each_question_has_its_own_answer() -> None:
-    repeats = Repeats()
+    fast_path = FastPath()
     for name in ("A", "B", "C"):
         asked = question(7, extFields={"topic": name})
-        repeats.remember(asked, decode_command(asked), Response(body=name.encode()))
+        fast_path.remember(asked, decode_command(asked), Response(body=name.encode()))
     for name in ("A", "B", "C"):
-        found = repeats.find(question(8, extFields={"topic": name}))
+        found = fast_path.find(question(8, extFields={"topic": name}))
         assert found is not None
         assert found[3] == name.encode()
 
 
 def test_the_last_answer_remembered_is_the_one_that_counts() -> None:
-    repeats = remembering(question(7))
-    repeats.remember(question(8), decode_command(question(8)), Response(body=b"newer"))
-    found = repeats.find(question(9))
+    fast_path = remembering(question(7))
+    fast_path.remember(question(8), decode_command(question(8)), Response(body=b"newer"))
+    found = fast_path.find(question(9))
     assert found is not None
     assert found[3] == b"newer"
 
 
 def test_finding_does_not_use_an_answer_up() -> None:
-    repeats = remembering(question(7))
-    assert repeats.find(question(8)) == repeats.find(question(8))
+    fast_path = remembering(question(7))
+    assert fast_path.find(question(8)) == fast_path.find(question(8))
 
 
 # --------------------------------------------------------------------------------------------- what is not found
@@ -154,8 +156,8 @@ def test_a_question_that_differs_in_more_than_its_number_is_another(other: bytes
 
 @pytest.mark.parametrize("flag", [1, 2, 3])
 def test_a_question_that_wants_no_answer_is_never_taken_for_one_that_does(flag: int) -> None:
-    repeats = remembering(question(7, flag=0))
-    assert repeats.find(question(7, flag=flag)) is None
+    fast_path = remembering(question(7, flag=0))
+    assert fast_path.find(question(7, flag=flag)) is None
     assert remembering(question(7, flag=flag)).find(question(7, flag=0)) is None
 
 
@@ -184,7 +186,7 @@ def test_what_stands_for_the_number_must_be_digits(number: str) -> None:
 
 @pytest.mark.parametrize("number", ["05", "00", "01"])
 def test_a_number_with_leading_zeros_is_not_found(number: str) -> None:
-    # It is no JSON: the ordinary way refuses it, and an answer that repeats it could not be read.
+    # It is no JSON: the ordinary way refuses it, and an answer that fast_path it could not be read.
     plain = json_header(code=105, opaque=55, version=479).decode()
     asked = written(plain.replace("55", number))
     with pytest.raises(FrameError):
@@ -249,9 +251,9 @@ def test_a_question_that_its_bytes_alone_do_not_tell_apart_is_not_remembered(hea
 def test_a_nested_number_is_not_taken_for_that_of_a_question_without_one(header: str) -> None:
     # A question without a number has the number 0, which is what stands there by chance.
     assert decode_command(written(header)).request_id == 0
-    repeats = remembering(written(header))
+    fast_path = remembering(written(header))
     for digit in range(1, 10):
-        assert repeats.find(written(header.replace(":0,", f":{digit},"))) is None
+        assert fast_path.find(written(header.replace(":0,", f":{digit},"))) is None
 
 
 @pytest.mark.parametrize("number", [7, 0, 123456789])
@@ -300,34 +302,34 @@ def test_a_longer_question_is_not_found() -> None:
 
 @pytest.mark.parametrize("size", [FRAME_BYTES_MAX + 1, 1 << 20])
 def test_a_longer_question_takes_no_memory(size: int) -> None:
-    repeats = remembering(padded(size))
-    assert len(repeats._questions) == 0
+    fast_path = remembering(padded(size))
+    assert len(fast_path._requests) == 0
 
 
 def test_no_more_than_a_certain_number_is_remembered() -> None:
-    repeats = Repeats()
+    fast_path = FastPath()
     request = decode_command(question(7))
-    frames = [frame(b'{"opaque":7,"topic":"%d"}' % topic) for topic in range(QUESTIONS_MAX + 5)]
+    frames = [frame(b'{"opaque":7,"topic":"%d"}' % topic) for topic in range(REQUESTS_MAX + 5)]
     for asked in frames:
-        repeats.remember(asked, request, ROUTE)
-        assert len(repeats._questions) <= QUESTIONS_MAX
-    assert sum(repeats.find(asked) is not None for asked in frames) == len(repeats._questions)
+        fast_path.remember(asked, request, ROUTE)
+        assert len(fast_path._requests) <= REQUESTS_MAX
+    assert sum(fast_path.find(asked) is not None for asked in frames) == len(fast_path._requests)
 
 
 def test_what_is_forgotten_is_not_found_until_it_is_remembered_again() -> None:
-    repeats = remembering(question(7), question(7, code=106))
-    repeats.forget()
-    assert repeats.find(question(7)) is None
-    assert repeats.find(question(7, code=106)) is None
-    repeats.remember(question(7), decode_command(question(7)), Response(body=b"newer"))
-    found = repeats.find(question(8))
+    fast_path = remembering(question(7), question(7, code=106))
+    fast_path.forget()
+    assert fast_path.find(question(7)) is None
+    assert fast_path.find(question(7, code=106)) is None
+    fast_path.remember(question(7), decode_command(question(7)), Response(body=b"newer"))
+    found = fast_path.find(question(8))
     assert found is not None
     assert found[3] == b"newer"
 
 
 def test_two_do_not_share_what_they_remember() -> None:
     remembering(question(7))
-    assert Repeats().find(question(7)) is None
+    assert FastPath().find(question(7)) is None
 
 
 @pytest.mark.parametrize("fields", [{"opaque": "7"}, {"opaque": "", "a": "b"}, {'x"opaque': "7"}, {'"opaque': "7"}])
@@ -346,25 +348,28 @@ NAMES = ("T", "Orders", "中", "a b", "x" * 100, "a\\nb", "/", "opaque", "topic"
 class OneRouteEach:
     """Every name has a route of its own; who looked it up is told by `looked_up`."""
 
-    def __init__(self, *, lasting: bool = True) -> None:
+    def __init__(self, *, is_cacheable: bool = True) -> None:
         self.by_topic: dict[str, PreparedRoute] = {}
-        self.lasting = lasting
+        self.is_cacheable = is_cacheable
         self.looked_up: list[tuple[str, Dialect]] = []
 
-    def find(self, topic: str, dialect: Dialect) -> PreparedAnswer | None:
+    def find(self, topic: str, dialect: Dialect) -> EncodedRoute | None:
         self.looked_up.append((topic, dialect))
         return self.answer(topic, dialect) if topic in NAMES else None
 
-    def answer(self, topic: str, dialect: Dialect) -> PreparedAnswer:
+    def dialect_of(self, request: Request) -> Dialect:
+        return decode_route_query(request).dialect
+
+    def answer(self, topic: str, dialect: Dialect) -> EncodedRoute:
         body = f"{topic} {dialect.value}".encode()
-        return PreparedAnswer(Response(body=body, lasting=self.lasting))
+        return EncodedRoute(PreparedResponse(body=body, is_cacheable=self.is_cacheable))
 
 
-def having_learnt(*frames: bytes, routes: OneRouteEach | None = None) -> Repeats:
-    repeats = Repeats(routes or OneRouteEach())
+def having_learnt(*frames: bytes, routes: OneRouteEach | None = None) -> FastPath:
+    fast_path = FastPath(routes or OneRouteEach())
     for asked in frames:
-        repeats.remember(asked, decode_command(asked), ROUTE)
-    return repeats
+        fast_path.remember(asked, decode_command(asked), ROUTE)
+    return fast_path
 
 
 def number_first(number: int, topic: str, version: int = 479) -> bytes:
@@ -374,33 +379,33 @@ def number_first(number: int, topic: str, version: int = 479) -> bytes:
 @pytest.mark.parametrize("version", [317, 479])
 @pytest.mark.parametrize("write", [lambda n, t, v: question(n, extFields={"topic": t}, version=v), number_first])
 def test_a_topic_not_asked_for_yet_is_found_by_the_form_of_the_question(write: Any, version: int) -> None:
-    repeats = having_learnt(write(77, "Orders", version))
+    fast_path = having_learnt(write(77, "Orders", version))
     # As long as the first, so of the same form.
     for number, topic in ((88, "Orders"), (8888888, "T"), (88888, "a b")):
         asked = write(number, topic, version)
-        found = repeats.find(asked)
+        found = fast_path.find(asked)
         dialect = Dialect.STRICT if version == 479 else Dialect.LEGACY
         assert found is not None
         if topic != "Orders":
             assert b"".join(found) == in_the_ordinary_way(asked, Response(body=f"{topic} {dialect.value}".encode()))
-    assert repeats.find(write(8, "Unknown", version)) is None
-    assert repeats.found == 3
+    assert fast_path.find(write(8, "Unknown", version)) is None
+    assert fast_path.found == 3
 
 
 def test_a_topic_that_was_asked_for_is_not_looked_up() -> None:
     routes = OneRouteEach()
-    repeats = having_learnt(question(7777777), routes=routes)
+    fast_path = having_learnt(question(7777777), routes=routes)
     route = routes.by_topic["Orders"] = PreparedRoute(("broker-a",))
-    route.strict = PreparedAnswer(Response(body=b"kept", lasting=True))
-    found = repeats.find(question(77, extFields={"topic": "Orders"}))
+    route.strict = EncodedRoute(PreparedResponse(body=b"kept", is_cacheable=True))
+    found = fast_path.find(question(77, extFields={"topic": "Orders"}))
     assert found is not None
     assert (found[3], routes.looked_up) == (b"kept", [])
 
 
 def test_an_answer_that_does_not_last_takes_the_ordinary_way() -> None:
-    repeats = having_learnt(question(77, extFields={"topic": "Orders"}), routes=OneRouteEach(lasting=False))
-    assert repeats.find(question(7777777)) is None
-    assert repeats.found == 0
+    fast_path = having_learnt(question(77, extFields={"topic": "Orders"}), routes=OneRouteEach(is_cacheable=False))
+    assert fast_path.find(question(7777777)) is None
+    assert fast_path.found == 0
 
 
 @pytest.mark.parametrize(
@@ -423,40 +428,38 @@ def test_a_question_whose_topic_its_bytes_do_not_show_teaches_no_form(header: st
 
 @pytest.mark.parametrize("topic", [b"a\\nb", b"\\u0054", b"\xff\xfe", b"\xed\xa0\x80"])
 def test_a_topic_that_its_bytes_do_not_name_takes_the_ordinary_way(topic: bytes) -> None:
-    repeats = having_learnt(question(7, extFields={"topic": "x" * len(topic)}))
+    fast_path = having_learnt(question(7, extFields={"topic": "x" * len(topic)}))
     asked = question(8, extFields={"topic": "y" * len(topic)}).replace(b"y" * len(topic), topic)
-    assert repeats.find(asked) is None
+    assert fast_path.find(asked) is None
 
 
 def test_no_more_than_a_certain_number_of_forms_is_remembered() -> None:
-    repeats = having_learnt()
+    fast_path = having_learnt()
     for at in range(FORMS_MAX + 5):
         asked = question(7, remark=str(at))
-        repeats.remember(asked, decode_command(asked), ROUTE)
-        assert len(repeats._forms) <= FORMS_MAX
+        fast_path.remember(asked, decode_command(asked), ROUTE)
+        assert len(fast_path._forms) <= FORMS_MAX
 
 
 def test_more_questions_than_are_remembered_whole_are_answered_by_their_form() -> None:
-    names = [f"T{at:05}" for at in range(QUESTIONS_MAX + 1)]
-    repeats = having_learnt(*(question(7, extFields={"topic": name}) for name in names))
-    assert len(repeats._forms) == 1
-    assert repeats._questions == {}
-    found = repeats.find(question(7, extFields={"topic": "Orders"}))
+    names = [f"T{at:05}" for at in range(REQUESTS_MAX + 1)]
+    fast_path = having_learnt(*(question(7, extFields={"topic": name}) for name in names))
+    assert len(fast_path._forms) == 1
+    assert fast_path._requests == {}
+    found = fast_path.find(question(7, extFields={"topic": "Orders"}))
     assert found is not None
     assert found[3] == b"Orders strict"
-    assert repeats._questions == {}
+    assert fast_path._requests == {}
 
 
 def test_questions_that_are_signed_are_remembered_whole() -> None:
-    signed = [
-        question(7, extFields={"Signature": f"{at:09}", "topic": "T"}) for at in range(OWN_FORM_QUESTIONS_MAX + 9)
-    ]
-    repeats = having_learnt(*signed)
-    assert len(repeats._questions) == OWN_FORM_QUESTIONS_MAX
-    assert len(repeats._forms) == FORMS_MAX
-    assert repeats.find(signed[0]) is not None
-    assert repeats.find(signed[OWN_FORM_QUESTIONS_MAX - 1]) is not None
-    assert repeats.find(signed[-1]) is None
+    signed = [question(7, extFields={"Signature": f"{at:09}", "topic": "T"}) for at in range(OWN_FORM_REQUESTS_MAX + 9)]
+    fast_path = having_learnt(*signed)
+    assert len(fast_path._requests) == OWN_FORM_REQUESTS_MAX
+    assert len(fast_path._forms) == FORMS_MAX
+    assert fast_path.find(signed[0]) is not None
+    assert fast_path.find(signed[OWN_FORM_REQUESTS_MAX - 1]) is not None
+    assert fast_path.find(signed[-1]) is None
 
 
 # ------------------------------------------------------------------------------------------------ anything at all
@@ -539,10 +542,10 @@ def test_whatever_is_found_is_what_the_ordinary_way_would_give(
     remembered = decoded(asked)
     assume(remembered is not None)
     assert remembered is not None
-    repeats = Repeats()
-    repeats.remember(asked, remembered, response)
+    fast_path = FastPath()
+    fast_path.remember(asked, remembered, response)
     for other in sorted(other_numbers(asked)):
-        found = repeats.find(other)
+        found = fast_path.find(other)
         if found is None:
             continue
         request = decode_command(other)
@@ -626,7 +629,7 @@ def test_whatever_is_found_by_its_form_is_what_the_ordinary_way_would_give(
         known = having_learnt(asked)
         # The form of a question as long as this one.
         known._forms = {(again[:8] + form[0][8:], *form[1:]): dialect for form, dialect in known._forms.items()}
-        known._questions.clear()
+        known._requests.clear()
         found = known.find(again)
         if found is None:
             continue
