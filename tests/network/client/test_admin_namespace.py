@@ -60,14 +60,14 @@ async def test_everything_is_called_as_in_the_namespace() -> None:
 async def consumed(admin: Admin, name_servers: str, queue: QueueRef) -> None:
     """What a group of the namespace has consumed, and what can be done about it."""
     inbox = Inbox()
-    consumer = Consumer("g", name_servers, namespace="tenant", start=StartPosition.FIRST, pace=HURRIED)
+    consumer = Consumer("g", name_servers, namespace="tenant", start=StartPosition.FIRST, intervals=HURRIED)
     consumer.subscribe("Orders", handler=inbox)
     async with consumer:
         await inbox.until(1)
         assert inbox.messages[0].topic == "Orders"
-        life = consumer._life
-        assert life is not None
-        await eventually(lambda: len(life.ownership.owned) == 2)  # of the retry topic too: a name server knows of it
+        run = consumer._run
+        assert run is not None
+        await eventually(lambda: len(run.assignment.queues) == 2)  # of the retry topic too: a name server knows of it
         assert await admin.groups() == ["g"]
         members = await admin.consumers("g")
         assert set(members.subscriptions) == {"Orders", "%RETRY%g"}

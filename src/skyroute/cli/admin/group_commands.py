@@ -11,7 +11,7 @@ from skyroute.cli.admin.output import local_time, pairs, table
 from skyroute.cli.admin.parameters import MOMENT_FORM, attribute_changes, json_object, moment
 from skyroute.client.admin import Admin
 from skyroute.client.admin.groups import GroupProgress, GroupSummary
-from skyroute.client.consuming import queues
+from skyroute.client.consuming import queue_calls as queues
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import ConsumeType
 from skyroute.wire.calls.consumers import PROPERTY_CONSUME_TYPE, PROPERTY_ORDERED, RunningConsumer

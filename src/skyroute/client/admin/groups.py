@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from skyroute.client.admin.calls import ask_all
 from skyroute.client.admin.topics import TopicAdmin
-from skyroute.client.consuming import queues
+from skyroute.client.consuming import queue_calls as queues
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoBrokerError, NoRouteError
 from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.errors import SkyrouteError

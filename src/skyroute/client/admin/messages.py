@@ -8,7 +8,7 @@ from typing import Final
 
 from skyroute.client.admin.calls import SomeFailedError, ask_each, preferred_address
 from skyroute.client.admin.groups import GroupAdmin
-from skyroute.client.consuming import queues
+from skyroute.client.consuming import queue_calls as queues
 from skyroute.client.consuming.subscription import make_subscription, read_messages
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoRouteError, NotFoundError, ServerFailedError
 from skyroute.client.producing.queue_selection import subscribe_queues

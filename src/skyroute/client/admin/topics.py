@@ -7,7 +7,7 @@ from typing import Final
 
 from skyroute.client.admin.calls import Failures, ask_all, ask_each
 from skyroute.client.admin.cluster import ClusterAdmin
-from skyroute.client.consuming.rebalance import Average
+from skyroute.client.consuming.strategies import Average
 from skyroute.client.errors import ClientError, ServerFailedError
 from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.message.names import check_topic
