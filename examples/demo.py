@@ -195,7 +195,7 @@ class Shop:
         self._producer = producer
 
     def consumer(self, group: str, **options: Any) -> Consumer:
-        return Consumer(group, self._name_servers, start=StartPosition.FIRST, poll_interval_s=ROUTES_S, **options)
+        return Consumer(group, self._name_servers, start=StartPosition.FIRST, route_poll_interval_s=ROUTES_S, **options)
 
     @asynccontextmanager
     async def consuming(
@@ -412,7 +412,7 @@ async def story(name_servers: str, folder: Path, victim: Server) -> int:
             await admins[0].create_topic(topic, read_queues=4, write_queues=4)
         await stand_still(admins, victim)
         # A broker that failed is usually left alone for ten seconds, which is too long for a demonstration.
-        options: dict[str, Any] = {"avoid_slow": False, "poll_interval_s": ROUTES_S}
+        options: dict[str, Any] = {"avoid_slow": False, "route_poll_interval_s": ROUTES_S}
         producer = Producer("shop", name_servers, check=became_of, **options)
         await stack.enter_async_context(producer)
         shop = Shop(name_servers, folder, producer)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from skyroute.client.admin import Admin
     from skyroute.client.consuming.consumer import Consumer
+    from skyroute.client.consuming.intervals import Intervals
     from skyroute.client.consuming.pull_consumer import PullConsumer
     from skyroute.client.consuming.push.handlers import ConsumeResult, RetryLater
     from skyroute.client.consuming.subscription import StartPosition, sql
@@ -34,6 +35,7 @@ __all__ = [
     "ConsumeResult",
     "Consumer",
     "Credentials",
+    "Intervals",
     "Message",
     "MessageModel",
     "Producer",
@@ -58,6 +60,7 @@ _HOMES = {
     "ConsumeResult": "client.consuming.push.handlers",
     "Consumer": "client.consuming.consumer",
     "Credentials": "client.session.signing",
+    "Intervals": "client.consuming.intervals",
     "Message": "message.message",
     "MessageModel": "wire.calls.clients",
     "Producer": "client.producing.producer",

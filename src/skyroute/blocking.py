@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from skyroute.client.admin import Admin as AsyncAdmin
 from skyroute.client.consuming.consumer import STOP_TIMEOUT_S, H
 from skyroute.client.consuming.consumer import Consumer as AsyncConsumer
-from skyroute.client.consuming.filter_support import Acceptance
+from skyroute.client.consuming.filter_support import PendingSubscription
 from skyroute.client.consuming.pull_consumer import PullConsumer as AsyncPullConsumer
 from skyroute.client.consuming.subscription import Expression
 from skyroute.client.errors import ClientError
@@ -127,7 +127,7 @@ def _at_once(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[A
     return call
 
 
-def _once_accepted(method: Callable[Concatenate[Any, P], Acceptance]) -> Callable[Concatenate[Any, P], None]:
+def _once_accepted(method: Callable[Concatenate[Any, P], PendingSubscription]) -> Callable[Concatenate[Any, P], None]:
     """Make a method that waits until brokers have accepted a subscription, where there is something to ask."""
 
     @functools.wraps(method)

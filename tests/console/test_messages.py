@@ -241,7 +241,7 @@ def test_dead_letters(page: Page, console: Console, name_servers: str, producer:
         handled.put(message)
 
     handled: SimpleQueue[StoredMessage] = SimpleQueue()
-    consumer = Consumer("billing", name_servers, start=StartPosition.FIRST, max_reconsume_times=0)
+    consumer = Consumer("billing", name_servers, start=StartPosition.FIRST, reconsume_times_max=0)
     consumer.on("Orders", "bad || good")(fail)
     bodies = [b'{"n": 1}', b"\xff\x00", MARKUP.encode()]
     with consumer:

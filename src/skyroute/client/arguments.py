@@ -1,4 +1,4 @@
-"""Looks at what an application passes, so that a slip is told where it was made, and not where it first hurts."""
+"""Checks the arguments of an application, so that a mistake is reported at the call that made it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -8,13 +8,13 @@ from skyroute.client.errors import ArgumentError
 from skyroute.message.queue_ref import QueueRef
 
 COUNT_MAX: Final = (1 << 31) - 1
-"""What brokers count in 32 bits; nothing that is counted here needs more."""
+"""Brokers store counts in 32 bits."""
 
 BYTES_MAX: Final = (1 << 63) - 1
 OFFSET_MAX: Final = (1 << 63) - 1
 
 TIME_S_MAX: Final = 1e9
-"""Some thirty years. Longer, and endless, are slips."""
+"""About thirty years. A longer time is taken for a mistake."""
 
 
 def _is_whole(number: object) -> bool:
@@ -22,163 +22,163 @@ def _is_whole(number: object) -> bool:
 
 
 def check_counts(least: int = 1, most: int = COUNT_MAX, /, **counts: object) -> None:
-    """Let pass whole numbers that are neither too small nor too large.
+    """Check that arguments are whole numbers within bounds.
 
     Raises:
-        ArgumentError: one is, or is no whole number.
+        ArgumentError: one is not.
     """
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or not least <= count <= most:
             bounds = f"{least} or more" if most >= COUNT_MAX else f"from {least} to {most}"
             if isinstance(count, int) and count > most:
                 bounds = f"from {least} to {most}"
-            raise ArgumentError(f"{name} is a whole number, {bounds}: {count!r}")
+            raise ArgumentError(f"{name} is {count!r}: expected a whole number, {bounds}")
 
 
 def check_times(**times: object) -> None:
-    """Let pass times to wait, in seconds.
+    """Check that arguments are times in seconds, more than 0.
 
     Raises:
-        ArgumentError: one is not more than 0, or endless, or no number.
+        ArgumentError: one is not.
     """
     for name, time_s in times.items():
         if not isinstance(time_s, int | float) or isinstance(time_s, bool) or not 0 < time_s <= TIME_S_MAX:
-            raise ArgumentError(f"{name} is a time in seconds, more than 0 and at most {TIME_S_MAX:g}: {time_s!r}")
+            raise ArgumentError(f"{name} is {time_s!r}: expected seconds, more than 0 and at most {TIME_S_MAX:g}")
 
 
-def check_times_or_none_at_all(**times: object) -> None:
-    """Let pass times to wait, in seconds, or 0: do not wait.
+def check_times_or_zero(**times: object) -> None:
+    """Check that arguments are times in seconds, or 0.
 
     Raises:
-        ArgumentError: one is negative, or endless, or no number.
+        ArgumentError: one is not.
     """
     for name, time_s in times.items():
         if not isinstance(time_s, int | float) or isinstance(time_s, bool) or not 0 <= time_s <= TIME_S_MAX:
-            raise ArgumentError(f"{name} is a time in seconds, from 0 to {TIME_S_MAX:g}: {time_s!r}")
+            raise ArgumentError(f"{name} is {time_s!r}: expected seconds, from 0 to {TIME_S_MAX:g}")
 
 
 def check_kind(name: str, value: object, kind: type) -> None:
-    """Let pass what is of a kind that `skyroute` has.
+    """Check that an argument is an instance of a class that `skyroute` exports.
 
     Raises:
         ArgumentError: it is not.
     """
     if not isinstance(value, kind):
-        raise ArgumentError(f"{name} is a skyroute.{kind.__name__}: {value!r} is none")
+        raise ArgumentError(f"{name} is {value!r}: expected a skyroute.{kind.__name__}")
 
 
 def check_session(session: object, kind: type, **others: object) -> None:
-    """Let pass a session, and nothing besides that only a session of one's own would take.
+    """Check a shared session, and that no argument of a session is given beside it.
 
     Raises:
-        ArgumentError: it is no session, or what else is given would be ignored.
+        ArgumentError: it is not a session, or another argument would be ignored.
     """
     check_kind("session", session, kind)
     if given := [name for name, value in others.items() if value is not None]:
-        raise ArgumentError(f"session is given, which has its own {', '.join(given)}: give them to the session")
+        raise ArgumentError(
+            f"session is given together with {', '.join(given)}, which would be ignored: pass them to the Session"
+        )
 
 
 def check_flags(**flags: object) -> None:
-    """Let pass True and False.
+    """Check that arguments are True or False.
 
     Raises:
-        ArgumentError: one is neither, such as the text "false" out of an environment.
+        ArgumentError: one is not, such as the text "false" from an environment variable.
     """
     for name, flag in flags.items():
         if not isinstance(flag, bool):
-            raise ArgumentError(f"{name} is True or False: {flag!r} is neither")
+            raise ArgumentError(f"{name} is {flag!r}: expected True or False")
 
 
 def check_texts(**texts: object) -> None:
-    """Let pass text that says something.
+    """Check that arguments are text that is not blank.
 
     Raises:
-        ArgumentError: one is blank, or no text.
+        ArgumentError: one is not.
     """
     for name, text in texts.items():
-        if not isinstance(text, str):
-            raise ArgumentError(f"{name} is text: {text!r} is none")
-        if not text or text.isspace():
-            raise ArgumentError(f"{name} is text that says something: {text!r} is blank")
+        if not isinstance(text, str) or not text or text.isspace():
+            raise ArgumentError(f"{name} is {text!r}: expected text that is not blank")
 
 
 def check_texts_or_none(**texts: object) -> None:
-    """Let pass text that says something, and None.
+    """Check that arguments are None, or text that is not blank.
 
     Raises:
-        ArgumentError: one is blank, or no text.
+        ArgumentError: one is not.
     """
     check_texts(**{name: text for name, text in texts.items() if text is not None})
 
 
 def check_callables(**functions: object) -> None:
-    """Let pass what can be called.
+    """Check that arguments can be called.
 
     Raises:
         ArgumentError: one cannot.
     """
     for name, function in functions.items():
         if not callable(function):
-            raise ArgumentError(f"{name} is a function: {function!r} cannot be called")
+            raise ArgumentError(f"{name} is {function!r}: expected a function")
 
 
 def check_moment(name: str, when: object) -> None:
-    """Let pass a point in time.
+    """Check that an argument is a datetime with a time zone.
 
     Raises:
-        ArgumentError: it is none, or has no time zone.
+        ArgumentError: it is not.
     """
     if not isinstance(when, datetime):
-        raise ArgumentError(f"{name} is a datetime with a time zone: {when!r} is none")
+        raise ArgumentError(f"{name} is {when!r}: expected a datetime with a time zone")
     if when.utcoffset() is None:
         raise ArgumentError(
-            f"{name} is a datetime with a time zone, and {when} has none: write datetime(..., tzinfo=UTC), or"
-            " when.astimezone()"
+            f"{name} is {when}, without a time zone: write datetime(..., tzinfo=UTC), or {name}.astimezone()"
         )
 
 
 def check_strategy(strategy: object) -> None:
-    """Let pass how queues are shared out.
+    """Check that an argument can share out queues.
 
     Raises:
-        ArgumentError: nobody could be asked.
+        ArgumentError: it cannot be called, or is a class.
     """
     if isinstance(strategy, type) or not callable(strategy):
         raise ArgumentError(
-            f"strategy is one of skyroute.client.consuming.rebalance, or a function like them: {strategy!r}"
+            f"strategy is {strategy!r}: expected an object of skyroute.client.consuming.strategies, or a function with"
+            " the same arguments"
         )
 
 
 def listed(name: str, things: object, what: str) -> list[Any]:
-    """Return several things as a list.
+    """Return an iterable argument as a list.
 
     Raises:
-        ArgumentError: they are nothing to go through, or text, which is one thing.
+        ArgumentError: it is not iterable, or is text.
     """
     if isinstance(things, str | bytes | bytearray) or not isinstance(things, Iterable):
-        raise ArgumentError(f"{name} is several {what}, such as a list of them: {things!r} is not")
+        raise ArgumentError(f"{name} is {things!r}: expected several {what}, such as a list")
     return list(things)
 
 
 def check_queue(name: str, queue: object) -> None:
-    """Let pass the name of a queue.
+    """Check that an argument is a queue.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not.
     """
     if not isinstance(queue, QueueRef):
-        raise ArgumentError(f"{name} is a skyroute.QueueRef: {queue!r} is none")
+        raise ArgumentError(f"{name} is {queue!r}: expected a skyroute.QueueRef")
     names: tuple[object, ...] = queue.topic, queue.broker_name
     is_named = all(isinstance(each, str) for each in names) and queue.topic
     if not is_named or not _is_whole(queue.queue_id) or not 0 <= queue.queue_id <= COUNT_MAX:
-        raise ArgumentError(f"{name} is a QueueRef(topic, broker_name, queue_id), of texts and a number: {queue!r}")
+        raise ArgumentError(f"{name} is {queue!r}: expected QueueRef(topic, broker_name, queue_id), a number last")
 
 
 def check_queues(name: str, queues: object) -> list[QueueRef]:
-    """Return the names of several queues as a list.
+    """Return several queues as a list.
 
     Raises:
-        ArgumentError: one of them is none, or they are nothing to go through.
+        ArgumentError: one is not a queue, or they are not iterable.
     """
     found = listed(name, queues, "skyroute.QueueRef")
     for queue in found:
@@ -187,30 +187,30 @@ def check_queues(name: str, queues: object) -> list[QueueRef]:
 
 
 def check_offsets(name: str, offsets: object) -> Mapping[QueueRef, int]:
-    """Return offsets by queue as they are.
+    """Return offsets by queue unchanged.
 
     Raises:
-        ArgumentError: they are none.
+        ArgumentError: they are not a mapping from queues to offsets.
     """
     if not isinstance(offsets, Mapping):
-        raise ArgumentError(f"{name} is a mapping from skyroute.QueueRef to numbers: {offsets!r} is none")
+        raise ArgumentError(f"{name} is {offsets!r}: expected a mapping from skyroute.QueueRef to offsets")
     for queue, offset in offsets.items():
         check_queue(f"each key of {name}", queue)
         if not _is_whole(offset) or not 0 <= offset <= OFFSET_MAX:
-            raise ArgumentError(f"{name} is of whole numbers, 0 or more: {offset!r}, of {queue}")
+            raise ArgumentError(f"{name} is {offset!r} for {queue}: expected a whole number, 0 or more")
     return offsets
 
 
 def check_methods(name: str, value: object, kind: str, methods: Iterable[str]) -> None:
-    """Let pass what has these methods.
+    """Check that an argument is an object with these methods.
 
     Raises:
-        ArgumentError: it has not.
+        ArgumentError: it is a class, or methods are missing.
     """
     if isinstance(value, type) or (missing := [word for word in methods if not callable(getattr(value, word, None))]):
-        lacking = "it is a class, and not one of its objects" if isinstance(value, type) else f"no {', '.join(missing)}"
-        raise ArgumentError(f"{name} is {kind}: {value!r} is none ({lacking})")
+        reason = "it is a class, not an object" if isinstance(value, type) else f"it has no {', '.join(missing)}"
+        raise ArgumentError(f"{name} is {value!r}: expected {kind}; {reason}")
 
 
 Check = Callable[[str, Any], object]
-"""Told the name of an argument and its value, raises ArgumentError if it makes no sense."""
+"""Gets the name of an argument and its value, and raises ArgumentError if the value is invalid."""

@@ -42,6 +42,11 @@ class NoBrokerError(ClientError):
     stale_route = True
 
 
+def no_master(broker_name: str) -> NoBrokerError:
+    """Return the error for a broker without a known master."""
+    return NoBrokerError(f"no route has the address of the master of broker {broker_name}: is it running?")
+
+
 class RequestTimeoutError(ClientError):
     """A request was sent, and nobody replied in time; whether it was carried out is unknown."""
 

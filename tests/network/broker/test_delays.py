@@ -55,7 +55,7 @@ async def test_what_fails_comes_again_and_then_is_a_dead_letter(cluster: Cluster
         attempts.append(message.reconsume_times)
         raise ValueError("never")
 
-    consumer = cluster.consumer(max_reconsume_times=2)
+    consumer = cluster.consumer(reconsume_times_max=2)
     consumer.on("T")(fail)
     async with consumer, cluster.producer() as producer:
         await producer.send(Message("T", b"x"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from skyroute.client.consuming.consumer import Consumer
-from skyroute.client.consuming.push.settings import Intervals
+from skyroute.client.consuming.intervals import Intervals
 from skyroute.client.consuming.subscription import StartPosition
 from skyroute.message.message import StoredMessage
 from tests.support.fake_broker import FakeCluster
@@ -13,17 +13,17 @@ from tests.support.lines import WAIT_S
 
 HURRIED = Intervals(
     rebalance_gap_s=0.001,
-    unbalanced_s=0.01,
+    rebalance_retry_s=0.01,
     failed_pull_s=0.01,
-    busy_pull_s=0.001,
+    flow_control_s=0.001,
     failed_send_back_s=0.01,
-    settle_s=0.05,
+    takeover_delay_s=0.05,
 )
 
 
 def consumer_of(cluster: FakeCluster, group: str = "g", /, **settings: object) -> Consumer:
     """A consumer that begins with the oldest message and never waits long."""
-    values = {"name_servers": cluster.address, "start": StartPosition.FIRST, "pace": HURRIED, "suspend_s": 0.01}
+    values = {"name_servers": cluster.address, "start": StartPosition.FIRST, "intervals": HURRIED, "suspend_s": 0.01}
     return Consumer(group, **(values | settings))  # type: ignore[arg-type]  # whatever a test wants
 
 

@@ -57,14 +57,14 @@ async def test_every_call_uses_the_names_of_the_namespace() -> None:
 async def check_group_calls(admin: Admin, name_servers: str, queue: QueueRef) -> None:
     """Check the calls about a group that has consumed one message of the queue."""
     inbox = Inbox()
-    consumer = Consumer("g", name_servers, namespace="tenant", start=StartPosition.FIRST, pace=HURRIED)
+    consumer = Consumer("g", name_servers, namespace="tenant", start=StartPosition.FIRST, intervals=HURRIED)
     consumer.subscribe("Orders", handler=inbox)
     async with consumer:
         await inbox.until(1)
         assert inbox.messages[0].topic == "Orders"
-        life = consumer._life
-        assert life is not None
-        await eventually(lambda: len(life.ownership.owned) == 2)  # the retry topic's queue too: its route exists
+        run = consumer._run
+        assert run is not None
+        await eventually(lambda: len(run.assignment.queues) == 2)  # the retry topic's queue too: its route exists
         assert await admin.groups() == ["g"]
         members = await admin.consumers("g")
         assert set(members.subscriptions) == {"Orders", "%RETRY%g"}

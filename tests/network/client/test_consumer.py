@@ -18,7 +18,7 @@ from skyroute.client.consuming.subscription import StartPosition, sql
 from skyroute.client.errors import ClientError, ExpressionRefusedError, NoNameServerError, NotRunningError
 from skyroute.client.producing.producer import Producer
 from skyroute.client.session.session import Session
-from skyroute.client.trace import ConsumeEnded, ConsumeStarted, TracedReturn, decode_trace
+from skyroute.client.trace.records import ConsumeEnded, ConsumeStarted, TracedReturn, decode_trace
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.clients import MessageModel
@@ -284,7 +284,7 @@ async def test_a_handler_may_give_a_message_up_at_once(cluster: FakeCluster) -> 
 async def test_after_so_many_tries_it_is_a_dead_letter(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     inbox = Inbox()
-    consumer = consumer_of(cluster, max_reconsume_times=2)
+    consumer = consumer_of(cluster, reconsume_times_max=2)
 
     @consumer.on("T")
     async def handle(message: StoredMessage) -> ConsumeResult:
@@ -381,7 +381,7 @@ async def test_what_no_broker_takes_back_is_tried_again_here(cluster: FakeCluste
 async def test_a_retry_of_a_topic_nobody_handles_is_not_lost(cluster: FakeCluster) -> None:
     cluster.topics[RETRY] = 1
     cluster.put(cluster.queue(RETRY), b"one", properties={"RETRY_TOPIC": "Gone"})
-    consumer = consumer_of(cluster, max_reconsume_times=1)
+    consumer = consumer_of(cluster, reconsume_times_max=1)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
         await cluster.until(lambda: cluster.stored_bodies(DEAD) == [b"one"])
@@ -581,7 +581,7 @@ async def test_without_a_name_server_it_does_not_start() -> None:
 
 async def test_a_topic_that_comes_later_is_found(cluster: FakeCluster) -> None:
     inbox = Inbox()
-    consumer = consumer_of(cluster, poll_interval_s=0.01)
+    consumer = consumer_of(cluster, route_poll_interval_s=0.01)
     consumer.subscribe("Later", handler=inbox)
     async with consumer:
         assert consumer.assignment == frozenset()

@@ -144,14 +144,16 @@ async def test_a_dead_letter_is_handled_as_of_its_first_topic(cluster: FakeClust
     assert [(message.topic, message.body) for message in inbox.messages] == [("U", b"body")]
 
 
-async def test_a_message_of_a_topic_nobody_handles_cannot_be_consumed(cluster: FakeCluster, consumer: Consumer) -> None:
+async def test_a_message_without_a_handler_cannot_be_consumed_directly(
+    cluster: FakeCluster, consumer: Consumer
+) -> None:
     cluster.topics["U"] = 1
     cluster.put(cluster.queue("U"), b"body")
     (record,) = cluster.stored(cluster.queue("U"))
     fields = {"consumerGroup": "g", "clientId": consumer.session.client_id, "brokerName": "broker-a"}
     answer = await cluster.ask_client(consumer.session.client_id, 309, fields, record.data)
     assert answer.code == 1
-    assert "nobody here handles" in (answer.remark or "")
+    assert "no handler of topic U in this consumer" in (answer.remark or "")
 
 
 async def test_what_cannot_be_read_is_refused(cluster: FakeCluster, consumer: Consumer) -> None:

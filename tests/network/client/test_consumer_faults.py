@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from skyroute.client.consuming.push.fetching import DAMAGED_READS
+from skyroute.client.consuming.push.pull_loop import DAMAGED_READS
 from skyroute.message.message import StoredMessage
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.clock import ManualClock
@@ -241,7 +241,7 @@ async def test_a_wrapped_batch_is_taken_apart(cluster: FakeCluster) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"cached_messages_max": 5}, {"cached_bytes_max": 700}, {"offset_span_max": 5}],
+    [{"queue_messages_max": 5}, {"queue_bytes_max": 700}, {"offset_span_max": 5}],
     ids=["messages", "bytes", "span"],
 )
 async def test_more_is_fetched_only_when_there_is_room(cluster: FakeCluster, settings: dict[str, int]) -> None:

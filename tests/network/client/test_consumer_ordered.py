@@ -117,7 +117,7 @@ async def test_after_so_many_tries_it_goes_to_the_retry_topic(cluster: FakeClust
     cluster.put(cluster.queue("T"), b"bad")
     cluster.put(cluster.queue("T"), b"good")
     inbox = Inbox()
-    consumer = consumer_of(cluster, ordered=True, max_reconsume_times=2)
+    consumer = consumer_of(cluster, ordered=True, reconsume_times_max=2)
 
     @consumer.on("T")
     async def handle(message: StoredMessage) -> ConsumeResult | None:
@@ -181,7 +181,7 @@ async def test_a_lock_that_is_lost_costs_the_queue_and_commits_nothing(cluster: 
     queue = cluster.queue("T", 0)
     cluster.put(queue, b"one")
     inbox = Inbox()
-    consumer = consumer_of(cluster, ordered=True, pace=replace(HURRIED, lock_s=0.01))
+    consumer = consumer_of(cluster, ordered=True, intervals=replace(HURRIED, lock_renewal_s=0.01))
     consumer.subscribe("T", handler=inbox)
     async with consumer:
         await inbox.until(1)
@@ -196,7 +196,7 @@ async def test_without_a_fresh_lock_nothing_is_handled(cluster: FakeCluster) -> 
     clock = ManualClock()
     queue = cluster.queue("T", 0)
     inbox = Inbox()
-    consumer = consumer_of(cluster, ordered=True, clock=clock, pace=replace(HURRIED, lock_s=0.01))
+    consumer = consumer_of(cluster, ordered=True, clock=clock, intervals=replace(HURRIED, lock_renewal_s=0.01))
     consumer.subscribe("T", handler=inbox)
     async with consumer:
         cluster.put(queue, b"one")
@@ -214,7 +214,7 @@ async def test_a_lock_regained_after_a_minute_begins_anew(cluster: FakeCluster) 
     clock = ManualClock()
     queue = cluster.queue("T", 0)
     inbox = Inbox()
-    consumer = consumer_of(cluster, ordered=True, clock=clock, pace=replace(HURRIED, lock_s=0.01))
+    consumer = consumer_of(cluster, ordered=True, clock=clock, intervals=replace(HURRIED, lock_renewal_s=0.01))
     consumer.subscribe("T", handler=inbox)
     async with consumer:
         cluster.put(queue, b"one")
@@ -265,7 +265,7 @@ async def test_a_broadcasting_ordered_consumer_locks_nothing(cluster: FakeCluste
     inbox = Inbox()
     offsets = FileOffsets("member", "g", directory=tmp_path)
     consumer = consumer_of(
-        cluster, ordered=True, model=MessageModel.BROADCASTING, offsets=offsets, max_reconsume_times=1
+        cluster, ordered=True, model=MessageModel.BROADCASTING, offsets=offsets, reconsume_times_max=1
     )
 
     @consumer.on("T")

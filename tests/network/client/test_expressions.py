@@ -189,7 +189,7 @@ async def test_our_broker_refuses_what_it_cannot_evaluate_and_evaluates_the_rest
     async with (
         own_cluster() as real,
         Producer("p", real.name_server_address) as producer,
-        Consumer("g", real.name_server_address, start=StartPosition.FIRST, pace=HURRIED) as consumer,
+        Consumer("g", real.name_server_address, start=StartPosition.FIRST, intervals=HURRIED) as consumer,
     ):
         await producer.send(Message("T", b"cheap", properties={"amount": "5"}))
         with pytest.raises(ExpressionRefusedError):

@@ -27,7 +27,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 
 @pytest.fixture
 async def consumer(cluster: FakeCluster) -> AsyncIterator[PullConsumer]:
-    consumer = PullConsumer("g", cluster.address, start_from=StartPosition.FIRST)
+    consumer = PullConsumer("g", cluster.address, start=StartPosition.FIRST)
     consumer.subscribe("T", "A || B")
     async with consumer:
         yield consumer
@@ -125,7 +125,7 @@ async def test_our_broker_asks_and_the_admin_sees() -> None:
     ):
         sent = [await producer.send(Message("T", b"%d" % number, sharding_key="one")) for number in range(3)]
         queue = sent[0].queue
-        consumer = PullConsumer("g", real.name_server_address, start_from=StartPosition.FIRST)
+        consumer = PullConsumer("g", real.name_server_address, start=StartPosition.FIRST)
         consumer.subscribe("T")
         async with consumer:
             assert await read(consumer, 3) == [b"0", b"1", b"2"]

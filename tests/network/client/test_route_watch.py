@@ -60,7 +60,7 @@ async def watching(
         if topic == "T":
             heard.put_nowait(route.queues[0].settings.read_queues)
 
-    async with Session(server.address, poll_interval_s=NEVER_S, **arguments) as session:
+    async with Session(server.address, route_poll_interval_s=NEVER_S, **arguments) as session:
         session.routes.listeners.add(listen)
         session.join(User(*topics))
         await eventually(lambda: parked(server) > 0)
@@ -141,7 +141,10 @@ async def test_a_producer_sends_where_it_was_told_a_moment_ago(tmp_path: Path) -
             Registration("c", name, cluster.broker(name).address, [Topic("T"), Topic("U")])
             for name in ("broker-a", "broker-b")
         )
-        async with line_to(server.address) as line, Producer("g", server.address, poll_interval_s=NEVER_S) as producer:
+        async with (
+            line_to(server.address) as line,
+            Producer("g", server.address, route_poll_interval_s=NEVER_S) as producer,
+        ):
             await line.call(first.request)
             await producer.send(Message("T", b"x"))
             await eventually(lambda: parked(server) == 1)
@@ -176,7 +179,7 @@ async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: P
         running(tmp_path / "other") as other,
         line_to(nameserver.address) as line,
         line_to(other.address) as line_of_other,
-        Session([nameserver.address, other.address], poll_interval_s=NEVER_S) as session,
+        Session([nameserver.address, other.address], route_poll_interval_s=NEVER_S) as session,
     ):
         for each in (line, line_of_other):
             await each.call(broker().request)
@@ -196,7 +199,7 @@ async def test_what_another_name_server_knew_already_is_read_when_it_takes_over(
         running(tmp_path / "other") as other,
         line_to(nameserver.address) as line,
         line_to(other.address) as line_of_other,
-        Session([nameserver.address, other.address], poll_interval_s=NEVER_S) as session,
+        Session([nameserver.address, other.address], route_poll_interval_s=NEVER_S) as session,
     ):
         await line.call(broker().request)
         await line_of_other.call(broker(2, queues=4).request)
@@ -255,7 +258,7 @@ async def test_a_name_server_that_does_not_know_watches_is_asked_once(
 ) -> None:
     monkeypatch.setattr(route_watch, "LOOK_S", 0.001)
     monkeypatch.setattr(route_watch, "RETRY_S", 0.001)
-    async with Producer("g", cluster.address, poll_interval_s=0.01) as producer:
+    async with Producer("g", cluster.address, route_poll_interval_s=0.01) as producer:
         await producer.send(Message("T", b"x"))
         (asked,) = await cluster.until_seen(WATCH, 1)
         cluster.topics["T"] = 8
@@ -318,7 +321,7 @@ async def test_a_route_that_cannot_be_read_is_tried_again(
         return Reply(0, fields | {"compacted": "true"} if answered == 1 else fields)
 
     cluster.on(WATCH, tell)
-    async with Session(cluster.address, poll_interval_s=NEVER_S) as session:
+    async with Session(cluster.address, route_poll_interval_s=NEVER_S) as session:
         cluster.refuse(ROUTE, 1, "not ready", times=3)
         session.join(User("T"))
         await eventually(lambda: session.routes.cached("T") is not None)

@@ -179,7 +179,7 @@ async def test_a_slave_is_found_where_no_master_is(cluster: FakeCluster, session
 
 
 async def test_routes_in_use_are_asked_for_again_and_again(cluster: FakeCluster) -> None:
-    async with Producer("g", cluster.address, poll_interval_s=0.01) as producer:
+    async with Producer("g", cluster.address, route_poll_interval_s=0.01) as producer:
         await producer.send(Message("T", b"x"))
         assert len(await producer.queues("T")) == 4
         cluster.topics["T"] = 8
@@ -190,7 +190,7 @@ async def test_routes_in_use_are_asked_for_again_and_again(cluster: FakeCluster)
 
 
 async def test_polling_survives_a_name_server_that_is_away(cluster: FakeCluster) -> None:
-    async with Producer("g", cluster.address, poll_interval_s=0.01, request_timeout_s=0.5) as producer:
+    async with Producer("g", cluster.address, route_poll_interval_s=0.01, request_timeout_s=0.5) as producer:
         await producer.send(Message("T", b"x"))
         server = cluster.servers[NAME_SERVER]
         await server.stop()

@@ -11,7 +11,7 @@ from skyroute.client.errors import ClientError, NotRunningError, SystemBusyError
 from skyroute.client.producing.producer import Producer
 from skyroute.client.results import SendResult
 from skyroute.client.session.session import Session
-from skyroute.client.trace import TransactionEnded, decode_trace
+from skyroute.client.trace.records import TransactionEnded, decode_trace
 from skyroute.message.message import Message, StoredMessage
 from skyroute.wire.calls.transaction import TransactionOutcome
 from tests.support.fake_broker import FakeCluster, Reply, decode_properties, encode_record, fake_cluster

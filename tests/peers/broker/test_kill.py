@@ -58,7 +58,7 @@ async def test_nothing_acknowledged_is_lost_and_consumers_go_on(
         async with (
             consuming(place, f"killed-{name}-python", topic) as inbox,
             java.consumer(place, f"killed-{name}-java", topic) as java_inbox,
-            Producer(f"killed-{name}", poll_interval_s=1.0, **place.python) as producer,
+            Producer(f"killed-{name}", route_poll_interval_s=1.0, **place.python) as producer,
         ):
             async with asyncio.TaskGroup() as senders:
                 for number in range(16):

@@ -18,7 +18,7 @@ def _say(line: str) -> None:
 
 
 async def main(name_servers: str, group: str, topic: str) -> None:
-    consumer = Consumer(group, name_servers, start=StartPosition.FIRST, pace=QUICK)
+    consumer = Consumer(group, name_servers, start=StartPosition.FIRST, intervals=QUICK)
 
     @consumer.on(topic)
     async def handle(message: StoredMessage) -> None:

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from skyroute import Consumer, ConsumeResult, StartPosition, StoredMessage
-from skyroute.client.consuming.push.settings import Intervals
+from skyroute.client.consuming.intervals import Intervals
 from skyroute.client.consuming.subscription import Expression
 from tests.peers.client.java_client import ARRIVAL_TIMEOUT_S, Place, until
 
-QUICK = Intervals(rebalance_s=1.0, persist_s=1.0)
+QUICK = Intervals(rebalance_s=1.0, commit_s=1.0)
 """Looks after its queues as often as the Java clients of these tests."""
 
 
@@ -74,8 +74,8 @@ async def consuming(
     **options: Any,
 ) -> AsyncIterator[Inbox]:
     """Our consumer of a topic, or of several with their expressions, running for as long as the block."""
-    connection = {"poll_interval_s": 1.0, "heartbeat_interval_s": 2.0, **place.python}
-    consumer = Consumer(group, start=start, pace=QUICK, **connection, **options)
+    connection = {"route_poll_interval_s": 1.0, "heartbeat_interval_s": 2.0, **place.python}
+    consumer = Consumer(group, start=start, intervals=QUICK, **connection, **options)
     inbox = Inbox(consumer, failures)
     wanted = {subscriptions: "*"} if isinstance(subscriptions, str) else subscriptions
     for topic, expression in wanted.items():

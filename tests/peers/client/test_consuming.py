@@ -101,7 +101,7 @@ async def test_failed_messages_come_again_and_end_as_dead_letters(java: JavaClie
     """Java's consumer reads our dead letters, and ours reads Java's."""
     topic = await java.create_topic(place, "TakenBadly")
     async with (
-        consuming(place, "taken-badly", topic, failures=99, max_reconsume_times=2) as inbox,
+        consuming(place, "taken-badly", topic, failures=99, reconsume_times_max=2) as inbox,
         java.consumer(place, "taken-badly-java", topic, failures=99, reconsume_times_max=2) as java_inbox,
         consuming(place, "taken-at-last", topic, failures=2) as at_last,
         java.producer(place) as producer,
@@ -165,7 +165,7 @@ async def test_a_pull_consumer_reads_seeks_and_commits(java: JavaClients, place:
         for body in bodies:
             await producer.send(topic, body)
 
-        async with PullConsumer("taken-by-pull", start_from=StartPosition.FIRST, **place.python) as consumer:
+        async with PullConsumer("taken-by-pull", start=StartPosition.FIRST, **place.python) as consumer:
             consumer.subscribe(topic)
             first = await _poll(consumer, 40)
             assert {each.body for each in first} == set(bodies)

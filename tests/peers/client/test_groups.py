@@ -126,7 +126,7 @@ async def test_nothing_acknowledged_is_lost_while_brokers_are_restarted(
     async with (
         consuming(pair, "restarted-python", topic) as inbox,
         java.consumer(pair, "restarted-java", topic) as java_inbox,
-        Producer("restarted-producers", poll_interval_s=1.0, **pair.python) as producer,
+        Producer("restarted-producers", route_poll_interval_s=1.0, **pair.python) as producer,
     ):
         async with asyncio.TaskGroup() as senders:
             for number in range(4):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from skyroute import Message, Producer
-from skyroute.client.trace import ConsumeEnded, ConsumeStarted, Sent, TracedKind, TracedReturn, decode_trace
+from skyroute.client.trace.records import ConsumeEnded, ConsumeStarted, Sent, TracedKind, TracedReturn, decode_trace
 from tests.peers.client.java_client import JavaClients, Place, until
 from tests.peers.client.python_client import consuming
 

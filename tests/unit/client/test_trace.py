@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.client import trace
-from skyroute.client.trace import (
+from skyroute.client.trace.records import (
     ConsumeEnded,
     ConsumeStarted,
     Recalled,
@@ -19,13 +18,13 @@ from skyroute.client.trace import (
     TracedKind,
     TracedReturn,
     TraceError,
-    Tracer,
     TraceRecord,
     TransactionEnded,
     decode_trace,
     encode_record,
     kind_of,
 )
+from skyroute.client.trace.tracer import RECORDS_MAX, Tracer
 from skyroute.errors import SkyrouteError
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.message import Message
@@ -415,8 +414,8 @@ async def test_when_more_comes_than_can_be_sent_the_oldest_are_lost_and_that_is_
 ) -> None:
     outbox = Outbox()
     tracer = Tracer(outbox.send)
-    with caplog.at_level(logging.WARNING, logger=trace.__name__):
-        for number in range(trace.RECORDS_MAX + 1500):
+    with caplog.at_level(logging.WARNING, logger="skyroute.client.trace.tracer"):
+        for number in range(RECORDS_MAX + 1500):
             tracer.add(sent(number))
     assert tracer.lost == 1500
     assert [record.getMessage().partition(" topic=")[0] for record in caplog.records] == [
@@ -426,7 +425,7 @@ async def test_when_more_comes_than_can_be_sent_the_oldest_are_lost_and_that_is_
     assert repr(tracer) == "Tracer(topic='RMQ_SYS_TRACE_TOPIC', waiting=2048, lost=1500)"
     tracer.start()
     await tracer.stop()
-    assert outbox.rest() == [sent(number) for number in range(1500, trace.RECORDS_MAX + 1500)]
+    assert outbox.rest() == [sent(number) for number in range(1500, RECORDS_MAX + 1500)]
 
 
 @pytest.mark.parametrize("error", [SkyrouteError("no route"), OSError("cut"), RuntimeError("a mistake of ours")])

@@ -17,7 +17,7 @@ from skyroute.client.arguments import (
     check_texts,
     check_texts_or_none,
 )
-from skyroute.client.consuming import queues
+from skyroute.client.consuming import queue_calls as queues
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoBrokerError, NoRouteError
 from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.errors import SkyrouteError

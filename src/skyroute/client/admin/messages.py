@@ -19,7 +19,7 @@ from skyroute.client.arguments import (
     check_texts,
     check_texts_or_none,
 )
-from skyroute.client.consuming import queues
+from skyroute.client.consuming import queue_calls as queues
 from skyroute.client.consuming.subscription import make_subscription, read_messages
 from skyroute.client.errors import ClientError, ConsumerOfflineError, NoRouteError, NotFoundError, ServerFailedError
 from skyroute.client.producing.queue_selection import subscribe_queues

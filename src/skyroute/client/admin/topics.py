@@ -9,7 +9,7 @@ from skyroute.client.admin.arguments import check_attributes, check_client_ids, 
 from skyroute.client.admin.base import Failures, Page, call_all, call_each, read_pages
 from skyroute.client.admin.cluster import ClusterAdmin
 from skyroute.client.arguments import check_counts, check_flags, check_texts, check_texts_or_none
-from skyroute.client.consuming.rebalance import Average
+from skyroute.client.consuming.strategies import Average
 from skyroute.client.errors import ClientError, ServerFailedError
 from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.message.names import check_topic

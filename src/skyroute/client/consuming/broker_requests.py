@@ -1,10 +1,10 @@
-"""What brokers ask of any consumer: to look for its queues, to go elsewhere, and to tell of itself."""
+"""Handles the requests that brokers send to any consumer: rebalance, reset offsets, report status."""
 
 import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -17,54 +17,51 @@ from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
 
 VERSION_NAME: Final = "V5_3_3"
-"""The name of the release whose number we send, as Apache's tools show it."""
+"""The release whose version number this client sends, as Apache's tools display it."""
 
 
-class GroupAnswers(ABC):
-    """Answers brokers for one consumer. Requests about other groups are left to others."""
+class BrokerRequests(ABC):
+    """Handles the requests about one consumer. Requests about other groups go to the session's other handlers."""
 
-    def __init__(self, session: Session, group: str) -> None:
+    def __init__(self, session: Session, group: str, *, on_members_changed: Callable[[], None]) -> None:
         self._session = session
         self._group = group
+        self._on_members_changed = on_members_changed
         self._started_at_ms = int(session.clock.wall() * 1000)
         self._handlers: dict[int, RequestHandler] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._tell_offsets,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell_all,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._return_offsets,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._return_running_info,
         }
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Register the handlers with the session."""
         self._started_at_ms = int(self._session.clock.wall() * 1000)
         for code, handler in self._handlers.items():
             self._session.on_request(code, handler)
 
     def stop(self) -> None:
-        """Answer nothing more."""
+        """Remove the handlers from the session."""
         for code, handler in self._handlers.items():
             self._session.off_request(code, handler)
 
-    # ----------------------------------------------------------------------------------------- what a consumer knows
+    # ------------------------------------------------------------------------------------ what each consumer defines
 
     @abstractmethod
-    def look_for_queues(self) -> None:
-        """Find out again, soon, which queues are ours: members have come or gone."""
-
-    @abstractmethod
-    def move(self, queue: QueueRef, offset: int) -> None:
-        """Go on elsewhere in a queue, if it is ours."""
+    def seek(self, queue: QueueRef, offset: int) -> None:
+        """Continue at another offset of a queue, if this consumer has the queue."""
 
     @abstractmethod
     def offsets(self, topic: str) -> Mapping[QueueRef, int]:
-        """Return how far we have come with our queues of a topic."""
+        """Return how far this consumer has processed each of its queues of a topic."""
 
     @abstractmethod
     def describe(self, now: float) -> consumers.RunningConsumer:
-        """Return what there is to tell of us, but for our threads."""
+        """Return the running info without thread stacks."""
 
     def common_properties(self, kind: ConsumeType, *, ordered: bool, threads: int) -> dict[str, str]:
-        """Return the properties that tools show, and fail without."""
+        """Return the properties that Apache's tools require in the running info."""
         return {
             consumers.PROPERTY_NAME_SERVERS: ";".join(self._session.name_servers.addresses),
             consumers.PROPERTY_CONSUME_TYPE: kind.value,
@@ -80,7 +77,7 @@ class GroupAnswers(ABC):
     async def _members_changed(self, request: Request, _address: str) -> Response | None:
         if decode_consumer_group(request) != self._group:
             return None
-        self.look_for_queues()
+        self._on_members_changed()
         return Response()
 
     async def _reset_offsets(self, request: Request, _address: str) -> Response | None:
@@ -88,16 +85,16 @@ class GroupAnswers(ABC):
         if reset.group != self._group:
             return None
         for queue, offset in reset.offsets.items():
-            self.move(queue, offset)
+            self.seek(queue, offset)
         return Response()
 
-    async def _tell_offsets(self, request: Request, _address: str) -> Response | None:
+    async def _return_offsets(self, request: Request, _address: str) -> Response | None:
         query = consumers.decode_offsets_query(request)
         if query.group != self._group:
             return None
         return Response(body=consumers.encode_consumer_offsets(self.offsets(query.topic)))
 
-    async def _tell_all(self, request: Request, _address: str) -> Response | None:
+    async def _return_running_info(self, request: Request, _address: str) -> Response | None:
         query = consumers.decode_running_query(request)
         if query.group != self._group:
             return None
@@ -108,7 +105,7 @@ class GroupAnswers(ABC):
 
 def _stacks() -> str:
     threads = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames()  # noqa: SLF001 - Python's own way to see what other threads do
+    frames = sys._current_frames()  # noqa: SLF001 - Python's documented way to read the stacks of other threads
     return "\n".join(
         f"{threads.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames.items()
     )

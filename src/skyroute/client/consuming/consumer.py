@@ -1,8 +1,7 @@
-"""A consumer that is given messages as they come. What it is made of, how it starts, and how it stops.
+"""A consumer that calls handlers with messages as they arrive.
 
-Its parts are in `client.push`: `subscriptions` (what is wanted), `ownership` (which queues are ours), `fetching` (from
-brokers to backlogs), `handling` (from backlogs to handlers), `redelivery` (what handlers failed), `answers` (what
-brokers ask).
+Its parts are in `push/`: `subscriptions` (topics and handlers), `assignment` (which queues), `pull_loop` (from brokers
+to buffers), `dispatch` (from buffers to handlers), `retries` and `redelivery` (failed messages), `broker_requests`.
 """
 
 import asyncio
@@ -20,36 +19,37 @@ from skyroute.client.arguments import (
     check_session,
     check_strategy,
     check_times,
-    check_times_or_none_at_all,
+    check_times_or_zero,
 )
-from skyroute.client.consuming.filter_support import Acceptance, find_refusal, is_condition
+from skyroute.client.consuming.filter_support import FilterChecks, PendingSubscription, is_sql
+from skyroute.client.consuming.intervals import Intervals
 from skyroute.client.consuming.offset_store import BrokerOffsets, FileOffsets, OffsetStore
-from skyroute.client.consuming.push.backlog import BacklogLimits
-from skyroute.client.consuming.push.consuming import Consuming
+from skyroute.client.consuming.push.consumer_run import ConsumerRun
+from skyroute.client.consuming.push.handler_runner import Worker
 from skyroute.client.consuming.push.handlers import Handler, RetryLater
-from skyroute.client.consuming.push.handling import Worker
-from skyroute.client.consuming.push.owned_queue import OwnedQueue
-from skyroute.client.consuming.push.settings import RECONSUME_FOREVER, RECONSUME_TIMES, ConsumerSettings, Intervals
-from skyroute.client.consuming.push.subscriptions import Subscriptions, Wanted
-from skyroute.client.consuming.rebalance import AVERAGE, Strategy
+from skyroute.client.consuming.push.message_buffer import BufferLimits
+from skyroute.client.consuming.push.process_queue import ProcessQueue
+from skyroute.client.consuming.push.settings import RECONSUME_FOREVER, RECONSUME_TIMES, ConsumerSettings
+from skyroute.client.consuming.push.subscriptions import NewSubscription, Subscriptions
+from skyroute.client.consuming.strategies import AVERAGE, Strategy
 from skyroute.client.consuming.subscription import Expression, StartPosition, make_subscription
-from skyroute.client.errors import ArgumentError, ClientError, NotRunningError
+from skyroute.client.errors import ClientError, NotRunningError
+from skyroute.client.namespaces import queue_without_namespace
 from skyroute.client.session.session import DEFAULT_INSTANCE, ClientArguments, Session
-from skyroute.client.trace import check_trace
-from skyroute.errors import SkyrouteError
+from skyroute.client.trace.tracer import check_trace
 from skyroute.message.message import StoredMessage
 from skyroute.message.names import check_consumer_group, check_topic
 from skyroute.message.queue_ref import QueueRef
-from skyroute.message.reserved_topics import TRACE_TOPIC, is_retry_topic, retry_topic, with_namespace, without_namespace
+from skyroute.message.reserved_topics import TRACE_TOPIC, is_retry_topic, retry_topic, with_namespace
 from skyroute.wire.calls.clients import MessageModel
 
 CONCURRENCY_MAX: Final = 10_000
-"""Each has a task, and for a plain handler a thread."""
+"""Each concurrent handler has a task, and a plain one a thread."""
 
 OFFSET_STORE_METHODS: Final = ("load", "read", "cached", "update", "persist", "forget")
 
 STOP_TIMEOUT_S: Final = 10.0
-"""How long `stop` waits for handlers unless it is told otherwise."""
+"""Default time that `stop` waits for handlers."""
 
 SUSPEND_S_MIN: Final = 0.01
 SUSPEND_S_MAX: Final = 30.0
@@ -60,7 +60,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class Consumer:
-    """Gives the messages of topics to handlers, and shares the work with the other members of its group.
+    """Calls handlers with the messages of topics, and shares the queues with the other members of its group.
 
     Examples:
         >>> consumer = Consumer("billing", name_servers="127.0.0.1:9876")
@@ -70,23 +70,22 @@ class Consumer:
         >>> asyncio.run(consumer.run())
 
     A message is consumed when its handler returns. If the handler raises, or returns `ConsumeResult.RETRY`, the broker
-    delivers the message again later, to any member; after `max_reconsume_times` it goes to the group's dead letters.
-    `RetryLater` says when. Every message is delivered at least once: after a crash, or when queues move between
-    members, some are delivered again.
+    delivers the message again later, to any member; after `reconsume_times_max` retries it goes to the dead-letter
+    queue. `RetryLater` chooses the delay. Every message is delivered at least once: after a crash, or when queues move
+    between members, some are delivered again.
 
-    Without handlers, messages come in a loop. A message counts as consumed when the next one is asked for:
+    Without handlers, iterate over the consumer. A message counts as consumed when the next one is requested:
 
     Examples:
         >>> async with consumer:
         ...     async for message in consumer:
         ...         await book(message.body)
 
-    Leaving the loop and then the `async with` by an exception has the message delivered again; leaving both quietly,
-    with `break`, counts as consumed. So does nothing else: a message is delivered again if the loop is entered anew
-    without asking for the next. One loop runs at a time.
+    An exception that leaves the loop and the `async with` causes a redelivery of the message; leaving both without one,
+    after `break`, consumes it. A new loop over the same consumer causes a redelivery too. One loop runs at a time.
 
-    With `ordered`, each queue is handled in its order, one message at a time, and a message that fails is tried again
-    after `suspend_s`, before all others of its queue.
+    With `ordered`, each queue is handled in order, one message at a time, and a failed message is retried after
+    `suspend_s`, before all others of its queue.
     """
 
     def __init__(
@@ -101,46 +100,46 @@ class Consumer:
         concurrency: int = 20,
         batch_size: int = 1,
         pull_batch: int = 32,
-        max_reconsume_times: int | None = None,
+        reconsume_times_max: int | None = None,
         consume_timeout_s: float = 900.0,
         suspend_s: float = 1.0,
-        cached_messages_max: int = 1_000,
-        cached_bytes_max: int = 100 * 1024 * 1024,
+        queue_messages_max: int = 1_000,
+        queue_bytes_max: int = 100 * 1024 * 1024,
         offset_span_max: int = 2_000,
         offsets: OffsetStore | None = None,
-        pace: Intervals | None = None,
+        intervals: Intervals | None = None,
         trace: bool | str = False,
         session: Session | None = None,
         **client: Unpack[ClientArguments],
     ) -> None:
-        """Prepare; nothing is connected before `start`.
+        """Check the arguments. Nothing is connected before `start`.
 
         Args:
-            group: the consumers that share a task; all of them subscribe to the same.
-            name_servers: `host:port;host:port`; None: the environment's NAMESRV_ADDR.
-            model: whether the members share the messages, or each gets them all.
-            ordered: handle each queue in its order.
-            start: where the group begins with a queue of which it has consumed nothing yet.
-            strategy: how the members share out the queues; all of them need the same.
-            concurrency: handlers at work at once; plain functions get so many threads.
-            batch_size: how many messages a handler is given at most; if more than 1, it is given a list.
-            pull_batch: how many messages are asked for at once.
-            max_reconsume_times: None is 16, or without limit if ordered.
-            consume_timeout_s: after so long a message is sent back for another try, and an async handler cancelled.
-            suspend_s: how long an ordered queue waits before it tries the same message again.
-            cached_messages_max: with more than so many unfinished messages of a queue, no more are fetched.
-            cached_bytes_max: the same, in bytes.
-            offset_span_max: the same, from the oldest unfinished message to the newest; not if ordered.
-            offsets: where it is kept how far the group has come; None is the broker, or, broadcasting, a file.
-            pace: how often things are done; the defaults are those of Apache's clients.
-            trace: write a trace of every message to the trace topic, or to the topic of this name.
-            session: connections to share with others; whoever made it starts and stops it.
+            group: the consumer group. All its members subscribe to the same topics with the same filters.
+            name_servers: `host:port;host:port`; None uses the environment variable NAMESRV_ADDR.
+            model: CLUSTERING: the members share the messages; BROADCASTING: each member gets all messages.
+            ordered: handle each queue in order.
+            start: where the group starts reading a queue that has no committed offset.
+            strategy: how the members share the queues; all members need the same strategy.
+            concurrency: maximum handlers at once; plain functions get this many threads.
+            batch_size: maximum messages per handler call; if more than 1, the handler gets a list.
+            pull_batch: maximum messages per pull.
+            reconsume_times_max: retries before a message becomes a dead letter; None: 16, or unlimited if ordered.
+            consume_timeout_s: after this time a message is sent back for a retry, and an async handler cancelled.
+            suspend_s: how long an ordered queue waits before it retries a message.
+            queue_messages_max: above this number of unfinished messages of a queue, no more are pulled.
+            queue_bytes_max: the same, in bytes.
+            offset_span_max: the same, from the oldest unfinished offset to the newest; not if ordered.
+            offsets: where offsets are stored; None: at the broker, or in a file if broadcasting.
+            intervals: intervals and delays; the defaults are those of Apache's clients.
+            trace: write a message trace to the trace topic, or to the topic of this name.
+            session: connections to share with other clients; its creator starts and stops it.
             client: see `ClientArguments`.
 
         Raises:
-            InvalidNameError: no group has this name.
-            ArgumentError: another argument makes no sense.
-            ClientError: there is no usable address of a name server.
+            InvalidNameError: the group name is invalid.
+            ArgumentError: another argument is invalid.
+            ClientError: no usable name server address is given.
         """
         check_consumer_group(group)
         check_kind("model", model, MessageModel)
@@ -148,34 +147,34 @@ class Consumer:
         check_strategy(strategy)
         check_flags(ordered=ordered)
         check_times(consume_timeout_s=consume_timeout_s)
-        check_times_or_none_at_all(suspend_s=suspend_s)
+        check_times_or_zero(suspend_s=suspend_s)
         check_counts(1, CONCURRENCY_MAX, concurrency=concurrency)
         check_counts(
             batch_size=batch_size,
             pull_batch=pull_batch,
-            cached_messages_max=cached_messages_max,
+            queue_messages_max=queue_messages_max,
             offset_span_max=offset_span_max,
         )
-        check_counts(1, BYTES_MAX, cached_bytes_max=cached_bytes_max)
-        if max_reconsume_times is not None:
-            check_counts(0, max_reconsume_times=max_reconsume_times)
+        check_counts(1, BYTES_MAX, queue_bytes_max=queue_bytes_max)
+        if reconsume_times_max is not None:
+            check_counts(0, reconsume_times_max=reconsume_times_max)
         if offsets is not None:
             check_methods(
                 "offsets", offsets, "a skyroute.client.consuming.offset_store.OffsetStore", OFFSET_STORE_METHODS
             )
-        if pace is not None and not isinstance(pace, Intervals):
-            raise ArgumentError(f"pace is a skyroute.client.consuming.push.settings.Intervals: {pace!r} is none")
+        if intervals is not None:
+            check_kind("intervals", intervals, Intervals)
         check_trace(trace)
         if session is not None:
             check_session(session, Session, **client)
         self._owns_session = session is None
         if session is None and model is MessageModel.BROADCASTING:
-            # The file of offsets is named after the client, and is to be found again.
+            # The offset file is named after the client id, which must be the same after a restart.
             client.setdefault("instance_name", DEFAULT_INSTANCE)
             session = Session(name_servers, **client, keeps_default=True)
         self.session = session if session is not None else Session(name_servers, **client)
-        if max_reconsume_times is None:
-            max_reconsume_times = RECONSUME_FOREVER if ordered else RECONSUME_TIMES
+        if reconsume_times_max is None:
+            reconsume_times_max = RECONSUME_FOREVER if ordered else RECONSUME_TIMES
         self.group = with_namespace(self.session.namespace, group)
         self._settings = settings = ConsumerSettings(
             group=self.group,
@@ -186,11 +185,11 @@ class Consumer:
             concurrency=concurrency,
             batch_size=batch_size,
             pull_batch=pull_batch,
-            reconsume_times_max=max_reconsume_times,
+            reconsume_times_max=reconsume_times_max,
             consume_timeout_s=consume_timeout_s,
             suspend_s=min(max(suspend_s, SUSPEND_S_MIN), SUSPEND_S_MAX),
-            limits=BacklogLimits(cached_messages_max, cached_bytes_max, None if ordered else offset_span_max),
-            pace=pace or Intervals(),
+            limits=BufferLimits(queue_messages_max, queue_bytes_max, None if ordered else offset_span_max),
+            intervals=intervals or Intervals(),
         )
         if offsets is None:
             session = self.session
@@ -200,68 +199,57 @@ class Consumer:
         self._offsets = offsets
         self._trace_topic = TRACE_TOPIC if trace is True else trace or None
         self._subscriptions = Subscriptions(self.session.namespace, takes_list=batch_size > 1)
-        self._unasked: dict[str, Wanted] = {}
-        """Conditions that a broker is asked about, by topic."""
-        self._life: Consuming | None = None
-        """None unless it is running."""
-        self._ending: Consuming | None = None
-        """What is being stopped."""
-        self._left: BaseException | None = None
-        """What a handler was left with that meant to end the program."""
-        self._runs = 0
-        """How many are in `run`."""
+        self._filter_checks = FilterChecks(self.session, self.group)
+        self._run: ConsumerRun | None = None
+        """None unless the consumer is running."""
+        self._stopping: ConsumerRun | None = None
+        """The run that is being stopped."""
+        self._exit_error: BaseException | None = None
+        """The SystemExit, KeyboardInterrupt or GeneratorExit that a handler raised."""
+        self._run_calls = 0
+        """Number of tasks in `run`."""
         self._is_paused = False
-        self._worker = Worker()
-        """Stands for the loop, where there are no handlers."""
+        self._loop_worker = Worker()
+        """Stands for the `async for` loop of the application."""
         self._in_hand: _InHand | None = None
 
     def __repr__(self) -> str:
-        return f"<Consumer {self.group} {'running' if self._life is not None else 'stopped'}>"
+        return f"<Consumer {self.group} {'running' if self._run is not None else 'stopped'}>"
 
     # ------------------------------------------------------------------------------------------------ subscriptions
 
-    def subscribe(self, topic: str, expression: str | Expression = "*", handler: Handler | None = None) -> Acceptance:
-        """Want messages of a topic, before the start or after it; what was wanted of the topic before is replaced.
+    def subscribe(
+        self, topic: str, expression: str | Expression = "*", handler: Handler | None = None
+    ) -> PendingSubscription:
+        """Subscribe to a topic, before or after `start`; a second call replaces the subscription.
 
-        `expression` names tags (`A || B`), or is a condition: `sql("amount > 100")`. A condition is shown to a broker
-        first: at the start, or, when running, in the background, and what is refused there changes nothing. Whoever
-        wants to know awaits what this returns.
+        `expression` is tags separated by `||`, or `sql("amount > 100")`. A broker checks an SQL filter first: at
+        `start`, or in the background if the consumer runs. A refused filter changes nothing. Await the result to wait
+        for the check.
 
         Raises:
-            InvalidNameError: no topic has this name.
-            TagExpressionError: there is nothing but bars in the expression.
-            ArgumentError: it is no expression, or no handler.
-            ClientError: some subscriptions have a handler, and others have none.
+            InvalidNameError: the topic name is invalid.
+            TagExpressionError: the expression contains no tag.
+            ArgumentError: the expression or the handler is invalid.
+            ClientError: some subscriptions have a handler and others do not.
         """
-        wanted = self._subscriptions.prepare(topic, expression, handler, self._now_ms())
-        self._unasked.pop(topic, None)
-        if self._life is not None and is_condition(wanted.subscription):
-            self._unasked[topic] = wanted
-            return Acceptance(self.session.spawn(self._ask_and_keep(self._life, wanted), name="check of a condition"))
-        self._keep(wanted)
-        return Acceptance()
+        new = self._subscriptions.prepare(topic, expression, handler, self._now_ms())
+        self._filter_checks.cancel(new.subscription.topic)
+        run = self._run
+        if run is not None and is_sql(new.subscription):
+            return self._filter_checks.start(new.subscription, lambda: self._apply(new) if self._run is run else None)
+        self._apply(new)
+        return PendingSubscription()
 
-    def _keep(self, wanted: Wanted) -> None:
-        self._subscriptions.keep(wanted)
-        if self._life is not None:
-            self._life.announce()
-
-    async def _ask_and_keep(self, life: Consuming, wanted: Wanted) -> SkyrouteError | None:
-        refusal = await find_refusal(self.session, self.group, wanted.subscription)
-        if self._unasked.get(wanted.topic) is wanted:  # else something else is wanted of the topic by now
-            del self._unasked[wanted.topic]
-            if refusal is None and self._life is life:
-                try:
-                    self._keep(wanted)
-                except SkyrouteError as error:
-                    log.warning("subscription refused group=%s topic=%s cause=%s", self.group, wanted.topic, error)
-                    return error
-        return refusal
+    def _apply(self, new: NewSubscription) -> None:
+        self._subscriptions.apply(new)
+        if self._run is not None:
+            self._run.announce_soon()
 
     def on(self, topic: str, expression: str | Expression = "*") -> Callable[[H], H]:
         """Decorate the handler of a topic: `@consumer.on("Orders", "paid")`."""
-        check_topic(topic)  # now, as without parentheses it would be the handler, and nobody would ever subscribe
-        make_subscription(topic, expression, 0)  # to see whether it can be
+        check_topic(topic)  # now: `@consumer.on` without parentheses passes the handler as the topic
+        make_subscription(topic, expression, 0)  # raises for an invalid expression
 
         def subscribe(handler: H) -> H:
             self.subscribe(topic, expression, handler)
@@ -270,21 +258,22 @@ class Consumer:
         return subscribe
 
     def unsubscribe(self, topic: str) -> None:
-        """Want nothing more of a topic. Handlers that are at work on it are not disturbed.
+        """Unsubscribe from a topic. Running handlers finish.
 
-        Messages of it that are to be tried again need a handler: those that come after this are soon dead letters.
+        Retries of its messages have no handler any more, and become dead letters.
 
         Raises:
-            InvalidNameError: no topic has this name.
+            InvalidNameError: the topic name is invalid.
         """
         check_topic(topic)
-        self._unasked.pop(topic, None)
+        name = with_namespace(self.session.namespace, topic)
+        self._filter_checks.cancel(name)
         self._subscriptions.remove(topic)
-        if self._life is not None:
-            self._life.ownership.release_topic(with_namespace(self.session.namespace, topic))
-            self._life.announce()
+        if self._run is not None:
+            self._run.assignment.release_topic(name)
+            self._run.announce_soon()
 
-    # --------------------------------------------------------------------------------------------------------- life
+    # ----------------------------------------------------------------------------------------------- start and stop
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -295,144 +284,147 @@ class Consumer:
     ) -> None:
         try:
             if error is None:
-                await self._settle_in_hand(None)
+                await self._complete_in_hand(None)
             elif isinstance(error, Exception):
-                await self._settle_in_hand(RetryLater())
+                await self._complete_in_hand(RetryLater())
         finally:
             await self.stop()
 
     async def start(self) -> None:
-        """Find the queues that are ours, and begin to consume.
+        """Join the group, take the assigned queues, and start consuming.
 
-        When this returns, `StartPosition.LAST` means from here on, except that Apache's brokers begin a new group at
-        the first message of a queue that still has it at hand. Topics that do not exist yet, and brokers that do not
-        answer, are tried again in the background.
+        With `StartPosition.LAST`, a new group gets the messages that are sent after this returns. Exception: while
+        Apache's brokers have the first message of a queue in memory, a new group starts there. Topics that do not
+        exist yet, and brokers that do not respond, are retried in the background.
 
         Raises:
-            NoNameServerError: none of the name servers answers.
-            BrokerRefusedError: a broker cannot evaluate an SQL expression; the remark says why.
-            ClientError: its session, which it shares, has a consumer of the same group.
-            OffsetFileError: broadcasting, and the file of offsets cannot be read.
+            NoNameServerError: no name server responds.
+            BrokerRefusedError: a broker cannot evaluate an SQL filter; the remark has the reason.
+            ClientError: the shared session already has a consumer of this group.
+            OffsetFileError: broadcasting, and the offset file cannot be read.
         """
-        if self._life is not None:
+        if self._run is not None:
             return
         if self._settings.batch_size > 1 and not self._subscriptions.has_handlers and self._subscriptions.topics:
-            raise ClientError("`async for` gives one message at a time: leave batch_size at 1, or subscribe a handler")
+            raise ClientError(
+                f"batch_size is {self._settings.batch_size}, but `async for` returns one message at a time: set it to"
+                " 1, or subscribe with a handler"
+            )
         if self._settings.shares:
             self._subscriptions.put_retry(retry_topic(self.group), self._now_ms())
         if self._owns_session:
             await self.session.start()
-        self._left = None
-        life = Consuming(
-            self.session, self._settings, self._subscriptions, self._offsets, self._trace_topic, on_left=self._on_left
+        self._exit_error = None
+        run = ConsumerRun(
+            self.session, self._settings, self._subscriptions, self._offsets, self._trace_topic, on_exit=self._on_exit
         )
-        self._life = life
-        life.handling.watch(self._worker)
+        self._run = run
+        run.dispatcher.watch(self._loop_worker)
         if self._is_paused:
-            life.fetching.pause()
+            run.pull_loop.pause()
         try:
-            await life.start()
+            await run.start()
         except BaseException:
             await self._stop(timeout_s=0.0)
             raise
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Fetch nothing more, let handlers finish for so long, commit how far we have come, and take leave.
+        """Stop pulling, wait for running handlers, commit, and leave the group.
 
-        Handlers that take longer are cancelled, or, in threads, left behind; their messages are delivered again. A
-        handler that calls this is not kept waiting for itself: the consumer stops when it has returned.
+        After `timeout_s` async handlers are cancelled and threads left behind; their messages are delivered again. If
+        a handler calls this, the consumer stops after that handler has returned.
 
         Raises:
-            ArgumentError: the time is none.
+            ArgumentError: the time is invalid.
         """
-        check_times_or_none_at_all(timeout_s=timeout_s)
-        life = self._life or self._ending
-        if life is None or not life.handling.is_calling:
+        check_times_or_zero(timeout_s=timeout_s)
+        run = self._run or self._stopping
+        if run is None or not run.dispatcher.is_calling:
             await self._stop(timeout_s)
-        elif life is self._life:
+        elif run is self._run:
             self.session.spawn(self._stop(timeout_s), name="stop of a consumer by its handler")
 
     async def _stop(self, timeout_s: float) -> None:
-        if self._ending is not None:
-            await self._ending.gone.wait()  # whoever stops it sees to everything
+        if self._stopping is not None:
+            await self._stopping.left.wait()  # another task stops it
             return
-        life, self._life = self._life, None
-        self._ending = life
+        run, self._run = self._run, None
+        self._stopping = run
         in_hand = self._in_hand
-        # A loop that stops its own consumer cannot be waited for; nor one whose steps are tasks of their own.
+        # A loop that stops its own consumer cannot be waited for; nor can the loop of a blocking consumer.
         is_own = in_hand is None or in_hand.holder is asyncio.current_task() or in_hand.is_between_steps
         try:
-            if life is not None:
-                await life.stop(timeout_s, None if in_hand is None or is_own else in_hand.owned)
+            if run is not None:
+                await run.stop(timeout_s, None if in_hand is None or is_own else in_hand.queue)
         finally:
             try:
                 if self._owns_session:
                     await self.session.stop()
             finally:
-                self._ending = None
-                if life is not None:
-                    life.gone.set()
+                self._stopping = None
+                if run is not None:
+                    run.left.set()
 
     async def run(self) -> None:
         """Consume until `stop` is called, or until this is cancelled.
 
-        A handler that calls sys.exit(), or raises KeyboardInterrupt or GeneratorExit, ends it as well: the consumer
-        stops, and raises the same here. The message is not consumed.
+        If a handler calls sys.exit(), or raises KeyboardInterrupt or GeneratorExit, the consumer stops and this raises
+        the same exception. The message of that handler is not consumed.
 
         Raises:
             NoNameServerError, BrokerRefusedError: see `start`.
             SystemExit, KeyboardInterrupt, GeneratorExit: a handler raised it.
         """
-        self._runs += 1
+        self._run_calls += 1
         try:
-            if self._life is None:
+            if self._run is None:
                 async with self:
-                    await self._until_ended()
+                    await self._wait_until_left()
             else:
-                await self._until_ended()
+                await self._wait_until_left()
         finally:
-            self._runs -= 1
+            self._run_calls -= 1
 
-    async def _until_ended(self) -> None:
-        life = self._life or self._ending
-        if life is not None:
-            await life.gone.wait()
-        if self._left is not None:
-            raise self._left
+    async def _wait_until_left(self) -> None:
+        run = self._run or self._stopping
+        if run is not None:
+            await run.left.wait()
+        if self._exit_error is not None:
+            raise self._exit_error
 
-    def _on_left(self, error: BaseException) -> None:
-        if self._left is None:
-            self._left = error
-            self.session.spawn(self._leave(error), name="stop of a consumer whose handler exits")
+    def _on_exit(self, error: BaseException) -> None:
+        if self._exit_error is None:
+            self._exit_error = error
+            self.session.spawn(self._stop_after_exit(error), name="stop of a consumer whose handler exits")
 
-    async def _leave(self, error: BaseException) -> None:
-        log.warning("handler exits, and so the consumer stops group=%s with=%r", self.group, error)
+    async def _stop_after_exit(self, error: BaseException) -> None:
+        log.warning("handler exits, consumer stops group=%s error=%r", self.group, error)
         await self._stop(STOP_TIMEOUT_S)
-        if not self._runs:
-            raise error  # nobody waits for us: asyncio then ends the event loop, as for any task
+        if not self._run_calls:
+            raise error  # no task is in `run`: asyncio ends the event loop, as for any task
 
     def pause(self) -> None:
-        """Fetch nothing more for now. What was fetched is still handled, and our queues stay ours."""
+        """Stop pulling until `resume`. Buffered messages are still handled, and the queues stay assigned."""
         self._is_paused = True
-        if self._life is not None:
-            self._life.fetching.pause()
+        if self._run is not None:
+            self._run.pull_loop.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Pull again after `pause`."""
         self._is_paused = False
-        if self._life is not None:
-            self._life.fetching.resume()
+        if self._run is not None:
+            self._run.pull_loop.resume()
 
     @property
     def assignment(self) -> frozenset[QueueRef]:
-        """The queues of the subscribed topics that are ours now."""
-        if self._life is None:
+        """The queues of the subscribed topics that are assigned to this consumer now."""
+        if self._run is None:
             return frozenset()
         namespace = self.session.namespace
         return frozenset(
-            QueueRef(without_namespace(namespace, queue.topic), queue.broker_name, queue.queue_id)
-            for queue in self._life.ownership.owned
-            if not is_retry_topic(queue.topic)
+            queue_without_namespace(namespace, ref)
+            for ref in self._run.assignment.queues
+            if not is_retry_topic(ref.topic)
         )
 
     def _now_ms(self) -> int:
@@ -442,46 +434,46 @@ class Consumer:
 
     def __aiter__(self) -> AsyncIterator[StoredMessage]:
         if self._subscriptions.has_handlers:
-            raise ClientError("messages go to handlers: subscribe without any to get them in a loop")
-        if self._life is None:
-            raise NotRunningError("the consumer is not running: use `async with`, or call `start` first")
+            raise ClientError("cannot iterate: the subscriptions have handlers; subscribe without a handler")
+        if self._run is None:
+            raise NotRunningError(f"the consumer {self.group} is not running: use `async with`, or call `start` first")
         return _Loop(self)
 
-    async def _next(self, wish: RetryLater | None) -> StoredMessage | None:
-        """Be done with the message in hand, and return the next; None when there are to be no more."""
-        await self._settle_in_hand(wish)
-        if self._life is None:
+    async def _next(self, retry: RetryLater | None) -> StoredMessage | None:
+        """Complete the message in hand, and return the next one; None after `stop`."""
+        await self._complete_in_hand(retry)
+        run = self._run
+        if run is None:
             return None
-        life = self._life
-        taken = await life.handling.take()
+        taken = await run.dispatcher.take()
         if taken is None:
             return None
-        owned, messages = taken
-        life.handling.begin(self._worker, owned, messages)
-        self._in_hand = _InHand(life, owned, messages, asyncio.current_task())
+        queue, messages = taken
+        run.dispatcher.begin(self._loop_worker, queue, messages)
+        self._in_hand = _InHand(run, queue, messages, asyncio.current_task())
         return messages[0]
 
-    async def _settle_in_hand(self, wish: RetryLater | None) -> None:
+    async def _complete_in_hand(self, retry: RetryLater | None) -> None:
         in_hand, self._in_hand = self._in_hand, None
-        if in_hand is None or in_hand.life.ended.is_set():
+        if in_hand is None or in_hand.run.ended.is_set():
             return
         try:
-            await in_hand.life.handling.settle(self._worker, in_hand.messages, wish)
+            await in_hand.run.dispatcher.complete(self._loop_worker, in_hand.messages, retry)
         finally:
-            in_hand.life.handling.leave(in_hand.owned)
+            in_hand.run.dispatcher.end(in_hand.queue)
 
 
 class _InHand(NamedTuple):
-    """What a loop is at."""
+    """The message that an `async for` loop is handling."""
 
-    life: Consuming
-    owned: OwnedQueue
+    run: ConsumerRun
+    queue: ProcessQueue
     messages: list[StoredMessage]
     holder: "asyncio.Task[Any] | None"
 
     @property
     def is_between_steps(self) -> bool:
-        """Whether whoever took it has ended, as after a blocking call, and cannot be waited for."""
+        """Whether the task that took it has ended, as in a blocking consumer, where each step is a task."""
         return self.holder is None or self.holder.done()
 
 
@@ -496,10 +488,10 @@ class _Loop:
         return self
 
     async def __anext__(self) -> StoredMessage:
-        # An earlier loop was left in the middle: what it had in hand is not consumed.
-        wish = None if self._has_begun else RetryLater()
+        # The message that an earlier loop did not complete is not consumed.
+        retry = None if self._has_begun else RetryLater()
         self._has_begun = True
-        message = await self._consumer._next(wish)  # noqa: SLF001 - the other half of the same thing
+        message = await self._consumer._next(retry)  # noqa: SLF001 - part of the same module
         if message is None:
             raise StopAsyncIteration
         return message

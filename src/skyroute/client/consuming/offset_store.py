@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from skyroute.client.consuming import queues as calls
+from skyroute.client.consuming import queue_calls as calls
 from skyroute.client.errors import ClientError
 from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError

@@ -62,10 +62,10 @@ def make_subscription(topic: str, expression: str | Expression, version_ms: int)
     if isinstance(expression, str):
         expression = Expression(expression)
     if not isinstance(expression, Expression):
-        raise ArgumentError(f"expression is of tags, such as 'A || B', or sql(...): {expression!r} is neither")
+        raise ArgumentError(f"expression is {expression!r}: expected tags such as 'A || B', or sql(...)")
     parts: tuple[object, ...] = expression.text, expression.kind
     if not all(isinstance(part, str) for part in parts):
-        raise ArgumentError(f"expression is of texts: {expression!r} is not")
+        raise ArgumentError(f"expression is {expression!r}: expected text in both fields")
     if expression.kind != TAG:
         return Subscription(topic, expression.text, expression.kind, version_ms)
     wanted = parse_tag_expression(expression.text)

@@ -1,8 +1,12 @@
-"""Sends messages: which queue, how often to try, how many at once. What travels is written in `wire.calls.send`."""
+"""The producer: checks what the application passes, and sends it.
+
+`prepared_message` compresses, `delivery` chooses queue and broker and retries, `batching` splits batches,
+`transactions` and `request_reply` handle the requests that brokers send for them.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self, Unpack
 
@@ -16,7 +20,7 @@ from skyroute.client.arguments import (
     check_session,
     check_texts,
     check_times,
-    check_times_or_none_at_all,
+    check_times_or_zero,
     listed,
 )
 from skyroute.client.errors import (
@@ -27,6 +31,8 @@ from skyroute.client.errors import (
     NoRouteError,
     NotRunningError,
 )
+from skyroute.client.namespaces import queue_with_namespace, queue_without_namespace
+from skyroute.client.producing.batching import BatchEntry, results_of, split_batches
 from skyroute.client.producing.delivery import Choose, Delivery
 from skyroute.client.producing.in_flight import InFlight
 from skyroute.client.producing.prepared_message import BODY_BYTES_MAX, Outbound, Packing, write_properties
@@ -34,7 +40,8 @@ from skyroute.client.producing.request_reply import Replies, reply_properties
 from skyroute.client.producing.transactions import Check, Transactions, as_outcome
 from skyroute.client.results import SendResult, TransactionResult
 from skyroute.client.session.session import ClientArguments, Session
-from skyroute.client.trace import DEFAULT_REGION, Recalled, Sent, Tracer, check_trace, kind_of
+from skyroute.client.trace.records import DEFAULT_REGION, Recalled, Sent, kind_of
+from skyroute.client.trace.tracer import Tracer, check_trace
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
 from skyroute.message import property_names as names
@@ -64,28 +71,28 @@ from skyroute.wire.errors import FieldError
 log = logging.getLogger(__name__)
 
 BATCH_BYTES_MAX: Final = 1024 * 1024
-"""Batches are cut so that none is longer, unless a single message is."""
+"""Default size limit of a batch; a single message may be longer."""
 
 IN_FLIGHT_MAX: Final = 1_024
 IN_FLIGHT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Sends under way at once; the next ones wait for their turn."""
+"""Default limits of the sends in flight; more sends wait."""
 
 LEVELS: Final = {Compression.ZLIB: (0, 9), Compression.LZ4: (0, 22), Compression.ZSTD: (1, 22)}
-"""How hard each way of compressing can try, from and to. LZ4 has no levels, and is not particular about them."""
+"""Lowest and highest level of each compression. LZ4 has no levels and ignores the number."""
 
 Select = Callable[[Sequence[QueueRef], Message], QueueRef]
-"""Chooses the queue of a message among those of its topic, whose order stays the same while no broker comes or goes."""
+"""Chooses one of the topic's queues for a message. The order of the queues changes only when brokers change."""
 
 
 class Producer:
-    """Sends messages of one group of producers.
+    """Sends messages of one producer group.
 
     Examples:
         >>> async with Producer("orders", name_servers="127.0.0.1:9876") as producer:
         ...     result = await producer.send(Message("Orders", b"one coffee", tag="drinks", keys="order-17"))
         ...     print(result.message_id)
 
-    All methods may be called from many tasks at once. A send that cannot be done raises; one that returns is stored.
+    All methods may be called from many tasks at once. A send that returns is stored; a send that fails raises.
     """
 
     def __init__(
@@ -110,32 +117,32 @@ class Producer:
         session: Session | None = None,
         **client: Unpack[ClientArguments],
     ) -> None:
-        """Prepare; nothing is connected before `start`.
+        """Check the arguments. Nothing is connected before `start`.
 
         Args:
-            group: the producers that share a task, such as an application's name.
-            name_servers: `host:port;host:port`; None: the environment's NAMESRV_ADDR.
-            send_timeout_s: how long one send may take, with all its attempts.
-            retries: how many more brokers are tried when one fails.
-            retry_unsafe: also try another broker when one stored the message less safely than it is set up to.
-            avoid_slow: keep away from brokers that failed or were slow of late, for a while.
-            compression: how bodies from `compress_from_bytes` on are compressed.
-            compression_level: how hard to try: 0 to 9, with Zstandard 1 to 22; LZ4 takes no notice.
-            compress_from_bytes: shorter bodies travel as they are.
-            body_bytes_max: longer bodies are refused here, before they travel.
-            batch_bytes_max: longer batches are cut.
-            in_flight_max: sends under way at once; the next ones wait.
-            in_flight_bytes_max: the same, counted in bytes of bodies.
-            new_topic_queues: queues of a topic that the broker creates because we send to it.
-            check: says what became of a transaction, when the broker asks.
-            trace: write a trace of every send to the trace topic, or to the topic of this name.
-            session: connections to share with others; whoever made it starts and stops it.
+            group: the producer group, such as the name of the application.
+            name_servers: `host:port;host:port`; None uses the environment variable NAMESRV_ADDR.
+            send_timeout_s: how long one send may take, with all its retries.
+            retries: how many other brokers are tried after a failure.
+            retry_unsafe: also retry when a broker stored the message less safely than configured.
+            avoid_slow: avoid brokers that failed or were slow, for a while.
+            compression: how bodies of `compress_from_bytes` or more are compressed.
+            compression_level: 0 to 9, with Zstandard 1 to 22; LZ4 ignores it.
+            compress_from_bytes: shorter bodies are not compressed.
+            body_bytes_max: longer bodies are refused before they are sent.
+            batch_bytes_max: longer batches are split.
+            in_flight_max: maximum sends in flight; more sends wait.
+            in_flight_bytes_max: the same, in bytes of their bodies.
+            new_topic_queues: queues of a topic that the broker creates because of a send.
+            check: returns the outcome of a transaction, when the broker requests it.
+            trace: write a message trace to the trace topic, or to the topic of this name.
+            session: connections to share with other clients; its creator starts and stops it.
             client: see `ClientArguments`.
 
         Raises:
-            InvalidNameError: no group has this name.
-            ArgumentError: another argument makes no sense.
-            ClientError: there is no usable address of a name server.
+            InvalidNameError: the group name is invalid.
+            ArgumentError: another argument is invalid.
+            ClientError: no usable name server address is given.
         """
         check_producer_group(group)
         check_times(send_timeout_s=send_timeout_s)
@@ -157,12 +164,8 @@ class Producer:
         check_trace(trace)
         if session is not None:
             check_session(session, Session, **client)
-        if session is None:
-            session = Session(name_servers, **client)
-            self._owns_session = True
-        else:
-            self._owns_session = False
-        self.session = session
+        self._owns_session = session is None
+        self.session = session = session if session is not None else Session(name_servers, **client)
         self.group = with_namespace(session.namespace, group)
         self._clock: Clock = session.clock
         self._send_timeout_s = send_timeout_s
@@ -179,12 +182,9 @@ class Producer:
             new_topic_queues=new_topic_queues,
         )
         self._replies = Replies(session)
-        self._trace_producer: Producer | None = None
-        self._tracer: Tracer | None = None
-        if trace:
-            self._trace_producer = Producer(TRACE_GROUP, session=session)
-            self._tracer = Tracer(self._trace_producer.send, topic=trace if isinstance(trace, str) else TRACE_TOPIC)
-        self._transactions = Transactions(session, self.group, check, self._tracer)
+        self._trace = TraceProducer(session, TRACE_TOPIC if trace is True else trace) if trace else None
+        tracer = None if self._trace is None else self._trace.tracer
+        self._transactions = Transactions(session, self.group, check, tracer)
         self._running = False
 
     def __repr__(self) -> str:
@@ -198,10 +198,10 @@ class Producer:
         await self.stop()
 
     async def start(self) -> None:
-        """Begin. Brokers and name servers are connected to when they are first needed.
+        """Start. Connections are opened when they are first needed.
 
         Raises:
-            ClientError: its session, which it shares, has a producer of the same group.
+            ClientError: the shared session already has a producer of this group.
         """
         if self._running:
             return
@@ -210,22 +210,20 @@ class Producer:
         self.session.join(self)
         self._transactions.start()
         self._replies.start()
-        if self._trace_producer is not None and self._tracer is not None:
-            await self._trace_producer.start()
-            self._tracer.start()
+        if self._trace is not None:
+            await self._trace.start()
         self._running = True
-        # A shared session may be connected already, and brokers ask only those producers that they have heard of.
+        # A shared session may be connected already, and brokers check transactions only with producers that they know.
         self.session.spawn(self.session.send_heartbeats(), name="heartbeat of a new producer")
 
     async def stop(self) -> None:
-        """Take leave of the brokers. Sends that are under way fail if the session is our own."""
+        """Unregister at the brokers. Sends in flight fail, unless the session is shared."""
         if not self._running:
             return
         self._running = False
         try:
-            if self._trace_producer is not None and self._tracer is not None:
-                await self._tracer.stop()
-                await self._trace_producer.stop()
+            if self._trace is not None:
+                await self._trace.stop()
             await self.session.leave(self)
         finally:
             self._transactions.stop()
@@ -243,39 +241,38 @@ class Producer:
         select: Select | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
-        """Send a message and wait until a broker has it.
+        """Send a message and wait until a broker has stored it.
 
-        A failed broker is followed by another one, except where the queue is fixed: by `queue`, by `select`, or by the
-        message's `sharding_key`, which always leads to the same queue. Then a second attempt could break the order, so
-        it is made only if the broker was never reached.
+        After a failure another broker is tried, except where `queue`, `select` or the message's `sharding_key` fixes
+        the queue. There a retry could break the order, so it is made only if the broker was not reached.
 
         Raises:
             NoRouteError: no broker serves the topic, and none would create it.
-            BrokerRefusedError: brokers were reached, and refused.
-            RemotingError: no broker was reached, or none answered in time; the message may be stored all the same.
-            InvalidMessageError: the message breaks a rule; it was not sent.
+            BrokerRefusedError: the brokers refused the message.
+            RemotingError: no broker was reached, or none responded in time; the message may be stored nevertheless.
+            InvalidMessageError: the message is invalid; it was not sent.
         """
         self._check_running()
         if not isinstance(message, Message):
-            raise _no_message(message)
+            raise _not_a_message(message)
         if timeout_s is not None:
-            check_times_or_none_at_all(timeout_s=timeout_s)
+            check_times_or_zero(timeout_s=timeout_s)
         outbound = self._prepare(message, message.to_properties())
         return await self._send(outbound, message, self._choice(message, queue, select), timeout_s)
 
     async def send_oneway(
         self, message: Message, *, queue: QueueRef | None = None, select: Select | None = None
     ) -> None:
-        """Send a message and do not wait: nobody learns whether it arrived.
+        """Send a message without waiting for a response: it may get lost.
 
         Raises:
             NoRouteError: no broker serves the topic, and none would create it.
-            RemotingError: there is no line to send it on.
-            InvalidMessageError: the message breaks a rule; it was not sent.
+            RemotingError: the broker cannot be reached.
+            InvalidMessageError: the message is invalid; it was not sent.
         """
         self._check_running()
         if not isinstance(message, Message):
-            raise _no_message(message)
+            raise _not_a_message(message)
         outbound = self._prepare(message, message.to_properties())
         await self._compress(outbound)
         await self._delivery.deliver_oneway(outbound, self._choice(message, queue, select))
@@ -288,52 +285,41 @@ class Producer:
         select: Select | None = None,
         timeout_s: float | None = None,
     ) -> list[SendResult]:
-        """Send messages of one topic together, in as many batches as their sizes call for.
+        """Send messages of one topic in batches, and return a result for each message.
 
-        Messages with the same `sharding_key` stay in order. Returns a result for each message.
+        Messages with the same `sharding_key` stay in order.
 
         Raises:
-            InvalidMessageError: they may not travel as a batch: several topics, or delayed ones. Nothing was sent.
-            BrokerRefusedError: a batch was refused; those before it are stored.
-            RemotingError: a batch met no broker, or no answer in time; those before it are stored.
+            InvalidMessageError: they cannot be a batch: several topics, or a delayed message. Nothing was sent.
+            BrokerRefusedError: a batch was refused; the batches before it are stored.
+            RemotingError: no broker took a batch in time; the batches before it are stored.
         """
         self._check_running()
         messages = listed("messages", messages, "skyroute.Message")
         for message in messages:
             if not isinstance(message, Message):
-                raise _no_message(message, "each of messages")
+                raise _not_a_message(message, "each of messages")
         if timeout_s is not None:
-            check_times_or_none_at_all(timeout_s=timeout_s)
+            check_times_or_zero(timeout_s=timeout_s)
         check_batch(messages)
         check_open_to_senders(messages[0].topic)
         results: dict[int, SendResult] = {}
-        for choose, part in await self._batches(messages, queue, select):
-            if len(part) == 1:
-                place = part[0][0]
-                outbound = self._prepare(messages[place], messages[place].to_properties())
-                results[place] = await self._send(outbound, messages[place], choose, timeout_s)
+        for queue_of_batch, batch in await self._batches(messages, queue, select):
+            choose = _always(queue_of_batch)
+            first = messages[batch[0].position]
+            if len(batch) == 1:
+                outbound = self._prepare(first, first.to_properties())
+                results[batch[0].position] = await self._send(outbound, first, choose, timeout_s)
                 continue
-            ids = [message_id for _, message_id, _ in part]
-            body = encode_batch(item for _, _, item in part)
             properties = {names.UNIQUE_ID: self.session.message_ids.next()}
             if not messages[0].wait_stored:
                 properties[names.WAIT_STORED] = "false"
-            topic = with_namespace(self.session.namespace, messages[0].topic)
-            outbound = Outbound(topic, body, write_properties(properties), ",".join(ids), batch=True)
-            sent = await self._send(outbound, messages[part[0][0]], choose, timeout_s)
-            # One id for all is how a topic answers that keeps a batch as one record.
-            offset_ids = sent.offset_id.split(",")
-            for step, (place, message_id, _) in enumerate(part):
-                results[place] = SendResult(
-                    sent.status,
-                    message_id,
-                    offset_ids[step] if len(offset_ids) == len(part) else sent.offset_id,
-                    sent.queue,
-                    sent.queue_offset + step,
-                    region=sent.region,
-                    trace_on=sent.trace_on,
-                )
-        return [results[place] for place in range(len(messages))]
+            topic = with_namespace(self.session.namespace, first.topic)
+            ids = ",".join(entry.message_id for entry in batch)
+            body = encode_batch(entry.item for entry in batch)
+            outbound = Outbound(topic, body, write_properties(properties), ids, batch=True)
+            results |= results_of(batch, await self._send(outbound, first, choose, timeout_s))
+        return [results[index] for index in range(len(messages))]
 
     async def send_in_transaction(
         self,
@@ -342,29 +328,30 @@ class Producer:
         *,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """Send a message that consumers see only if `execute`, your own part of the transaction, says COMMIT.
+        """Send a message that consumers get only if `execute`, the local transaction, returns COMMIT.
 
-        While `execute` runs, the broker keeps the message back. If it raises, or says UNKNOWN, or this process dies,
-        the broker asks `check` of any producer of the group later on. A plain function runs in a thread.
+        While `execute` runs, the broker stores the message as a half message. If `execute` raises or returns UNKNOWN,
+        or this process dies, the broker later calls `check` of any producer of the group. A plain function runs in a
+        thread.
 
         Raises:
-            ClientError: the producer was made without `check`.
+            ClientError: the producer has no `check`.
             BrokerRefusedError: the message was refused; `execute` was not called.
-            RemotingError: no broker was reached, or none answered in time; `execute` was not called.
-            Exception: whatever `execute` raised; the broker will ask.
+            RemotingError: no broker was reached, or none responded in time; `execute` was not called.
+            Exception: any exception of `execute`; the broker calls `check` later.
         """
         self._check_running()
         if not isinstance(message, Message):
-            raise _no_message(message)
+            raise _not_a_message(message)
         check_callables(execute=execute)
         if timeout_s is not None:
-            check_times_or_none_at_all(timeout_s=timeout_s)
+            check_times_or_zero(timeout_s=timeout_s)
         if self._transactions.check is None:
             raise ClientError(
-                "a producer of transactions needs check=...: what the broker asks when it hears no outcome"
+                f"the producer {self.group} has no check: pass Producer(check=...), which answers the broker's checks"
             )
         properties = message.to_properties()
-        # A message is delayed after it was committed, not before, which no broker can do: as Apache's clients have it.
+        # Brokers cannot delay a half message; Apache's clients drop the delay level too.
         properties.pop(names.DELAY_LEVEL, None)
         properties |= {names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: self.group}
         outbound = self._prepare(message, properties, sys_flag=int(TransactionState.PREPARED))
@@ -383,23 +370,25 @@ class Producer:
         return TransactionResult(sent, outcome)
 
     async def request(self, message: Message, *, timeout_s: float = 3.0) -> StoredMessage:
-        """Send a message to whoever consumes the topic, and return the reply, as `Producer.reply` sends it.
+        """Send a message to a consumer of the topic, and return the reply that it sends with `Producer.reply`.
 
         Raises:
-            RequestTimeoutError: nobody replied in time.
+            RequestTimeoutError: no reply arrived in time.
             BrokerRefusedError: the message was refused.
             RemotingError: no broker was reached.
         """
         self._check_running()
         if not isinstance(message, Message):
-            raise _no_message(message)
-        check_times_or_none_at_all(timeout_s=timeout_s)
+            raise _not_a_message(message)
+        check_times_or_zero(timeout_s=timeout_s)
         deadline = self._clock.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._prepare_for_replies(message.topic)
         except TimeoutError:
-            raise CallTimeoutError("the time for a reply was over before the brokers knew of us") from None
+            raise CallTimeoutError(
+                f"request not sent: heartbeats to the brokers of topic {message.topic} took longer than {timeout_s:g} s"
+            ) from None
         with self._replies.expect() as (correlation_id, arrival):
             properties = message.to_properties()
             properties |= {
@@ -412,27 +401,27 @@ class Producer:
             return await arrival(deadline - self._clock.monotonic())
 
     async def reply(self, to: StoredMessage, body: bytes, *, timeout_s: float | None = None) -> SendResult:
-        """Answer a request that a consumer was given.
+        """Reply to a message that was sent with `request`.
 
         Raises:
-            InvalidMessageError: it was no request.
-            BrokerRefusedError: the broker does not know the one who asked any more.
+            InvalidMessageError: the message is not a request.
+            BrokerRefusedError: the requester is not connected to the broker any more.
             RemotingError: no broker was reached.
         """
         self._check_running()
         check_kind("to", to, StoredMessage)
         if timeout_s is not None:
-            check_times_or_none_at_all(timeout_s=timeout_s)
+            check_times_or_zero(timeout_s=timeout_s)
         cluster, properties = reply_properties(to)
         message = Message(reply_topic(cluster), body)
         outbound = self._prepare(message, properties, reply=True)
         return await self._send(outbound, message, None, timeout_s)
 
     async def recall(self, topic: str, recall_handle: str, *, broker_name: str | None = None) -> None:
-        """Have a message that waits for its time not delivered at all. The broker must allow it (5.x).
+        """Cancel the delivery of a delayed message. The broker must support it (5.x).
 
         Raises:
-            BrokerRefusedError: it does not, or the message was delivered already.
+            BrokerRefusedError: the broker does not support it, or has delivered the message already.
         """
         self._check_running()
         check_topic(topic)
@@ -442,7 +431,7 @@ class Producer:
         topic = with_namespace(self.session.namespace, topic)
         route = await self.session.routes.find(topic)
         brokers = [broker_name] if broker_name else [group.name for group in route.groups]
-        failure: SkyrouteError = NoBrokerError(f"no broker of topic {topic} is known")
+        failure: SkyrouteError = NoBrokerError(f"the route of topic {topic} has no broker: does the topic exist?")
         for name in brokers:
             try:
                 address = await self._delivery.address(topic, QueueRef(topic, name, 0))
@@ -457,7 +446,7 @@ class Producer:
         raise failure
 
     async def queues(self, topic: str) -> list[QueueRef]:
-        """Return the queues of a topic that can be written, in the order that `select` sees.
+        """Return the writable queues of a topic, in the order that `select` gets.
 
         Raises:
             NoRouteError: no broker serves the topic, and none would create it.
@@ -465,9 +454,9 @@ class Producer:
         self._check_running()
         check_topic(topic)
         queues = (await self._delivery.rotation(with_namespace(self.session.namespace, topic))).queues
-        return [self._without_namespace(queue) for queue in queues]
+        return [queue_without_namespace(self.session.namespace, queue) for queue in queues]
 
-    # ---------------------------------------------------------------------------------------------------- the parts
+    # ------------------------------------------------------------------------------------------------ steps of a send
 
     def _check_running(self) -> None:
         if not self._running:
@@ -480,7 +469,7 @@ class Producer:
         namespace = self.session.namespace
         topic = message.topic
         check_open_to_senders(topic)
-        if namespace is not None and not reply:  # replies go to the cluster's own topic, whoever asked
+        if namespace is not None and not reply:  # the reply topic belongs to the cluster and has no namespace
             topic = with_namespace(namespace, topic)
             properties[names.INSTANCE_ID] = namespace
         message_id = properties[names.UNIQUE_ID] = self.session.message_ids.next()
@@ -488,15 +477,15 @@ class Producer:
         return Outbound(topic, message.body, text, message_id, sys_flag, message.flag, reply=reply)
 
     async def _compress(self, outbound: Outbound) -> None:
-        if not outbound.batch:  # brokers take batches apart, and would have to unpack them first
+        if not outbound.batch:  # brokers split batches, and would have to decompress them first
             outbound.body, compressed = await self._packing.pack(outbound.body)
             outbound.sys_flag |= compressed
 
     def _choice(self, message: Message, queue: QueueRef | None, select: Select | None) -> Choose | None:
-        """Return how the queue is chosen, or None where any will do."""
+        """Return the function that chooses the queue, or None for any queue."""
         if queue is not None:
             if select is not None:
-                raise InvalidMessageError("give one of queue and select")
+                raise InvalidMessageError("queue and select are both given: give only one")
             check_queue("queue", queue)
             fixed = self._with_namespace(message, queue)
             return lambda _: fixed
@@ -506,33 +495,32 @@ class Producer:
             if self.session.namespace is None:
                 return lambda queues: self._with_namespace(message, chosen_by(queues, message))
             return lambda queues: self._with_namespace(
-                message, chosen_by([self._without_namespace(queue) for queue in queues], message)
+                message,
+                chosen_by([queue_without_namespace(self.session.namespace, queue) for queue in queues], message),
             )
         if (key := message.sharding_key) is not None:
-            # As Apache's clients choose by hash, so that producers in both languages agree.
+            # The same hash as in Apache's clients, so that producers in Java and Python choose the same queue.
             number = abs(java_hash(key))
             return lambda queues: queues[number % len(queues)]
         return None
 
     def _with_namespace(self, message: Message, queue: QueueRef) -> QueueRef:
         if not isinstance(queue, QueueRef):
-            raise InvalidMessageError(f"a message goes to a QueueRef, and {queue!r} is none")
+            raise InvalidMessageError(f"select returned {queue!r}: expected one of the given queues")
         namespace = self.session.namespace
-        topic = with_namespace(namespace, queue.topic)
-        if topic != with_namespace(namespace, message.topic):
-            raise InvalidMessageError(f"a message of topic {message.topic} cannot go to a queue of {queue.topic}")
-        return queue if topic == queue.topic else QueueRef(topic, queue.broker_name, queue.queue_id)
-
-    def _without_namespace(self, queue: QueueRef) -> QueueRef:
-        topic = without_namespace(self.session.namespace, queue.topic)
-        return QueueRef(topic, queue.broker_name, queue.queue_id)
+        queue = queue_with_namespace(namespace, queue)
+        if queue.topic != with_namespace(namespace, message.topic):
+            raise InvalidMessageError(
+                f"the queue is of topic {queue.topic} and the message of topic {message.topic}: expected the same topic"
+            )
+        return queue
 
     def _send(
         self, outbound: Outbound, message: Message, choose: Choose | None, timeout_s: float | None
     ) -> Coroutine[Any, Any, SendResult]:
-        """Return what delivers a message: for most, no more than that, since each step on the way costs every send."""
+        """Return the coroutine that delivers a message. The common case skips compression and trace to be fast."""
         timeout_s = self._send_timeout_s if timeout_s is None else timeout_s
-        if self._tracer is None and len(outbound.body) < self._packing.from_bytes:
+        if self._trace is None and len(outbound.body) < self._packing.from_bytes:
             return self._delivery.deliver(outbound, choose, timeout_s)
         return self._compress_and_trace(outbound, message, choose, timeout_s)
 
@@ -541,42 +529,39 @@ class Producer:
     ) -> SendResult:
         await self._compress(outbound)
         result = await self._delivery.deliver(outbound, choose, timeout_s)
-        if self._tracer is not None:
-            self._trace_send(self._tracer, outbound, message, result)
+        if self._trace is not None and result.trace_on:
+            for record in self._sent_records(outbound, message, result):
+                self._trace.tracer.add(record)
         return result
 
-    def _trace_send(self, tracer: Tracer, outbound: Outbound, message: Message, result: SendResult) -> None:
-        """Note a send for whoever looks for the message later; of a batch, for each of its messages."""
-        if not result.trace_on:
-            return
+    def _sent_records(self, outbound: Outbound, message: Message, result: SendResult) -> Iterator[Sent]:
+        """Return the trace record of a send; of a batch, one for each of its messages."""
         cost_s = self._clock.monotonic() - outbound.began_at
         offset_ids = result.offset_id.split(",")
         message_ids = outbound.message_id.split(",")
-        for place, message_id in enumerate(message_ids):
-            tracer.add(
-                Sent(
-                    at_ms=int((self._clock.wall() - cost_s) * 1000),
-                    region=result.region or DEFAULT_REGION,
-                    group=without_namespace(self.session.namespace, self.group),
-                    topic=message.topic,
-                    message_id=message_id,
-                    tag=message.tag,
-                    keys=message.keys,
-                    store_host=self.session.routes.address(result.queue.broker_name) or "",
-                    body_bytes=len(outbound.body) // len(message_ids),
-                    cost_ms=int(cost_s * 1000),
-                    kind=kind_of(split_properties(outbound.properties)),
-                    offset_id=offset_ids[place] if len(offset_ids) == len(message_ids) else result.offset_id,
-                    success=result.ok,
-                )
+        for index, message_id in enumerate(message_ids):
+            yield Sent(
+                at_ms=int((self._clock.wall() - cost_s) * 1000),
+                region=result.region or DEFAULT_REGION,
+                group=without_namespace(self.session.namespace, self.group),
+                topic=message.topic,
+                message_id=message_id,
+                tag=message.tag,
+                keys=message.keys,
+                store_host=self.session.routes.address(result.queue.broker_name) or "",
+                body_bytes=len(outbound.body) // len(message_ids),
+                cost_ms=int(cost_s * 1000),
+                kind=kind_of(split_properties(outbound.properties)),
+                offset_id=offset_ids[index] if len(offset_ids) == len(message_ids) else result.offset_id,
+                success=result.ok,
             )
 
     def _trace_recall(self, topic: str, recall_handle: str, region: str | None, *, success: bool) -> None:
-        if self._tracer is None:
+        if self._trace is None:
             return
         namespace = self.session.namespace
-        with suppress(FieldError):  # a handle that nobody can read is of no message
-            self._tracer.add(
+        with suppress(FieldError):  # a damaged handle identifies no message
+            self._trace.tracer.add(
                 Recalled(
                     at_ms=int(self._clock.wall() * 1000),
                     region=region or DEFAULT_REGION,
@@ -589,33 +574,23 @@ class Producer:
 
     async def _batches(
         self, messages: Sequence[Message], queue: QueueRef | None, select: Select | None
-    ) -> list[tuple[Choose | None, list[tuple[int, str, BatchItem]]]]:
-        """Cut messages into batches: each to one queue, and none too long."""
-        queues = (await self._delivery.rotation(with_namespace(self.session.namespace, messages[0].topic))).queues
-        open_parts: dict[QueueRef | None, list[tuple[int, str, BatchItem]]] = {}
-        sizes: dict[QueueRef | None, int] = {}
-        cut: list[tuple[QueueRef | None, list[tuple[int, str, BatchItem]]]] = []
-        for place, message in enumerate(messages):
+    ) -> list[tuple[QueueRef | None, list[BatchEntry]]]:
+        namespace = self.session.namespace
+        queues = (await self._delivery.rotation(with_namespace(namespace, messages[0].topic))).queues
+        entries: list[tuple[QueueRef | None, BatchEntry]] = []
+        for index, message in enumerate(messages):
             self._packing.check(message.body)
             choose = self._choice(message, queue, select)
-            target = choose(queues) if choose is not None else None
             properties = message.to_properties()
             message_id = properties[names.UNIQUE_ID] = self.session.message_ids.next()
-            if self.session.namespace is not None:
-                properties[names.INSTANCE_ID] = self.session.namespace
+            if namespace is not None:
+                properties[names.INSTANCE_ID] = namespace
             item = BatchItem(message.body, write_properties(properties).encode(), message.flag)
-            size = 22 + len(item.body) + len(item.raw_properties)
-            if target in open_parts and sizes[target] + size > self._batch_bytes_max:
-                del open_parts[target]
-            if target not in open_parts:
-                open_parts[target], sizes[target] = [], 0
-                cut.append((target, open_parts[target]))
-            open_parts[target].append((place, message_id, item))
-            sizes[target] += size
-        return [(_always(target), part) for target, part in cut]
+            entries.append((None if choose is None else choose(queues), BatchEntry(index, message_id, item)))
+        return split_batches(entries, self._batch_bytes_max)
 
     async def _prepare_for_replies(self, topic: str) -> None:
-        """Make ourselves known to every broker through which a reply can come."""
+        """Send heartbeats to every broker that may deliver the reply."""
         topic = with_namespace(self.session.namespace, topic)
         routes = self.session.routes
         await self._delivery.rotation(topic)
@@ -625,12 +600,12 @@ class Producer:
             try:
                 await routes.find(replies)
             except NoRouteError as error:
-                log.info("replies may not come: %s", error)
+                log.info("reply topic not found topic=%s cause=%s", replies, error)
         if unknown:
             await self.session.send_heartbeats()
             self._replies.ready |= unknown
 
-    # -------------------------------------------------------------------------------------- what the session asks
+    # --------------------------------------------------------------------------------------------- heartbeat source
 
     def producer_groups(self) -> Iterable[str]:
         return (self.group,)
@@ -642,9 +617,26 @@ class Producer:
         return self._delivery.topics
 
 
-def _no_message(given: object, name: str = "message") -> ArgumentError:
-    return ArgumentError(f"{name} is a skyroute.Message: {given!r} is none")
+def _not_a_message(given: object, name: str = "message") -> ArgumentError:
+    return ArgumentError(f"{name} is {given!r}: expected a skyroute.Message")
 
 
 def _always(queue: QueueRef | None) -> Choose | None:
     return None if queue is None else lambda _: queue
+
+
+class TraceProducer:
+    """A producer of the trace topic, and the tracer that uses it."""
+
+    def __init__(self, session: Session, topic: str) -> None:
+        self._producer = Producer(TRACE_GROUP, session=session)
+        self.tracer = Tracer(self._producer.send, topic=topic)
+
+    async def start(self) -> None:
+        await self._producer.start()
+        self.tracer.start()
+
+    async def stop(self) -> None:
+        """Send the remaining records."""
+        await self.tracer.stop()
+        await self._producer.stop()

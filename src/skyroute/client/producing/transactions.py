@@ -5,11 +5,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from skyroute.client.consuming.push.threads import Threads
 from skyroute.client.errors import ArgumentError
 from skyroute.client.results import SendResult
 from skyroute.client.session.session import Session
-from skyroute.client.trace import DEFAULT_REGION, Tracer, TransactionEnded
+from skyroute.client.threads import Threads
+from skyroute.client.trace.records import DEFAULT_REGION, TransactionEnded
+from skyroute.client.trace.tracer import Tracer
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message, StoredMessage
 from skyroute.message.message_id import decode_offset_id
@@ -41,7 +42,7 @@ def as_outcome(name: str, said: object) -> TransactionOutcome:
         ArgumentError: it has said something else.
     """
     if not isinstance(said, TransactionOutcome):
-        raise ArgumentError(f"{name} is a function that returns a skyroute.TransactionOutcome: it returned {said!r}")
+        raise ArgumentError(f"{name} returned {said!r}: expected a skyroute.TransactionOutcome")
     return said
 
 

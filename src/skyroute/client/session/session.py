@@ -75,7 +75,7 @@ RequestHandler = Callable[[Request, str], Awaitable[Response | None]]
 """Answers what the broker at an address asks; None: it is not for me, or wants no answer."""
 
 
-class Member(Protocol):
+class HeartbeatSource(Protocol):
     """A producer or consumer, as its session sees it."""
 
     def producer_groups(self) -> Iterable[str]:
@@ -107,7 +107,7 @@ class ClientArguments(TypedDict, total=False):
     client_ip: str | None
     request_timeout_s: float
     connect_timeout_s: float
-    poll_interval_s: float
+    route_poll_interval_s: float
     """How often routes are asked for again."""
     watch_routes: bool
     """Have the name server tell of changed routes at once, if it can: ours do."""
@@ -136,7 +136,7 @@ class Session:
         client_ip: str | None = None,
         request_timeout_s: float = 3.0,
         connect_timeout_s: float = 3.0,
-        poll_interval_s: float = 30.0,
+        route_poll_interval_s: float = 30.0,
         watch_routes: bool = True,
         heartbeat_interval_s: float = 30.0,
         clock: Clock | None = None,
@@ -152,7 +152,7 @@ class Session:
         check_times(
             request_timeout_s=request_timeout_s,
             connect_timeout_s=connect_timeout_s,
-            poll_interval_s=poll_interval_s,
+            route_poll_interval_s=route_poll_interval_s,
             heartbeat_interval_s=heartbeat_interval_s,
         )
         check_flags(vip_channel=vip_channel, watch_routes=watch_routes, keeps_default=keeps_default)
@@ -186,7 +186,7 @@ class Session:
         """Whether requests are signed, which those written ahead cannot be."""
         self._tls = _tls_context(tls)
         self._connect_timeout_s = connect_timeout_s
-        self._poll_interval_s = poll_interval_s
+        self._route_poll_interval_s = route_poll_interval_s
         self._heartbeat_interval_s = heartbeat_interval_s
         self._channels: dict[str, Channel] = {}
         """The connections that take new requests, by address."""
@@ -194,7 +194,7 @@ class Session:
         """These, and those whose peer has said that it goes away."""
         self._connecting: dict[str, asyncio.Task[Channel]] = {}
         self._handlers: dict[int, list[RequestHandler]] = {}
-        self._members: list[Member] = []
+        self._members: list[HeartbeatSource] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._answering = 0
         self._close_log, self._silent = LogBackoff(), LogBackoff()
@@ -415,7 +415,7 @@ class Session:
         if channel is not None and not channel.closed:
             return channel
         if not isinstance(address, str):
-            raise ArgumentError(f"address is 'host:port': {address!r} is not")
+            raise ArgumentError(f"address is {address!r}: expected 'host:port'")
         if not self._running:
             raise NotRunningError("it is not running: use `async with`, or call `start` first")
         task = self._connecting.get(address)
@@ -508,7 +508,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------------ members, heartbeats
 
-    def join(self, member: Member) -> None:
+    def join(self, member: HeartbeatSource) -> None:
         """Name a member's groups in heartbeats and keep its routes fresh from now on.
 
         Raises:
@@ -525,7 +525,7 @@ class Session:
         if self.watch is not None:
             self.watch.look()
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: HeartbeatSource) -> None:
         """Tell the brokers that a member is gone. They find out by themselves if this fails."""
         if member not in self._members:
             return
@@ -594,7 +594,7 @@ class Session:
     async def _poll_routes(self) -> None:
         """Bring news of routes by asking again and again, as Apache's clients do."""
         while True:
-            await asyncio.sleep(self._poll_interval_s)
+            await asyncio.sleep(self._route_poll_interval_s)
             for topic in self.used_topics():
                 try:
                     await self.routes.refresh(topic)
@@ -606,7 +606,7 @@ class Session:
                     self._stale.works_again(topic)
 
 
-def _roles(member: Member) -> list[tuple[str, str]]:
+def _roles(member: HeartbeatSource) -> list[tuple[str, str]]:
     """Return what a member is, and in which groups."""
     return [
         *(("producer", group) for group in member.producer_groups()),

@@ -17,7 +17,7 @@ from skyroute.client.admin import Admin
 from skyroute.client.admin.messages import MessageNotFoundError, MessageTrack, Tracking
 from skyroute.client.errors import NoBrokerError, NoRouteError
 from skyroute.client.producing.producer import Producer
-from skyroute.client.trace import (
+from skyroute.client.trace.records import (
     ConsumeEnded,
     ConsumeStarted,
     Recalled,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from skyroute.client.consuming import queues as calls
+from skyroute.client.consuming import queue_calls as calls
 from skyroute.client.errors import NoRouteError
 from skyroute.client.producing.queue_selection import subscribe_queues
 from skyroute.client.session.session import Session

@@ -25,22 +25,22 @@ async def yields_asynchronously(message: object) -> AsyncIterator[object]:
 
 @pytest.mark.parametrize("handler", [takes_nothing, takes_two])
 def test_a_function_that_cannot_take_a_message_is_refused(handler: object) -> None:
-    with pytest.raises(TypeError, match="a handler is called with one argument"):
-        HandlerCall.of(handler, takes_list=False)  # type: ignore[arg-type]  # that is the slip
+    with pytest.raises(TypeError, match="expected a function of one argument"):
+        HandlerCall.of(handler, takes_list=False)  # type: ignore[arg-type]  # invalid on purpose
 
 
 @pytest.mark.parametrize("handler", [yields, yields_asynchronously])
 def test_a_generator_is_refused_as_it_would_never_run(handler: object) -> None:
-    with pytest.raises(TypeError, match="must not `yield`"):
-        HandlerCall.of(handler, takes_list=False)  # type: ignore[arg-type]  # that is the slip
+    with pytest.raises(TypeError, match="would never run because of `yield`"):
+        HandlerCall.of(handler, takes_list=False)  # type: ignore[arg-type]  # invalid on purpose
 
 
 @pytest.mark.parametrize("handler", [print, [].append, functools.partial(takes_two, _more=1), lambda *_: None, max])
-def test_whatever_can_take_a_message_is_a_handler(handler: object) -> None:
+def test_every_function_of_one_argument_is_a_handler(handler: object) -> None:
     assert HandlerCall.of(handler, takes_list=False).function is handler  # type: ignore[arg-type]  # not a known type
 
 
-def test_a_wish_survives_the_way_to_another_process() -> None:
-    wish = RetryLater(5, from_index=2)
-    copy = pickle.loads(pickle.dumps(wish))
-    assert (copy.delay_level, copy.from_index, str(copy)) == (5, 2, str(wish))
+def test_retry_later_can_be_pickled() -> None:
+    retry = RetryLater(5, from_index=2)
+    copy = pickle.loads(pickle.dumps(retry))
+    assert (copy.delay_level, copy.from_index, str(copy)) == (5, 2, str(retry))

@@ -1,4 +1,4 @@
-"""What a consumer subscribes to, who handles it, and what brokers were told."""
+"""Subscriptions of a push consumer: handlers, versions, and what heartbeats announced."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 from skyroute.client.consuming.push.handlers import HandlerCall
 from skyroute.client.consuming.push.subscriptions import Subscriptions
-from skyroute.client.consuming.push.threads import Threads
 from skyroute.client.consuming.subscription import sql
 from skyroute.client.errors import ClientError
+from skyroute.client.threads import Threads
 from skyroute.message.errors import InvalidNameError, TagExpressionError
 from skyroute.message.message import StoredMessage
-from tests.unit.client.push.test_backlog import message
+from tests.unit.client.push.test_message_buffer import message
 
 
 async def handle(_message: StoredMessage) -> None: ...
@@ -34,8 +34,8 @@ def test_topics_bear_the_namespace_for_brokers_and_not_for_handlers() -> None:
 def test_a_version_grows_even_if_the_clock_does_not() -> None:
     subscriptions = Subscriptions(None, takes_list=False)
     subscriptions.put("T", "*", handle, 100)
-    subscriptions.touch("T", 100)
-    subscriptions.touch("T", 50)
+    subscriptions.raise_version("T", 100)
+    subscriptions.raise_version("T", 50)
     found = subscriptions.find("T")
     assert found is not None
     assert found.version == 102
@@ -43,37 +43,37 @@ def test_a_version_grows_even_if_the_clock_does_not() -> None:
     assert subscriptions.all[0].version == 103
 
 
-def test_pulls_use_the_version_that_brokers_were_told() -> None:
+def test_pulls_use_the_version_of_the_last_heartbeat() -> None:
     subscriptions = Subscriptions(None, takes_list=False)
     subscriptions.put("T", "*", handle, 100)
-    assert subscriptions.told_version("T") == 0
-    told = subscriptions.all
-    subscriptions.touch("T", 200)
-    subscriptions.mark_told(told)
-    assert subscriptions.told_version("T") == 100
+    assert subscriptions.announced_version("T") == 0
+    announced = subscriptions.all
+    subscriptions.raise_version("T", 200)
+    subscriptions.mark_announced(announced)
+    assert subscriptions.announced_version("T") == 100
     subscriptions.remove("T")
-    subscriptions.mark_told(told)
-    assert subscriptions.told_version("T") == 0
+    subscriptions.mark_announced(announced)
+    assert subscriptions.announced_version("T") == 0
 
 
 def test_either_all_have_handlers_or_none() -> None:
     subscriptions = Subscriptions(None, takes_list=False)
     subscriptions.put("A", "*", handle, 1)
-    with pytest.raises(ClientError, match="both B and A"):
+    with pytest.raises(ClientError, match="some of the topics B, A have a handler"):
         subscriptions.put("B", "*", None, 1)
     subscriptions.put("A", "*", None, 1)
     subscriptions.put("B", "*", None, 1)
     assert not subscriptions.has_handlers
 
 
-def test_what_cannot_be_is_refused_at_once() -> None:
+def test_an_invalid_subscription_is_refused_and_not_kept() -> None:
     subscriptions = Subscriptions(None, takes_list=False)
     with pytest.raises(InvalidNameError):
         subscriptions.put("no such name!", "*", handle, 1)
     with pytest.raises(TagExpressionError):
         subscriptions.put("T", "||", handle, 1)
     with pytest.raises(TypeError, match="function"):
-        subscriptions.put("T", "*", "handle", 1)  # type: ignore[arg-type]  # that is the point
+        subscriptions.put("T", "*", "handle", 1)  # type: ignore[arg-type]  # invalid on purpose
     assert subscriptions.topics == ()
 
 
@@ -95,11 +95,11 @@ class PlainObject:
         (lambda _message: None, False),
     ],
 )
-def test_async_handlers_are_told_from_plain_ones(handler: HandlerCall, is_async: bool) -> None:
+def test_async_handlers_are_recognised(handler: HandlerCall, is_async: bool) -> None:
     assert HandlerCall.of(handler, takes_list=False).is_async is is_async  # type: ignore[arg-type]  # of all kinds
 
 
-async def test_a_plain_function_may_return_something_to_wait_for() -> None:
+async def test_a_plain_function_may_return_an_awaitable() -> None:
     seen: list[StoredMessage] = []
 
     async def later(found: StoredMessage) -> None:

@@ -1,4 +1,4 @@
-"""The application's functions that messages are given to, and what they can say of a message."""
+"""The application's message handlers, and what they may return or raise."""
 
 import inspect
 from collections.abc import Awaitable, Callable
@@ -7,13 +7,13 @@ from enum import Enum
 from typing import Any
 
 from skyroute.client.arguments import COUNT_MAX, check_counts
-from skyroute.client.consuming.push.threads import Threads
 from skyroute.client.errors import ArgumentError
+from skyroute.client.threads import Threads
 from skyroute.message.message import StoredMessage
 
 
 class ConsumeResult(Enum):
-    """What a handler may return; nothing at all is success too.
+    """What a handler may return; None is success too.
 
     Examples:
         >>> async def handle(message: StoredMessage) -> ConsumeResult:
@@ -22,30 +22,30 @@ class ConsumeResult(Enum):
 
     SUCCESS = "success"
     RETRY = "retry"
-    """Give it to me, or to another member, again later."""
+    """Deliver the message again later, to any member."""
 
 
-class RetryLater(Exception):  # noqa: N818 - a handler's wish, not an error of anybody's
-    """Raised by a handler that wants its message again later, and has more to say about it than `ConsumeResult.RETRY`.
+class RetryLater(Exception):  # noqa: N818 - a request of the handler, not an error
+    """Raised by a handler to get its message again later, at a chosen delay.
 
-    `delay_level` is one of the broker's delay steps, from 1; 0 lets the broker choose, later and later with each try;
-    -1 makes it a dead letter at once. Of a batch, the messages before `from_index` are consumed.
+    `delay_level` is one of the broker's delay levels, from 1; with 0 the broker chooses, longer with each retry; -1
+    makes it a dead letter at once. Of a batch, the messages before `from_index` are consumed.
 
     Examples:
         >>> async def handle(message: StoredMessage) -> None:
         ...     if not await accounts.is_open():
         ...         raise RetryLater(delay_level=5)
 
-    An ordered consumer gives a message again after `suspend_s` whatever the level, unless that is -1.
+    An ordered consumer retries after `suspend_s` at any level except -1.
 
     Raises:
-        ArgumentError: one is no whole number, or too small.
+        ArgumentError: one is not a whole number, or too small.
     """
 
     def __init__(self, delay_level: int = 0, *, from_index: int = 0) -> None:
         check_counts(-1, COUNT_MAX, delay_level=delay_level)
         check_counts(0, COUNT_MAX, from_index=from_index)
-        super().__init__(f"again later: delay_level={delay_level} from_index={from_index}")
+        super().__init__(f"retry later: delay_level={delay_level} from_index={from_index}")
         self.delay_level = delay_level
         self.from_index = from_index
 
@@ -60,12 +60,12 @@ def _retry_later(delay_level: int, from_index: int) -> RetryLater:
 MessageHandler = Callable[[StoredMessage], ConsumeResult | Awaitable[ConsumeResult | None] | None]
 BatchHandler = Callable[[list[StoredMessage]], ConsumeResult | Awaitable[ConsumeResult | None] | None]
 Handler = MessageHandler | BatchHandler
-"""Takes one message, or, if the consumer's `batch_size` is more than 1, a list. A plain function runs in a thread."""
+"""Takes one message, or a list if the consumer's `batch_size` is more than 1. A plain function runs in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerCall:
-    """How to call a handler."""
+    """A handler, and how to call it."""
 
     function: Callable[[Any], Any]
     is_async: bool
@@ -73,34 +73,36 @@ class HandlerCall:
 
     @classmethod
     def of(cls, handler: Handler, *, takes_list: bool) -> "HandlerCall":
-        """Look at a handler.
+        """Check a handler.
 
         Raises:
-            ArgumentError: it cannot be called with one message, or one list of them; or it is a generator.
+            ArgumentError: it cannot be called with one argument, or is a generator.
         """
         if not callable(handler):
-            raise ArgumentError(f"handler is a function that takes a message, not {handler!r}")
+            raise ArgumentError(f"handler is {handler!r}: expected a function that takes a message")
         if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-            raise ArgumentError(f"a handler must not `yield`, as it would never run: {handler!r}")
+            raise ArgumentError(f"handler is {handler!r}, which would never run because of `yield`: remove it")
         try:
             signature = inspect.signature(handler)
-        except ValueError:  # what is written in C may not say how it is called
+        except ValueError:  # functions written in C may have no signature
             signature = None
         if signature is not None:
             try:
                 signature.bind(None)
             except TypeError as error:
-                raise ArgumentError(f"a handler is called with one argument, and {handler!r} is not: {error}") from None
+                raise ArgumentError(
+                    f"handler is {handler!r}: expected a function of one argument, the message or the list ({error})"
+                ) from None
         is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 - an object whose call is async is to be seen as such
+            getattr(handler, "__call__", None)  # noqa: B004 - finds objects with an async __call__
         )
         return cls(handler, is_async, takes_list)
 
     async def run(self, messages: list[StoredMessage], threads: Threads) -> Any:
-        """Call the handler, and return or raise what it does.
+        """Call the handler, and return or raise its result.
 
         Raises:
-            ExitError: it ran in a thread, and was left as one leaves a program, by sys.exit() or the like.
+            ExitError: it ran in a thread and raised SystemExit or the like.
         """
         argument = messages if self.takes_list else messages[0]
         if self.is_async:

@@ -1,11 +1,11 @@
-"""What becomes of a message that a handler failed: the broker is asked to deliver it again, later."""
+"""Requests the redelivery of failed messages from brokers."""
 
 import logging
 import random
 from typing import Final
 
 from skyroute.client.consuming.push.settings import ConsumerSettings
-from skyroute.client.errors import NoBrokerError, NoRouteError, refusal
+from skyroute.client.errors import NoRouteError, no_master, refusal
 from skyroute.client.producing.queue_selection import publish_queues
 from skyroute.client.session.session import Session
 from skyroute.errors import SkyrouteError
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 SEND_BACK_TIMEOUT_S: Final = 5.0
 TIMED_OUT_LEVEL: Final = 3
-"""The delay level of a message whose handler took too long."""
+"""The delay level of a message whose handler timed out."""
 DEAD_LETTER_LEVEL: Final = -1
 FIRST_LEVEL: Final = 3
-"""The delay level of the first retry; each further one has the next."""
+"""The delay level of the first retry; each retry increases it by one."""
 
 
 class Redelivery:
-    """Asks brokers to deliver messages of one group again."""
+    """Sends failed messages of one group back to brokers."""
 
     def __init__(self, session: Session, settings: ConsumerSettings) -> None:
         self._session = session
@@ -41,14 +41,14 @@ class Redelivery:
         self._retry_topic = retry_topic(settings.group)
 
     async def send_back(self, message: StoredMessage, delay_level: int) -> bool:
-        """Have a message delivered again after a while, and return whether a broker has promised to.
+        """Request the redelivery of a message, and return whether a broker accepted it.
 
-        Level 0 lets the broker choose by how often it was tried; -1 makes it a dead letter at once.
+        With level 0 the broker chooses the delay by the number of retries; -1 makes it a dead letter at once.
         """
         try:
-            # A static topic's queues have no broker of that name.
+            # The broker name of a static topic's queue is logical: no such broker exists.
             if not message.broker_name.startswith(LOGICAL_BROKER_PREFIX):
-                await self._ask_its_broker(message, delay_level)
+                await self._send_to_its_broker(message, delay_level)
                 return True
         except SkyrouteError as error:
             log.warning(
@@ -56,10 +56,10 @@ class Redelivery:
             )
         return await self.send_to_retry_topic(message, delay_level)
 
-    async def _ask_its_broker(self, message: StoredMessage, delay_level: int) -> None:
+    async def _send_to_its_broker(self, message: StoredMessage, delay_level: int) -> None:
         address = self._session.routes.address(message.broker_name)
         if address is None:
-            raise NoBrokerError(f"no route knows where the master of {message.broker_name} is")
+            raise no_master(message.broker_name)
         request = encode_send_back(
             self._settings.group,
             log_position=message.log_position,
@@ -72,9 +72,9 @@ class Redelivery:
         await self._session.ask(address, request, SEND_BACK_TIMEOUT_S)
 
     async def send_to_retry_topic(self, message: StoredMessage, delay_level: int = 0) -> bool:
-        """Send a copy to where the group's retries wait, and return whether a broker has it.
+        """Send a copy to the retry topic of the group, and return whether a broker stored it.
 
-        A broker makes it a dead letter if it was tried too often, or if the group's queues are locked.
+        A broker makes it a dead letter after the last retry, or if the queues of the group are locked.
         """
         try:
             await self._send_copy(message, delay_level)
@@ -91,12 +91,14 @@ class Redelivery:
     async def _send_copy(self, message: StoredMessage, delay_level: int) -> None:
         queues = publish_queues(self._retry_topic, await self._session.routes.find(self._retry_topic))
         if not queues:
-            raise NoRouteError(f"{self._retry_topic} has no queue that can be written")
+            raise NoRouteError(
+                f"topic {self._retry_topic} has no writable queue: check its permission and its brokers' masters"
+            )
         queue = random.choice(queues)
         address = self._session.routes.address(queue.broker_name)
         if address is None:
-            raise NoBrokerError(f"no route knows where the master of {queue.broker_name} is")
-        # Tried more often than allowed: that makes it a dead letter.
+            raise no_master(queue.broker_name)
+        # A maximum of 0 retries makes it a dead letter.
         times_max = 0 if delay_level == DEAD_LETTER_LEVEL else self._settings.reconsume_times_max
         request = encode_send(
             CLIENT_INNER_PRODUCER_GROUP,

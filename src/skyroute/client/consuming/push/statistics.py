@@ -1,4 +1,4 @@
-"""How fast a consumer is with one topic. Pure: the time is an argument."""
+"""Consume statistics of one topic: rates and average times. Pure: the time is an argument."""
 
 from collections import deque
 from typing import Final
@@ -6,13 +6,13 @@ from typing import Final
 from skyroute.wire.calls.consumers import ConsumePace
 
 SAMPLE_S: Final = 10.0
-"""How often the counters are looked at."""
+"""How often the counters are sampled."""
 MINUTE_SAMPLES: Final = 6
 HOUR_SAMPLES: Final = 360
 
 
 class ConsumeStatistics:
-    """Counts what is fetched, consumed and failed, and remembers enough to say how much of it was lately."""
+    """Counters of pulled, consumed and failed messages, with samples of the last hour."""
 
     __slots__ = ("_samples", "consumed", "failed", "handled_s", "handlings", "pull_s", "pulled", "pulls")
 
@@ -30,11 +30,11 @@ class ConsumeStatistics:
         return now, self.consumed, self.failed, self.handlings, self.handled_s, self.pulls, self.pulled, self.pull_s
 
     def sample(self, now: float) -> None:
-        """Remember how things stand."""
+        """Add a sample of all counters."""
         self._samples.append(self._now(now))
 
-    def pace(self, now: float) -> ConsumePace:
-        """Return averages over about the last minute, and how many failed in about the last hour."""
+    def rates(self, now: float) -> ConsumePace:
+        """Return averages over about the last minute, and the failures of about the last hour."""
         current = self._now(now)
         before = self._samples[max(0, len(self._samples) - MINUTE_SAMPLES)]
         seconds, consumed, failed, handlings, handled_s, pulls, pulled, pull_s = (

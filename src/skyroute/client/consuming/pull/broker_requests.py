@@ -1,9 +1,9 @@
-"""What brokers ask of a consumer that reads when it is told to."""
+"""Handles the requests that brokers send to a pull consumer."""
 
 from collections.abc import Callable, Mapping
 
-from skyroute.client.consuming.broker_requests import GroupAnswers
-from skyroute.client.consuming.read_ahead import QueueReader, ReadAhead
+from skyroute.client.consuming.broker_requests import BrokerRequests
+from skyroute.client.consuming.pull.prefetch import Prefetch, QueueReader
 from skyroute.client.consuming.subscription import StartPosition
 from skyroute.client.session.session import Session
 from skyroute.message.queue_ref import QueueRef
@@ -11,52 +11,48 @@ from skyroute.wire.calls import consumers
 from skyroute.wire.calls.clients import ConsumeType, MessageModel, Subscription
 
 
-class PullConsumerAnswers(GroupAnswers):
-    """Answers brokers for one consumer that is polled. Requests about other groups are left to others."""
+class PullBrokerRequests(BrokerRequests):
+    """Handles the requests about one pull consumer."""
 
     def __init__(
         self,
         session: Session,
         group: str,
-        ahead: ReadAhead,
+        prefetch: Prefetch,
         subscriptions: Mapping[str, Subscription],
-        start_from: StartPosition,
+        start: StartPosition,
         *,
         on_members_changed: Callable[[], None],
     ) -> None:
-        super().__init__(session, group)
-        self._ahead = ahead
+        super().__init__(session, group, on_members_changed=on_members_changed)
+        self._prefetch = prefetch
         self._subscriptions = subscriptions
-        self._start_from = start_from
-        self._on_members_changed = on_members_changed
+        self._start = start
 
-    def look_for_queues(self) -> None:
-        self._on_members_changed()
-
-    def move(self, queue: QueueRef, offset: int) -> None:
-        reader = self._ahead.readers.get(queue)
+    def seek(self, queue: QueueRef, offset: int) -> None:
+        reader = self._prefetch.readers.get(queue)
         if reader is not None:
-            self._ahead.move(reader, offset)
+            self._prefetch.seek(reader, offset)
 
     def offsets(self, topic: str) -> Mapping[QueueRef, int]:
         return {
             queue: reader.processed
-            for queue, reader in self._ahead.readers.items()
+            for queue, reader in self._prefetch.readers.items()
             if queue.topic == topic and reader.processed is not None
         }
 
     def describe(self, now: float) -> consumers.RunningConsumer:
-        del now  # nothing here is counted by time
+        del now  # no value here depends on the time
         common = self.common_properties(ConsumeType.PULL, ordered=False, threads=1)
         return consumers.RunningConsumer(
             properties=common
             | {
                 "messageModel": MessageModel.CLUSTERING.value,
-                "consumeFromWhere": self._start_from.wire.value,
-                "pullBatchSize": str(self._ahead.bounds.pull_messages_max),
+                "consumeFromWhere": self._start.wire.value,
+                "pullBatchSize": str(self._prefetch.limits.pull_batch),
             },
             subscriptions=tuple(self._subscriptions.values()),
-            queues={queue: _described(reader) for queue, reader in sorted(self._ahead.readers.items())},
+            queues={queue: _described(reader) for queue, reader in sorted(self._prefetch.readers.items())},
             paces={topic: consumers.ConsumePace() for topic in self._subscriptions},
         )
 

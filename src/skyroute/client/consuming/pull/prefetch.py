@@ -1,4 +1,4 @@
-"""Reads queues ahead, each in a task of its own, and hands out what was read when it is asked for."""
+"""Prefetches messages: one task for each queue pulls into a buffer, and the application takes from the buffers."""
 
 import asyncio
 import logging
@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from skyroute.client.consuming import queues as calls
+from skyroute.client.consuming import queue_calls as calls
+from skyroute.client.consuming.intervals import Intervals
 from skyroute.client.consuming.subscription import TAG, read_messages
 from skyroute.client.errors import FlowControlError, InvalidParameterError, UnsupportedError
 from skyroute.client.session.session import Session
@@ -23,135 +24,133 @@ from skyroute.wire.calls.pull import PullAnswer, PullQuestion, PullStatus
 log = logging.getLogger(__name__)
 
 SUSPEND_S: Final = 20.0
-"""How long a broker may wait for a message before it answers that there is none."""
-
-FLOW_CONTROL_PAUSE_S: Final = 0.02
+"""How long a broker holds a long poll when there is no message."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAheadBounds:
-    """How much is read ahead. A queue at a bound is not read from: at most the answer to one pull goes beyond."""
+class PrefetchLimits:
+    """Flow control. A queue at a limit is not pulled: at most the messages of one pull exceed a limit."""
 
     messages_max: int
     queue_messages_max: int
     queue_bytes_max: int
-    pull_messages_max: int
+    pull_batch: int
 
 
 class QueueReader:
-    """One queue: what was read of it and not handed out yet, and how far it was read, handed out and processed."""
+    """One queue: its prefetched messages, and the offsets up to which it was pulled, taken and processed."""
 
     def __init__(self, queue: QueueRef, subscription: Subscription, *, is_shared: bool) -> None:
         self.queue = queue
-        """As brokers name it: with the namespace."""
+        """With the namespace."""
         self.subscription = subscription
         self.is_shared = is_shared
-        """The group's sharing gave it to us, and will take it away should its broker not have it any more."""
+        """Whether a rebalance assigned it, and removes it when its broker no longer has it."""
         self.next_pull: int | None = None
-        """Where to read on; None until it is known where to start."""
+        """Offset of the next pull; None until the start offset is known."""
         self.locating = asyncio.Lock()
         self.messages: deque[StoredMessage] = deque()
         self.bytes = 0
         self.unprocessed_from: int | None = None
-        """The first message that was handed out last: whether it was processed, nobody has said yet."""
+        """Offset of the first message that was taken and does not count as processed; None: all are processed."""
         self.is_paused = False
         self.room = asyncio.Event()
-        """Set when it may be possible to read on."""
+        """Set when the queue may be below its limits again."""
         self.task: asyncio.Task[Any] | None = None
         self.broker_id = MASTER_ID
         self.is_lite = True
-        """Its broker has a lane of its own for pulls of this kind; those before 5.0 have not."""
+        """Whether its broker knows LITE_PULL_MESSAGE; brokers before 5.0 do not."""
         self.is_failing = False
 
     @property
     def position(self) -> int | None:
-        """What comes next: the next message to be handed out, or where to read on."""
+        """Offset of the next message to take, or of the next pull."""
         return self.messages[0].queue_offset if self.messages else self.next_pull
 
     @property
     def processed(self) -> int | None:
-        """The offset up to which everything is processed."""
+        """The offset before which all messages are processed."""
         return self.position if self.unprocessed_from is None else self.unprocessed_from
 
     def stop(self) -> None:
-        """Read no more. What a pull under way brings is dropped."""
+        """Stop pulling. The result of a running pull is dropped."""
         if self.task is not None:
             self.task.cancel()
             self.task = None
 
 
-class ReadAhead:
-    """The queues of one consumer. Its owner adds and drops them; each is read from then on, once it is started."""
+class Prefetch:
+    """The queues of one consumer. The consumer adds and drops queues; each is pulled from `start` or `add` on."""
 
     def __init__(
         self,
         session: Session,
         group: str,
-        bounds: ReadAheadBounds,
+        limits: PrefetchLimits,
         *,
-        locate: Callable[[QueueRef], Awaitable[int]],
-        retry_interval_s: float,
+        find_start: Callable[[QueueRef], Awaitable[int]],
+        intervals: Intervals,
     ) -> None:
-        """`locate` says where to start with a queue; it raises if that cannot be known now."""
+        """`find_start` returns the start offset of a queue, or raises if it is not known now."""
         self.readers: dict[QueueRef, QueueReader] = {}
         self.buffered = 0
-        """How many messages wait to be handed out."""
+        """Number of prefetched messages of all queues."""
         self._session = session
         self._group = group
-        self.bounds = bounds
-        self._find_start = locate
-        self._retry_interval_s = retry_interval_s
+        self.limits = limits
+        self._find_start = find_start
+        self._intervals = intervals
         self._ready: deque[QueueReader] = deque()
-        """Those that have something to hand out, the next one in front."""
-        self._handed_out: list[QueueReader] = []
-        """Those whose messages were handed out last."""
+        """Readers with messages to take, the next one first."""
+        self._taken: list[QueueReader] = []
+        """Readers whose messages were taken and do not count as processed."""
         self._failures: dict[QueueReader, Exception] = {}
-        """Why some queues are not read any more."""
-        self._news = asyncio.Event()
-        """Something was read, or failed, or it is over: whoever waits looks again."""
+        """Readers that stopped because of an error, which the next `take` raises."""
+        self._changed = asyncio.Event()
+        """Set when messages arrive, a reader fails, or the consumer stops."""
         self._running = False
 
     def start(self) -> None:
-        """Read every queue there is, and every one to come."""
-        self._news = asyncio.Event()  # the one of an earlier start belongs to the event loop of that time
+        """Pull all queues."""
+        self._changed = asyncio.Event()  # after a restart, the consumer may run on another event loop
         self._running = True
         for reader in self.readers.values():
             self._begin(reader)
 
     def stop(self) -> None:
-        """Read no more, and let go who waits. How far each queue was processed can still be seen."""
+        """Stop pulling, and wake a waiting poll. The offsets of all readers stay readable."""
         self._running = False
         for reader in self.readers.values():
             reader.stop()
         self._failures.clear()
-        self._news.set()
+        self._changed.set()
 
     def clear(self) -> None:
-        """Forget all queues."""
+        """Drop all queues."""
         for reader in list(self.readers.values()):
             self.drop(reader)
-        self._handed_out.clear()
+        self._taken.clear()
 
-    # ------------------------------------------------------------------------------------------------- handing out
+    # ------------------------------------------------------------------------------------------------ take messages
 
-    async def until_news(self, timeout_s: float) -> None:
-        """Wait until there is something to hand out, or to raise, or it is over, or the time is."""
+    async def wait_for_messages(self, timeout_s: float) -> None:
+        """Wait until there are messages to take, an error to raise, the consumer stops, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, timeout_s)):
                 while not self._ready and not self._failures and self._running:
-                    self._news.clear()
-                    await self._news.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
 
-    def take(self, max_messages: int | None) -> list[StoredMessage]:
-        """Hand out what is there, queue after queue; the queue that was not emptied comes last next time.
+    def take(self, messages_max: int | None) -> list[StoredMessage]:
+        """Return prefetched messages, queue by queue. A queue with messages left comes last next time.
 
         Raises:
-            SkyrouteError: a queue cannot be read. It is tried again from now on.
+            SkyrouteError: a queue cannot be read. It is pulled again from now on.
         """
         if self._failures:
             self._raise_failure()
-        limit = self.buffered if max_messages is None else max_messages
-        was_full = self.buffered >= self.bounds.messages_max
+        limit = self.buffered if messages_max is None else messages_max
+        was_full = self.buffered >= self.limits.messages_max
         taken: list[StoredMessage] = []
         for _ in range(len(self._ready)):
             if len(taken) >= limit:
@@ -162,7 +161,7 @@ class ReadAhead:
             reader.bytes -= sum(message.record_bytes for message in messages)
             reader.unprocessed_from = messages[0].queue_offset
             reader.room.set()
-            self._handed_out.append(reader)
+            self._taken.append(reader)
             taken += messages
             if reader.messages:
                 self._ready.append(reader)
@@ -172,11 +171,11 @@ class ReadAhead:
                 reader.room.set()
         return taken
 
-    def take_as_processed(self) -> None:
-        """Count everything that was handed out as processed."""
-        for reader in self._handed_out:
+    def mark_processed(self) -> None:
+        """Count all messages that were taken as processed."""
+        for reader in self._taken:
             reader.unprocessed_from = None
-        self._handed_out.clear()
+        self._taken.clear()
 
     def _raise_failure(self) -> NoReturn:
         failures = dict(self._failures)
@@ -185,16 +184,16 @@ class ReadAhead:
             self._begin(reader)
         raise next(iter(failures.values()))
 
-    # ---------------------------------------------------------------------------------------------- which, and where
+    # ------------------------------------------------------------------------------------------ queues and positions
 
     def add(self, queue: QueueRef, subscription: Subscription, *, is_shared: bool) -> None:
-        """Read a queue from now on."""
+        """Pull a queue from now on."""
         reader = QueueReader(queue, subscription, is_shared=is_shared)
         self.readers[queue] = reader
         self._begin(reader)
 
     def drop(self, reader: QueueReader) -> None:
-        """Read a queue no more. Its reader still says how far it was processed."""
+        """Stop pulling a queue. Its reader keeps the offset up to which it was processed."""
         if self.readers.get(reader.queue) is not reader:
             return
         del self.readers[reader.queue]
@@ -203,13 +202,13 @@ class ReadAhead:
         self._discard_messages(reader)
         self._failures.pop(reader, None)
 
-    def move(self, reader: QueueReader, offset: int) -> None:
-        """Go on from this offset. What was read ahead is dropped, and so is what is on its way."""
+    def seek(self, reader: QueueReader, offset: int) -> None:
+        """Continue at this offset. Prefetched messages and the result of a running pull are dropped."""
         reader.next_pull, reader.unprocessed_from = offset, None
         self._restart(reader)
 
     def change_subscription(self, reader: QueueReader, subscription: Subscription) -> None:
-        """Read on with another expression, from the message that would be the next."""
+        """Continue with another filter at the next message to take."""
         before = reader.subscription
         reader.subscription = subscription
         if (before.expression, before.expression_type) != (subscription.expression, subscription.expression_type):
@@ -217,29 +216,29 @@ class ReadAhead:
             self._restart(reader)
 
     def pause(self, reader: QueueReader) -> None:
-        """Hand out nothing of a queue. What was read of it is kept."""
+        """Return no messages of a queue. Its prefetched messages are kept."""
         reader.is_paused = True
         if reader in self._ready:
             self._ready.remove(reader)
 
     def resume(self, reader: QueueReader) -> None:
-        """Hand out a queue again."""
+        """Return messages of a queue again."""
         reader.is_paused = False
         reader.room.set()
         if reader.messages and reader not in self._ready:
             self._ready.append(reader)
-            self._news.set()
+            self._changed.set()
 
     async def locate(self, reader: QueueReader) -> int:
-        """Return what comes next of a queue, and find out where to start if need be.
+        """Return the offset of the next message of a queue; determine its start offset first if needed.
 
         Raises:
-            ClientError, RemotingError: it cannot be known now.
+            ClientError, RemotingError: the start offset is not known now.
         """
         async with reader.locating:
             if reader.next_pull is None:
                 start = await self._find_start(reader.queue)
-                if reader.next_pull is None:  # else it was moved meanwhile
+                if reader.next_pull is None:  # else a seek has set it meanwhile
                     reader.next_pull = start
         return reader.next_pull if reader.position is None else reader.position
 
@@ -256,35 +255,35 @@ class ReadAhead:
         if reader in self._ready:
             self._ready.remove(reader)
 
-    # ------------------------------------------------------------------------------------------------------- reading
+    # --------------------------------------------------------------------------------------------------------- pulling
 
     def _begin(self, reader: QueueReader) -> None:
         if self._running and reader.task is None and self.readers.get(reader.queue) is reader:
-            reader.task = self._session.spawn(self._read(reader), name=f"reading of {reader.queue}")
+            reader.task = self._session.spawn(self._read(reader), name=f"prefetch of {reader.queue}")
 
     async def _read(self, reader: QueueReader) -> None:
-        """Read one queue ahead until it is stopped, or cannot be read."""
+        """Pull one queue until it is stopped, or fails with an error that a retry does not help."""
         while True:
-            await self._until_room(reader)
+            await self._wait_for_room(reader)
             try:
                 await self._read_once(reader)
             except FlowControlError:
-                await asyncio.sleep(FLOW_CONTROL_PAUSE_S)
+                await asyncio.sleep(self._intervals.flow_control_s)
             except SkyrouteError as error:
                 if not await self._recover(reader, error):
                     return
             except Exception as error:
-                log.exception("reading failed group=%s queue=%s", self._group, reader.queue)
+                log.exception("pull failed group=%s queue=%s", self._group, reader.queue)
                 self._fail(reader, error)
                 return
 
-    async def _until_room(self, reader: QueueReader) -> None:
-        bounds = self.bounds
+    async def _wait_for_room(self, reader: QueueReader) -> None:
+        limits = self.limits
         while (
             reader.is_paused
-            or len(reader.messages) >= bounds.queue_messages_max
-            or reader.bytes >= bounds.queue_bytes_max
-            or self.buffered >= bounds.messages_max
+            or len(reader.messages) >= limits.queue_messages_max
+            or reader.bytes >= limits.queue_bytes_max
+            or self.buffered >= limits.messages_max
         ):
             reader.room.clear()
             await reader.room.wait()
@@ -299,38 +298,37 @@ class ReadAhead:
             topic=reader.queue.topic,
             queue_id=reader.queue.queue_id,
             offset=reader.next_pull,
-            count_max=self.bounds.pull_messages_max,
+            count_max=self.limits.pull_batch,
             suspend_ms=round(SUSPEND_S * 1000),
             expression=subscription.expression,
             expression_type=subscription.expression_type,
-            # The question brings its expression along, so no broker has to tell which one is the newest, save one
-            # that keeps conditions compiled.
+            # The request contains the filter, so its version matters only to brokers that keep compiled SQL filters.
             subscription_version=0 if subscription.expression_type == TAG else subscription.version,
             lite=reader.is_lite,
             broker_name=reader.queue.broker_name,
         )
         answer = await calls.pull(self._session, question, broker_id=reader.broker_id)
-        if reader.task is asyncio.current_task():  # else it was moved, or dropped, and this is from elsewhere
-            self._take_in(reader, answer, question.offset)
+        if reader.task is asyncio.current_task():  # else the queue was dropped, or a seek made this result obsolete
+            self._receive(reader, answer, question.offset)
 
-    def _take_in(self, reader: QueueReader, answer: PullAnswer, asked: int) -> None:
+    def _receive(self, reader: QueueReader, answer: PullAnswer, asked: int) -> None:
         if reader.is_failing:
             reader.is_failing = False
-            log.info("reading works again group=%s queue=%s", self._group, reader.queue)
+            log.info("pull works again group=%s queue=%s", self._group, reader.queue)
         if answer.status is PullStatus.OFFSET_ILLEGAL:
             log.warning(
-                "offset moved group=%s queue=%s from=%d to=%d min=%d max=%d",
+                "offset corrected group=%s queue=%s from=%d to=%d min=%d max=%d",
                 *(self._group, reader.queue, asked, answer.next_offset, answer.min_offset, answer.max_offset),
             )
         next_offset = answer.next_offset
         if answer.status is PullStatus.FOUND:
             messages, next_offset = read_messages(answer, reader.queue, reader.subscription, asked, skips_damage=False)
-            # A batch that is stored as one record comes whole, also when its first messages were read before.
-            self._keep(reader, [message for message in messages if message.queue_offset >= asked])
+            # A batch in one record is returned whole, even if its first messages were read before.
+            self._store(reader, [message for message in messages if message.queue_offset >= asked])
         reader.next_pull = next_offset
         reader.broker_id = answer.suggested_broker_id
 
-    def _keep(self, reader: QueueReader, messages: list[StoredMessage]) -> None:
+    def _store(self, reader: QueueReader, messages: list[StoredMessage]) -> None:
         if not messages:
             return
         namespace = self._session.namespace
@@ -341,25 +339,25 @@ class ReadAhead:
         reader.messages += messages
         reader.bytes += sum(message.record_bytes for message in messages)
         self.buffered += len(messages)
-        self._news.set()
+        self._changed.set()
 
     async def _recover(self, reader: QueueReader, error: SkyrouteError) -> bool:
-        """Wait and return True if trying again may help; else keep the failure for who takes next."""
+        """Wait and return True if a retry may help; else keep the error for the next `take`."""
         if isinstance(error, UnsupportedError) and reader.is_lite:
             reader.is_lite = False
             return True
         is_outdated = isinstance(error, InvalidParameterError) and reader.is_shared
         if not (error.retryable or is_outdated):
-            log.warning("reading refused group=%s queue=%s cause=%s", self._group, reader.queue, error)
+            log.warning("pull refused group=%s queue=%s cause=%s", self._group, reader.queue, error)
             self._fail(reader, error)
             return False
         if not reader.is_failing:
             reader.is_failing = True
-            log.warning("reading interrupted group=%s queue=%s cause=%s", self._group, reader.queue, error)
+            log.warning("pull failed group=%s queue=%s cause=%s", self._group, reader.queue, error)
         reader.broker_id = MASTER_ID
-        await asyncio.sleep(self._retry_interval_s)
+        await asyncio.sleep(self._intervals.failed_pull_s)
         if error.stale_route or is_outdated:
-            with suppress(SkyrouteError):  # the old route is as good as none, and the next try says so again
+            with suppress(SkyrouteError):  # the next pull fails again with the same error
                 await self._session.routes.refresh(reader.queue.topic)
         return True
 
@@ -367,4 +365,4 @@ class ReadAhead:
         if reader.task is asyncio.current_task():
             reader.task = None
             self._failures[reader] = error
-            self._news.set()
+            self._changed.set()

@@ -1,7 +1,7 @@
-"""Threads for what would block the event loop.
+"""Daemon threads for the application's plain functions, which would block the event loop.
 
-`concurrent.futures` waits for its threads when the process ends, so one handler that never returns would keep the
-process from ever ending. These threads are left behind instead.
+`concurrent.futures` joins its threads when the process exits, so a handler that never returns would keep the process
+alive. These threads do not.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 
 class ExitError(RuntimeError):
-    """A function was left as one leaves a program, by sys.exit() or the like, which is its cause.
+    """A function in a thread raised SystemExit or the like, which is the cause of this error.
 
-    No future can hold that: the event loop would be left as well.
+    A future cannot hold SystemExit itself: the event loop would end.
     """
 
 
@@ -30,7 +30,7 @@ class _Job(NamedTuple):
 
 
 class Threads:
-    """So many threads at most, each started when there is work for it. Used from one event loop."""
+    """A bounded number of threads, each started when it is first needed. Used from one event loop."""
 
     def __init__(self, count_max: int, name: str) -> None:
         self._count_max = count_max
@@ -38,11 +38,11 @@ class Threads:
         self._numbers = itertools.count(1)
         self._started = 0
         self._busy = 0
-        """Jobs that no thread has done yet."""
+        """Jobs that are not finished."""
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function in a thread and return what it returns. Cancelled, it no longer waits; the thread goes on."""
+        """Call a function in a thread and return its result. A cancellation ends the wait, not the thread."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._busy += 1
@@ -53,7 +53,7 @@ class Threads:
         return await future
 
     def stop(self) -> None:
-        """Let the threads end once they are done with what they do now."""
+        """Let each thread end after its current job."""
         for _ in range(self._started):
             self._jobs.put(None)
 
@@ -62,16 +62,16 @@ class Threads:
             result, error = None, None
             try:
                 result = job.context.run(job.function, *job.arguments)
-            except Exception as raised:  # noqa: BLE001 - whoever waits for the result gets it
+            except Exception as raised:  # noqa: BLE001 - the caller gets it
                 error = raised
-            except BaseException as raised:  # noqa: BLE001 - a handler that calls sys.exit() must not end our thread
-                error = ExitError(f"it ended with {type(raised).__name__}: {raised}")
+            except BaseException as raised:  # noqa: BLE001 - sys.exit() must not end the thread
+                error = ExitError(f"the function raised {type(raised).__name__}: {raised}")
                 error.__cause__ = raised
             if isinstance(error, StopIteration):
-                error = _with_cause("it raised StopIteration, which no future can hold", error)
-            with suppress(RuntimeError):  # the loop may be gone by now
+                error = _with_cause("the function raised StopIteration, which a future cannot hold", error)
+            with suppress(RuntimeError):  # the loop may be closed by now
                 job.loop.call_soon_threadsafe(self._deliver, job.future, result, error)
-            del job, result, error  # the next job may be long in coming, and a message may be large
+            del job, result, error  # so that no large message stays in memory until the next job
 
     def _deliver(self, future: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
         self._busy -= 1
@@ -85,5 +85,5 @@ class Threads:
 
 def _with_cause(text: str, cause: BaseException) -> RuntimeError:
     error = RuntimeError(text)
-    error.__cause__ = cause  # where in the handler it came from
+    error.__cause__ = cause  # with the traceback of the handler
     return error

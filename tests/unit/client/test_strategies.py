@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyroute.client.consuming.rebalance import (
+from skyroute.client.consuming.strategies import (
     AVERAGE,
     Average,
     AverageByCircle,
@@ -142,7 +142,7 @@ def test_on_the_ring_a_member_that_leaves_moves_only_its_own_queues(
 
 
 def test_a_ring_without_nodes_is_refused() -> None:
-    with pytest.raises(ClientError, match="virtual_nodes is a whole number, from 1 to 100000: 0"):
+    with pytest.raises(ClientError, match="virtual_nodes is 0: expected a whole number, from 1 to 100000"):
         ConsistentHash(virtual_nodes=0)
 
 

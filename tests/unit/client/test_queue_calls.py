@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from skyroute.client.consuming import queues as calls
+from skyroute.client.consuming import queue_calls as calls
 from skyroute.client.consuming.subscription import StartPosition
 from skyroute.client.errors import NoBrokerError, NoPermissionError, NoRouteError
 from skyroute.client.session.session import Session

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from skyroute.client.consuming.push.threads import Threads
+from skyroute.client.threads import Threads
 
 
 async def test_a_function_runs_in_a_thread_of_its_own() -> None:
@@ -82,7 +82,7 @@ async def test_a_cancelled_caller_leaves_the_thread_behind() -> None:
 def test_a_thread_that_never_ends_does_not_keep_the_process() -> None:
     program = (
         "import asyncio, threading\n"
-        "from skyroute.client.consuming.push.threads import Threads\n"
+        "from skyroute.client.threads import Threads\n"
         "async def main():\n"
         "    started = threading.Event()\n"
         "    def hang(): started.set(); threading.Event().wait()\n"

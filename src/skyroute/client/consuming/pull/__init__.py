@@ -1,0 +1,1 @@
+"""The pull consumer's parts: prefetching and the requests that brokers send."""
