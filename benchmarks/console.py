@@ -50,7 +50,7 @@ PAGES: Final = {
 
 
 def fill(folder: Path, topics: int) -> None:
-    """Write what a broker knows before it starts, as it would have kept it."""
+    """Write what a broker has on disk before it starts."""
     (folder / "config").mkdir(parents=True)
     queues = {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "topicFilterType": "SINGLE_TAG"}
     names = [f"Topic-{number:05}" for number in range(topics)]

@@ -211,7 +211,7 @@ def test_up_has_a_console_that_shows_its_cluster_and_its_journal(environment: di
         (["--console-port", "{taken}"], "127.0.0.1:{taken} is not to be had: choose another port with --console-port"),
         (
             ["--console-port", "0", "--bind", "0.0.0.0"],
-            "nobody can: add somebody with `skyroute console user NAME --role operator --data {folder}/data/console`",
+            "has no users: add one with `skyroute console user NAME --role operator --data {folder}/data/console`",
         ),
     ],
 )
