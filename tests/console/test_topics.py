@@ -10,13 +10,14 @@ from skyroute.blocking import Admin, Producer
 from skyroute.client.admin.groups import END
 from skyroute.client.session.session import Session
 from skyroute.console.server import Console
-from skyroute.testing import Cluster
+from skyroute.testing import Cluster, cluster
 from skyroute.testing.threads import LoopThread
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.topics import encode_write_permission
 from tests.support.browsing import Serve, check_accessible
 
 MANY = 60
+LISTED_MS = 2_000
 GROUP = "abacus"
 """Its retry topic contains %ab, which looks like an escape in an address."""
 
@@ -202,3 +203,20 @@ def test_a_retry_topic_is_shown_in_chinese_on_a_narrow_screen(page: Page, consol
     page.get_by_role("link", name="路由与诊断").click()
     expect(page.get_by_text("未发现问题。")).to_be_visible()
     check_accessible(page)
+
+
+def test_a_topic_of_a_first_message_appears_in_the_empty_list(page: Page, serve: Serve) -> None:
+    """Without a reload, and long before the next poll of topics, which is after 30 seconds."""
+    with cluster() as own:
+        console = serve(own.name_server_address)
+        page.goto(f"{console.url}topics?q=Second")
+        expect(page.get_by_text("No topics match.")).to_be_visible()
+        page.goto(f"{console.url}topics")
+        expect(page.get_by_text("No topics yet.")).to_be_visible()
+        check_accessible(page)
+        with Producer("shop", own.name_server_address) as producer:
+            producer.send(Message("First", b"coffee"))
+            expect(page.get_by_role("link", name="First", exact=True)).to_be_visible(timeout=LISTED_MS)
+            producer.send(Message("Second", b"tea"))
+            expect(page.get_by_role("link", name="Second", exact=True)).to_be_visible(timeout=LISTED_MS)
+        expect(page.get_by_text("Name servers differ")).to_have_count(0)

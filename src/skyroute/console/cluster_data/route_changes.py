@@ -53,7 +53,7 @@ class RouteChanges:
                     raise refusal(response, address)
                 answer = decode_watch_answer(response)
             except SkyrouteError as error:
-                log.info("watch failed address=%s reason=%s", address, error)
+                log.debug("watch failed address=%s reason=%s", address, error)
                 continue
             self._address, self._bookmark = address, answer.now
             return None if answer.compacted else frozenset(topic for each in answer.changes for topic in each.topics)
