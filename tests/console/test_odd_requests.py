@@ -5,10 +5,10 @@ from http import HTTPStatus
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from skyroute.console.server import Console
-from tests.support.browsing import app_of, token_in
+from tests.support.browsing import token_in
 
 DIGITS = "9" * 5_000
 """More digits than Python converts to a number."""
@@ -86,22 +86,17 @@ def test_the_language_can_be_changed_before_confirming(page: Page, console: Cons
 
 def test_a_hidden_page_closes_its_connection(page: Page, console: Console) -> None:
     """Browsers open six connections to a server: a seventh page would not load."""
-    state = app_of(console).state
+
+    def is_live(request: Request) -> bool:
+        return request.url == f"{console.url}live"
 
     def show(hidden: str) -> None:
         page.evaluate(f"Object.defineProperty(document, 'hidden', {{value: {hidden}, configurable: true}})")
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
-    def wait_for(connections: int) -> None:
-        for _ in range(100):
-            if state.live.total() == connections:
-                return
-            page.wait_for_timeout(50)
-        pytest.fail(f"{state.live.total()} connections are open, not {connections}")
-
-    page.goto(console.url)
-    wait_for(1)
-    show("true")
-    wait_for(0)
-    show("false")
-    wait_for(1)
+    with page.expect_request(is_live):
+        page.goto(console.url)
+    with page.expect_event("requestfailed", is_live):
+        show("true")
+    with page.expect_request(is_live):
+        show("false")

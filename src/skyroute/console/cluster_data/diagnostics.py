@@ -276,9 +276,9 @@ def diagnose_routes(
     configs: Mapping[str, TopicConfig],
     facts: ClusterFacts,
 ) -> list[Finding]:
-    """Compare what name servers say of a topic, by their address, with each other and with what its brokers say.
+    """Compare a topic's routes, by name server address, with each other and with its settings on brokers.
 
-    `routes` and `views` are of the same name servers; who has_password no route has None.
+    `routes` and `views` have the same name servers; the route of one without the topic is None.
     """
     queues = [each for route in routes.values() if route is not None for each in route.queues]
     names = {each.broker_name for each in queues}

@@ -61,7 +61,7 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NameServerView:
-    """The response of one name server, or why there is none."""
+    """The response of one name server, or its error."""
 
     address: str
     view: ClusterView | None = None
@@ -307,7 +307,7 @@ class ClusterMonitor:
         return routes
 
     async def _note_topics(self, routes: Mapping[tuple[str, str], TopicRoute | None]) -> None:
-        """Add topics to, and remove them from, what the snapshot says each name server knows."""
+        """Add and remove topics in the name servers' views of the snapshot."""
         async with self._snapshot_lock:
             servers = []
             for server in self.snapshot.name_servers:
@@ -326,7 +326,7 @@ class ClusterMonitor:
     async def _read_groups(self, brokers: Collection[str]) -> dict[str, Mapping[str, GroupConfig]]:
         """Return all groups, those of some brokers read again.
 
-        Not a single group: an Apache broker creates a group when it is asked for it.
+        All groups of a broker: an Apache broker creates a single group when it is queried.
         """
         groups = {group: dict(configs) for group, configs in self.inventory.groups.items()}
         masters = self.snapshot.masters

@@ -22,8 +22,8 @@ class NameServerRow(NamedTuple):
     """A name server, and the brokers and topics that only others know."""
 
     server: NameServerView
-    lacks_brokers: Names
-    lacks_topics: Names
+    missing_brokers: Names
+    missing_topics: Names
 
     @property
     def brokers(self) -> int:
@@ -36,12 +36,14 @@ class NameServerDifferences(NamedTuple):
 
     servers: list[NameServerRow]
     others: list[Difference]
-    """In what they say of brokers that all of them know."""
+    """Differing values for brokers that all of them know."""
 
     @property
     def found(self) -> bool:
         """Whether there are any."""
-        return bool(self.others) or any(each.lacks_brokers.total or each.lacks_topics.total for each in self.servers)
+        return bool(self.others) or any(
+            each.missing_brokers.total or each.missing_topics.total for each in self.servers
+        )
 
 
 def find_differences(servers: Iterable[NameServerView]) -> NameServerDifferences:

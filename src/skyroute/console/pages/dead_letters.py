@@ -35,10 +35,10 @@ LISTED_MAX: Final = 5
 async def dead_letters(request: Request) -> Response:
     """Show the groups that have a dead-letter queue, or the messages of one."""
     context = context_of(request)
-    asked = {name: value.strip() for name, value in request.query_params.items()}
-    group = asked.get("group", "")
+    params = {name: value.strip() for name, value in request.query_params.items()}
+    group = params.get("group", "")
     if not group:
-        wanted = asked.get("q", "").lower()
+        wanted = params.get("q", "").lower()
         groups = [
             name
             for topic in sorted(topics_of(context.monitor.snapshot))
@@ -46,8 +46,8 @@ async def dead_letters(request: Request) -> Response:
         ]
         paging = Paging(len(groups), page_number(request))
         return context.render(request, "dead_letters.html", groups=groups[paging.start : paging.stop], paging=paging)
-    begin_ms, end_ms = typed_span(asked, context.clock.wall())
-    before = parse_position(asked["before"]) if asked.get("before") else None
+    begin_ms, end_ms = typed_span(params, context.clock.wall())
+    before = parse_position(params["before"]) if params.get("before") else None
     try:
         queues = await _queues(context.admin, group)
     except (NoRouteError, ConsoleError) as error:
@@ -57,7 +57,7 @@ async def dead_letters(request: Request) -> Response:
         "dead_letters_of.html",
         group=group,
         topic=dead_letter_topic(group),
-        asked=asked,
+        params=params,
         found=await newest_first(context.admin, queues, begin_ms, end_ms, before),
         begin=in_field(begin_ms),
         end=in_field(end_ms),
@@ -81,9 +81,9 @@ async def export(request: Request) -> Response:
     """
     context = context_of(request)
     admin = context.admin
-    asked = {name: value.strip() for name, value in request.query_params.items()}
-    begin_ms, end_ms = typed_span(asked, context.clock.wall())
-    group = asked.get("group", "")
+    params = {name: value.strip() for name, value in request.query_params.items()}
+    begin_ms, end_ms = typed_span(params, context.clock.wall())
+    group = params.get("group", "")
     try:
         queues = await _queues(admin, group)
     except (NoRouteError, ConsoleError) as error:

@@ -65,11 +65,11 @@ async def history(request: Request) -> Response:
     context = context_of(request)
     if not context.journals.names:
         return context.render(request, "history_none.html")
-    asked = request.query_params
-    journal = asked.get("journal") or None
+    params = request.query_params
+    journal = params.get("journal") or None
     if journal is not None and journal not in context.journals.names:
         raise ConsoleError(f"unknown journal {journal!r} (expected one of {', '.join(context.journals.names)})")
-    topic, broker, kind = (asked.get(name, "").strip() or None for name in ("topic", "broker", "kind"))
+    topic, broker, kind = (params.get(name, "").strip() or None for name in ("topic", "broker", "kind"))
     since_ms, until_ms = _time_ms(context, request, "since"), _time_ms(context, request, "until")
     timeline = await context.journals.timeline(
         [journal] if journal else context.journals.names,
@@ -137,9 +137,9 @@ async def routes(request: Request) -> Response:
     names = context.journals.names
     if not names:
         return context.render(request, "history_none.html")
-    asked = request.query_params
-    name = asked.get("journal") or names[0]
-    topic, broker = (asked.get(field, "").strip() or None for field in ("topic", "broker"))
+    params = request.query_params
+    name = params.get("journal") or names[0]
+    topic, broker = (params.get(field, "").strip() or None for field in ("topic", "broker"))
     points = [_point(context, request, "at") or Point(time_ms=int(context.clock.wall() * 1000))]
     if other := _point(context, request, "than"):
         points.append(other)

@@ -29,18 +29,18 @@ BY_KEY_MAX: Final = 200
 async def messages(request: Request) -> Response:
     """Show the search form and the messages found."""
     context = context_of(request)
-    asked = {name: value.strip() for name, value in request.query_params.items()}
-    topic = asked.get("topic", "")
+    params = {name: value.strip() for name, value in request.query_params.items()}
+    topic = params.get("topic", "")
     found: Found | None = None
     failure: SkyrouteError | None = None
     begin_ms = end_ms = None
     try:
-        begin_ms, end_ms = typed_span(asked, context.clock.wall())
+        begin_ms, end_ms = typed_span(params, context.clock.wall())
         if topic:
-            found = await _search(context.admin, topic, asked, begin_ms, end_ms)
+            found = await _search(context.admin, topic, params, begin_ms, end_ms)
     except SkyrouteError as error:
         failure = error
-    if found and asked.get("id") and len(found.rows) == 1:
+    if found and params.get("id") and len(found.rows) == 1:
         row = found.rows[0]
         return context.redirect(
             f"/messages/{quote(topic, safe='')}/{quote(row.message_id, safe='')}?at={quote(str(row.position))}"
@@ -48,7 +48,7 @@ async def messages(request: Request) -> Response:
     return context.render(
         request,
         "messages.html",
-        asked=asked,
+        params=params,
         found=found,
         failure=failure,
         begin=in_field(begin_ms),
@@ -76,16 +76,16 @@ def _suggested(snapshot: ClusterSnapshot, typed: str) -> list[str]:
 
 
 async def _search(
-    admin: Admin, topic: str, asked: Mapping[str, str], begin_ms: int | None, end_ms: int | None
+    admin: Admin, topic: str, params: Mapping[str, str], begin_ms: int | None, end_ms: int | None
 ) -> Found:
-    if message_id := asked.get("id"):
+    if message_id := params.get("id"):
         return _all_of(await messages_with_id(admin, topic, message_id))
-    if key := asked.get("key"):
+    if key := params.get("key"):
         end_ms = FOREVER_MS if end_ms is None else end_ms
         return _all_of(
             await admin.messages_by_key(topic, key, count_max=BY_KEY_MAX, begin_ms=begin_ms or 0, end_ms=end_ms)
         )
-    broker, number = asked.get("broker"), asked.get("queue")
+    broker, number = params.get("broker"), params.get("queue")
     queues = [
         queue
         for queue in await admin.queues_of(topic)
@@ -93,7 +93,7 @@ async def _search(
     ]
     if not queues:
         raise ConsoleError(f"no queue of {topic} matches and is readable: check its route and its permission")
-    before = parse_position(asked["before"]) if asked.get("before") else None
+    before = parse_position(params["before"]) if params.get("before") else None
     return await newest_first(admin, queues, begin_ms, end_ms, before)
 
 
@@ -115,14 +115,14 @@ def _all_of(messages: list[StoredMessage]) -> Found:
     return Found(rows, len(rows), None, is_cut=False, queues=0, failures={})
 
 
-def typed_span(asked: Mapping[str, str], now_s: float) -> tuple[int | None, int | None]:
+def typed_span(params: Mapping[str, str], now_s: float) -> tuple[int | None, int | None]:
     """Return the begin and end that were typed, in milliseconds; None for an empty field.
 
     Raises:
         ConsoleError: one is not a time, or the end is not after the begin.
     """
-    begin_ms = read_time_ms(asked, "begin", "Stored from", now_s)
-    end_ms = read_time_ms(asked, "end", "Stored before", now_s)
+    begin_ms = read_time_ms(params, "begin", "Stored from", now_s)
+    end_ms = read_time_ms(params, "end", "Stored before", now_s)
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConsoleError("“Stored before” is not after “Stored from”: change one of them")
     return begin_ms, end_ms

@@ -25,7 +25,7 @@ from skyroute.errors import SkyrouteError
 
 RESULT_S: Final = 2.0
 """How long the page waits for the result; after that it shows that the comparison is running."""
-COMPARING_S_MAX: Final = 300.0
+COMPARISON_S_MAX: Final = 300.0
 TABS = (("", translatable("State")), ("settings", translatable("Settings")))
 
 
@@ -52,14 +52,12 @@ class ComparisonTask:
 
     async def _compare(self, admin: Admin) -> None:
         try:
-            async with asyncio.timeout(COMPARING_S_MAX):
+            async with asyncio.timeout(COMPARISON_S_MAX):
                 self.result = await compare_name_servers(admin)
         except SkyrouteError as error:
             self.failure = str(error)
         except TimeoutError:
-            self.failure = (
-                f"the comparison did not finish within {COMPARING_S_MAX:.0f} s: try again when the cluster is less busy"
-            )
+            self.failure = f"the comparison did not finish within {COMPARISON_S_MAX:.0f} s: try again later"
 
 
 def _comparison(request: Request) -> ComparisonTask:
@@ -85,7 +83,7 @@ async def name_servers(request: Request) -> Response:
     return context.render(
         request,
         "cluster_name_servers.html",
-        differences_now=find_differences(context.monitor.snapshot.name_servers),
+        server_differences=find_differences(context.monitor.snapshot.name_servers),
         comparison=comparison,
         differences=differences[paging.start : paging.stop],
         tabs=TABS,

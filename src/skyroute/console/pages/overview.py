@@ -54,7 +54,7 @@ async def overview(request: Request) -> Response:
         full=[load.broker for load in loads if load.disk_nearly_full],
         damaged=[load.broker for load in loads if load.damaged_ranges],
         names_shown=NAMES_SHOWN,
-        differences_now=find_differences(monitor.snapshot.name_servers),
+        server_differences=find_differences(monitor.snapshot.name_servers),
     )
 
 
