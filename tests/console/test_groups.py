@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from skyroute import Message, StartPosition, StoredMessage
 from skyroute.blocking import Admin, Consumer, Producer
-from skyroute.testing import Cluster
+from skyroute.testing import Cluster, cluster
 from skyroute.wire.calls.groups import GroupConfig
 from tests.support.apache import eventually
 from tests.support.browsing import Serve, check_accessible
@@ -219,3 +219,15 @@ def test_producers_are_found_by_group_and_topic(page: Page, url: str, busy: Clus
         check_accessible(page)
     page.goto(f"{url}/groups?tab=producers&group=unknown&topic=Orders")
     expect(page.get_by_role("status")).to_contain_text("No producers found.")
+
+
+def test_a_new_group_appears_in_the_open_list(page: Page, serve: Serve) -> None:
+    """Without a reload, and long before the next poll of groups, which is after 30 seconds."""
+    with cluster() as own, Admin(own.name_server_address) as admin:
+        admin.create_topic("Orders", cluster="DefaultCluster")
+        page.goto(f"{serve(own.name_server_address).url}groups")
+        expect(page.get_by_text("No consumer groups yet.")).to_be_visible()
+        with RunningConsumer("first", own.name_server_address, "*", 1):
+            row = page.locator("#groups tbody tr", has_text="first")
+            expect(row).to_contain_text("Push, clustering")
+        check_accessible(page)

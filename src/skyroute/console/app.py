@@ -128,11 +128,15 @@ async def live(request: Request) -> Response:
         open_pages[client] += 1
         try:
             yield "retry: 3000\n\n"
+            groups = set(monitor.inventory.groups)
             while not monitor.stopped:
                 try:
                     async with asyncio.timeout(KEEP_ALIVE_S):
                         await monitor.changed()
                     yield f"event: refresh\ndata: {monitor.snapshot.number}\n\n"
+                    if groups != monitor.inventory.groups.keys():  # a page that reads all brokers reloads for this only
+                        groups = set(monitor.inventory.groups)
+                        yield f"event: groups\ndata: {len(groups)}\n\n"
                 except TimeoutError:
                     yield ": keep-alive\n\n"
         finally:

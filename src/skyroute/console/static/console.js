@@ -43,7 +43,9 @@ function listen() {
     events = null;
   } else if (events === null) {
     events = new EventSource("/live");
-    events.addEventListener("refresh", refresh);
+    for (const name of ["refresh", "groups"]) {
+      events.addEventListener(name, () => htmx.trigger(document.body, name));
+    }
     events.addEventListener("error", () => {
       if (events?.readyState !== EventSource.CLOSED) return; // the browser reconnects
       events = null;
