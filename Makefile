@@ -20,7 +20,7 @@ DAMAGE_CASES ?= 1000000
 TESTS := $(wildcard tests/unit tests/model tests/network tests/adversity tests/packaging)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs test-console test-peers test-damage test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
+.PHONY: help setup demo test docs test-console texts test-peers test-damage test-floors test-spark compiled test-compiled format lint types imports bench-nameserver bench-client bench-broker bench-store bench-memory bench-metrics bench-console bench-attacks bench-pipeline ci clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,16 @@ docs: $(READY) ## these pages and the reference of our names as a web site in .c
 
 test-console: $(READY) ## the web pages, in a real Chromium; what they looked like at the end is in artifacts/console
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile tests/console
+
+# --keyword: translatable() marks a text that is translated later, done() a notice.
+LOCALE := src/skyroute/console/locale
+texts: $(READY) ## collect the texts of the console's pages and code into its .po catalogue, and compile it to .mo
+	@mkdir -p .cache
+	$(BIN)/pybabel --quiet extract --mapping pyproject.toml --keyword translatable --keyword translate --keyword done \
+		--sort-output --add-location file --output .cache/console.pot src/skyroute/console
+	$(BIN)/pybabel --quiet update --domain console --input-file .cache/console.pot --output-dir $(LOCALE) --width 120 \
+		--no-fuzzy-matching --ignore-obsolete --ignore-pot-creation-date
+	$(BIN)/pybabel --quiet compile --domain console --directory $(LOCALE) --statistics
 
 test-peers: $(READY) ## real Apache RocketMQ brokers, clients of four languages, tools; needs java, mvn, go, node and npm
 	$(BIN)/python -m pytest --quiet tests/peers

@@ -1,9 +1,9 @@
-"""How long does one wait for the console: its start, its pages over a large cluster, and the help of the command?
+"""Response times of the console: its start, its pages for a large cluster, and `skyroute --help`.
 
-Run from the repository's root: `python -m benchmarks.console`. The cluster is real, though nobody sends to it: one of
-our name servers, and 100 of our brokers in a few processes, each with the same 10,000 topics and 1,000 groups in its
-files. Pages are asked for over loopback, when the console has seen all of it, and while it goes on looking: what is
-measured is the time to the last byte. `README.md` says how to read it.
+Run from the repository's root: `python -m benchmarks.console`. The cluster is real but idle: one name server, and 100
+brokers in a few processes, each with the same 10,000 topics and 1,000 groups. Pages are requested over loopback after
+the console has read the cluster, while it continues to poll. The figure is the time to the last byte. `README.md` says
+how to read it.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ PAGE_S_MAX: Final = 0.2
 HELP_S_MAX: Final = 0.15
 PROCESSES: Final = 4
 GROUPS: Final = 1_000
-PATIENCE_S: Final = 600.0
+READ_S_MAX: Final = 600.0
 PAGES: Final = {
     "/": "overview",
     "/cluster": "brokers",
     "/topics": "first page of topics",
-    "/topics?q=Topic-07&page=3": "topics that are searched for",
+    "/topics?q=Topic-07&page=3": "topics found by a search",
     "/groups": "first page of groups",
 }
 
 
 def fill(folder: Path, topics: int) -> None:
-    """Write what a broker knows before it starts, as it would have kept it."""
+    """Write the topics and groups that a broker reads at its start."""
     (folder / "config").mkdir(parents=True)
     queues = {"readQueueNums": 4, "writeQueueNums": 4, "perm": 6, "topicFilterType": "SINGLE_TAG"}
     names = [f"Topic-{number:05}" for number in range(topics)]
@@ -61,7 +61,7 @@ def fill(folder: Path, topics: int) -> None:
 
 
 def run_brokers(root: Path, numbers: list[int], topics: int, name_server: str, parent: Connection) -> None:
-    """Be some brokers, until the other end of the pipe is closed."""
+    """Run some brokers until the other end of the pipe is closed."""
 
     async def serve() -> None:
         brokers = []
@@ -84,18 +84,18 @@ def run_brokers(root: Path, numbers: list[int], topics: int, name_server: str, p
         for broker in brokers:
             await broker.kill()
 
-    logging.disable(logging.WARNING)  # that a hundred of them on one machine are late now and then
+    logging.disable(logging.WARNING)  # a hundred brokers on one machine log late heartbeats
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve())
 
 
 @contextmanager
 def cluster(root: Path, brokers: int, topics: int) -> Iterator[str]:
-    """A name server and its brokers; its address."""
+    """Run a name server and its brokers; yield the name server's address."""
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         server = stack.enter_context(server_process(root / "ns"))
-        lines = []
+        pipes = []
         for first in range(PROCESSES):
             ours, theirs = spawn.Pipe()
             numbers = list(range(first, brokers, PROCESSES))
@@ -104,20 +104,20 @@ def cluster(root: Path, brokers: int, topics: int) -> Iterator[str]:
             theirs.close()
             stack.callback(process.join)
             stack.callback(ours.close)
-            lines.append(ours)
-        for line in lines:
-            line.recv()
+            pipes.append(ours)
+        for pipe in pipes:
+            pipe.recv()
         yield server.address
 
 
 @contextmanager
 def console(name_server: str, folder: Path) -> Iterator[tuple[httpx.Client, float]]:
-    """Start a console; somebody who asks it, and how long it took from the command to the first page."""
+    """Start a console; yield an HTTP client, and the time from the command to the first page."""
     port = free_port()
-    words = ("console", "-n", name_server, "--port", str(port), "--data", str(folder))
+    arguments = ("console", "-n", name_server, "--port", str(port), "--data", str(folder))
     began = time.perf_counter()
     with (
-        subprocess.Popen([*SKYROUTE, *words], stdout=subprocess.DEVNULL) as process,
+        subprocess.Popen([*SKYROUTE, *arguments], stdout=subprocess.DEVNULL) as process,
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         try:
@@ -128,7 +128,7 @@ def console(name_server: str, folder: Path) -> Iterator[tuple[httpx.Client, floa
                 except httpx.TransportError:
                     return False
 
-            eventually(first_page, "the console answers")
+            eventually(first_page, "the console responds")
             yield client, time.perf_counter() - began
         finally:
             process.terminate()
@@ -163,8 +163,8 @@ def measure(root: Path, rounds: int, brokers: int, topics: int) -> Iterator[Figu
         last = f"Topic-{topics - 1:05}"
         eventually(
             lambda: last in client.get("/topics", params={"q": last}).text.partition("<table")[2],
-            "all topics are seen",
-            timeout_s=PATIENCE_S,
+            "all topics are listed",
+            timeout_s=READ_S_MAX,
         )
         for number, (path, what) in enumerate(PAGES.items(), 4):
             answers = [timed(partial(client.get, path)) for _ in range(rounds * 4)]
@@ -174,10 +174,10 @@ def measure(root: Path, rounds: int, brokers: int, topics: int) -> Iterator[Figu
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.console", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--rounds", type=int, default=7, help="rounds of each figure; pages are asked for four times as often (7)"
+        "--rounds", type=int, default=7, help="rounds of each figure; pages are requested four times as often (7)"
     )
-    parser.add_argument("--brokers", type=int, default=100, help="how many brokers (100)")
-    parser.add_argument("--topics", type=int, default=10_000, help="how many topics each of them has (10000)")
+    parser.add_argument("--brokers", type=int, default=100, help="number of brokers (100)")
+    parser.add_argument("--topics", type=int, default=10_000, help="topics of each broker (10000)")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 if a target is not met")
     arguments = parser.parse_args()
     figures = []

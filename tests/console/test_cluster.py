@@ -1,6 +1,7 @@
-"""Brokers and name servers: looking at one, changing its settings, keeping producers away."""
+"""Brokers and name servers: their state, their settings, and disabling writes."""
 
 import shutil
+from http import HTTPStatus
 
 from playwright.sync_api import Page, expect
 
@@ -12,8 +13,8 @@ from skyroute.testing import Cluster, cluster
 from tests.support.browsing import Serve, check_accessible
 
 
-def test_finds_a_broker_and_shows_all_it_says_of_itself(page: Page, real_cluster: Cluster, console: Console) -> None:
-    """From the list, by a few letters, to the broker, and there to one line of its state."""
+def test_a_broker_is_found_and_its_state_shown(page: Page, real_cluster: Cluster, console: Console) -> None:
+    """Search the list, open the broker, and search its state."""
     page.goto(f"{console.url}cluster")
     rows = page.get_by_role("region", name="Brokers of DefaultCluster").locator("tbody tr")
     expect(rows).to_have_count(2)
@@ -29,14 +30,14 @@ def test_finds_a_broker_and_shows_all_it_says_of_itself(page: Page, real_cluster
     expect(state).to_have_count(1)
     expect(state).to_contain_text("bootTimestamp")
     check_accessible(page)
-    answer = page.goto(f"{console.url}cluster/nobody/7")
+    answer = page.goto(f"{console.url}cluster/unknown/7")
     assert answer is not None
-    assert answer.status == 404
-    expect(page.get_by_role("alert")).to_have_text("The name servers know no broker nobody with number 7")
+    assert answer.status == HTTPStatus.NOT_FOUND
+    expect(page.get_by_role("alert")).to_have_text("Broker unknown with id 7 is not registered")
 
 
-def test_shows_that_the_log_of_a_broker_is_damaged(page: Page, serve: Serve) -> None:
-    """On the overview, in the list, among brokers in trouble, and on the broker's own page."""
+def test_a_damaged_commit_log_is_shown(page: Page, serve: Serve) -> None:
+    """On the overview, in the list, and on the broker's page."""
     with cluster() as damaged:
         console = serve(damaged.name_server_address)
         page.goto(f"{console.url}cluster/broker-0/0")
@@ -52,7 +53,7 @@ def test_shows_that_the_log_of_a_broker_is_damaged(page: Page, serve: Serve) -> 
         with log.open("r+b") as file:
             file.seek(file.read(10_000).index(b"1" * 50))
             file.write(b"x")
-        shutil.rmtree(store / "index")  # so that the next start reads the whole log
+        shutil.rmtree(store / "index")  # the next start reads the whole log
         damaged.restart_broker()
         page.goto(f"{console.url}cluster?state=trouble")
         expect(page.get_by_role("region", name="Brokers of DefaultCluster").locator("tbody tr")).to_contain_text(
@@ -60,22 +61,22 @@ def test_shows_that_the_log_of_a_broker_is_damaged(page: Page, serve: Serve) -> 
         )
         check_accessible(page)
         page.goto(f"{console.url}")
-        expect(page.get_by_text("Brokers whose commit log is damaged: 1")).to_be_visible()
+        expect(page.get_by_text("Brokers with a damaged commit log: 1")).to_be_visible()
         page.goto(f"{console.url}cluster/broker-0/0")
-        expect(page.get_by_role("alert")).to_contain_text("Its commit log is damaged in 1 places (")
+        expect(page.get_by_role("alert")).to_contain_text("The commit log is damaged in 1 places (")
         check_accessible(page)
 
 
-def test_changes_a_setting_of_one_broker(page: Page, real_cluster: Cluster, console: Console) -> None:
-    """It is asked first; then that broker has it, and no other."""
+def test_a_setting_of_one_broker_is_changed(page: Page, real_cluster: Cluster, console: Console) -> None:
+    """After confirmation, that broker has the new value, and no other."""
     page.goto(f"{console.url}cluster/broker-0/0?tab=settings&q=maxMessageSize")
     page.get_by_role("link", name="Change maxMessageSize").click()
     page.get_by_role("textbox", name="maxMessageSize").fill("4194305")
     check_accessible(page)
     page.get_by_role("button", name="Change").click()
-    expect(page.get_by_text("Set maxMessageSize of the broker broker-0 to “4194305”?")).to_be_visible()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.get_by_role("status")).to_have_text("maxMessageSize of broker-0 is “4194305” now")
+    expect(page.get_by_text("Set maxMessageSize of broker broker-0 to “4194305”?")).to_be_visible()
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_role("status")).to_have_text("maxMessageSize of broker-0 set to “4194305”")
     expect(page.get_by_role("region", name="Settings").get_by_role("row", name="maxMessageSize")).to_contain_text(
         "4194305"
     )
@@ -87,19 +88,17 @@ def test_changes_a_setting_of_one_broker(page: Page, real_cluster: Cluster, cons
     ]
 
 
-def test_says_so_when_a_broker_passes_over_a_change(page: Page, console: Console) -> None:
-    """Brokers say yes to values that they cannot use: a visitor must not be told that it was done."""
+def test_a_change_that_a_broker_ignores_is_reported(page: Page, console: Console) -> None:
+    """Brokers accept values that they cannot use: the page must not report success."""
     page.goto(f"{console.url}cluster/broker-0/0?tab=settings&q=listenPort&change=listenPort")
     page.get_by_role("textbox", name="listenPort").fill("no number")
     page.get_by_role("button", name="Change").click()
-    page.get_by_role("button", name="Yes, do it").click()
+    page.get_by_role("button", name="Confirm").click()
     expect(page.get_by_role("alert")).to_contain_text("listenPort")
 
 
-def test_keeps_producers_away_from_a_broker_and_lets_them_back(
-    page: Page, real_cluster: Cluster, console: Console
-) -> None:
-    """Saying no to the question changes nothing; saying yes changes the routes of all name servers."""
+def test_writes_to_a_broker_are_disabled_and_enabled(page: Page, real_cluster: Cluster, console: Console) -> None:
+    """Cancel changes nothing; Confirm changes the routes of all name servers."""
 
     def writable() -> bool:
         with Admin(real_cluster.name_server_address) as admin:
@@ -107,41 +106,39 @@ def test_keeps_producers_away_from_a_broker_and_lets_them_back(
         return bool(queues.settings.permission & Permission.WRITE)
 
     page.goto(f"{console.url}cluster/broker-1/0")
-    page.get_by_role("button", name="Forbid writes").click()
-    page.get_by_role("link", name="No, go back").click()
+    page.get_by_role("button", name="Disable writes").click()
+    page.get_by_role("link", name="Cancel").click()
     assert writable()
-    page.get_by_role("button", name="Forbid writes").click()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.get_by_role("status")).to_contain_text("topics of broker-1 are not writable now")
-    expect(page.locator("dl.facts")).to_contain_text("no: its topics are not writable")
+    page.get_by_role("button", name="Disable writes").click()
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_role("status")).to_contain_text("topics of broker-1 disabled")
+    expect(page.locator("dl.facts")).to_contain_text("no: the name servers' routes are read-only")
     assert not writable()
-    page.get_by_role("button", name="Allow writes").click()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.get_by_role("button", name="Forbid writes")).to_be_visible()
+    page.get_by_role("button", name="Enable writes").click()
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_role("button", name="Disable writes")).to_be_visible()
     assert writable()
-    for name in ("Clean expired queues", "Clean unused topics"):
+    for name in ("Clean up expired consume queues", "Clean up unused topics"):
         page.get_by_role("button", name=name).click()
-        page.get_by_role("button", name="Yes, do it").click()
-        expect(page.get_by_role("status")).to_have_text("broker-1 has cleaned up")
+        page.get_by_role("button", name="Confirm").click()
+        expect(page.get_by_role("status")).to_have_text("broker-1 finished the cleanup")
 
 
-def test_changes_a_setting_of_all_name_servers(page: Page, real_cluster: Cluster, console: Console) -> None:
-    """One form for all of them."""
+def test_a_setting_of_all_name_servers_is_changed(page: Page, real_cluster: Cluster, console: Console) -> None:
     page.goto(f"{console.url}cluster/name-servers?tab=settings")
     page.get_by_role("link", name="Change returnOrderTopicConfigToBroker").click()
     page.get_by_role("textbox", name="returnOrderTopicConfigToBroker").fill("false")
     check_accessible(page)
     page.get_by_role("button", name="Change").click()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.get_by_role("status")).to_contain_text("of all name servers is “false” now")
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_role("status")).to_contain_text("of all name servers set to “false”")
     with Admin(real_cluster.name_server_address) as admin:
         settings = admin.name_server_settings().by_address.values()
     assert [each["returnOrderTopicConfigToBroker"] for each in settings] == ["false", "false"]
 
 
-def test_name_servers_that_agree_differ_in_nothing(page: Page, console: Console) -> None:
-    """A comparison without findings says what was compared."""
+def test_equal_name_servers_have_no_differences(page: Page, console: Console) -> None:
     page.goto(f"{console.url}cluster/name-servers")
     page.get_by_role("button", name="Compare now").click()
     expect(page.get_by_role("status")).to_contain_text("0 differences")
-    expect(page.get_by_role("status")).to_contain_text("of 2 name servers")
+    expect(page.get_by_role("status")).to_contain_text("across 2 name servers")

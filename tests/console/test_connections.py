@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def connect(sockets: ExitStack, console: Console, source: str = "127.0.0.1", sen
 
 
 def status_of(connection: socket.socket) -> int:
-    """Read one short answer."""
+    """Read one short response, and return its status."""
     answer = b""
     while b"ok\n" not in answer:
         received = connection.recv(4096)
@@ -63,8 +64,8 @@ def status_of(connection: socket.socket) -> int:
     return int(answer.split()[1])
 
 
-def ask(console: Console, source: str) -> tuple[int, float]:
-    """Ask as a browser does that has just been started, and return the status and how long it took."""
+def fetch(console: Console, source: str) -> tuple[int, float]:
+    """Send a request on a new connection; return the status and how long it took."""
     with ExitStack() as stack:
         begun = time.monotonic()
         status = status_of(connect(stack, console, source, WHOLE))
@@ -72,41 +73,41 @@ def ask(console: Console, source: str) -> tuple[int, float]:
 
 
 def is_closed(connection: socket.socket, timeout_s: float = 10.0) -> bool:
-    """Wait until the console has closed a connection, without reading what it sent before."""
+    """Wait until the console closes a connection, without reading from it."""
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(timeout_s * 1000))
 
 
 @pytest.mark.parametrize("sent", [HALF_HEADER, HALF_BODY, b""], ids=["header", "body", "nothing"])
-def test_many_half_requests_keep_nobody_out(serve: Serve, sockets: ExitStack, sent: bytes) -> None:
+def test_many_half_requests_do_not_block_other_clients(serve: Serve, sockets: ExitStack, sent: bytes) -> None:
     console = serve(NO_CLUSTER)
     for _ in range(MANY):
         connect(sockets, console, sent=sent)
     for source in ("127.0.0.1", "127.0.0.2"):
-        answers = [ask(console, source) for _ in range(3)]
-        assert [status for status, _ in answers] == [200, 200, 200]
-        assert min(took_s for _, took_s in answers) < 1.0  # of three, because the machine may be busy with other tests
+        answers = [fetch(console, source) for _ in range(3)]
+        assert [status for status, _ in answers] == [HTTPStatus.OK] * 3
+        assert min(took_s for _, took_s in answers) < 1.0  # the fastest: the machine may be busy with other tests
 
 
-def test_where_all_connections_are_taken_the_longest_waiting_one_goes(serve: Serve, sockets: ExitStack) -> None:
+def test_the_connection_that_waits_longest_is_closed_for_a_new_one(serve: Serve, sockets: ExitStack) -> None:
     console = limited(serve, connections_max=4)
     first, *others = [connect(sockets, console, sent=HALF_HEADER) for _ in range(4)]
-    assert status_of(connect(sockets, console, "127.0.0.2", WHOLE)) == 200
+    assert status_of(connect(sockets, console, "127.0.0.2", WHOLE)) == HTTPStatus.OK
     assert is_closed(first)
     for other in others:
         other.sendall(b"now whole\r\n\r\n")
-        assert status_of(other) == 200
+        assert status_of(other) == HTTPStatus.OK
 
 
-def test_what_is_being_answered_is_not_closed_for_others(serve: Serve, sockets: ExitStack) -> None:
+def test_a_connection_with_an_open_response_is_not_closed_for_others(serve: Serve, sockets: ExitStack) -> None:
     console = limited(serve, connections_max=3)
     live = [connect(sockets, console, sent=WHOLE.replace(b"/livez", b"/live")) for _ in range(2)]
     for stream in live:
         assert stream.recv(4096).startswith(b"HTTP/1.1 200")
     for _ in range(10):
         connect(sockets, console, sent=HALF_HEADER)
-    assert ask(console, "127.0.0.2")[0] == 200
+    assert fetch(console, "127.0.0.2")[0] == HTTPStatus.OK
     assert not any(is_closed(stream, timeout_s=0) for stream in live)
 
 
@@ -115,13 +116,13 @@ def test_one_client_cannot_hold_all_live_pages(
 ) -> None:
     monkeypatch.setattr(app, "LIVE_ADDRESS_MAX", 2)
     console = serve(NO_CLUSTER)
-    ask_live = WHOLE.replace(b"/livez", b"/live")
-    statuses = [connect(sockets, console, sent=ask_live).recv(4096).split()[1] for _ in range(3)]
+    live_request = WHOLE.replace(b"/livez", b"/live")
+    statuses = [connect(sockets, console, sent=live_request).recv(4096).split()[1] for _ in range(3)]
     assert statuses == [b"200", b"200", b"503"]
-    assert connect(sockets, console, "127.0.0.2", ask_live).recv(4096).split()[1] == b"200"
+    assert connect(sockets, console, "127.0.0.2", live_request).recv(4096).split()[1] == b"200"
 
 
-def test_a_trusted_proxy_brings_as_many_as_there_is_room_for(serve: Serve, sockets: ExitStack) -> None:
+def test_a_trusted_proxy_is_bound_by_the_total_only(serve: Serve, sockets: ExitStack) -> None:
     proxy = {"trusted_proxies": parse_networks("127.0.0.0/30")}
     console = limited(serve, proxy, address_connections_max=2)
     waiting = [connect(sockets, console, sent=HALF_HEADER) for _ in range(5)]
@@ -129,15 +130,15 @@ def test_a_trusted_proxy_brings_as_many_as_there_is_room_for(serve: Serve, socke
     assert is_closed(stranger[0])
     for connection in waiting:
         connection.sendall(b"now whole\r\n\r\n")
-        assert status_of(connection) == 200
+        assert status_of(connection) == HTTPStatus.OK
 
 
 @pytest.mark.parametrize("sent", [HALF_HEADER, b""], ids=["half", "nothing"])
-def test_a_header_has_its_time(serve: Serve, sockets: ExitStack, sent: bytes) -> None:
+def test_a_header_has_a_deadline(serve: Serve, sockets: ExitStack, sent: bytes) -> None:
     assert is_closed(connect(sockets, limited(serve, header_s=0.1), sent=sent))
 
 
-def test_a_header_has_its_time_even_if_bytes_keep_coming(serve: Serve, sockets: ExitStack) -> None:
+def test_a_header_has_a_deadline_even_if_bytes_keep_coming(serve: Serve, sockets: ExitStack) -> None:
     connection = connect(sockets, limited(serve, header_s=0.2, keep_alive_s=1), sent=HALF_HEADER)
     for _ in range(200):
         if is_closed(connection, timeout_s=0.02):
@@ -146,19 +147,17 @@ def test_a_header_has_its_time_even_if_bytes_keep_coming(serve: Serve, sockets: 
     pytest.fail("the connection is still open")
 
 
-def test_the_next_request_of_a_connection_has_its_time_too(serve: Serve, sockets: ExitStack) -> None:
+def test_the_next_request_of_a_connection_has_a_deadline_too(serve: Serve, sockets: ExitStack) -> None:
     connection = connect(sockets, limited(serve, header_s=0.1, keep_alive_s=1), sent=WHOLE)
     for _ in range(3):
-        assert status_of(connection) == 200
+        assert status_of(connection) == HTTPStatus.OK
         connection.sendall(WHOLE)
-    assert status_of(connection) == 200
+    assert status_of(connection) == HTTPStatus.OK
     connection.sendall(HALF_HEADER)
     assert is_closed(connection)
 
 
-def test_a_body_that_comes_too_slowly_is_not_waited_for(
-    serve: Serve, sockets: ExitStack, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_slow_body_closes_the_connection(serve: Serve, sockets: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     connection = connect(sockets, limited(serve, body_s=0.1), sent=HALF_BODY)
     for _ in range(200):
         if is_closed(connection, timeout_s=0.02):
@@ -169,7 +168,7 @@ def test_a_body_that_comes_too_slowly_is_not_waited_for(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_long_body_that_keeps_coming_is_read(serve: Serve, sockets: ExitStack) -> None:
+def test_a_long_body_that_is_fast_enough_is_read(serve: Serve, sockets: ExitStack) -> None:
     console = limited(serve, body_s=0.1, bytes_per_s=100)
     head = HALF_BODY.partition(b"\r\n\r\n")[0].replace(b"/sign-in", b"/preferences")
     connection = connect(sockets, console, sent=head + b"\r\n\r\n")
@@ -179,7 +178,7 @@ def test_a_long_body_that_keeps_coming_is_read(serve: Serve, sockets: ExitStack)
     assert connection.recv(4096).startswith(b"HTTP/1.1 403")
 
 
-def test_answers_that_are_not_read_are_given_up(serve: Serve, sockets: ExitStack) -> None:
+def test_a_client_that_does_not_read_is_disconnected(serve: Serve, sockets: ExitStack) -> None:
     console = limited(serve, unread_s=0.2, bytes_per_s=10**9)
     connection = socket.socket()
     sockets.callback(connection.close)
@@ -190,7 +189,7 @@ def test_answers_that_are_not_read_are_given_up(serve: Serve, sockets: ExitStack
     assert is_closed(connection)
 
 
-def test_tls_handshakes_that_do_not_end_keep_nobody_out(serve: Serve, sockets: ExitStack, tmp_path: Path) -> None:
+def test_unfinished_tls_handshakes_do_not_block_other_clients(serve: Serve, sockets: ExitStack, tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     issued.private_key_pem.write_to_path(tmp_path / "key.pem")
@@ -207,12 +206,12 @@ def test_tls_handshakes_that_do_not_end_keep_nobody_out(serve: Serve, sockets: E
     assert is_closed(first)
     with trust.wrap_socket(connect(sockets, console), server_hostname="127.0.0.1") as browser:
         browser.sendall(WHOLE)
-        assert status_of(browser) == 200
+        assert status_of(browser) == HTTPStatus.OK
     assert is_closed(connect(sockets, console, sent=b"\x16\x03\x01"))
 
 
 @pytest.mark.parametrize("sent_at_once", [True, False])
-def test_a_broken_body_is_refused_and_no_page_fails(
+def test_an_invalid_body_is_refused_without_an_error_in_the_log(
     serve: Serve, sockets: ExitStack, caplog: pytest.LogCaptureFixture, *, sent_at_once: bool
 ) -> None:
     console = limited(serve)
@@ -226,5 +225,5 @@ def test_a_broken_body_is_refused_and_no_page_fails(
     while received := connection.recv(4096):
         answer += received
     assert answer.startswith(b"HTTP/1.1 400 " if sent_at_once else b"HTTP/1.1 405 ")
-    assert ask(console, "127.0.0.1")[0] == 200
+    assert fetch(console, "127.0.0.1")[0] == HTTPStatus.OK
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

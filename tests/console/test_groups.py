@@ -1,7 +1,8 @@
-"""Groups: which there are, how far they have come, who is in them, and having them go on elsewhere."""
+"""Consumer groups: the list, progress, consumers, settings, and resetting offsets."""
 
 import threading
 from collections.abc import Iterator
+from http import HTTPStatus
 from urllib.request import urlopen
 
 import pytest
@@ -9,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from skyroute import Message, StartPosition, StoredMessage
 from skyroute.blocking import Admin, Consumer, Producer
-from skyroute.testing import Cluster
+from skyroute.testing import Cluster, cluster
 from skyroute.wire.calls.groups import GroupConfig
 from tests.support.apache import eventually
 from tests.support.browsing import Serve, check_accessible
@@ -18,8 +19,8 @@ MESSAGES = 24
 IDLE = 60
 
 
-class Member:
-    """A member that is there for the length of a block, and tells when it has had so many messages."""
+class RunningConsumer:
+    """A consumer that runs in a `with` block, and sets an event after a number of messages."""
 
     def __init__(self, group: str, name_servers: str, expression: str, count: int) -> None:
         self._left = count
@@ -42,7 +43,7 @@ class Member:
 
 @pytest.fixture(scope="module")
 def busy(real_cluster: Cluster) -> Iterator[Cluster]:
-    """A cluster with a group that has consumed and left, one whose members disagree, and many that do nothing."""
+    """A cluster with an offline group, one whose consumers have different subscriptions, and many idle ones."""
     name_servers = real_cluster.name_server_address
     with Admin(name_servers) as admin, Producer("makers", name_servers) as producer:
         admin.create_topic("Orders", cluster="DefaultCluster", read_queues=2, write_queues=2)
@@ -51,32 +52,35 @@ def busy(real_cluster: Cluster) -> Iterator[Cluster]:
         admin.create_group(GroupConfig("tenant%idle"), cluster="DefaultCluster")
         for _ in range(MESSAGES):
             producer.send(Message("Orders", b"one coffee", tag="paid"))
-        with Member("auditors", name_servers, "*", MESSAGES) as done:
+        with RunningConsumer("auditors", name_servers, "*", MESSAGES) as done:
             assert done.wait(20)
-        # The second wants more than the first.
-        with Member("shipping", name_servers, "paid || sent", 1), Member("shipping", name_servers, "*", 1):
+        # The second subscribes to more tags than the first.
+        with (
+            RunningConsumer("shipping", name_servers, "paid || sent", 1),
+            RunningConsumer("shipping", name_servers, "*", 1),
+        ):
             yield real_cluster
 
 
 @pytest.fixture(scope="module")
 def url(busy: Cluster, serve: Serve) -> str:
-    """Where a console is that has counted the groups."""
+    """The address of a console whose inventory has the groups."""
     console = serve(busy.name_server_address)
 
-    def has_counted() -> bool:
+    def lists_the_group() -> bool:
         with urlopen(f"{console.url}groups?q=auditors") as answer:
             return b"/groups/auditors" in answer.read()
 
-    eventually(has_counted, what="the console lists the group")
+    eventually(lists_the_group, what="the console lists the group")
     return console.url.rstrip("/")
 
 
-def test_lists_groups_and_asks_for_their_lag_afterwards(page: Page, url: str) -> None:
-    """The list is there at once; lag and members of the rows that are seen come by themselves."""
+def test_the_list_of_groups_loads_their_lag_afterwards(page: Page, url: str) -> None:
+    """The page loads the lag and consumers of its rows in a second request."""
     page.goto(f"{url}/groups")
     rows = page.locator("#groups tbody tr")
     expect(rows).to_have_count(50)
-    expect(rows.filter(has_text="auditors")).to_contain_text("nobody is connected")
+    expect(rows.filter(has_text="auditors")).to_contain_text("no consumers online")
     expect(page.get_by_text("TOOLS_CONSUMER")).to_have_count(0)
     check_accessible(page)
 
@@ -91,99 +95,98 @@ def test_lists_groups_and_asks_for_their_lag_afterwards(page: Page, url: str) ->
     expect(rows).to_have_count(IDLE + 1 - 50)
 
 
-def test_lag_can_be_had_without_scripts(browser: Browser, url: str) -> None:
-    """A link asks for what otherwise comes by itself."""
+def test_the_lag_can_be_loaded_without_scripts(browser: Browser, url: str) -> None:
     with browser.new_context(java_script_enabled=False) as context:
         page = context.new_page()
         page.goto(f"{url}/groups?q=auditors")
         expect(page.locator("#groups tbody tr")).to_contain_text("…")
-        page.get_by_role("link", name="Ask for lag and members").click()
-        expect(page.locator("#groups tbody tr")).to_contain_text("nobody is connected")
+        page.get_by_role("link", name="Load lag and consumers").click()
+        expect(page.locator("#groups tbody tr")).to_contain_text("no consumers online")
 
 
-def test_shows_progress_members_and_what_they_do_not_agree_on(page: Page, url: str) -> None:
-    """Whoever looks for lost messages sees who holds which queue, and that members want different things."""
+def test_progress_consumers_and_different_subscriptions_are_shown(page: Page, url: str) -> None:
+    """The page shows which consumer has which queue, and that subscriptions differ."""
     page.goto(f"{url}/groups/shipping")
-    expect(page.locator(".card", has_text="ConnectedClients").locator(".figure")).to_have_text("2")
+    expect(page.locator(".card", has_text="Consumers").locator(".figure")).to_have_text("2")
     orders = page.get_by_role("region", name="By queue").locator("tbody tr", has_text="Orders")
     expect(orders).to_have_count(4)
-    expect(orders.locator("a")).to_have_count(4)  # each has an owner
+    expect(orders.locator("a")).to_have_count(4)  # each is assigned
     check_accessible(page)
-    page.get_by_role("link", name="Only queues of %RETRY%shipping").click()
+    page.get_by_role("link", name="Show only queues of %RETRY%shipping").click()
     expect(page.get_by_role("region", name="By queue").locator("tbody tr")).to_have_count(2)
 
-    page.get_by_role("link", name="ConnectedClients").click()
-    expect(page.get_by_role("alert")).to_contain_text("do not want the same")
+    page.get_by_role("link", name="Consumers").click()
+    expect(page.get_by_role("alert")).to_contain_text("have different subscriptions")
     expect(page.get_by_role("region", name="Subscription mismatches")).to_contain_text("paid || sent")
-    members = page.get_by_role("region", name="ConnectedClients").locator("tbody tr")
-    expect(members).to_have_count(2)
-    expect(members.first).to_contain_text("PYTHON")
+    consumers = page.get_by_role("region", name="Consumers").locator("tbody tr")
+    expect(consumers).to_have_count(2)
+    expect(consumers.first).to_contain_text("PYTHON")
     check_accessible(page)
 
-    members.first.get_by_role("link").click()
-    expect(page.get_by_role("region", name="Queues held")).to_contain_text("Orders")
+    consumers.first.get_by_role("link").click()
+    expect(page.get_by_role("region", name="Assigned queues")).to_contain_text("Orders")
     expect(page.locator("pre")).to_have_count(0)
-    page.get_by_role("link", name="With what its threads do").click()
+    page.get_by_role("link", name="Show thread stacks").click()
     expect(page.locator("pre")).to_contain_text("threading.py")
     check_accessible(page)
 
 
-def test_moves_a_group(page: Page, url: str) -> None:
-    """To the end and the beginning, to a time, in one queue, and to where another group is."""
+def test_the_offsets_of_a_group_are_reset(page: Page, url: str) -> None:
+    """To the latest and the earliest, to a time, in one queue, and to those of another group."""
 
-    def move(button: str, **fields: str) -> None:
+    def reset(button: str, **fields: str) -> None:
         page.goto(f"{url}/groups/{group}?tab=offsets")
         form = page.locator("main form", has=page.get_by_role("button", name=button, exact=True))
         for name, text in fields.items():
             form.locator(f"[name={name}]").fill(text)
         form.get_by_role("button", name=button, exact=True).click()
-        page.get_by_role("button", name="Yes, do it").click()
+        page.get_by_role("button", name="Confirm").click()
 
     def check_lag(lag: int) -> None:
-        expect(page.get_by_role("status")).to_contain_text("goes on")
+        expect(page.get_by_role("status")).to_contain_text("reset")
         expect(page.locator(".card", has_text="Lag").locator(".figure")).to_have_text(str(lag))
 
     group = "auditors"
     page.goto(f"{url}/groups/{group}")
     expect(page.locator(".card", has_text="Lag").locator(".figure")).to_have_text("0")
-    move("To the oldest message", topic="Orders")
+    reset("Reset to earliest", topic="Orders")
     check_lag(MESSAGES)
-    move("To the end", topic="Orders")
+    reset("Skip to latest", topic="Orders")
     check_lag(0)
-    move("To this time", topic="Orders", time="1h")
+    reset("Reset to this time", topic="Orders", time="1h")
     check_lag(MESSAGES)
-    move("To the end", topic="Orders")
-    move("To this offset", topic="Orders", broker="broker-0", queue_id="1", offset="2")
+    reset("Skip to latest", topic="Orders")
+    reset("Reset to this offset", topic="Orders", broker="broker-0", queue_id="1", offset="2")
     left = MESSAGES // 4 - 2
     check_lag(left)
 
     group = "idle-00"
-    move("Clone offsets", topic="Orders", source="auditors")
+    reset("Clone offsets", topic="Orders", source="auditors")
     check_lag(left)
 
-    move("To this time", topic="Orders", time="yesterday")
+    reset("Reset to this time", topic="Orders", time="yesterday")
     expect(page.get_by_role("alert")).to_contain_text("10m for ten minutes ago")
     page.goto(f"{url}/groups/auditors?tab=offsets")
     check_accessible(page)
 
 
-def test_creates_changes_and_deletes_a_group(page: Page, url: str) -> None:
-    """From nothing to nothing, and the audit log has it."""
+def test_a_group_is_created_changed_and_deleted(page: Page, url: str) -> None:
+    """The audit log has all three."""
     page.goto(f"{url}/groups?tab=new")
     check_accessible(page)
     page.get_by_label("Group").fill("tenant%beans")
-    page.get_by_label("Retries before").fill("3")
+    page.get_by_label("Maximum retries").fill("3")
     page.get_by_role("button", name="Create group").click()
-    expect(page.get_by_role("status")).to_contain_text("tenant%beans was created")
+    expect(page.get_by_role("status")).to_contain_text("tenant%beans created")
     rows = page.get_by_role("region", name="Settings").locator("tbody tr")
     expect(rows).to_have_count(2)
     expect(rows.first.locator("td").nth(5)).to_have_text("3")
     check_accessible(page)
 
     page.get_by_role("link", name="Change on broker-1 only").click()
-    page.get_by_label("Members may consume").uncheck()
+    page.get_by_label("Consumption enabled").uncheck()
     page.get_by_role("button", name="Change settings").click()
-    page.get_by_role("button", name="Yes, do it").click()
+    page.get_by_role("button", name="Confirm").click()
     expect(rows.first.locator("td").first).to_have_text("yes")
     expect(rows.nth(1).locator("td").first).to_have_text("no")
 
@@ -192,28 +195,39 @@ def test_creates_changes_and_deletes_a_group(page: Page, url: str) -> None:
 
     page.goto(f"{url}/groups/tenant%25beans?tab=settings")
     page.get_by_role("button", name="Delete group").click()
-    expect(page.get_by_text("Delete the group tenant%beans?")).to_be_visible()
-    page.get_by_role("link", name="No, go back").click()
+    expect(page.get_by_text("Delete consumer group tenant%beans?")).to_be_visible()
+    page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Delete group").click()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.get_by_role("status")).to_contain_text("tenant%beans was deleted")
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_role("status")).to_contain_text("tenant%beans deleted")
     answer = page.goto(f"{url}/groups/tenant%25beans")
     assert answer is not None
-    assert answer.status == 404
+    assert answer.status == HTTPStatus.NOT_FOUND
     expect(page.get_by_role("alert")).to_contain_text("tenant%beans")
     page.goto(f"{url}/audit")
     expect(page.get_by_text("group.delete done")).to_be_visible()
 
 
-def test_shows_who_produces(page: Page, url: str, busy: Cluster) -> None:
-    """Producers are asked for by their group and a topic."""
+def test_producers_are_found_by_group_and_topic(page: Page, url: str, busy: Cluster) -> None:
     with Producer("cashiers", busy.name_server_address) as producer:
         producer.send(Message("Orders", b"tea"))
         page.goto(f"{url}/groups?tab=producers")
         page.get_by_label("Producer group").fill("cashiers")
-        page.get_by_label("A topic").fill("Orders")
+        page.get_by_label("Topic it sends to").fill("Orders")
         page.get_by_role("button", name="Show connections").click()
         expect(page.get_by_role("region", name="Producers").locator("tbody tr")).to_contain_text("PYTHON")
         check_accessible(page)
-    page.goto(f"{url}/groups?tab=producers&group=nobody&topic=Orders")
-    expect(page.get_by_role("status")).to_contain_text("No broker tells of such producers")
+    page.goto(f"{url}/groups?tab=producers&group=unknown&topic=Orders")
+    expect(page.get_by_role("status")).to_contain_text("No producers found.")
+
+
+def test_a_new_group_appears_in_the_open_list(page: Page, serve: Serve) -> None:
+    """Without a reload, and long before the next poll of groups, which is after 30 seconds."""
+    with cluster() as own, Admin(own.name_server_address) as admin:
+        admin.create_topic("Orders", cluster="DefaultCluster")
+        page.goto(f"{serve(own.name_server_address).url}groups")
+        expect(page.get_by_text("No consumer groups yet.")).to_be_visible()
+        with RunningConsumer("first", own.name_server_address, "*", 1):
+            row = page.locator("#groups tbody tr", has_text="first")
+            expect(row).to_contain_text("Push, clustering")
+        check_accessible(page)

@@ -1,4 +1,4 @@
-"""Route history: the journals of two name servers, while a broker comes, changes and goes."""
+"""Route history: the journals of two name servers while brokers join, change and leave."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from skyroute.remoting.loops import LoopThread
 from tests.support.browsing import Serve, check_accessible
 
 LIVE_MS = 20_000
-"""The console looks every five seconds."""
+"""Time for a change to reach the journal and the page."""
 
 
 @dataclass
@@ -85,17 +85,17 @@ def historian(recorded: Recorded, serve: Serve) -> Console:
     return serve(recorded.addresses, journals=recorded.journals)
 
 
-def test_a_topics_story_is_told_live_and_any_instant_can_be_seen(
+def test_the_history_of_a_topic_is_live_and_shows_any_point_in_time(
     page: Page, historian: Console, recorded: Recorded
 ) -> None:
     staying, going = recorded.broker("broker-stays"), recorded.broker("broker-goes")
     page.goto(f"{historian.url}history?topic=Story&journal=ns0")
     row = page.locator("tbody tr")
-    expect(row.filter(has_text="Broker joined")).to_have_count(0)  # nobody serves it yet
+    expect(row.filter(has_text="Broker joined")).to_have_count(0)  # no broker has it yet
     with Admin(name_servers=recorded.addresses) as admin:
         for broker in (staying, going):
             admin.create_topic("Story", broker=broker.address, read_queues=3, write_queues=2)
-        # Nobody reloads this page.
+        # Without a reload of the page.
         expect(row.filter(has_text="Topics changed")).to_have_count(2, timeout=LIVE_MS)
         recorded.stop(going)
         expect(row.filter(has_text="Broker left").filter(has_text="broker-goes[0]")).to_be_visible(timeout=LIVE_MS)
@@ -104,7 +104,7 @@ def test_a_topics_story_is_told_live_and_any_instant_can_be_seen(
     created = row.filter(has_text="added=1[Story]").first.get_by_role("link")
     number = created.inner_text()
     created.click()
-    expect(page.get_by_text(f"As ns0 had it after record {number} of")).to_be_visible()
+    expect(page.get_by_text(f"Routes of ns0 after record {number} of")).to_be_visible()
     queues = page.get_by_role("region", name="Queues by topic").locator("tbody tr")
     expect(queues).to_have_count(2)
     expect(queues.filter(has_text="broker-goes").locator("td.n")).to_have_text(["3", "2"])
@@ -113,16 +113,14 @@ def test_a_topics_story_is_told_live_and_any_instant_can_be_seen(
     page.get_by_label("Compare with").fill("0s")
     page.get_by_label("Compare with").press("Enter")
     differences = page.get_by_role("region", name="Differences").locator("tbody tr")
-    expect(differences.filter(has_text="Story").locator("td").nth(2)).to_have_text("3 to read, 2 to write, RW")
-    expect(differences.filter(has_text="Story").locator("td").nth(3)).to_have_text("not there")
+    expect(differences.filter(has_text="Story").locator("td").nth(2)).to_have_text("3 read queues, 2 write queues, RW")
+    expect(differences.filter(has_text="Story").locator("td").nth(3)).to_have_text("absent")
     expect(differences.filter(has_text=going.address).locator("td").first).to_have_text("broker-goes[0]")
     expect(differences.filter(has_text="broker-stays")).to_have_count(0)
     check_accessible(page)
 
 
-def test_all_name_servers_are_shown_together_and_filters_narrow(
-    page: Page, historian: Console, recorded: Recorded
-) -> None:
+def test_journals_are_merged_and_filtered(page: Page, historian: Console, recorded: Recorded) -> None:
     recorded.broker("broker-filtered")
     page.goto(f"{historian.url}history?broker=broker-filtered")
     joined = page.locator("tbody tr", has_text="Broker joined")
@@ -135,15 +133,15 @@ def test_all_name_servers_are_shown_together_and_filters_narrow(
     expect(page.locator("tbody tr")).to_have_count(1)
     page.locator("[name=until]").fill("1d")
     page.get_by_role("button", name="Search").click()
-    expect(page.get_by_text("Nothing was recorded that fits.")).to_be_visible()
+    expect(page.get_by_text("No records match.")).to_be_visible()
     page.locator("[name=until]").fill("yesterday")
     page.get_by_role("button", name="Search").click()
-    expect(page.get_by_role("alert")).to_contain_text("write 2026-11-15 11:00, 11:00 for today")
+    expect(page.get_by_role("alert")).to_contain_text("(expected 2026-11-15 11:00, 11:00, or 10m")
     page.get_by_role("link", name="Go back").click()
     expect(page.get_by_role("heading", name="Route history")).to_be_visible()
 
 
-def test_times_are_those_of_the_readers_zone(page: Page, historian: Console) -> None:
+def test_times_are_in_the_browsers_zone(page: Page, historian: Console) -> None:
     page.goto(f"{historian.url}history/routes?at=2026-07-01+12:00&zone=Asia/Shanghai")
     expect(page.get_by_role("alert")).to_contain_text("the journal begins later")
     page.goto(f"{historian.url}history")
@@ -152,7 +150,7 @@ def test_times_are_those_of_the_readers_zone(page: Page, historian: Console) -> 
     assert f"zone={zone}" in page.url
 
 
-def test_damage_is_shown_for_what_it_is(page: Page, serve: Serve, recorded: Recorded, tmp_path: Path) -> None:
+def test_damaged_records_are_shown(page: Page, serve: Serve, recorded: Recorded, tmp_path: Path) -> None:
     broker = recorded.broker("broker-damaged")
     recorded.stop(broker)
     (tmp_path / "torn").mkdir()
@@ -162,14 +160,14 @@ def test_damage_is_shown_for_what_it_is(page: Page, serve: Serve, recorded: Reco
     journals = {"torn": tmp_path / "torn", "gone": tmp_path / "nowhere"}
     console = serve(recorded.addresses, journals=journals)
     page.goto(f"{console.url}history")
-    expect(page.locator("tbody tr").nth(1)).to_contain_text("This line is damaged")
-    expect(page.get_by_role("alert")).to_contain_text("The journal gone cannot be read: there is no journal in")
+    expect(page.locator("tbody tr").nth(1)).to_contain_text("Damaged record")
+    expect(page.get_by_role("alert")).to_contain_text("Journal gone cannot be read: there is no journal in")
     page.goto(f"{console.url}history/routes?journal=torn")
-    expect(page.locator(".note.warn")).to_contain_text("1 lines are damaged.")
+    expect(page.locator(".note.warn")).to_contain_text("1 records are damaged.")
     check_accessible(page)
 
 
-def test_without_a_journal_the_page_says_how_to_get_one(page: Page, serve: Serve, recorded: Recorded) -> None:
+def test_the_page_without_a_journal_shows_how_to_add_one(page: Page, serve: Serve, recorded: Recorded) -> None:
     console = serve(recorded.addresses)
     for path in ("history", "history/routes"):
         page.goto(f"{console.url}{path}")

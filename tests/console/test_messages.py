@@ -1,9 +1,10 @@
-"""Looking for messages, looking at one, and what can be done with it and with dead letters."""
+"""Messages: search, one message and its actions, and dead-letter queues."""
 
 import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from itertools import pairwise
 from queue import SimpleQueue
 
@@ -30,7 +31,7 @@ def name_servers(real_cluster: Cluster) -> str:
 
 @pytest.fixture(scope="module")
 def producer(name_servers: str) -> Iterator[Producer]:
-    """One that tells in the trace topic what it sends."""
+    """A producer with message tracing."""
     with Producer("shop", name_servers, trace=True, check=lambda _: TransactionOutcome.COMMIT) as started:
         yield started
 
@@ -45,13 +46,13 @@ def admin(name_servers: str) -> Iterator[Admin]:
 
 @pytest.fixture(scope="module")
 def console(admin: Admin, name_servers: str, serve: Serve) -> Console:
-    """A console that finds the topics there when it first looks."""
+    """A console whose first snapshot has the topics."""
     assert "Orders" in admin.topics()
     return serve(name_servers)
 
 
 def search(page: Page, console: Console, **fields: str) -> None:
-    """Fill the form in, and send it."""
+    """Fill in the search form and submit it."""
     page.goto(f"{console.url}messages")
     for label, value in fields.items():
         page.get_by_label(re.compile(f"^{label.replace('_', ' ')}", re.IGNORECASE)).fill(value)
@@ -59,23 +60,25 @@ def search(page: Page, console: Console, **fields: str) -> None:
 
 
 def confirm(page: Page) -> None:
-    """Say yes, and wait for the sentence that says what was done."""
-    page.get_by_role("button", name="Yes, do it").click()
+    """Confirm an action, and wait for its notice."""
+    page.get_by_role("button", name="Confirm").click()
     expect(page.get_by_role("status")).to_be_visible()
 
 
 def shows(page: Page, address: str, text: str) -> None:
-    """Go to a page until it shows a text."""
+    """Reload a page until it shows a text."""
 
-    def look() -> int:
+    def count() -> int:
         page.goto(address)
         return page.locator("main").get_by_text(text).count()
 
-    eventually(look, what=text)
+    eventually(count, what=text)
 
 
-def test_goes_through_a_topic_page_by_page(page: Page, console: Console, admin: Admin, producer: Producer) -> None:
-    """Every message of every queue is shown once, the newest first; also where a whole batch has the same time."""
+def test_all_messages_of_a_topic_are_listed_page_by_page(
+    page: Page, console: Console, admin: Admin, producer: Producer
+) -> None:
+    """Every message of every queue is shown once, newest first, even if a batch has the same store time."""
     sent = [producer.send(Message("Orders", b"order %d" % n, keys=f"o{n}")).message_id for n in range(60)]
     sent += [r.message_id for r in producer.send_batch([Message("Orders", b"together %d" % n) for n in range(70)])]
     search(page, console, Topic="Orders")
@@ -93,8 +96,8 @@ def test_goes_through_a_topic_page_by_page(page: Page, console: Console, admin: 
     assert len(admin.queues_of("Orders")) == 8
 
 
-def test_times_are_those_of_the_readers_zone(page: Page, console: Console, producer: Producer) -> None:
-    """Somebody in Darwin types a time there, and finds what was stored then; the field still says so afterwards."""
+def test_times_are_in_the_browsers_zone(page: Page, console: Console, producer: Producer) -> None:
+    """A browser in Darwin sends a local time; the field keeps it in the result."""
     page.context.new_cdp_session(page).send("Emulation.setTimezoneOverride", {"timezoneId": "Australia/Darwin"})
     stored = producer.send(Message("Orders", b"now", keys="zoned")).message_id
     there = datetime.now(UTC) + timedelta(hours=9, minutes=30)
@@ -104,13 +107,12 @@ def test_times_are_those_of_the_readers_zone(page: Page, console: Console, produ
     expect(page.get_by_text("Stored from (Australia/Darwin)")).to_be_visible()
     expect(page.get_by_label("Stored from")).to_have_value(before)
     search(page, console, Topic="Orders", Stored_from=after)
-    expect(page.get_by_text("There are no messages here.")).to_be_visible()
+    expect(page.get_by_text("No messages found.")).to_be_visible()
     search(page, console, Topic="Orders", Stored_from=after, Stored_before=before)
-    expect(page.get_by_role("alert")).to_contain_text("is not after the one from which to look")
+    expect(page.get_by_role("alert")).to_contain_text("is not after “Stored from”")
 
 
-def test_times_are_utc_without_a_script(page: Page, console: Console, producer: Producer) -> None:
-    """Where no script says which zone it is, the page says UTC and means it."""
+def test_times_are_in_utc_without_scripts(page: Page, console: Console, producer: Producer) -> None:
     producer.send(Message("Orders", b"now", keys="plain"))
     now = datetime.now(UTC)
     for hours, count in ((-1, 1), (1, 0)):
@@ -120,8 +122,8 @@ def test_times_are_utc_without_a_script(page: Page, console: Console, producer: 
         assert answer.text().count("<tbody>") == count
 
 
-def test_finds_one_by_key_and_by_id(page: Page, console: Console, producer: Producer) -> None:
-    """A key lists what has it; either id leads to the message; what is no id is said to be none."""
+def test_a_message_is_found_by_key_and_by_id(page: Page, console: Console, producer: Producer) -> None:
+    """A key lists its messages; both ids open the message; an unknown id is an error."""
     sent = producer.send(
         Message("Orders", b'{"n": 17}', tag="paid", keys=["alpha", "beta"], properties={"shop": "west"})
     )
@@ -141,21 +143,20 @@ def test_finds_one_by_key_and_by_id(page: Page, console: Console, producer: Prod
     for garbage in ("nothing", "00" * 16, "../../audit"):
         answer = page.request.get(f"{console.url}messages", params={"topic": "Orders", "id": garbage})
         assert f"no message of Orders has the id {garbage}<" in answer.text()
-    assert page.request.get(f"{console.url}messages/Orders/nothing").status == 404
-    assert page.request.get(f"{console.url}messages/Orders/x?at=1.0.999999.broker-0").status == 404
-    assert page.request.get(f"{console.url}messages/Orders/x?at=garbage").status == 400
+    assert page.request.get(f"{console.url}messages/Orders/nothing").status == HTTPStatus.NOT_FOUND
+    assert page.request.get(f"{console.url}messages/Orders/x?at=1.0.999999.broker-0").status == HTTPStatus.NOT_FOUND
+    assert page.request.get(f"{console.url}messages/Orders/x?at=garbage").status == HTTPStatus.BAD_REQUEST
 
 
-def test_topic_is_suggested(page: Page, console: Console) -> None:
-    """Topics whose names hold what is typed are offered."""
+def test_topics_are_suggested(page: Page, console: Console) -> None:
     page.goto(f"{console.url}messages")
     page.get_by_label("Topic").press_sequentially("rde")
     expect(page.locator("#topics option")).to_have_count(1)
     expect(page.locator("#topics option")).to_have_attribute("value", "Orders")
 
 
-def test_nothing_in_a_message_is_markup(page: Page, console: Console, producer: Producer) -> None:
-    """Body, tag, key and properties are shown as they were typed, and no script of theirs runs."""
+def test_markup_in_a_message_is_escaped(page: Page, console: Console, producer: Producer) -> None:
+    """Body, tag, key and properties are shown as text, and no script in them runs."""
     page.on("dialog", lambda dialog: pytest.fail(f"a script of a message ran: {dialog.message}"))
     key = MARKUP.replace(" ", "/")
     sent = producer.send(
@@ -172,20 +173,20 @@ def test_nothing_in_a_message_is_markup(page: Page, console: Console, producer: 
     confirm(page)
 
 
-def test_bodies_of_all_kinds(page: Page, console: Console, producer: Producer) -> None:
-    """Bytes are dumped, what is too long is cut, what was packed is unpacked; and the whole can be had as a file."""
+def test_large_binary_and_compressed_bodies_are_shown(page: Page, console: Console, producer: Producer) -> None:
+    """Binary as hex, truncated and decompressed; the download has the whole body."""
     whole = bytes(range(256)) * 16 * 1024
     sent = producer.send(Message("Bodies", whole))
     page.goto(f"{console.url}messages/Bodies/{sent.message_id}")
-    expect(page.get_by_text("The first 16.0 KiB of 4.0 MiB are shown.")).to_be_visible()
+    expect(page.get_by_text("Showing the first 16.0 KiB of 4.0 MiB.")).to_be_visible()
     expect(page.locator("pre")).to_contain_text("00000000  00 01 02 03")
-    expect(page.get_by_text("stored in")).to_contain_text("with ZLIB")
+    expect(page.get_by_text("stored size")).to_contain_text("compressed with ZLIB")
     check_accessible(page)
     page.get_by_role("link", name="Text", exact=True).click()
     expect(page.locator("pre")).to_contain_text(r"\x00\x01")
     page.get_by_role("link", name="JSON", exact=True).click()
-    expect(page.get_by_text("This is no JSON")).to_be_visible()
-    link = page.get_by_role("link", name="Download the whole body").get_attribute("href")
+    expect(page.get_by_text("The body is not JSON")).to_be_visible()
+    link = page.get_by_role("link", name="Download the body").get_attribute("href")
     answer = page.request.get(f"{console.url.rstrip('/')}{link}")
     assert answer.body() == whole
     assert answer.headers["content-disposition"].startswith("attachment;")
@@ -194,8 +195,7 @@ def test_bodies_of_all_kinds(page: Page, console: Console, producer: Producer) -
     expect(page.get_by_role("link", name=sent.message_id)).to_be_visible()
 
 
-def test_kinds_of_messages(page: Page, console: Console, producer: Producer) -> None:
-    """A transaction says that it was committed, and a trace what became of a message."""
+def test_transactions_and_traces_are_shown(page: Page, console: Console, producer: Producer) -> None:
     result = producer.send_in_transaction(Message("Bodies", b"tx"), lambda _, __: TransactionOutcome.COMMIT)
     delayed = producer.send(Message("Bodies", b"later", delay_level=1))
     page.goto(f"{console.url}messages/Bodies/{result.sent.message_id}")
@@ -209,8 +209,10 @@ def test_kinds_of_messages(page: Page, console: Console, producer: Producer) -> 
     producer.start()
 
 
-def test_has_a_member_handle_a_message(page: Page, console: Console, name_servers: str, producer: Producer) -> None:
-    """Who has had a message is told; one of them can be given it again, and others a copy, each after a question."""
+def test_a_message_is_delivered_to_a_consumer_and_resent(
+    page: Page, console: Console, name_servers: str, producer: Producer
+) -> None:
+    """The page lists the groups; delivery and resending ask for confirmation."""
     handled: SimpleQueue[StoredMessage] = SimpleQueue()
     consumer = Consumer("mailing", name_servers, start=StartPosition.FIRST)
     consumer.on("Retried")(handled.put)
@@ -219,8 +221,8 @@ def test_has_a_member_handle_a_message(page: Page, console: Console, name_server
         assert handled.get(timeout=20).message_id == sent.message_id
         page.goto(f"{console.url}messages/Retried/{sent.message_id}")
         expect(page.get_by_role("row", name="mailing")).to_be_visible()
-        page.get_by_role("button", name="Hand over").click()
-        expect(page.get_by_text("of the group mailing handle the message")).to_be_visible()
+        page.get_by_role("button", name="Deliver").click()
+        expect(page.get_by_text("of group mailing?")).to_be_visible()
         assert handled.empty()
         confirm(page)
         assert "SUCCESS" in page.get_by_role("status").inner_text()
@@ -232,9 +234,9 @@ def test_has_a_member_handle_a_message(page: Page, console: Console, name_server
         assert copy.message_id in page.get_by_role("status").inner_text()
 
 
-def test_dead_letters(page: Page, console: Console, name_servers: str, producer: Producer, admin: Admin) -> None:
-    """What a group gave up on is listed, exported, and sent to its topic again."""
-
+def test_dead_letter_messages_are_listed_exported_and_resent(
+    page: Page, console: Console, name_servers: str, producer: Producer, admin: Admin
+) -> None:
     def fail(message: StoredMessage) -> None:
         if message.tag == "bad":
             raise ValueError(message.body)
@@ -248,30 +250,30 @@ def test_dead_letters(page: Page, console: Console, name_servers: str, producer:
         for body in bodies:
             producer.send(Message("Orders", body, tag="bad", keys="dead", properties={"shop": "east"}))
         letters = f"{console.url}messages/dead-letters?group=billing"
-        shows(page, letters, "3 of about 3 messages")  # they go there after the handler has failed
+        shows(page, letters, "3 of about 3 messages")  # they arrive after the handler has failed
     check_accessible(page)
     lines = [json.loads(line) for line in page.request.get(letters.replace("?", "/export?")).text().splitlines()]
     assert sorted(line.get("body") or line["body_base64"] for line in lines) == sorted(
         ['{"n": 1}', "/wA=", MARKUP]
     )  # fmt: skip
     assert {line["origin_topic"] for line in lines} == {"Orders"}
-    page.get_by_role("button", name="Send the chosen ones again").click()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.get_by_role("alert")).to_contain_text("none was chosen")
+    page.get_by_role("button", name="Resend selected").click()
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_role("alert")).to_contain_text("no messages are selected")
     page.goto(letters)
     page.get_by_role("checkbox").first.check()
-    page.get_by_role("button", name="Send the chosen ones again").click()
+    page.get_by_role("button", name="Resend selected").click()
     confirm(page)
     expect(page.get_by_role("status")).to_contain_text("Copies sent: 1. Orders@broker-")
-    page.get_by_role("button", name="Send all on this page again").click()
-    expect(page.get_by_text("all 3 dead letters of billing")).to_be_visible()
+    page.get_by_role("button", name="Resend all on this page").click()
+    expect(page.get_by_text("all 3 dead-letter messages of billing")).to_be_visible()
     confirm(page)
     copies = [m for m in admin.messages_by_key("Orders", "dead") if m.find_property("RETRY_TOPIC") is None]
     assert sorted(m.body for m in copies)[:1] == [MARKUP.encode()]
     assert len(copies) == 3 + 1 + 3
     assert all((m.tag, m.user_properties) == ("bad", {"shop": "east"}) for m in copies)
-    shows(page, f"{console.url}messages/dead-letters", "billing")  # once the name servers were looked at again
+    shows(page, f"{console.url}messages/dead-letters", "billing")  # after the next poll of the name servers
     page.get_by_role("link", name="billing").click()
     page.get_by_role("link", name=re.compile("^[0-9A-F]{32}$")).first.click()
-    expect(page.get_by_role("row", name="billing Given up after too many tries")).to_be_visible()
-    assert page.request.get(f"{console.url}messages/dead-letters?group=nobody").status == 404
+    expect(page.get_by_role("row", name="billing In the dead-letter queue after too many retries")).to_be_visible()
+    assert page.request.get(f"{console.url}messages/dead-letters?group=unknown").status == HTTPStatus.NOT_FOUND

@@ -1,4 +1,6 @@
-"""Topics: finding one among many, what ails them, and the life of one from its making to its end."""
+"""Topics: search, problems, and the actions that create, use, change and delete one."""
+
+from http import HTTPStatus
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -9,19 +11,20 @@ from skyroute.client.admin.groups import END
 from skyroute.client.session.session import Session
 from skyroute.console.server import Console
 from skyroute.remoting.loops import LoopThread
-from skyroute.testing import Cluster
+from skyroute.testing import Cluster, cluster
 from skyroute.wire.calls.groups import GroupConfig
 from skyroute.wire.calls.topics import encode_write_permission
 from tests.support.browsing import Serve, check_accessible
 
 MANY = 60
+LISTED_MS = 2_000
 GROUP = "abacus"
-"""Its retry topic has what looks like an escape in an address: %ab."""
+"""Its retry topic contains %ab, which looks like an escape in an address."""
 
 
 @pytest.fixture(scope="module")
 def console(real_cluster: Cluster, serve: Serve) -> Console:
-    """A console for a cluster with many topics, some of them ailing, and a group that is behind."""
+    """A console for a cluster with many topics, some with problems, and a group with lag."""
     broker = real_cluster.broker_addresses[0]
     with Admin(real_cluster.name_server_address) as admin:
         for number in range(MANY):
@@ -39,8 +42,8 @@ def console(real_cluster: Cluster, serve: Serve) -> Console:
     return serve(real_cluster.name_server_address)
 
 
-def test_finds_a_topic_among_many(page: Page, console: Console) -> None:
-    """By pages, by letters, by type, by what is wrong, and in another order; the system's own only when asked for."""
+def test_a_topic_is_found_among_many(page: Page, console: Console) -> None:
+    """By page, name, type, problem and order; system topics only if selected."""
     page.goto(f"{console.url}topics")
     rows = page.get_by_role("region", name="Topics").locator("tbody tr")
     expect(rows).to_have_count(50)
@@ -66,8 +69,8 @@ def test_finds_a_topic_among_many(page: Page, console: Console) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("unread")
 
 
-def test_creates_a_topic_and_sends_to_it(page: Page, console: Console, real_cluster: Cluster) -> None:
-    """All in the browser, and a broker has the message just so; what was typed wrong is said, and not lost."""
+def test_a_topic_is_created_and_receives_a_message(page: Page, console: Console, real_cluster: Cluster) -> None:
+    """The broker stores the message as typed; a wrong field is reported, and the form keeps its content."""
     page.goto(f"{console.url}topics?q=none")
     form = page.locator("details")
     form.get_by_text("Create a topic").click()
@@ -77,18 +80,18 @@ def test_creates_a_topic_and_sends_to_it(page: Page, console: Console, real_clus
     form.get_by_label("Type").select_option("Normal")
     check_accessible(page)
     page.get_by_role("button", name="Create").click()
-    expect(page.get_by_role("status")).to_have_text("The topic Trial was created")
+    expect(page.get_by_role("status")).to_have_text("Topic Trial created")
     expect(page.get_by_role("region", name="Queue status").locator("tbody tr")).to_have_count(4)
-    page.get_by_role("link", name="Send").click()
+    page.get_by_role("link", name="Send", exact=True).click()
     page.get_by_label("Body").fill('{"coffee": 1}')
     page.get_by_label("Tag").fill("drinks")
     page.get_by_label("Keys").fill("order-1 shop-2")
     page.get_by_label("Properties").fill("shop=north\nno property")
-    page.get_by_role("button", name="Send a message").click()
-    expect(page.get_by_role("alert")).to_contain_text("line 2 is not name=value")
+    page.get_by_role("button", name="Send message").click()
+    expect(page.get_by_role("alert")).to_contain_text("line 2 is “no property” (expected name=value)")
     page.go_back()
     page.get_by_label("Properties").fill("shop=north")
-    page.get_by_role("button", name="Send a message").click()
+    page.get_by_role("button", name="Send message").click()
     facts = page.locator("dl.facts")
     expect(facts).to_contain_text("OK")
     sent = facts.get_by_role("link")
@@ -100,47 +103,44 @@ def test_creates_a_topic_and_sends_to_it(page: Page, console: Console, real_clus
     check_accessible(page)
 
 
-def test_changes_a_topic_and_deletes_it(page: Page, console: Console, real_cluster: Cluster) -> None:
-    """Each is asked first; then the one broker has the settings, and at last nobody has the topic."""
+def test_a_topic_is_changed_and_deleted(page: Page, console: Console, real_cluster: Cluster) -> None:
+    """Each asks for confirmation; only the selected broker has the new settings."""
     with Admin(real_cluster.name_server_address) as admin:
         normal = {"message.type": "NORMAL"}
         admin.create_topic("Change", cluster="DefaultCluster", read_queues=2, write_queues=2, attributes=normal)
         with Producer("shop", real_cluster.name_server_address) as producer:
             producer.send(Message("Change", b"coffee"))
-        page.goto(f"{console.url}topics/Change?tab=settings")  # the console has not seen it yet
-        page.get_by_label("Where").select_option("Broker broker-1")
+        page.goto(f"{console.url}topics/Change?tab=settings")  # it may be newer than the inventory
+        page.get_by_label("Cluster or broker").select_option("Broker broker-1")
         page.get_by_label("Write queues").fill("3")
         page.get_by_label("Read queues").fill("3")
         page.get_by_label("Permission").select_option("Read only")
         check_accessible(page)
         page.get_by_role("button", name="Save").click()
         question = page.locator("main strong")
-        expect(question).to_have_text("Give the topic Change 3 queues to write and 3 to read, on broker:broker-1?")
-        page.get_by_role("button", name="Yes, do it").click()
-        expect(page.get_by_role("status")).to_have_text("The topic Change was changed")
+        expect(question).to_have_text("Change topic Change to 3 write queues and 3 read queues on broker:broker-1?")
+        page.get_by_role("button", name="Confirm").click()
+        expect(page.get_by_role("status")).to_have_text("Topic Change changed")
         changed = admin.topic_config("Change", real_cluster.broker_addresses[1])
         assert (changed.read_queues, changed.permission, changed.attributes) == (3, 4, normal)
         assert admin.topic_config("Change", real_cluster.broker_addresses[0]).read_queues == 2
         page.get_by_role("button", name="Delete the topic and its messages").click()
-        expect(question).to_have_text(
-            "Delete the topic Change from the cluster DefaultCluster, with 1 messages in 5 queues?"
-        )
-        page.get_by_role("button", name="Yes, do it").click()
-        expect(page.get_by_role("status")).to_have_text("The topic Change was deleted")
+        expect(question).to_have_text("Delete topic Change from cluster DefaultCluster, with 1 messages in 5 queues?")
+        page.get_by_role("button", name="Confirm").click()
+        expect(page.get_by_role("status")).to_have_text("Topic Change deleted")
         assert "Change" not in admin.topics()
     answer = page.goto(f"{console.url}topics/Change")
     assert answer is not None
-    assert answer.status == 404
-    expect(page.get_by_role("alert")).to_have_text("There is no topic Change")
+    assert answer.status == HTTPStatus.NOT_FOUND
+    expect(page.get_by_role("alert")).to_have_text("Topic Change not found")
 
 
-def test_refuses_what_cannot_be(page: Page, console: Console) -> None:
-    """A topic that is there already, and a name that no topic may have, which the browser would not let pass."""
+def test_an_existing_topic_and_an_invalid_name_are_refused(page: Page, console: Console) -> None:
     page.goto(f"{console.url}topics")
     page.get_by_text("Create a topic").click()
     page.get_by_label("Name").fill("alone")
     page.get_by_role("button", name="Create").click()
-    expect(page.get_by_role("alert")).to_contain_text("There is a topic alone already")
+    expect(page.get_by_role("alert")).to_contain_text("Topic alone already exists")
     page.goto(f"{console.url}topics")
     page.get_by_text("Create a topic").click()
     page.locator("input[name=topic]").evaluate("field => field.removeAttribute('pattern')")
@@ -149,45 +149,43 @@ def test_refuses_what_cannot_be(page: Page, console: Console) -> None:
     expect(page.get_by_role("alert")).to_contain_text("contains illegal characters")
 
 
-def test_tells_what_ails_a_topic(page: Page, console: Console, real_cluster: Cluster) -> None:
-    """From the settings of brokers, and from name servers of which one says something else."""
+def test_the_problems_of_a_topic_are_shown(page: Page, console: Console, real_cluster: Cluster) -> None:
+    """From the settings on brokers, and from name servers with different routes."""
 
-    async def tell_one(*, allowed: bool) -> None:
+    async def set_writes(*, allowed: bool) -> None:
         server = real_cluster.name_server_addresses[0]
         async with Session(server) as session:
             await session.ask(server, encode_write_permission("broker-1", allowed=allowed))
 
-    loop = LoopThread("an operator")
+    loop = LoopThread("operator")
     page.goto(f"{console.url}topics/alone?tab=route")
-    expect(page.locator(".note.warn")).to_contain_text("Only broker-0 has it")
+    expect(page.locator(".note.warn")).to_contain_text("Only broker-0 has this topic")
     page.goto(f"{console.url}topics/many-00?tab=route")
-    expect(page.locator(".good")).to_have_text("Nothing is wrong with it, as far as can be seen.")
+    expect(page.locator(".good")).to_have_text("No problems found.")
     expect(page.get_by_role("region", name="Name servers")).to_contain_text("2 brokers, 2 queues")
-    loop.call(tell_one(allowed=False))
+    loop.call(set_writes(allowed=False))
     try:
-        # The page sees for itself, at the next look.
-        expect(page.locator(".note.bad")).to_contain_text("They differ in “permission” of broker-1")
-        expect(page.locator(".note.warn")).to_contain_text("name servers tell clients that it does not")
+        # The page reloads itself after the next poll.
+        expect(page.locator(".note.bad")).to_contain_text("Name servers differ in “permission” of broker-1")
+        expect(page.locator(".note.warn")).to_contain_text("the name servers' routes do not")
         check_accessible(page)
     finally:
-        loop.call(tell_one(allowed=True))
+        loop.call(set_writes(allowed=True))
         loop.close()
 
 
-def test_shows_who_reads_a_topic_and_has_a_group_begin_anew(
-    page: Page, console: Console, real_cluster: Cluster
-) -> None:
-    """The lag of each group; and after a question, a group that goes on elsewhere."""
+def test_consumer_groups_of_a_topic_are_listed_and_reset(page: Page, console: Console, real_cluster: Cluster) -> None:
+    """The lag of each group; and after confirmation, the offsets of one are reset."""
     page.goto(f"{console.url}topics/Orders?tab=consumers")
-    row = page.get_by_role("region", name="Consumers").get_by_role("row", name=GROUP)
+    row = page.get_by_role("region", name="Consumer groups").get_by_role("row", name=GROUP)
     expect(row.locator("td").first).to_have_text("8")
     expect(row.get_by_role("link", name=GROUP)).to_have_attribute("href", f"/groups/{GROUP}")
     check_accessible(page)
-    page.get_by_label("Group").first.fill(GROUP)
-    page.get_by_role("button", name="To the oldest message").click()
-    expect(page.get_by_text(f"Have the group {GROUP} consume all messages of Orders again")).to_be_visible()
-    page.get_by_role("button", name="Yes, do it").click()
-    expect(page.get_by_role("status")).to_contain_text(f"The group {GROUP} goes on elsewhere in 4 queues of Orders")
+    page.get_by_label("Group", exact=True).first.fill(GROUP)
+    page.get_by_role("button", name="Reset to earliest").click()
+    expect(page.get_by_text(f"Reset {GROUP} to the earliest offsets of Orders?")).to_be_visible()
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.get_by_role("status")).to_contain_text(f"Offsets of {GROUP} reset in 4 queues of Orders")
     with Admin(real_cluster.name_server_address) as admin:
         assert admin.progress(GROUP, "Orders").lag == 12
     page.goto(f"{console.url}topics/Orders?tab=rates")
@@ -195,8 +193,7 @@ def test_shows_who_reads_a_topic_and_has_a_group_begin_anew(
     check_accessible(page)
 
 
-def test_opens_a_retry_topic_in_chinese_on_a_narrow_screen(page: Page, console: Console) -> None:
-    """Names with signs that mean something in an address, and all of the page in the other language."""
+def test_a_retry_topic_is_shown_in_chinese_on_a_narrow_screen(page: Page, console: Console) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     page.goto(f"{console.url}topics?q={GROUP}")
     page.get_by_label("Language").select_option("中文")
@@ -206,3 +203,20 @@ def test_opens_a_retry_topic_in_chinese_on_a_narrow_screen(page: Page, console: 
     page.get_by_role("link", name="路由与诊断").click()
     expect(page.get_by_text("未发现问题。")).to_be_visible()
     check_accessible(page)
+
+
+def test_a_topic_of_a_first_message_appears_in_the_empty_list(page: Page, serve: Serve) -> None:
+    """Without a reload, and long before the next poll of topics, which is after 30 seconds."""
+    with cluster() as own:
+        console = serve(own.name_server_address)
+        page.goto(f"{console.url}topics?q=Second")
+        expect(page.get_by_text("No topics match.")).to_be_visible()
+        page.goto(f"{console.url}topics")
+        expect(page.get_by_text("No topics yet.")).to_be_visible()
+        check_accessible(page)
+        with Producer("shop", own.name_server_address) as producer:
+            producer.send(Message("First", b"coffee"))
+            expect(page.get_by_role("link", name="First", exact=True)).to_be_visible(timeout=LISTED_MS)
+            producer.send(Message("Second", b"tea"))
+            expect(page.get_by_role("link", name="Second", exact=True)).to_be_visible(timeout=LISTED_MS)
+        expect(page.get_by_text("Name servers differ")).to_have_count(0)

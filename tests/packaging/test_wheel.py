@@ -59,7 +59,13 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_its_licence_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"skyroute/py.typed", "skyroute/__main__.py", "skyroute/pipeline/log4j2.properties"} <= set(names)
-    console = ("templates/base.html", "static/style.css", "static/console.js", "static/htmx/htmx.min.js")
+    console = (
+        "templates/base.html",
+        "static/style.css",
+        "static/console.js",
+        "static/htmx/htmx.min.js",
+        "locale/zh/LC_MESSAGES/console.mo",
+    )
     assert {f"skyroute/console/{name}" for name in console} <= set(names)
     information = f"skyroute-{__version__}.dist-info"
     assert {f"{information}/licenses/LICENSE", f"{information}/licenses/NOTICE"} <= set(names)

@@ -1,4 +1,4 @@
-"""What tests of the console share: starting one, and an eye for those who cannot see."""
+"""Helpers for tests of the console: its address and application, form tokens, and accessibility."""
 
 import re
 from collections.abc import Callable
@@ -11,32 +11,32 @@ from starlette.applications import Starlette
 from skyroute.console.server import Console
 
 Serve = Callable[..., Console]
-"""Starts a console for name servers, with settings of `ConsoleConfig` by name."""
+"""Starts a console for name servers, with fields of `ConsoleConfig` as keyword arguments."""
 
 
 def app_of(console: Console) -> Starlette:
-    """Return what a console serves."""
-    assert console._web is not None, "it was not started"
+    """Return the application of a console."""
+    assert console._web is not None, "the console was not started"
     app = console._web.config.app
     assert isinstance(app, Starlette)
     return app
 
 
 def port_of(console: Console) -> int:
-    """Return where a console listens."""
+    """Return the port of a console."""
     port = urlsplit(console.url).port
-    assert port is not None, "it was not started"
+    assert port is not None, "the console was not started"
     return port
 
 
 def token_in(page: str) -> str:
-    """Return the token that the forms of a page carry."""
+    """Return the token in the forms of a page."""
     found = re.search(r'name="token" value="([^"]+)"', page)
     assert found is not None, page
     return found[1]
 
 
 def check_accessible(page: Page) -> None:
-    """Have axe look at a page, in light colours: test_words goes through all pages in dark ones."""
+    """Check a page with axe, in the light theme: test_translations checks all pages in the dark one."""
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()

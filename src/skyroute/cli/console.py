@@ -142,9 +142,9 @@ def _journal(text: str) -> tuple[str, Path]:
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 def user(name: str, role: str, data: Path | None, *, remove: bool, password_stdin: bool) -> None:
     """Add a user, change password and role of a user, or remove a user."""
+    from skyroute.console.access.users import Role, make_user, read_users, write_users  # noqa: PLC0415 - an extra
     from skyroute.console.config import USERS_NAME, default_folder  # noqa: PLC0415 - an extra
     from skyroute.console.errors import UsersError  # noqa: PLC0415 - an extra
-    from skyroute.console.guard.users import Role, make_user, read_users, write_users  # noqa: PLC0415 - an extra
 
     path = (data or default_folder()) / USERS_NAME
     try:

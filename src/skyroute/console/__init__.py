@@ -1,1 +1,1 @@
-"""A cluster in a web browser: a page over the admin client, for clusters of Apache's servers, of ours, or of both."""
+"""A web console for clusters of Skyroute or Apache RocketMQ servers."""

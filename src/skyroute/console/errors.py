@@ -1,11 +1,11 @@
-"""What the console refuses."""
+"""Errors of the console."""
 
 from skyroute.errors import SkyrouteError
 
 
 class ConsoleError(SkyrouteError):
-    """The console cannot do what it was asked to; the text says why, and what would help."""
+    """A request to the console cannot be fulfilled; the text says why and what to do."""
 
 
 class UsersError(ConsoleError):
-    """The file of those who may sign in cannot be used, or would have to hold what it cannot."""
+    """The users file cannot be read or written, or a user name or password is not allowed."""

@@ -1,4 +1,4 @@
-"""A running console: its admin, its watcher and its web server, started and stopped together."""
+"""A running console: admin client, cluster monitor and web server."""
 
 import asyncio
 import logging
@@ -12,26 +12,26 @@ import uvicorn
 
 from skyroute.client.admin import Admin
 from skyroute.clock import Clock, SystemClock
+from skyroute.console.access.users import read_users
 from skyroute.console.app import make_app
-from skyroute.console.cluster_data.watcher import LOOK_S, Watcher
+from skyroute.console.cluster_data.monitor import SNAPSHOT_POLL_S, ClusterMonitor
 from skyroute.console.config import ConnectionLimits, ConsoleConfig
 from skyroute.console.errors import ConsoleError
 from skyroute.console.guard.connections import ConnectionGuard, WebServer
-from skyroute.console.guard.users import read_users
-from skyroute.console.pages.page_context import PageContext
+from skyroute.console.web.page_context import PageContext
 from skyroute.remoting.address import join_address
 from skyroute.remoting.server import bind_error
 
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 1_024
-"""Connections the kernel holds for us to accept; further ones are tried again by their peers after a second."""
+"""Connections the kernel queues until they are accepted; clients retry others after a second."""
 STOP_S: Final = 2
-"""How long answers under way may take when we stop."""
+"""How long open responses may take when the console stops."""
 
 
 class Console:
-    """A web page over a cluster.
+    """A web console for a cluster.
 
     Examples:
         >>> console = Console(ConsoleConfig(name_servers="127.0.0.1:9876"))
@@ -39,49 +39,51 @@ class Console:
         >>> print(console.url)
     """
 
-    def __init__(self, config: ConsoleConfig, *, clock: Clock | None = None, look_s: float = LOOK_S) -> None:
+    def __init__(
+        self, config: ConsoleConfig, *, clock: Clock | None = None, poll_interval_s: float = SNAPSHOT_POLL_S
+    ) -> None:
         self.config = config
         self._clock = clock or SystemClock()
         self._admin = Admin(config.name_servers, **config.client)
-        self._watcher = Watcher(self._admin, clock=self._clock, look_s=look_s)
+        self._monitor = ClusterMonitor(self._admin, clock=self._clock, poll_interval_s=poll_interval_s)
         self._web: WebServer | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
-        """Where the first page is, once started."""
+        """Address of the first page, once started."""
 
     def __repr__(self) -> str:
         return f"<Console {self.url or 'not started'}>"
 
     async def start(self) -> None:
-        """Begin to answer; the cluster need not be there yet.
+        """Serve pages; the cluster need not run yet.
 
         Raises:
-            BindError: the address cannot be had.
-            ConsoleError: people would have to sign in, and nobody could.
+            BindError: the address is in use or not of this machine.
+            ConsoleError: users must sign in and there are none, or the certificate cannot be used.
         """
         config = self.config
         if config.must_sign_in and not read_users(config.users_path):
             raise ConsoleError(
-                f"the console at {config.host} asks people to sign in, and nobody can: add somebody with `skyroute "
-                f"console user NAME --role operator --data {config.folder}`, or bind it to 127.0.0.1"
+                f"the console at {config.host} requires sign-in and has no users: add one with `skyroute console user "
+                f"NAME --role operator --data {config.folder}`, or bind it to 127.0.0.1"
             )
         if config.key is not None and config.certificate is None:
-            raise ConsoleError("a key without its certificate is no use: give --certificate as well")
+            raise ConsoleError("--key is set without --certificate: set both")
         listener = _listen(config)
         try:
             await self._admin.start()
-            await self._watcher.start()
+            await self._monitor.start()
             port = listener.getsockname()[1]
-            desk = PageContext(replace(config, port=port), self._admin, self._watcher, self._clock)
+            context = PageContext(replace(config, port=port), self._admin, self._monitor, self._clock)
             settings = uvicorn.Config(
-                make_app(desk),
+                make_app(context),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
                 server_header=False,
                 proxy_headers=False,  # Forwarded reads them
                 ws="none",
-                log_level="error",  # below that, a peer decides how much is logged
+                log_level="error",  # below that, a client decides how much is logged
                 timeout_keep_alive=config.connections.keep_alive_s,
                 timeout_graceful_shutdown=STOP_S,
                 ssl_certfile=config.certificate,
@@ -90,7 +92,7 @@ class Console:
             _load(settings)
         except BaseException:
             listener.close()
-            await self._watcher.stop()
+            await self._monitor.stop()
             await self._admin.stop()
             raise
         guard = ConnectionGuard(_fit_open_files(config.connections), config.trusted_proxies)
@@ -98,11 +100,11 @@ class Console:
         self._task = asyncio.create_task(self._web.serve(sockets=[listener]))
         scheme = "https" if config.certificate else "http"
         self.url = f"{scheme}://{join_address(_reachable(config.host), port)}/"
-        log.info("console served at=%s", self.url)
+        log.info("console started url=%s", self.url)
 
     async def stop(self) -> None:
-        """End; pages that are open are told no more."""
-        await self._watcher.stop()
+        """Stop; open pages receive no more changes."""
+        await self._monitor.stop()
         if self._web is not None and self._task is not None:
             self._web.should_exit = True
             with suppress(asyncio.CancelledError):
@@ -113,7 +115,7 @@ class Console:
 def _load(settings: uvicorn.Config) -> None:
     try:
         settings.load()
-    except OSError as error:  # which a broken certificate or key is, too
+    except OSError as error:  # a damaged certificate or key raises it too
         files = f"{settings.ssl_certfile} with the key {settings.ssl_keyfile or 'in it'}"
         raise ConsoleError(f"cannot use the certificate {files}: {error}") from error
 
@@ -127,7 +129,7 @@ def _fit_open_files(limits: ConnectionLimits) -> ConnectionLimits:
 
 
 def _reachable(host: str) -> str:
-    """Return where this machine reaches a server that listens at a host."""
+    """Return an address at which this machine reaches a server that listens at `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host.strip("[]"), host)
 
 

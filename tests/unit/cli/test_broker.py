@@ -211,7 +211,7 @@ def test_up_serves_a_console_with_cluster_and_journal(environment: dict[str, str
         (["--console-port", "{taken}"], "cannot listen on 127.0.0.1:{taken}: choose another --console-port"),
         (
             ["--console-port", "0", "--bind", "0.0.0.0"],
-            "nobody can: add somebody with `skyroute console user NAME --role operator --data {folder}/data/console`",
+            "has no users: add one with `skyroute console user NAME --role operator --data {folder}/data/console`",
         ),
     ],
 )

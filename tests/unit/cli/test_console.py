@@ -30,7 +30,7 @@ def test_the_console_starts_without_a_cluster_and_stops_on_a_signal(tmp_path: Pa
             url = process.stdout.readline().split()[-1]
             assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
             page = httpx.get(url, timeout=TIMEOUT_S).text
-            assert "The cluster does not answer" in page
+            assert "The cluster does not respond" in page
             assert nobody in page
             process.send_signal(number)
             _, errors = process.communicate(timeout=TIMEOUT_S)
@@ -47,7 +47,7 @@ def test_errors_are_printed_in_one_line(tmp_path: Path) -> None:
     assert re.fullmatch(rf"skyroute console: Failed to bind to 127\.0\.0\.1:{port}: .+ --port .+\n", result.stderr)
     result = run("--port", "0", "--data", tmp_path, "--host", "0.0.0.0")
     assert result.returncode == 1
-    assert f"add somebody with `skyroute console user NAME --role operator --data {tmp_path}`" in result.stderr
+    assert f"add one with `skyroute console user NAME --role operator --data {tmp_path}`" in result.stderr
     result = run("--port", "0", "--data", tmp_path, "--certificate", tmp_path / "none.pem")
     assert result.returncode == 1
     assert f"skyroute console: cannot use the certificate {tmp_path}/none.pem" in result.stderr
@@ -71,11 +71,11 @@ def test_users_are_added_changed_and_removed(tmp_path: Path) -> None:
     gone = run("user", "alice", "--data", tmp_path, "--remove")
     assert (gone.returncode, gone.stderr) == (1, f"Error: no user alice in {path}\n")
     short = run("user", "bob", "--data", tmp_path, "--password-stdin", given="short\n")
-    assert (short.returncode, short.stderr) == (1, "Error: a password has 8 to 1024 characters\n")
+    assert (short.returncode, short.stderr) == (1, "Error: the password has 5 characters (expected 8 to 1024)\n")
 
 
 def test_an_invalid_users_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "users").mkdir()
     result = run("user", "alice", "--data", tmp_path, "--password-stdin", given="long enough\n")
     assert result.returncode == 1
-    assert f"cannot read the users in {tmp_path}/users" in result.stderr
+    assert f"cannot read the users file {tmp_path}/users" in result.stderr

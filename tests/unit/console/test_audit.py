@@ -1,4 +1,4 @@
-"""What was done through the console is on the disk, and readable only by its owner."""
+"""The audit log: entries are on disk, and only the owner can read them."""
 
 import asyncio
 import errno
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.console.guard import audit
-from skyroute.console.guard.audit import VALUE_CHARS_MAX, AuditLog
+from skyroute.console.access import audit
+from skyroute.console.access.audit import VALUE_CHARS_MAX, AuditLog
 
 
-async def test_entries_come_back_newest_first_and_cut_to_what_is_worth_keeping(tmp_path: Path) -> None:
+async def test_entries_are_returned_newest_first_with_long_values_cut(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "made" / "audit.jsonl")
     assert log.latest() == []
     await log.write(1, "anna", "10.0.0.1", "topic.create begun", {"topic": "T", "body": "x" * 10_000})
@@ -23,13 +23,13 @@ async def test_entries_come_back_newest_first_and_cut_to_what_is_worth_keeping(t
     assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
 
 
-async def test_many_at_once_are_whole_lines(tmp_path: Path) -> None:
+async def test_concurrent_entries_are_whole_lines(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     await asyncio.gather(*(log.write(number, "a", "", "x", {"n": "y" * number}) for number in range(100)))
     assert sorted(entry.time_ms for entry in log.latest()) == list(range(100))
 
 
-async def test_lines_that_are_none_are_passed_over(tmp_path: Path) -> None:
+async def test_invalid_lines_are_skipped(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     await log.write(1, "a", "", "x", {})
     with log.path.open("ab") as file:
@@ -47,7 +47,7 @@ async def test_only_the_end_of_a_long_file_is_read(tmp_path: Path, monkeypatch: 
     assert [entry.time_ms for entry in log.latest()] == [9, 8, 7]
 
 
-async def test_a_disk_that_is_full_leaves_no_half_line(tmp_path: Path) -> None:
+async def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     await log.write(1, "a", "", "x", {})
     size = log.path.stat().st_size

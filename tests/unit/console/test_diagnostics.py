@@ -1,4 +1,4 @@
-"""What is found wrong with a topic, and what is not."""
+"""Problems that are found in topics, and cases that are none."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 
 from skyroute.client.admin.cluster import BrokerInfo
-from skyroute.console.chinese import WORDS
 from skyroute.console.cluster_data.diagnostics import (
     MESSAGE_TYPE,
     NAMES_MAX,
+    ClusterFacts,
     Kind,
-    Surroundings,
     diagnose,
     diagnose_all,
     diagnose_queues,
     diagnose_routes,
     kind_of,
 )
+from skyroute.console.cluster_data.monitor import ClusterSnapshot, Inventory, NameServerView
 from skyroute.console.cluster_data.problems import (
     DIFFERENT,
     NAME_SERVERS,
@@ -33,7 +33,7 @@ from skyroute.console.cluster_data.problems import (
     Problem,
     Severity,
 )
-from skyroute.console.cluster_data.watcher import Inventory, Look, NameServerView
+from skyroute.console.texts import LANGUAGES, translator
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.routing.topology import BrokerGroup, BrokerQueues, ClusterView, QueueSettings, TopicRoute
@@ -42,21 +42,21 @@ from skyroute.wire.calls.topics import QueueSpan, TopicConfig
 FAILURE, WARNING, NOTE = Severity.FAILURE, Severity.WARNING, Severity.NOTE
 
 
-def around(*topics: str, brokers: str = "ab") -> Surroundings:
-    """A cluster of brokers, each with its master, and two name servers that know some topics."""
+def facts(*topics: str, brokers: str = "ab") -> ClusterFacts:
+    """Facts of a cluster of brokers with masters, and two name servers that know some topics."""
     known = frozenset(topics or ("T",))
-    return Surroundings(dict.fromkeys(brokers, "c"), frozenset(brokers), True, {"n1": known, "n2": known})
+    return ClusterFacts(dict.fromkeys(brokers, "c"), frozenset(brokers), True, {"n1": known, "n2": known})
 
 
 def config(read: int = 4, write: int = 4, permission: int = 6, **more: object) -> TopicConfig:
     return TopicConfig("T", read, write, permission, **more)  # type: ignore[arg-type]  # named by each test
 
 
-def told(findings: list[Finding]) -> list[tuple[Problem, Severity]]:
-    """Which problems were found; every text must take its values, and be known in Chinese."""
+def problems(findings: list[Finding]) -> list[tuple[Problem, Severity]]:
+    """Return the problems found; every text must have values for its names, also in Chinese."""
     for finding in findings:
-        for text in (finding.text, WORDS[finding.text]):
-            assert "{" not in text.format(**finding.values)
+        for language in LANGUAGES:
+            assert "{" not in translator(language)(finding.text, **finding.values)
     return [(finding.problem, finding.severity) for finding in findings]
 
 
@@ -81,46 +81,44 @@ def told(findings: list[Finding]) -> list[tuple[Problem, Severity]]:
         ({"a": config(), "gone": config()}, [(NO_MASTER, FAILURE)]),
     ],
 )
-def test_settings_tell_what_is_wrong(
-    configs: Mapping[str, TopicConfig], expected: list[tuple[Problem, Severity]]
-) -> None:
-    assert told(diagnose("T", configs, around())) == expected
+def test_settings_show_problems(configs: Mapping[str, TopicConfig], expected: list[tuple[Problem, Severity]]) -> None:
+    assert problems(diagnose("T", configs, facts())) == expected
 
 
-def test_brokers_before_5_keep_no_attributes_and_are_not_blamed_for_it() -> None:
+def test_missing_attributes_of_brokers_before_5_are_no_problem() -> None:
     configs = {"a": config(attributes={MESSAGE_TYPE: "FIFO"}), "b": config()}
-    seen = replace(around(), old=frozenset("b"))
+    seen = replace(facts(), old=frozenset("b"))
     assert diagnose("T", configs, seen) == []
-    assert told(diagnose("T", configs | {"b": config(ordered=True)}, seen)) == [(DIFFERENT, WARNING)]
+    assert problems(diagnose("T", configs | {"b": config(ordered=True)}, seen)) == [(DIFFERENT, WARNING)]
     assert kind_of("T", dict(reversed(configs.items())), ()) is Kind.FIFO
 
 
-def test_the_only_broker_of_a_cluster_is_a_note_and_who_did_not_tell_leaves_it_open() -> None:
-    alone = around(brokers="a")
-    assert told(diagnose("T", {"a": config()}, alone)) == [(SINGLE_BROKER, NOTE)]
-    assert diagnose("T", {"a": config()}, replace(around(), complete=False)) == []
+def test_a_topic_on_one_broker_is_a_note_in_a_cluster_of_one_and_open_while_a_broker_is_unread() -> None:
+    alone = facts(brokers="a")
+    assert problems(diagnose("T", {"a": config()}, alone)) == [(SINGLE_BROKER, NOTE)]
+    assert diagnose("T", {"a": config()}, replace(facts(), complete=False)) == []
 
 
-def test_name_servers_that_do_not_know_a_topic_are_named() -> None:
-    [found] = diagnose("U", {"a": config(), "b": config()}, around("T"))
+def test_name_servers_without_a_topic_are_named() -> None:
+    [found] = diagnose("U", {"a": config(), "b": config()}, facts("T"))
     assert (found.problem, found.severity) == (NAME_SERVERS, FAILURE)
-    assert found.text.format(**found.values) == "2 of 2 name servers do not know it: n1, n2."
+    assert found.text.format(**found.values) == "2 of 2 name servers have no route for it: n1, n2."
 
 
-def test_the_worst_comes_first_and_many_brokers_are_counted() -> None:
+def test_findings_are_sorted_by_severity_and_many_brokers_are_counted() -> None:
     names = [f"broker-{number}" for number in range(NAMES_MAX + 3)]
     configs = {name: config(4, 8, attributes={"k": name}) for name in names}
-    found = diagnose("T", configs, around(brokers="a"))
-    assert told(found) == [(NO_MASTER, FAILURE), (READ_WRITE, FAILURE), (DIFFERENT, WARNING)]
+    found = diagnose("T", configs, facts(brokers="a"))
+    assert problems(found) == [(NO_MASTER, FAILURE), (READ_WRITE, FAILURE), (DIFFERENT, WARNING)]
     assert str(found[0].values["brokers"]).endswith("broker-4 (+3)")
 
 
-def test_what_brokers_make_themselves_is_not_held_against_them() -> None:
-    """A retry topic lies where a group failed; a system topic is as the broker needs it."""
-    seen = around("%RETRY%g", "%DLQ%g", "b", "rmq_sys_x", "c_REPLY_TOPIC")
+def test_settings_of_topics_that_brokers_create_are_no_problem() -> None:
+    """A retry topic is on brokers where a group failed; a system topic has the settings the broker needs."""
+    seen = facts("%RETRY%g", "%DLQ%g", "b", "rmq_sys_x", "c_REPLY_TOPIC")
     for topic in ("%RETRY%g", "%DLQ%g", "b", "rmq_sys_x", "c_REPLY_TOPIC"):
         assert diagnose(topic, {"a": config(1, 2, 2)}, seen) == []
-    assert told(diagnose("%RETRY%g", {"gone": config()}, seen)) == [(NO_MASTER, FAILURE)]
+    assert problems(diagnose("%RETRY%g", {"gone": config()}, seen)) == [(NO_MASTER, FAILURE)]
 
 
 @pytest.mark.parametrize(
@@ -136,12 +134,14 @@ def test_what_brokers_make_themselves_is_not_held_against_them() -> None:
         ("c", {}, Kind.SYSTEM),
     ],
 )
-def test_a_topic_is_what_its_name_or_its_settings_say(topic: str, attributes: dict[str, str], kind: Kind) -> None:
-    assert kind_of(topic, {"a": config(attributes=attributes)}, around().own_topics) is kind
+def test_the_type_of_a_topic_comes_from_its_name_or_settings(
+    topic: str, attributes: dict[str, str], kind: Kind
+) -> None:
+    assert kind_of(topic, {"a": config(attributes=attributes)}, facts().own_topics) is kind
 
 
 def test_surroundings_come_from_a_look() -> None:
-    """A slave is no master, and neither is one that does not answer; equal looks make equal surroundings."""
+    """A slave is no master, and neither is a broker that does not respond; equal snapshots have equal facts."""
     brokers = (
         BrokerInfo("c", "a", 0, "1:1", {}),
         BrokerInfo("c", "b", 1, "1:2", {"brokerVersionDesc": "V4_9_7"}),
@@ -151,21 +151,26 @@ def test_surroundings_come_from_a_look() -> None:
         NameServerView("n1", ClusterView((), {}), frozenset({"T"})),
         NameServerView("n2", failure=SkyrouteError("gone")),
     )
-    seen = Surroundings.of(Look(1, 0.0, brokers, servers), Inventory(failures={"1:3": SkyrouteError("silent")}))
+    seen = ClusterFacts.of(
+        ClusterSnapshot(1, 0.0, brokers, servers), Inventory(failures={"1:3": SkyrouteError("silent")})
+    )
     clusters, known = {"a": "c", "b": "c", "d": "c"}, {"n1": frozenset({"T"})}
-    assert seen == Surroundings(clusters, frozenset({"a"}), False, known, frozenset({"b"}))
-    assert Surroundings.of(Look(2, 5.0, brokers, servers), Inventory(failures={"1:3": SkyrouteError("else")})) == seen
+    assert seen == ClusterFacts(clusters, frozenset({"a"}), False, known, frozenset({"b"}))
+    assert (
+        ClusterFacts.of(ClusterSnapshot(2, 5.0, brokers, servers), Inventory(failures={"1:3": SkyrouteError("else")}))
+        == seen
+    )
 
 
-def test_all_topics_are_looked_at_as_each_is() -> None:
+def test_all_topics_have_the_findings_of_each() -> None:
     topics = {"T": {"a": config(), "b": config()}, "U": {"a": config()}}
-    seen = around("T", "U")
+    seen = facts("T", "U")
     assert [(topic, list(found)) for topic, _, found in diagnose_all(Inventory(topics=topics), seen)] == [
         (topic, diagnose(topic, configs, seen)) for topic, configs in topics.items()
     ]
 
 
-# From what was asked about one topic
+# From the routes and queues of one topic
 
 
 def view(*names: str, address: str = "1:1") -> ClusterView:
@@ -181,40 +186,42 @@ OPEN = QueueSettings(4, 4, 6)
 BOTH = {"a": config(), "b": config()}
 
 
-def test_routes_that_agree_are_no_finding() -> None:
+def test_equal_routes_are_no_problem() -> None:
     same = route({"a": OPEN, "b": OPEN})
     views = {"n1": view("a", "b"), "n2": view("a", "b")}
-    assert diagnose_routes("T", {"n1": same, "n2": same}, views, BOTH, around()) == []
+    assert diagnose_routes("T", {"n1": same, "n2": same}, views, BOTH, facts()) == []
 
 
-def test_routes_that_differ_tell_who_says_what() -> None:
+def test_different_routes_are_shown_by_name_server() -> None:
     views = {"n1": view("a", "b"), "n2": view("a", "b")}
     routes = {"n1": route({"a": OPEN, "b": OPEN}), "n2": route({"a": OPEN, "b": QueueSettings(4, 8, 6)})}
-    [found] = diagnose_routes("T", routes, views, BOTH, around())
-    assert told([found]) == [(NAME_SERVERS, FAILURE)]
-    assert found.values == {"what": "write queues", "broker": "b", "said": "n1: 4; n2: 8"}
-    assert told(diagnose_routes("T", {"n1": routes["n1"], "n2": None}, views, BOTH, around())) == [
+    [found] = diagnose_routes("T", routes, views, BOTH, facts())
+    assert problems([found]) == [(NAME_SERVERS, FAILURE)]
+    assert found.values == {"what": "write queues", "broker": "b", "details": "n1: 4; n2: 8"}
+    assert problems(diagnose_routes("T", {"n1": routes["n1"], "n2": None}, views, BOTH, facts())) == [
         (NAME_SERVERS, FAILURE),
         (NAME_SERVERS, FAILURE),
     ]
 
 
-def test_a_name_server_that_lacks_a_broker_disagrees_on_its_topics() -> None:
+def test_a_name_server_without_a_broker_differs_in_its_topics() -> None:
     views = {"n1": view("a", "b", "elsewhere"), "n2": view("a")}
     routes = {"n1": route({"a": OPEN, "b": OPEN}), "n2": route({"a": OPEN})}
-    [found] = diagnose_routes("T", routes, views, BOTH, around())
+    [found] = diagnose_routes("T", routes, views, BOTH, facts())
     assert (found.problem, found.values["broker"]) == (NAME_SERVERS, "b")
 
 
-def test_writes_that_only_name_servers_forbid_are_found() -> None:
+def test_writes_that_only_name_servers_disable_are_found() -> None:
     closed = route({"a": OPEN, "b": OPEN.read_only()})
-    assert told(diagnose_routes("T", {"n1": closed}, {"n1": view("a", "b")}, BOTH, around())) == [(UNWRITABLE, WARNING)]
+    assert problems(diagnose_routes("T", {"n1": closed}, {"n1": view("a", "b")}, BOTH, facts())) == [
+        (UNWRITABLE, WARNING)
+    ]
 
 
-def test_a_broker_in_the_route_that_answers_nobody_has_no_master() -> None:
-    silent = replace(around(), masters=frozenset("a"))
+def test_a_broker_in_the_route_that_does_not_respond_has_no_master() -> None:
+    silent = replace(facts(), masters=frozenset("a"))
     found = diagnose_routes("T", {"n1": route({"a": OPEN, "b": OPEN})}, {"n1": view("a", "b")}, {"a": config()}, silent)
-    assert told(found) == [(NO_MASTER, FAILURE)]
+    assert problems(found) == [(NO_MASTER, FAILURE)]
 
 
 @pytest.mark.parametrize(
@@ -228,17 +235,17 @@ def test_a_broker_in_the_route_that_answers_nobody_has_no_master() -> None:
         ((5000,), False),
     ],
 )
-def test_messages_that_crowd_in_one_queue_are_found(held: tuple[int, ...], skewed: bool) -> None:
+def test_uneven_queues_are_found(held: tuple[int, ...], skewed: bool) -> None:
     queues = {QueueRef("T", "a", number): QueueSpan(7, 7 + count) for number, count in enumerate(held)}
-    assert told(diagnose_queues(queues, {"a": config(8, 8)})) == ([(SKEW, WARNING)] if skewed else [])
+    assert problems(diagnose_queues(queues, {"a": config(8, 8)})) == ([(SKEW, WARNING)] if skewed else [])
 
 
-def test_queues_that_are_no_longer_written_may_run_empty() -> None:
+def test_queues_above_the_write_queues_may_be_empty() -> None:
     queues = {QueueRef("T", "a", number): QueueSpan(0, 1000 if number < 2 else 0) for number in range(4)}
     assert diagnose_queues(queues, {"a": config(4, 2)}) == []
 
 
-def test_every_problem_has_a_key_of_its_own_and_chinese() -> None:
+def test_every_problem_has_its_own_key_and_a_translation() -> None:
     assert len({problem.key for problem in PROBLEMS}) == len(PROBLEMS)
     for problem in PROBLEMS:
-        assert {problem.label, problem.advice} <= WORDS.keys()
+        assert translator("zh")(problem.advice) != problem.advice

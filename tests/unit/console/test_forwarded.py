@@ -1,4 +1,4 @@
-"""Which address a request comes from, behind proxies, and what limits for one client go by."""
+"""The client's address behind proxies, and the key for limits per client."""
 
 import pytest
 
@@ -11,10 +11,10 @@ TRUSTED = parse_networks("10.0.0.0/8, fd00::/8")
 @pytest.mark.parametrize(
     ("peer", "forwarded", "address"),
     [
-        ("203.0.113.7", "1.2.3.4", "203.0.113.7"),  # no proxy of ours
+        ("203.0.113.7", "1.2.3.4", "203.0.113.7"),  # not a trusted proxy
         ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "203.0.113.7", "203.0.113.7"),
-        ("10.0.0.1", "1.2.3.4,203.0.113.7", "203.0.113.7"),  # the client invented the first
+        ("10.0.0.1", "1.2.3.4,203.0.113.7", "203.0.113.7"),  # the client forged the first
         ("10.0.0.1", "1.2.3.4, 203.0.113.7 , 10.9.9.9", "203.0.113.7"),
         ("10.0.0.1", "10.0.0.3, 10.0.0.2", "10.0.0.3"),
         ("10.0.0.1", "unknown, 10.0.0.2", "10.0.0.2"),
@@ -24,7 +24,7 @@ TRUSTED = parse_networks("10.0.0.0/8, fd00::/8")
         ("::ffff:10.0.0.1", "203.0.113.7", "203.0.113.7"),
     ],
 )
-def test_the_last_address_that_is_no_proxy_of_ours_is_the_clients(peer: str, forwarded: str, address: str) -> None:
+def test_the_last_address_that_is_no_trusted_proxy_is_the_clients(peer: str, forwarded: str, address: str) -> None:
     assert client_address(peer, forwarded.split(","), TRUSTED) == address
 
 

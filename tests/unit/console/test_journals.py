@@ -1,4 +1,4 @@
-"""What the console reads of journals: within bounds, and with a word where it cannot be sure."""
+"""Reading journals: within bounds, and with a mark where the result may be incomplete."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ async def numbers(journals: Journals, **wanted: object) -> list[int | None]:
     return [None if isinstance(entry.what, Damage) else entry.what.seq for entry in timeline.entries]
 
 
-async def test_what_happened_is_told_newest_first(tmp_path: Path) -> None:
+async def test_records_are_listed_newest_first(tmp_path: Path) -> None:
     write(tmp_path, START, joined(), TOPIC, joined(1), LEFT)
     journals = Journals({"ns": tmp_path})
     assert await numbers(journals) == [6, 5, 4, 3, 2, 1]
@@ -33,7 +33,7 @@ async def test_what_happened_is_told_newest_first(tmp_path: Path) -> None:
     assert await numbers(journals, broker="broker-1", kind="broker_joined") == [4]
 
 
-async def test_journals_are_woven_together_by_time(tmp_path: Path) -> None:
+async def test_journals_are_merged_by_time(tmp_path: Path) -> None:
     clock = ManualClock()
     for name in ("a", "b", "a", "b"):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ async def test_journals_are_woven_together_by_time(tmp_path: Path) -> None:
     assert "there is no journal in" in timeline.unread["c"]
 
 
-async def test_only_the_latest_part_of_a_long_journal_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_end_of_a_long_journal_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         write(tmp_path, joined(number))
     size = closed_segments(tmp_path)[1].stat().st_size
@@ -56,7 +56,7 @@ async def test_only_the_latest_part_of_a_long_journal_is_read(tmp_path: Path, mo
     assert await numbers(journals) == [8, 7, 6, 5]
 
 
-async def test_a_damaged_line_is_between_its_neighbours(tmp_path: Path) -> None:
+async def test_a_damaged_line_keeps_its_place(tmp_path: Path) -> None:
     write(tmp_path, START, joined(), TOPIC)
     (path,) = closed_segments(tmp_path).values()
     lines = path.read_bytes().splitlines(keepends=True)
@@ -68,7 +68,7 @@ async def test_a_damaged_line_is_between_its_neighbours(tmp_path: Path) -> None:
     assert (after.is_certain, after.damages) == (False, 1)
 
 
-async def test_routes_are_those_of_the_life_and_the_moment_that_is_asked_for(tmp_path: Path) -> None:
+async def test_routes_are_those_of_the_run_and_the_time_asked_for(tmp_path: Path) -> None:
     clock = ManualClock()
     write(tmp_path, START, joined(), TOPIC, clock=clock)
     first_ms = int(clock.wall() * 1000)
@@ -85,11 +85,11 @@ async def test_routes_are_those_of_the_life_and_the_moment_that_is_asked_for(tmp
     assert by_number.table.groups["broker-0"].queues == {}
     with pytest.raises(ConsoleError, match="the journal begins later"):
         await journals.routes("ns", Point(time_ms=first_ms - 1))
-    with pytest.raises(ConsoleError, match="there is no journal 'other'"):
+    with pytest.raises(ConsoleError, match="unknown journal 'other'"):
         await journals.routes("other", Point(seq=1))
 
 
-async def test_a_lost_segment_and_a_lost_beginning_are_doubts(tmp_path: Path) -> None:
+async def test_routes_are_uncertain_without_a_segment_or_the_beginning(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, segment_bytes=1)
     for change in (START, joined(), joined(1), joined(2)):
         journal.append([change])
@@ -105,7 +105,7 @@ async def test_a_lost_segment_and_a_lost_beginning_are_doubts(tmp_path: Path) ->
     assert (routes.has_start, routes.is_certain) == (False, False)
 
 
-async def test_a_life_that_is_too_long_is_for_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_is_too_long_is_for_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = open_journal(tmp_path)
     journal.append([START, joined()])
     journal.close()

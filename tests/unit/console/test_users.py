@@ -1,4 +1,4 @@
-"""The file of those who may sign in."""
+"""The users file."""
 
 import os
 import stat
@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.console.access.users import UNKNOWN_USER, Role, UsersFile, make_user, read_users, write_users
 from skyroute.console.errors import UsersError
-from skyroute.console.guard.users import NOBODY, Role, UsersFile, make_user, read_users, write_users
 
 
-def test_a_password_is_known_by_its_hash_alone(tmp_path: Path) -> None:
+def test_only_the_hash_of_a_password_is_stored(tmp_path: Path) -> None:
     anna, same = make_user("anna", Role.OPERATOR, "correct horse"), make_user("same", Role.VIEWER, "correct horse")
     write_users(tmp_path / "users", {"anna": anna, "same": same})
     content = (tmp_path / "users").read_text()
     assert "correct horse" not in content
-    assert anna.secret != same.secret  # each has a salt of its own
+    assert anna.secret != same.secret  # each has its own salt
     assert read_users(tmp_path / "users") == {"anna": anna, "same": same}
-    assert anna.knows("correct horse")
-    assert not anna.knows("correct horse ")
-    assert not NOBODY.knows("")
+    assert anna.has_password("correct horse")
+    assert not anna.has_password("correct horse ")
+    assert not UNKNOWN_USER.has_password("")
 
 
-def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     path = tmp_path / "made" / "users"
     before = os.umask(0)
     try:
@@ -34,19 +34,19 @@ def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a b", "x" * 65, "ä", "a\n"])
-def test_names_that_would_break_the_file_are_refused(name: str) -> None:
-    with pytest.raises(UsersError, match="cannot be a user's name"):
+def test_names_that_would_damage_the_file_are_refused(name: str) -> None:
+    with pytest.raises(UsersError, match="is not allowed"):
         make_user(name, Role.VIEWER, "12345678")
 
 
 @pytest.mark.parametrize("password", ["", "1234567", "x" * 1025])
-def test_passwords_have_a_least_and_a_most(password: str) -> None:
-    with pytest.raises(UsersError, match="8 to 1024 characters"):
+def test_passwords_have_a_minimum_and_a_maximum_length(password: str) -> None:
+    with pytest.raises(UsersError, match="expected 8 to 1024"):
         make_user("a", Role.VIEWER, password)
 
 
-def test_whatever_a_terminal_gives_can_be_a_password() -> None:
-    assert make_user("a", Role.VIEWER, "\udcff\udcfe密码密码密码").knows("\udcff\udcfe密码密码密码")
+def test_any_input_of_a_terminal_can_be_a_password() -> None:
+    assert make_user("a", Role.VIEWER, "\udcff\udcfe密码密码密码").has_password("\udcff\udcfe密码密码密码")
 
 
 SALT_AND_HASH = "00" * 16 + "$" + "00" * 32
@@ -65,24 +65,24 @@ SALT_AND_HASH = "00" * 16 + "$" + "00" * 32
         "anna:operator:scrypt$16384$0$1$" + SALT_AND_HASH,
     ],
 )
-def test_a_line_that_is_no_user_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "users").write_text(f"# who may\n\n{line}\n")
-    with pytest.raises(UsersError, match=r"line 3 of .*: write it anew with `skyroute console user NAME`"):
+def test_an_invalid_line_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "users").write_text(f"# users\n\n{line}\n")
+    with pytest.raises(UsersError, match=r"line 3 of .*: write it again with `skyroute console user NAME`"):
         read_users(tmp_path / "users")
 
 
-def test_a_file_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "users").mkdir()
-    with pytest.raises(UsersError, match="cannot read the users in"):
+    with pytest.raises(UsersError, match="cannot read the users file"):
         read_users(tmp_path / "users")
-    with pytest.raises(UsersError, match="cannot write the users to"):
+    with pytest.raises(UsersError, match="cannot write the users file"):
         write_users(tmp_path / "users", {})
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsersError, match="cannot read the users in"):
+    with pytest.raises(UsersError, match="cannot read the users file"):
         read_users(tmp_path / "binary")
 
 
-def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     file = UsersFile(tmp_path / "users")
     assert file.read() == {}
     anna = make_user("anna", Role.VIEWER, "12345678")

@@ -1,1 +1,1 @@
-"""Data about the cluster that pages show."""
+"""The cluster's data that pages show: polled state, diagnostics, messages and journals."""

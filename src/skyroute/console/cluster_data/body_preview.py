@@ -1,4 +1,4 @@
-"""What is inside a message, for people to look at: as text, as JSON or byte by byte, and no more than fits a page."""
+"""Shows a message body as text, JSON or hex, with a bound on the size."""
 
 import re
 from codecs import getincrementaldecoder
@@ -11,22 +11,22 @@ import msgspec
 
 TEXT_BYTES_MAX: Final = 256 * 1024
 HEX_BYTES_MAX: Final = 16 * 1024
-"""Every byte takes five characters of a page."""
+"""A byte takes five characters on the page."""
 JSON_DEPTH_MAX: Final = 64
-"""Deeper than that, most of a page would be indentation."""
+"""Deeper JSON would be mostly indentation."""
 PREVIEW_CHARS: Final = 120
 
 _HEX_ROW: Final = 16
 _CONTROLS: Final = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"
 _BINARY: Final = re.compile(f"[{_CONTROLS}]")
-# Characters that turn the direction of writing make a text look like another one.
+# Characters that change the writing direction can make a text look like another one.
 _UNSEEN: Final = re.compile(f"[{_CONTROLS}\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# A string without an end goes to the end of the body, so that no part of it is looked at twice.
+# An unterminated string extends to the end of the body, so that no byte is scanned twice.
 _STRING_OR_BRACKET: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[\]{}]', re.DOTALL)
 
 
 class Form(StrEnum):
-    """A way to look at a body."""
+    """How a body is shown."""
 
     TEXT = "text"
     JSON = "json"
@@ -40,30 +40,30 @@ class ShownBody:
     form: Form
     text: str
     shown_bytes: int
-    """Of the body; fewer than it has if it was cut."""
+    """Bytes of the body that are shown; fewer than its size if it is truncated."""
 
 
 def show_body(body: bytes, form: Form | None = None) -> ShownBody:
-    """Return a body in a form, or in the one that suits it. What is no JSON is shown as text even if asked for."""
+    """Return a body in a form; None: the form that fits the body. A body that is not JSON is shown as text."""
     if form is not Form.TEXT and form is not Form.HEX and (pretty := _pretty(body)) is not None:
         return ShownBody(Form.JSON, pretty, len(body))
     if form is Form.HEX or (form is None and not _is_text(body, TEXT_BYTES_MAX)):
         return ShownBody(Form.HEX, _hex(body[:HEX_BYTES_MAX]), min(len(body), HEX_BYTES_MAX))
-    text = harmless(_decode(body, TEXT_BYTES_MAX, "backslashreplace"))
+    text = escape_invisible(_decode(body, TEXT_BYTES_MAX, "backslashreplace"))
     return ShownBody(Form.TEXT, text, min(len(body), TEXT_BYTES_MAX))
 
 
 def preview(body: bytes) -> str:
-    """Return the beginning of a text in one line; nothing of what is no text."""
+    """Return the beginning of a text in one line; an empty text for a binary body."""
     bytes_max = 4 * PREVIEW_CHARS
     if not _is_text(body, bytes_max):
         return ""
-    line = " ".join(harmless(_decode(body, bytes_max, "strict")).split())
+    line = " ".join(escape_invisible(_decode(body, bytes_max, "strict")).split())
     return line if len(line) <= PREVIEW_CHARS and len(body) <= bytes_max else f"{line[:PREVIEW_CHARS]}…"
 
 
-def harmless(text: str) -> str:
-    """Return a text with those characters written out that are not seen but change how others are."""
+def escape_invisible(text: str) -> str:
+    """Return a text with escapes for invisible characters that change how others are shown."""
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -75,7 +75,7 @@ def _is_text(body: bytes, bytes_max: int) -> bool:
 
 
 def _decode(body: bytes, bytes_max: int, errors: str) -> str:
-    # A character that the cut goes through is left out.
+    # A character that is cut in two is left out.
     return getincrementaldecoder("utf-8")(errors).decode(body[:bytes_max], final=len(body) <= bytes_max)
 
 
@@ -86,11 +86,11 @@ def _pretty(body: bytes) -> str | None:
     if max(accumulate(steps), default=0) > JSON_DEPTH_MAX:
         return None
     try:
-        # Formats the very characters: numbers keep their digits, and a name that stands twice stays twice.
+        # Formats the text itself: numbers keep their digits, and duplicate names stay.
         pretty = msgspec.json.format(body, indent=2).decode()
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return harmless(pretty) if len(pretty) <= 4 * TEXT_BYTES_MAX else None
+    return escape_invisible(pretty) if len(pretty) <= 4 * TEXT_BYTES_MAX else None
 
 
 def _hex(body: bytes) -> str:

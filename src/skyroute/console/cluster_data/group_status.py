@@ -1,14 +1,15 @@
-"""What brokers, and its members, say of a consumer group. Whoever does not answer is named, and the others count."""
+"""The state of a consumer group, from its brokers and its consumers. Those that do not respond are listed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from skyroute.client.admin import Admin
 from skyroute.client.admin.base import Failures, SomeFailedError, call_each
 from skyroute.client.admin.groups import GroupProgress
 from skyroute.client.errors import ConsumerOfflineError, RequestTimeoutError
-from skyroute.console.pages.page_context import PageContext
+from skyroute.console.cluster_data.monitor import ClusterSnapshot
 from skyroute.errors import SkyrouteError
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import PREDEFINED_GROUPS, is_system_group
@@ -20,91 +21,96 @@ from skyroute.wire.calls.groups import (
     encode_consume_stats_query,
 )
 
-ANSWER_S: Final = 5.0
+BROKER_S: Final = 5.0
 """How long a page waits for a broker."""
-MEMBER_S: Final = 3.0
-"""How long a page waits for a member, which a broker asks on our behalf."""
-MEMBERS_ASKED_MAX: Final = 100
-"""Members of one group that are asked what they do."""
+CONSUMER_S: Final = 3.0
+"""How long a page waits for a consumer, to which a broker forwards the request."""
+CONSUMERS_ASKED_MAX: Final = 100
+"""Consumers of one group that one page sends a request to."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """How far a group has come, who is connected, and which brokers did not tell."""
+class GroupStatus:
+    """A group's offsets and connected consumers."""
 
     progress: GroupProgress
     consumers: ConsumerConnections
     failures: Failures
+    """Brokers that did not respond, by address."""
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """What the members of a group say of themselves, by client id, and who said nothing."""
+class RunningConsumers:
+    """What the consumers of a group report about themselves, by client id."""
 
-    told: Mapping[str, RunningConsumer]
+    by_client: Mapping[str, RunningConsumer]
     failures: Failures
-    unasked: int = 0
-    """Members beyond the number that one page asks."""
+    not_asked: int = 0
+    """Consumers beyond `CONSUMERS_ASKED_MAX`."""
 
     @property
     def owners(self) -> dict[QueueRef, str]:
-        """Which member holds which queue."""
-        return {queue: member for member, running in self.told.items() for queue in running.queues}
+        """The client id of the consumer that holds each queue."""
+        return {queue: client for client, running in self.by_client.items() for queue in running.queues}
 
 
 def is_system(group: str) -> bool:
-    """Whether a group is none that somebody's application consumes with."""
+    """Return whether a group belongs to RocketMQ and not to an application."""
     return group in PREDEFINED_GROUPS or is_system_group(group)
 
 
-async def glance(desk: PageContext, group: str, brokers: Iterable[str]) -> Glance:
-    """Ask the brokers that have a group how far it has come, and who is connected."""
-    addresses, down = _addresses(desk, brokers)
-    (stats, silent), (consumers, others) = await asyncio.gather(
-        _hear(addresses, lambda address: _ask_stats(desk, group, address)),
-        _hear(addresses, lambda address: _ask_consumers(desk, group, address)),
+async def fetch_group_status(
+    admin: Admin, snapshot: ClusterSnapshot, group: str, brokers: Iterable[str]
+) -> GroupStatus:
+    """Read a group's offsets and consumers from the brokers that have it."""
+    addresses, down = _addresses(snapshot, brokers)
+    (stats, failed), (consumers, failed_too) = await asyncio.gather(
+        _ask_each(addresses, lambda address: _read_stats(admin, group, address)),
+        _ask_each(addresses, lambda address: _read_consumers(admin, group, address)),
     )
     queues = {queue: progress for each in stats.values() for queue, progress in each.queues.items()}
     progress = GroupProgress(group, dict(sorted(queues.items())), sum(each.tps for each in stats.values()))
-    return Glance(progress, _merge(consumers.values()), {**down, **silent, **others})
+    return GroupStatus(progress, _merge(consumers.values()), {**down, **failed, **failed_too})
 
 
-async def ask_members(desk: PageContext, group: str, brokers: Iterable[str]) -> tuple[ConsumerConnections, Failures]:
-    """Ask the brokers that have a group who is connected for it."""
-    addresses, down = _addresses(desk, brokers)
-    told, silent = await _hear(addresses, lambda address: _ask_consumers(desk, group, address))
-    return _merge(told.values()), {**down, **silent}
+async def fetch_consumers(
+    admin: Admin, snapshot: ClusterSnapshot, group: str, brokers: Iterable[str]
+) -> tuple[ConsumerConnections, Failures]:
+    """Read the connected consumers of a group from the brokers that have it."""
+    addresses, down = _addresses(snapshot, brokers)
+    consumers, failed = await _ask_each(addresses, lambda address: _read_consumers(admin, group, address))
+    return _merge(consumers.values()), {**down, **failed}
 
 
-async def ask_running(desk: PageContext, group: str, consumers: ConsumerConnections) -> Running:
-    """Ask the members of a group what they do."""
-    members = [connection.client_id for connection in consumers.connections]
+async def fetch_running(admin: Admin, group: str, consumers: ConsumerConnections) -> RunningConsumers:
+    """Ask the consumers of a group for their queues, subscriptions and rates."""
+    clients = [connection.client_id for connection in consumers.connections]
 
     async def ask(client_id: str) -> RunningConsumer:
         try:
-            async with asyncio.timeout(MEMBER_S):
-                return await desk.admin.running_consumer(group, client_id)
+            async with asyncio.timeout(CONSUMER_S):
+                return await admin.running_consumer(group, client_id)
         except TimeoutError:
-            raise RequestTimeoutError(f"{client_id} said nothing of itself for {MEMBER_S:g} s") from None
+            raise RequestTimeoutError(f"{client_id} did not respond within {CONSUMER_S:g} s") from None
 
-    asked = members[:MEMBERS_ASKED_MAX]
-    return Running(*await _hear(asked, ask), len(members) - len(asked))
+    asked = clients[:CONSUMERS_ASKED_MAX]
+    return RunningConsumers(*await _ask_each(asked, ask), len(clients) - len(asked))
 
 
-def _addresses(desk: PageContext, brokers: Iterable[str]) -> tuple[list[str], dict[str, SkyrouteError]]:
-    """Return where brokers are, and of those that did not answer the last look, why not: they are not asked again."""
-    masters = desk.watcher.look.masters
-    down = {each.address: each.failure for each in desk.watcher.look.brokers if each.failure is not None}
+def _addresses(snapshot: ClusterSnapshot, brokers: Iterable[str]) -> tuple[list[str], dict[str, SkyrouteError]]:
+    """Return the addresses to ask, and the errors of brokers that did not respond to the last poll."""
+    masters = snapshot.masters
+    down = {each.address: each.failure for each in snapshot.brokers if each.failure is not None}
     wanted = [masters[name] for name in brokers if name in masters]
     return [each for each in wanted if each not in down], {each: down[each] for each in wanted if each in down}
 
 
-async def _hear(
+async def _ask_each(
     names: Iterable[str], ask: Callable[[str], Awaitable[T]]
 ) -> tuple[dict[str, T], Mapping[str, SkyrouteError]]:
-    """Ask all at the same time; that none answers is no failure here."""
+    """Call `ask` for all names at the same time; unlike `call_each`, do not raise if all of them fail."""
     names = list(names)
     try:
         return await call_each(names, ask)
@@ -114,26 +120,26 @@ async def _hear(
         return {}, {names[0]: error}
 
 
-async def _ask_stats(desk: PageContext, group: str, address: str) -> ConsumeStats:
-    answer = await desk.admin.session.ask(address, encode_consume_stats_query(group), ANSWER_S)
-    return decode_consume_stats(answer.body)
+async def _read_stats(admin: Admin, group: str, address: str) -> ConsumeStats:
+    response = await admin.session.ask(address, encode_consume_stats_query(group), BROKER_S)
+    return decode_consume_stats(response.body)
 
 
-async def _ask_consumers(desk: PageContext, group: str, address: str) -> ConsumerConnections:
+async def _read_consumers(admin: Admin, group: str, address: str) -> ConsumerConnections:
     try:
-        return await desk.admin.consumers(group, broker=address)
+        return await admin.consumers(group, broker=address)
     except ConsumerOfflineError:
         return ConsumerConnections()
 
 
-def _merge(told: Iterable[ConsumerConnections]) -> ConsumerConnections:
-    """Return what several brokers say as one: a member has a connection to each, and some may be known to few."""
-    told = [each for each in told if each.connections]
-    if not told:
+def _merge(parts: Iterable[ConsumerConnections]) -> ConsumerConnections:
+    """Return the connections of several brokers as one: a consumer connects to each, and some brokers may lack it."""
+    parts = [each for each in parts if each.connections]
+    if not parts:
         return ConsumerConnections()
-    members = {connection.client_id: connection for each in reversed(told) for connection in each.connections}
-    subscriptions = {topic: wanted for each in told for topic, wanted in each.subscriptions.items()}
-    first = told[0]
+    clients = {connection.client_id: connection for each in reversed(parts) for connection in each.connections}
+    subscriptions = {topic: subscription for each in parts for topic, subscription in each.subscriptions.items()}
+    first = parts[0]
     return ConsumerConnections(
-        tuple(sorted(members.values())), subscriptions, first.consume_type, first.model, first.start_from
+        tuple(sorted(clients.values())), subscriptions, first.consume_type, first.model, first.start_from
     )

@@ -1,6 +1,6 @@
-"""What the journals of name servers tell the pages: what happened, and the routes as they were at any instant.
+"""Reads the journals of name servers: a timeline of records, and the routes at any point in time.
 
-A journal may hold a gigabyte: every reading has a bound, happens in a thread, and one after the other.
+A journal may have a gigabyte: every read has a bound and runs in a thread, one read at a time.
 """
 
 import asyncio
@@ -21,34 +21,34 @@ from skyroute.nameserver.journal.selection import Selection
 T = TypeVar("T")
 
 TIMELINE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of each journal, the latest that are asked for; some tens of thousands of records."""
+"""Bytes read of each journal for a timeline: some tens of thousands of records."""
 REPLAY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Between the start of a name server and an instant of its life."""
+"""Bytes read between the start of a name server and a point in time."""
 _START: Final = Kind.SERVER_STARTED.value.encode()
 
 
 class Entry(NamedTuple):
-    """A line of a journal."""
+    """A record of a journal, or a damaged line."""
 
     at_ms: int
-    """Of a line that is no record, when the one before it was written."""
+    """For a damaged line, the time of the record before it."""
     journal: str
     what: Record | Damage
 
 
 @dataclass(slots=True)
 class Timeline:
-    """What happened, the newest first."""
+    """Records of one or more journals, newest first."""
 
     entries: list[Entry] = field(default_factory=list)
     cut: set[str] = field(default_factory=set)
-    """Journals of which older records were not read."""
+    """Journals with older records that were not read."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Journals that cannot be read, and why."""
+    """Journals that cannot be read, with the reason."""
 
 
 class Point(NamedTuple):
-    """A place in a journal: after the record of a number, or after the last one that is dated up to a moment."""
+    """A position in a journal: after the record with a number, or after the last record up to a time."""
 
     seq: int | None = None
     time_ms: int | None = None
@@ -59,11 +59,11 @@ class Point(NamedTuple):
 
 @dataclass(slots=True)
 class Routes:
-    """What a name server knew at a point of its life."""
+    """The route table of a name server at one point in time."""
 
     table: Replay
     last: Record
-    """The last record that counts."""
+    """The last record that was applied."""
     has_start: bool = False
     gaps: int = 0
     damages: int = 0
@@ -74,7 +74,7 @@ class Routes:
 
 
 class Journals:
-    """The journals that a console was given, by their names."""
+    """The journals of a console by name."""
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self._paths = dict(paths)
@@ -85,21 +85,21 @@ class Journals:
         return list(self._paths)
 
     async def timeline(self, names: list[str], wanted: Callable[[], Selection]) -> Timeline:
-        """Return what happened in some journals; `wanted` makes a selection anew for each."""
+        """Return the timeline of some journals; `wanted` returns a new selection for each."""
         return await self._in_turn(lambda: self._timeline(names, wanted))
 
     async def routes(self, name: str, *points: Point) -> list[Routes]:
-        """Return what a name server knew at some points.
+        """Return the routes of a name server at some points in time.
 
         Raises:
-            ConsoleError: there is no such journal, it cannot be read, or not that far.
+            ConsoleError: the journal does not exist, cannot be read, or does not reach back that far.
         """
         if name not in self._paths:
-            raise ConsoleError(f"there is no journal {name!r} here")
+            raise ConsoleError(f"unknown journal {name!r} (expected one of {', '.join(self._paths)})")
         try:
             return await self._in_turn(lambda: [self._routes(name, point) for point in points])
         except OSError as error:
-            raise ConsoleError(f"the journal {name} cannot be read: {error}") from error
+            raise ConsoleError(f"journal {name} cannot be read: {error}") from error
 
     async def _in_turn(self, work: Callable[[], T]) -> T:
         async with self._turn:
@@ -122,10 +122,10 @@ class Journals:
         return found
 
     def _latest(self, name: str, wanted: Selection) -> tuple[list[tuple[Path, bytes]], bool]:
-        """Return the content of segments that may hold what is wanted, oldest first, and whether that is all."""
+        """Return the content of segments that may match, oldest first, and whether that is all of them."""
         contents: list[tuple[Path, bytes]] = []
         left = TIMELINE_BYTES_MAX
-        # Who serves a topic is told by what came before.
+        # The brokers of a topic are in earlier records.
         for path, content in self._backwards(name, None if wanted.topic else wanted.since_ms, wanted.until_ms):
             if contents and len(content) > left:
                 return contents[::-1], False
@@ -134,10 +134,10 @@ class Journals:
         return contents[::-1], True
 
     def _backwards(self, name: str, since_ms: int | None, until_ms: int | None) -> Iterator[tuple[Path, bytes]]:
-        """Segments from the newest to the oldest, without those that the index says are of another time."""
+        """Yield segments from newest to oldest, without those outside the time range in the index."""
         folder = find_journal(self._paths[name])
         if folder is None:
-            raise ConsoleError(f"there is no journal in {self._paths[name]}")
+            raise ConsoleError(f"there is no journal in {self._paths[name]}: check the path")
         index = read_index(folder)
         paths = open_segments(folder) | closed_segments(folder)
         for first in sorted(paths, reverse=True):
@@ -163,11 +163,11 @@ class Journals:
                 break
             if left < 0:
                 raise ConsoleError(
-                    f"more than {REPLAY_BYTES_MAX >> 20} MiB lie between the start of the name server and this moment: "
-                    f"ask Spark, with `skyroute pipeline routes --journal {self._paths[name]} --at ...`"
+                    f"more than {REPLAY_BYTES_MAX >> 20} MiB lie between the start of the name server and this time: "
+                    f"use Spark with `skyroute pipeline routes --journal {self._paths[name]} --at ...`"
                 )
         if last is None:
-            raise ConsoleError("the journal begins later: choose a later moment")
+            raise ConsoleError("the journal begins later: choose a later time")
         return _replayed(contents[::-1], last)
 
 
@@ -212,7 +212,7 @@ def _replayed(contents: list[tuple[Path, bytes]], last: int) -> Routes:
             has_start = found.kind == Kind.SERVER_STARTED
             routes = Routes(table, found, has_start=has_start, damages=0 if has_start else damages)
         elif found.seq <= routes.last.seq:
-            continue  # a segment that was found under both of its names
+            continue  # a segment that exists under both its names
         else:
             begins = found.seq if found.missing_from is None else found.missing_from
             routes.gaps += found.kind == Kind.GAP or begins > routes.last.seq + 1
@@ -223,5 +223,5 @@ def _replayed(contents: list[tuple[Path, bytes]], last: int) -> Routes:
         if found.seq == last:
             break
     if routes is None:
-        raise ConsoleError("nothing in the journal up to this moment can be read: `skyroute journal verify` tells more")
+        raise ConsoleError("the journal has no valid record up to this time: run `skyroute journal verify`")
     return routes

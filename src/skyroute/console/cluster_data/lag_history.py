@@ -1,4 +1,4 @@
-"""Groups whose page somebody looks at: how their lag went since, and who held which queue of late."""
+"""The lag of groups whose pages are open, and which consumer held which queue."""
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -8,54 +8,54 @@ from typing import Final
 from skyroute.message.queue_ref import QueueRef
 
 GROUPS_MAX: Final = 200
-"""Those looked at longest ago make room for others."""
+"""Above this number, the least recently used group is evicted."""
 LAGS_MAX: Final = 360
-"""Half an hour, at one look in five seconds."""
+"""Half an hour, at one poll every five seconds."""
 LAGS_APART_S: Final = 2.0
-"""Several people may look at the same group."""
-FOLLOWED_S: Final = 60.0
-"""A group that nobody looked at for so long begins anew: a chart has no gaps."""
+"""Several people may have the same page open."""
+FORGET_S: Final = 60.0
+"""A history that no page used for this long begins again: a chart must have no gaps."""
 OWNERS_S: Final = 20.0
-"""How long what members say of their queues holds, so that they are not asked at every look."""
+"""How long the queues of consumers are cached: consumers are not asked at every refresh of a page."""
 
 
 @dataclass(slots=True)
-class FollowedGroup:
-    """What a page keeps of one group from look to look. Times are monotonic."""
+class LagHistory:
+    """The lag of one group over time. Times are monotonic."""
 
-    seen_s: float
+    used_s: float
     lags: deque[int] = field(default_factory=lambda: deque(maxlen=LAGS_MAX))
     lag_s: float = float("-inf")
     owners: Mapping[QueueRef, str] = field(default_factory=dict)
     owners_s: float = float("-inf")
 
-    def note_lag(self, lag: int, now_s: float) -> None:
-        """Add how many messages wait now, unless that was asked a moment ago."""
+    def add_lag(self, lag: int, now_s: float) -> None:
+        """Add the current lag, unless one was added within `LAGS_APART_S`."""
         if now_s >= self.lag_s + LAGS_APART_S:
             self.lags.append(lag)
             self.lag_s = now_s
 
-    def note_owners(self, owners: Mapping[QueueRef, str], now_s: float) -> None:
-        """Keep who holds which queue."""
+    def set_owners(self, owners: Mapping[QueueRef, str], now_s: float) -> None:
+        """Cache which consumer holds which queue."""
         self.owners, self.owners_s = owners, now_s
 
     def has_owners(self, now_s: float) -> bool:
-        """Whether members need not be asked again yet."""
+        """Return whether the cached owners are still valid."""
         return now_s < self.owners_s + OWNERS_S
 
 
-class FollowedGroups:
-    """The groups that are looked at, by name."""
+class LagHistories:
+    """The histories of groups whose pages are open, by the group's name."""
 
     def __init__(self) -> None:
-        self._groups: OrderedDict[str, FollowedGroup] = OrderedDict()
+        self._groups: OrderedDict[str, LagHistory] = OrderedDict()
 
-    def find(self, group: str, now_s: float) -> FollowedGroup:
-        """Return what is kept of a group that is looked at now."""
+    def find(self, group: str, now_s: float) -> LagHistory:
+        """Return the history of a group, a new one if there is none or it is too old."""
         found = self._groups.pop(group, None)
-        if found is None or found.seen_s + FOLLOWED_S < now_s:
-            found = FollowedGroup(now_s)
-        found.seen_s = now_s
+        if found is None or found.used_s + FORGET_S < now_s:
+            found = LagHistory(now_s)
+        found.used_s = now_s
         self._groups[group] = found
         while len(self._groups) > GROUPS_MAX:
             self._groups.popitem(last=False)

@@ -1,16 +1,15 @@
-"""What can ail a topic, in words for people, and what they can do about it.
-
-Texts are English with names in braces, as the translator of pages takes them.
-"""
+"""Problems that a topic can have, with advice. Texts are English with names in braces; pages translate them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from skyroute.console.texts import translatable
+
 
 class Severity(IntEnum):
-    """How soon somebody should look."""
+    """How urgent a problem is."""
 
     NOTE = 1
     WARNING = 2
@@ -19,7 +18,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that many topics can suffer from, and what to do about it."""
+    """A kind of problem, and how to solve it."""
 
     key: str
     label: str
@@ -28,46 +27,56 @@ class Problem:
 
 NO_MASTER: Final = Problem(
     "no-master",
-    "No master",
-    "Start the master again, or make the topic on another broker too, so that producers can go there.",
+    translatable("No master"),
+    translatable("Restart the master, or create the topic on another broker too, so that producers can switch to it."),
 )
 UNWRITABLE: Final = Problem(
     "unwritable",
-    "Not writable",
-    "If it is not closed on purpose, give the topic the permission to write, and at least one queue to write.",
+    translatable("Not writable"),
+    translatable("If this is not intended, give the topic write permission and at least one write queue."),
 )
 UNREADABLE: Final = Problem(
     "unreadable",
-    "Not readable",
-    "If it is not closed on purpose, give the topic the permission to read, and at least one queue to read.",
+    translatable("Not readable"),
+    translatable("If this is not intended, give the topic read permission and at least one read queue."),
 )
 READ_WRITE: Final = Problem(
     "read-write",
-    "Read and write queues differ",
-    "Make both numbers the same; to have fewer queues, lower the number to write first, and the other when they are "
-    "empty.",
+    translatable("Read and write queues differ"),
+    translatable(
+        "Set both numbers to the same value. To remove queues, lower the write queues first, and the read queues "
+        "when the others are empty."
+    ),
 )
 UNEVEN: Final = Problem(
     "uneven",
-    "Uneven brokers",
-    "Give the topic the same number of queues on every broker, unless one is meant to take more.",
+    translatable("Uneven brokers"),
+    translatable("Give the topic the same number of queues on every broker, unless one is meant to store more."),
 )
 DIFFERENT: Final = Problem(
-    "different", "Settings differ", "Save the settings once for the whole cluster, so that every broker has the same."
+    "different",
+    translatable("Settings differ"),
+    translatable("Save the settings once for the whole cluster, so that all brokers have the same."),
 )
 SINGLE_BROKER: Final = Problem(
-    "single-broker", "One broker only", "Make the topic on a second broker, so that it outlives the loss of one."
+    "single-broker",
+    translatable("One broker only"),
+    translatable("Create the topic on a second broker, so that it survives the loss of one."),
 )
 NAME_SERVERS: Final = Problem(
     "name-servers",
-    "Name servers disagree",
-    "Clients see another route, depending on whom they ask. Wait half a minute for brokers to tell it again; if it "
-    "stays, look at the line between broker and name server.",
+    translatable("Name servers differ"),
+    translatable(
+        "Clients get different routes, depending on the name server. Wait 30 seconds for the brokers to register "
+        "again. If it persists, check the network between broker and name server."
+    ),
 )
 SKEW: Final = Problem(
     "skew",
-    "Uneven queues",
-    "Look at how producers choose a queue: by a sharding key that most messages share, or always the same one.",
+    translatable("Uneven queues"),
+    translatable(
+        "Check how producers select a queue: with a sharding key that most messages share, or always the same queue."
+    ),
 )
 PROBLEMS: Final = (
     NO_MASTER, UNWRITABLE, UNREADABLE, READ_WRITE, NAME_SERVERS, DIFFERENT, UNEVEN, SINGLE_BROKER, SKEW,
@@ -85,5 +94,5 @@ class Finding:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings in the order in which to show them."""
+    """Return findings sorted by severity."""
     return sorted(findings, key=lambda finding: -finding.severity)

@@ -1,17 +1,17 @@
-"""Settings of brokers and name servers, as a list that can be searched and changed one at a time."""
+"""Settings of brokers and name servers: search them, and check a change of one."""
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from skyroute.client.admin.cluster import ServerProperties
 from skyroute.console.errors import ConsoleError
-from skyroute.console.pages.actions import Fields
 from skyroute.settings.secrets import HIDDEN, may_be_secret, shown
 
 VALUE_CHARS_MAX: Final = 4_000
 
 
 class Setting(NamedTuple):
-    """A setting, and what each server that has it has set it to."""
+    """A setting and its values by server address."""
 
     key: str
     values: dict[str, str]
@@ -22,13 +22,13 @@ class Setting(NamedTuple):
 
     @property
     def agreed(self) -> str | None:
-        """What all servers have, or None if they differ."""
+        """The value that all servers have, or None if they differ."""
         different = set(self.values.values())
         return different.pop() if len(different) == 1 else None
 
 
 def find_settings(texts: ServerProperties, wanted: str) -> list[Setting]:
-    """Return the settings with a text in their name or, unless it is a secret, in their value."""
+    """Return the settings whose name or value contains a text; values of secrets are not searched."""
     rows: dict[str, dict[str, str]] = {}
     for address, settings in texts.by_address.items():
         for key, value in settings.items():
@@ -40,31 +40,33 @@ def find_settings(texts: ServerProperties, wanted: str) -> list[Setting]:
     ]
 
 
-def read_change(fields: Fields) -> tuple[str, str]:
-    """Return which setting a form changes, and to what.
+def read_change(fields: Mapping[str, str]) -> tuple[str, str]:
+    """Return the name and the new value of the setting that a form changes.
 
     Raises:
-        ConsoleError: it cannot be meant.
+        ConsoleError: the name is empty or a secret, or the value is too long or not printable.
     """
     key, value = fields.get("key", ""), fields.get("value", "")
     if not key:
-        raise ConsoleError("key is the name of a setting: it is empty")
+        raise ConsoleError("key is empty (expected the name of a setting)")
     if may_be_secret(key):
         raise ConsoleError(
-            f"{key} is a secret: change it in the server's own file, since what is done here is recorded"
+            f"{key} is a secret and changes here are written to the audit log: change it in the server's own file"
         )
     if len(value) > VALUE_CHARS_MAX or not value.isprintable():
-        raise ConsoleError(f"value is one line of at most {VALUE_CHARS_MAX} characters")
+        raise ConsoleError(
+            f"value is not one line of at most {VALUE_CHARS_MAX} printable characters (it has {len(value)})"
+        )
     return key, value
 
 
-def check_took(texts: ServerProperties, key: str, value: str) -> None:
-    """Make sure that servers have a setting as it was asked for: some pass over names and values they do not know.
+def check_applied(texts: ServerProperties, key: str, value: str) -> None:
+    """Check that servers applied a change: some ignore names and values they do not know.
 
     Raises:
-        ConsoleError: they have not.
+        ConsoleError: a server did not apply it.
     """
     for address, settings in texts.by_address.items():
         if settings.get(key, "").strip() not in (value, HIDDEN):
-            said = f"still says {key}={settings[key]}" if key in settings else f"has no setting {key}"
-            raise ConsoleError(f"{address} raised no objection, but {said}: look at the spelling, and at its log")
+            state = f"still has {key}={settings[key]}" if key in settings else f"has no setting {key}"
+            raise ConsoleError(f"{address} accepted the change but {state}: check the spelling and the server's log")

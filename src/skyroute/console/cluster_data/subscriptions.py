@@ -1,4 +1,4 @@
-"""Whether the members of a group want the same messages. If not, some get lost: brokers heed only one of them."""
+"""Compares the subscriptions of a group's consumers. If they differ, messages get lost: brokers keep one of them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,54 +9,54 @@ from skyroute.wire.calls.groups import SubscriptionView
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """What some members want of a topic; None if they do not want it at all."""
+class Variant:
+    """One subscription to a topic and the consumers that have it; None: they do not subscribe to the topic."""
 
     expression: str | None
-    members: tuple[str, ...]
+    clients: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A topic of which members of one group want different things, the way of the most members first."""
+    """A topic to which the consumers of one group subscribe differently, the most frequent variant first."""
 
     topic: str
-    ways: tuple[Way, ...]
+    variants: tuple[Variant, ...]
 
 
-def find_mismatches(wanted: Mapping[str, Iterable[Subscription | SubscriptionView]]) -> list[Mismatch]:
-    """Return the topics about which members, by their client id, do not agree, sorted.
+def find_mismatches(subscriptions: Mapping[str, Iterable[Subscription | SubscriptionView]]) -> list[Mismatch]:
+    """Return the topics to which consumers, by client id, subscribe differently, sorted.
 
-    What brokers have heard may be among them, as if it were one more: it gives away a member that tells nothing of
-    itself. Retry topics do not count: some clients tell of them, and others do not.
+    The brokers' view of the group may be passed as one more client: it shows the subscription of a consumer that does
+    not respond. Retry topics are ignored: some clients report them and others do not.
     """
-    by_member = {
-        member: {each.topic: each for each in subscriptions if not is_retry_topic(each.topic)}
-        for member, subscriptions in wanted.items()
+    by_client = {
+        client: {each.topic: each for each in its if not is_retry_topic(each.topic)}
+        for client, its in subscriptions.items()
     }
     found = []
-    for topic in sorted({topic for topics in by_member.values() for topic in topics}):
-        ways: dict[object, list[str]] = {}
+    for topic in sorted({topic for topics in by_client.values() for topic in topics}):
+        clients_by_meaning: dict[object, list[str]] = {}
         shown: dict[object, str | None] = {}
-        for member, topics in sorted(by_member.items()):
+        for client, topics in sorted(by_client.items()):
             subscription = topics.get(topic)
             meaning = None if subscription is None else _meaning(subscription)
-            ways.setdefault(meaning, []).append(member)
+            clients_by_meaning.setdefault(meaning, []).append(client)
             shown.setdefault(meaning, None if subscription is None else show_expression(subscription))
-        if len(ways) > 1:
-            most_first = sorted(ways.items(), key=lambda way: -len(way[1]))
-            found.append(Mismatch(topic, tuple(Way(shown[key], tuple(members)) for key, members in most_first)))
+        if len(clients_by_meaning) > 1:
+            most_first = sorted(clients_by_meaning.items(), key=lambda item: -len(item[1]))
+            found.append(Mismatch(topic, tuple(Variant(shown[key], tuple(clients)) for key, clients in most_first)))
     return found
 
 
 def show_expression(subscription: Subscription | SubscriptionView) -> str:
-    """Return what is wanted of a topic, and in which language, unless that is the usual one."""
+    """Return a filter expression, with its language unless that is tags."""
     kind = subscription.expression_type
     return subscription.expression if kind == "TAG" else f"{subscription.expression} ({kind})"
 
 
 def _meaning(subscription: Subscription | SubscriptionView) -> tuple[str, frozenset[str] | str]:
-    """Return what two subscriptions share that let the same messages pass: tags come in any order."""
+    """Return a value that is equal for expressions that select the same messages: tags have no order."""
     if subscription.expression_type != "TAG":
         return subscription.expression_type, subscription.expression.strip()
     tags = {tag.strip() for tag in subscription.expression.split("||")} - {""}

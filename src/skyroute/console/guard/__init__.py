@@ -1,1 +1,1 @@
-"""Who may use the console: connections, sessions, users, audit."""
+"""Limits and checks before any page: connections, proxies, origin, sign-in and form size."""

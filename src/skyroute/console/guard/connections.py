@@ -1,7 +1,7 @@
-"""Bounds what a peer of the web server can hold: connections, and the time to send a request and to read its answer.
+"""Limits the connections of a client, and its time to send a request and to read the response.
 
-uvicorn has no deadline for a request, and answers 503 to everybody when it is full. Here, a connection that waits for
-its peer has a deadline, and the one that waits longest is closed where a new one would be too many.
+uvicorn has no deadline for a request, and returns 503 to all clients when it is full. Here, a connection that waits for
+its client has a deadline, and the one that waits longest is closed when a new one exceeds a limit.
 """
 
 import asyncio
@@ -26,26 +26,26 @@ from skyroute.settings.networks import Networks
 log = logging.getLogger(__name__)
 
 ACCEPTED_PER_TURN: Final = 64
-"""Pending connections accepted before others may run. Of a flood, most are closed before they are read."""
+"""Connections accepted before other tasks run. In a flood, most are closed before they are read."""
 ACCEPT_PAUSE_S: Final = 0.1
 """Before the next try to accept, when the process is out of file descriptors."""
 
 RESET: Final = struct.pack("ii", 1, 0)
-"""Closes a socket without keeping unsent bytes in the kernel for a peer that does not read them."""
+"""Closes a socket without keeping unsent bytes in the kernel for a client that does not read them."""
 
 
 class Wait(enum.Enum):
-    """What a connection waits for its peer to do."""
+    """What a connection waits for its client to do."""
 
     SEND_HEADER = "header"
     SEND_BODY = "body"
-    READ_ANSWER = "answer"
+    READ_RESPONSE = "response"
     NOTHING = "nothing"
-    """The peer's request is being answered."""
+    """The console is processing the request."""
 
 
 class ConnectionGuard:
-    """Counts connections by client address. The connection that waits longest for its peer makes room for a new one."""
+    """Counts connections by client. Above a limit, closes the connection that waits longest for its client."""
 
     def __init__(self, limits: ConnectionLimits, trusted_proxies: Networks) -> None:
         self.limits = limits
@@ -53,8 +53,8 @@ class ConnectionGuard:
         self._connections: set[GuardedConnection] = set()
         self._by_client: Counter[str] = Counter()
         self._waiting: dict[GuardedConnection, None] = {}
-        """The one that waits longest first."""
-        self._lines = LogBackoff()
+        """Ordered by the time they wait, the longest first."""
+        self._log_backoff = LogBackoff()
 
     def admit(self, connection: "GuardedConnection") -> bool:
         """Count a new connection, and return whether it may stay."""
@@ -65,7 +65,7 @@ class ConnectionGuard:
         if is_crowded or len(self._connections) >= limits.connections_max:
             longest = next((one for one in self._waiting if not is_crowded or one.client_key == client), None)
             reason = "too many of its address" if is_crowded else "too many"
-            self._complain("refused" if longest is None else "shed", reason, connection.address)
+            self._log_closed("refused" if longest is None else "shed", reason, connection.address)
             if longest is None:
                 return False
             longest.drop()
@@ -73,8 +73,8 @@ class ConnectionGuard:
         self._by_client[client] += 1
         return True
 
-    def leave(self, connection: "GuardedConnection") -> None:
-        """Forget a connection; one that is not known does no harm."""
+    def remove(self, connection: "GuardedConnection") -> None:
+        """Remove a connection, if it is counted."""
         if connection not in self._connections:
             return
         self._connections.remove(connection)
@@ -84,11 +84,11 @@ class ConnectionGuard:
             del self._by_client[connection.client_key]
 
     def holds(self, connection: "GuardedConnection") -> bool:
-        """Return whether a connection was admitted and has not left."""
+        """Return whether a connection is admitted and not removed."""
         return connection in self._connections
 
-    def note_wait(self, connection: "GuardedConnection", wait: Wait) -> None:
-        """Note what a connection waits for, from now on."""
+    def set_wait(self, connection: "GuardedConnection", wait: Wait) -> None:
+        """Set what a connection waits for from now on."""
         self._waiting.pop(connection, None)
         if wait is not Wait.NOTHING:
             self._waiting[connection] = None
@@ -98,21 +98,21 @@ class ConnectionGuard:
         longest = next(iter(self._waiting), None)
         if longest is not None:
             longest.drop()
-        self._complain("shed", reason, longest.address if longest else "none")
+        self._log_closed("shed", reason, longest.address if longest else "none")
 
     def close(self) -> None:
         """Close all connections."""
         for connection in tuple(self._connections):
             connection.drop()
 
-    def _complain(self, done: str, reason: str, address: str) -> None:
-        unsaid = self._lines.unsaid(done + reason, asyncio.get_running_loop().time())
+    def _log_closed(self, done: str, reason: str, address: str) -> None:
+        unsaid = self._log_backoff.unsaid(done + reason, asyncio.get_running_loop().time())
         if unsaid is not None:
             log.warning("connection %s reason=%s address=%s unlogged=%d", done, reason, address, unsaid)
 
 
 class GuardedConnection(H11Protocol):
-    """One HTTP connection with deadlines for its peer."""
+    """One HTTP connection with deadlines for its client."""
 
     def __init__(self, guard: ConnectionGuard, accepted: socket.socket, address: str, server: uvicorn.Server) -> None:
         super().__init__(server.config, server.server_state, {})
@@ -126,42 +126,42 @@ class GuardedConnection(H11Protocol):
         self._is_open = False
         self._is_write_paused = False
         self._body_bytes = 0
-        self._body_began = 0.0
+        self._body_started_s = 0.0
 
     def begin(self) -> None:
-        """Start the time for the TLS handshake and the first request."""
+        """Start the deadline for the TLS handshake and the first request."""
         self._begin_wait(Wait.SEND_HEADER, self._limits.header_s)
 
     def drop(self) -> None:
-        """Close the connection at once; what is not sent yet is lost."""
-        self._guard.leave(self)
+        """Close the connection at once; unsent bytes are lost."""
+        self._guard.remove(self)
         self._stop_timer()
-        with suppress(OSError):  # the peer has gone already
+        with suppress(OSError):  # the client has closed it already
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             if not self._is_open:  # in the TLS handshake, which ends with this
                 self._socket.shutdown(socket.SHUT_RDWR)
         if self._is_open:
             self.transport.abort()
 
-    # What uvicorn and the event loop call
+    # Called by uvicorn and the event loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self._is_open = True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._guard.leave(self)
+        self._guard.remove(self)
         self._stop_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._body_bytes += len(data)
-        self._follow()
+        self._update_wait()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP, also where the page that the request is for has not been answered yet."""
-        if self.cycle is not None:  # its answer would be one too many, and be logged as a failure of the page
+        """Refuse bytes that are not HTTP, also while the response to the request is not complete."""
+        if self.cycle is not None:  # its response would be a second one, and be logged as an error of the page
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -171,22 +171,22 @@ class GuardedConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._follow()
+        self._update_wait()
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self._is_write_paused = True
-        self._follow()
+        self._update_wait()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._is_write_paused = False
-        self._follow()
+        self._update_wait()
 
     # Deadlines
 
-    def _follow(self) -> None:
-        """Begin to wait for what the peer has to do next, if that has changed."""
+    def _update_wait(self) -> None:
+        """Set the deadline for what the client has to do next, if that has changed."""
         limits, wait = self._limits, self._next_wait()
         if wait is self._wait or not self._guard.holds(self):
             return
@@ -194,9 +194,9 @@ class GuardedConnection(H11Protocol):
             case Wait.SEND_HEADER:
                 self._begin_wait(wait, limits.keep_alive_s + limits.header_s)
             case Wait.SEND_BODY:
-                self._body_bytes, self._body_began = 0, self.loop.time()
+                self._body_bytes, self._body_started_s = 0, self.loop.time()
                 self._begin_wait(wait, limits.body_s)
-            case Wait.READ_ANSWER:
+            case Wait.READ_RESPONSE:
                 unread = self.transport.get_write_buffer_size()
                 self._begin_wait(wait, limits.unread_s + unread / limits.bytes_per_s)
             case Wait.NOTHING:
@@ -204,15 +204,15 @@ class GuardedConnection(H11Protocol):
 
     def _next_wait(self) -> Wait:
         if self._is_write_paused:
-            return Wait.READ_ANSWER
+            return Wait.READ_RESPONSE
         if self.conn.their_state is h11.SEND_BODY:
             return Wait.SEND_BODY
-        is_answering = self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
-        return Wait.NOTHING if is_answering else Wait.SEND_HEADER
+        is_responding = self.conn.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY)
+        return Wait.NOTHING if is_responding else Wait.SEND_HEADER
 
     def _begin_wait(self, wait: Wait, timeout_s: float | None) -> None:
         self._wait = wait
-        self._guard.note_wait(self, wait)
+        self._guard.set_wait(self, wait)
         self._stop_timer()
         if timeout_s is not None:
             self._timer = self.loop.call_later(timeout_s, self._time_out)
@@ -220,7 +220,7 @@ class GuardedConnection(H11Protocol):
     def _time_out(self) -> None:
         if self._wait is Wait.SEND_BODY:
             allowed_s = self._limits.body_s + self._body_bytes / self._limits.bytes_per_s
-            left_s = self._body_began + allowed_s - self.loop.time()
+            left_s = self._body_started_s + allowed_s - self.loop.time()
             if left_s > 0:
                 self._timer = self.loop.call_later(left_s, self._time_out)
                 return
@@ -233,9 +233,9 @@ class GuardedConnection(H11Protocol):
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn with guarded connections; it leaves signals to the caller.
+    """uvicorn with guarded connections and without signal handlers.
 
-    It accepts connections itself, because asyncio tells a protocol of a TLS connection only after the handshake.
+    It accepts connections itself: asyncio calls the protocol of a TLS connection only after the handshake.
     """
 
     def __init__(self, config: uvicorn.Config, guard: ConnectionGuard) -> None:
@@ -286,12 +286,12 @@ class WebServer(uvicorn.Server):
                 accepted.close()
 
     async def _open(self, connection: GuardedConnection, accepted: socket.socket) -> None:
-        if not self._guard.holds(connection):  # another one has taken its place meanwhile
+        if not self._guard.holds(connection):  # it was closed for a newer one
             accepted.close()
             return
         accepted.settimeout(0)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted, ssl=self.config.ssl)
-        except OSError as error:  # no TLS, or the peer has gone
+        except OSError as error:  # the TLS handshake failed, or the client closed it
             log.debug("connection not opened address=%s reason=%s", connection.address, error)
             connection.drop()

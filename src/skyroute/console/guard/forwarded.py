@@ -1,4 +1,4 @@
-"""What a trusted proxy says of a request: the client's address, and the scheme and host that the browser sees."""
+"""Reads the headers of trusted proxies: the client's address, and the scheme and host that the browser uses."""
 
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final
@@ -9,13 +9,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from skyroute.settings.networks import Networks
 
 IPV6_CLIENT_BITS: Final = 64
-"""Who has one IPv6 address usually has 2**64 of them."""
+"""A client with one IPv6 address usually has a /64 network."""
 
 
 class Forwarded:
-    """Puts what `X-Forwarded-For`, `-Proto` and `-Host` say in the place of what the connection says.
+    """Replaces client, scheme and host of a request with those in `X-Forwarded-For`, `-Proto` and `-Host`.
 
-    Headers of peers that are not trusted proxies are not read.
+    It ignores these headers unless a trusted proxy sends them.
     """
 
     def __init__(self, app: ASGIApp, trusted_proxies: Networks) -> None:
@@ -35,9 +35,9 @@ class Forwarded:
 
 
 def client_address(peer: str, hops: list[str], trusted: Networks) -> str:
-    """Return the last address of `X-Forwarded-For` that is no trusted proxy: what is before it may be invented.
+    """Return the last address of `X-Forwarded-For` that is not a trusted proxy: the ones before it may be forged.
 
-    Where a hop is no address, it is the proxy that passed it on.
+    If a hop is not an address, return the proxy that added it.
     """
     address = peer
     for hop in reversed(hops):
@@ -51,7 +51,7 @@ def client_address(peer: str, hops: list[str], trusted: Networks) -> str:
 
 
 def client_key(address: str) -> str:
-    """Return what limits for one client go by: its IPv4 address, or the network of its IPv6 address."""
+    """Return the key for limits per client: its IPv4 address, or the /64 network of its IPv6 address."""
     found = ip_address(address.partition("%")[0])
     if not isinstance(found, IPv6Address):
         return str(found)
@@ -59,7 +59,7 @@ def client_key(address: str) -> str:
 
 
 def _address_of(hop: str) -> str | None:
-    """Return the address of a hop, which some proxies write with a port."""
+    """Return the address of a hop without a port; None if it is not an address."""
     text = hop.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -72,6 +72,6 @@ def _address_of(hop: str) -> str | None:
 
 
 def _last(headers: MutableHeaders, name: str) -> str:
-    """Return what the nearest proxy says."""
+    """Return the value that the nearest proxy set."""
     values = headers.getlist(name)
     return values[-1].rpartition(",")[2].strip() if values else ""

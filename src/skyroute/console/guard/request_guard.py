@@ -1,4 +1,4 @@
-"""What every request passes: under which name it came, who asks, how much it may carry, what browsers may do."""
+"""Middleware for every request: host name, origin, sign-in, form size and security headers."""
 
 import logging
 from dataclasses import replace
@@ -12,33 +12,33 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from skyroute.console.access.sessions import SECRET_CHARS, Visitor, new_secret
+from skyroute.console.access.users import Role, User
 from skyroute.console.config import ConsoleConfig, is_loopback
 from skyroute.console.errors import UsersError
 from skyroute.console.guard.same_origin import foreign_origin, own_origin
-from skyroute.console.guard.users import Role, User
-from skyroute.console.guard.visitors import SECRET_CHARS, Visitor, new_secret
-from skyroute.console.pages.actions import FORM_BYTES_MAX, back_of, refuse
-from skyroute.console.pages.page_context import PageContext
-from skyroute.console.pages.text import LANGUAGES, preferred_language, translator
+from skyroute.console.texts import LANGUAGES, preferred_language, translatable, translator
+from skyroute.console.web.actions import FORM_BYTES_MAX, return_path
+from skyroute.console.web.page_context import PageContext, error_page
 
 log = logging.getLogger(__name__)
 
 LANGUAGE_COOKIE: Final = "skyroute_language"
 THEME_COOKIE: Final = "skyroute_theme"
-WANTED_COOKIE: Final = "skyroute_wanted"
-"""Where somebody wanted to go who had to sign in first."""
-WANTED_S: Final = 600
-WANTED_CHARS_MAX: Final = 1_000
+RETURN_COOKIE: Final = "skyroute_return"
+"""The page to return to after sign-in."""
+RETURN_S: Final = 600
+RETURN_CHARS_MAX: Final = 1_000
 THEMES: Final = ("auto", "light", "dark")
-OPEN_FORM_BYTES_MAX: Final = 16 * 1024
-"""Of forms that also those may send who have not signed in."""
+PUBLIC_FORM_BYTES_MAX: Final = 16 * 1024
+"""Size of forms that are accepted without sign-in."""
 FORMS_BYTES_MAX: Final = 3 * FORM_BYTES_MAX
-"""Of all forms that are read or worked on at the same time; small ones are read even if it is reached."""
-OPEN_TO_ALL: Final = ("/sign-in", "/preferences", "/livez")
+"""Size of all forms in memory; above it, only forms up to `PUBLIC_FORM_BYTES_MAX` are read."""
+PUBLIC_PATHS: Final = ("/sign-in", "/preferences", "/livez")
 
-FOREIGN_ORIGIN: Final = (
-    "Nothing was done, because the form came from {origin} and this console is {ours}: open the page there and send it "
-    "again. Behind a proxy, start the console with --trusted-proxy."
+FOREIGN_ORIGIN: Final = translatable(
+    "Nothing was changed: the form came from {origin}, but this console is {ours}. Open the page there and "
+    "submit it again. Behind a proxy, start the console with --trusted-proxy."
 )
 
 HEADERS: Final = {
@@ -55,14 +55,14 @@ HEADERS: Final = {
 
 
 class FormLimit:
-    """Refuses what is too large for any form of ours, or together with the other forms, while it is read."""
+    """Refuses forms that are too large, alone or together with the other forms in memory, while they are read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        bytes_max = OPEN_FORM_BYTES_MAX if scope["path"] in OPEN_TO_ALL else FORM_BYTES_MAX
+        bytes_max = PUBLIC_FORM_BYTES_MAX if scope["path"] in PUBLIC_PATHS else FORM_BYTES_MAX
         form_bytes = 0
 
         async def receive_some() -> Message:
@@ -72,9 +72,11 @@ class FormLimit:
             form_bytes += received
             self._held_bytes += received
             if form_bytes > bytes_max:
-                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"this form has at most {bytes_max} bytes")
-            if form_bytes > OPEN_FORM_BYTES_MAX and self._held_bytes > FORMS_BYTES_MAX:
-                why = f"other forms fill the {FORMS_BYTES_MAX} bytes there are for forms: send it again"
+                raise HTTPException(
+                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the form is too large (at most {bytes_max} bytes)"
+                )
+            if form_bytes > PUBLIC_FORM_BYTES_MAX and self._held_bytes > FORMS_BYTES_MAX:
+                why = f"other forms use the {FORMS_BYTES_MAX} bytes for forms: submit it again later"
                 raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, why)
             return message
 
@@ -85,21 +87,21 @@ class FormLimit:
 
 
 class RequestGuard:
-    """Finds out who asks, sends those away who must sign in first, and adds what browsers should know of every page."""
+    """Identifies the visitor, redirects to sign-in, and adds security headers to every response."""
 
-    def __init__(self, app: ASGIApp, desk: PageContext) -> None:
+    def __init__(self, app: ASGIApp, context: PageContext) -> None:
         self._app = app
-        self._desk = desk
-        self._names = _names(desk.config)
+        self._context = context
+        self._names = _names(context.config)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # nothing of ours speaks anything else
+            return  # the console has no WebSockets
         request = Request(scope)
-        desk = self._desk
-        known = request.cookies.get(desk.visitor_cookie, "")
+        context = self._context
+        known = request.cookies.get(context.visitor_cookie, "")
         new_visitor = "" if len(known) == SECRET_CHARS else new_secret()
-        visitor = self._who(request, new_visitor or known)
+        visitor = self._identify(request, new_visitor or known)
         scope.setdefault("state", {})["visitor"] = visitor
         has_begun = False
 
@@ -114,8 +116,8 @@ class RequestGuard:
                     headers.setdefault("Cache-Control", "no-store")
                 if new_visitor:
                     cookie = Response()
-                    # Lax: a link elsewhere to a page of ours must not give open pages another visitor's cookie.
-                    set_cookie(cookie, request, desk.visitor_cookie, new_visitor, same_site="lax")
+                    # Lax: a link from another site must not replace the visitor's cookie of open pages.
+                    set_cookie(cookie, request, context.visitor_cookie, new_visitor, same_site="lax")
                     headers.append("Set-Cookie", cookie.headers["set-cookie"])
             await send(message)
 
@@ -123,80 +125,80 @@ class RequestGuard:
         try:
             await (refused or self._app)(scope, receive, send_with_headers)
         except ClientDisconnect:
-            log.debug("a peer left before its form was whole path=%s", scope["path"])
+            log.debug("client disconnected while sending a form path=%s", scope["path"])
         except Exception:
-            log.exception("a page failed path=%s", scope["path"])
+            log.exception("page failed path=%s", scope["path"])
             if has_begun:
                 raise
-            why = translator(visitor.language)("Something went wrong here, and the log says what.")
-            await refuse(request, why, HTTPStatus.INTERNAL_SERVER_ERROR)(scope, receive, send_with_headers)
+            why = translator(visitor.language)(translatable("Internal error. See the log of the console."))
+            await error_page(request, why, HTTPStatus.INTERNAL_SERVER_ERROR)(scope, receive, send_with_headers)
 
-    def _who(self, request: Request, visitor_secret: str) -> Visitor:
-        sessions = self._desk.sessions
+    def _identify(self, request: Request, visitor_secret: str) -> Visitor:
+        sessions = self._context.sessions
         language = request.cookies.get(LANGUAGE_COOKIE, "")
         if language not in LANGUAGES:
             language = preferred_language(request.headers.get("accept-language", ""))
         theme = request.cookies.get(THEME_COOKIE, "")
         token = sessions.token("visitor", visitor_secret)
         visitor = Visitor("", None, token, language, theme if theme in THEMES else THEMES[0])
-        if not self._desk.config.must_sign_in:
+        if not self._context.config.must_sign_in:
             return replace(visitor, role=Role.OPERATOR)
-        secret = request.cookies.get(self._desk.session_cookie, "")
+        secret = request.cookies.get(self._context.session_cookie, "")
         user = self._signed_in(secret)
         if user is None:
             return visitor
         return replace(visitor, name=user.name, role=user.role, token=sessions.token("session", secret))
 
     def _signed_in(self, secret: str) -> User | None:
-        """Return whose session it is, as long as the file has them with the same role and password."""
-        user = self._desk.sessions.find(secret)
+        """Return the user of a session, if the users file still has the same role and password."""
+        user = self._context.sessions.find(secret)
         try:
-            if user is not None and self._desk.users.read().get(user.name) == user:
+            if user is not None and self._context.users.read().get(user.name) == user:
                 return user
         except UsersError as error:
-            log.warning("nobody is signed in reason=%s", error)
+            log.warning("sign-in refused reason=%s", error)
             return None
-        self._desk.sessions.close(secret)
+        self._context.sessions.close(secret)
         return None
 
     def _refuse(self, request: Request, visitor: Visitor) -> Response | None:
-        """Return what to answer those who may not come in."""
+        """Return the response for a request that is refused, or None."""
         name = _name_of(request.headers.get("host", ""))
         if self._names is not None and name not in self._names:
-            why = f"this console does not answer to the name {name!r}: start it with --name {name}, if it should\n"
+            why = f"unknown host name {name!r}: to accept it, start the console with --name {name}\n"
             return PlainTextResponse(why, HTTPStatus.MISDIRECTED_REQUEST)
         origin = foreign_origin(request)
         if origin is not None:
             why = translator(visitor.language)(FOREIGN_ORIGIN, origin=origin, ours=own_origin(request))
-            return refuse(request, why, HTTPStatus.FORBIDDEN)
-        if visitor.role is not None or request.scope["path"] in OPEN_TO_ALL or _is_static(request):
+            return error_page(request, why, HTTPStatus.FORBIDDEN)
+        if visitor.role is not None or request.scope["path"] in PUBLIC_PATHS or _is_static(request):
             return None
         return self._ask_to_sign_in(request, visitor)
 
     def _ask_to_sign_in(self, request: Request, visitor: Visitor) -> Response:
-        path = request.scope["path"]  # what routes go by; that of request.url depends on the Host header
-        if request.headers.get("hx-request"):  # a part of a page that is still open: have the whole page go
+        path = request.scope["path"]  # as for routing; request.url depends on the Host header
+        if request.headers.get("hx-request"):  # a part of an open page: redirect the whole page
             return Response(status_code=HTTPStatus.UNAUTHORIZED, headers={"HX-Redirect": "/sign-in"})
         if path == "/live":
             return PlainTextResponse("sign in first\n", HTTPStatus.UNAUTHORIZED)
         if request.method != "GET":
             why = translator(visitor.language)(
-                "Nothing was done, because your session has ended: sign in and try again."
+                translatable("Nothing was changed: your session has ended. Sign in and try again.")
             )
-            return self._desk.show(request, "sign_in.html", HTTPStatus.UNAUTHORIZED, failure=why, name="")
-        response = self._desk.go("/sign-in")
-        wanted = quote(path)  # which was decoded, and a cookie has no room for all signs
+            return self._context.render(request, "sign_in.html", HTTPStatus.UNAUTHORIZED, failure=why, name="")
+        response = self._context.redirect("/sign-in")
+        wanted = quote(path)  # it is decoded, and cookies allow only some characters
         if request.url.query:
             wanted += f"?{request.url.query}"
-        if len(wanted) <= WANTED_CHARS_MAX:
-            set_cookie(response, request, WANTED_COOKIE, back_of({"back": wanted}), max_age=WANTED_S)
+        if len(wanted) <= RETURN_CHARS_MAX:
+            set_cookie(response, request, RETURN_COOKIE, return_path({"back": wanted}), max_age=RETURN_S)
         return response
 
 
 def _names(config: ConsoleConfig) -> frozenset[str] | None:
-    """Return the names under which we answer: a page of somebody else's must not reach us by a name of its own.
+    """Return the accepted host names, against DNS rebinding: another site's name must not lead here.
 
-    None: any. Whoever binds beyond this machine has people sign in.
+    None: any name. A console that is not on loopback requires sign-in.
     """
     if not is_loopback(config.host) and not config.names:
         return None
@@ -223,6 +225,6 @@ def set_cookie(
     max_age: int | None = None,
     same_site: Literal["strict", "lax"] = "strict",
 ) -> None:
-    """Have the browser keep a value that no script and no other site gets to see."""
+    """Set a cookie that scripts and other sites cannot read."""
     secure = request.scope["scheme"] == "https"
     response.set_cookie(name, value, max_age=max_age, httponly=True, samesite=same_site, secure=secure, path="/")

@@ -1,1 +1,1 @@
-"""The pages, one module for each part of a cluster; each lists its addresses in `ROUTES`."""
+"""The pages; each module has its routes in `ROUTES`."""

@@ -1,4 +1,4 @@
-"""What operators do to a consumer group: create, change and delete it, and have it go on elsewhere."""
+"""Actions on a consumer group: create, change and delete it, and reset its offsets."""
 
 from typing import Final
 from urllib.parse import quote
@@ -7,11 +7,12 @@ import msgspec
 
 from skyroute.client.admin.base import call_all
 from skyroute.client.admin.groups import END
+from skyroute.console.access.sessions import Visitor
 from skyroute.console.errors import ConsoleError
-from skyroute.console.guard.visitors import Visitor
-from skyroute.console.pages.actions import Done, Fields, action, done
-from skyroute.console.pages.forms import moment, whole
-from skyroute.console.pages.page_context import PageContext
+from skyroute.console.texts import translatable
+from skyroute.console.web.actions import Done, Fields, action, done
+from skyroute.console.web.forms import read_int, read_time_ms
+from skyroute.console.web.page_context import PageContext
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.groups import GroupConfig
 
@@ -21,121 +22,116 @@ QUEUE_ID_MAX: Final = (1 << 31) - 1
 NUMBERS: Final = {
     "retry_times_max": ("Retries", 0, 10_000),
     "retry_queues": ("Retry queues", 1, 1_000),
-    "timeout_min": ("Minutes to consume", 1, 100_000),
+    "timeout_min": ("Consume timeout (minutes)", 1, 100_000),
     "broker_id": ("Broker id to read from", 0, 1_000_000),
     "broker_id_when_slow": ("Broker id when far behind", 0, 1_000_000),
 }
-"""Settings of a group that are numbers: what they are called, and what each may be."""
+"""Settings that are numbers: label, minimum and maximum."""
 SWITCHES: Final = ("enabled", "broadcast", "ordered", "from_min", "notify_members")
 
 
 def page_of(group: str, tab: str = "") -> str:
-    """Return where the page of a group is."""
+    """Return the address of a group's page."""
     return f"/groups/{quote(group, safe='')}" + (f"?tab={tab}" if tab else "")
 
 
-def read_time(desk: PageContext, fields: Fields) -> int:
-    """Return the time that was typed into a form, in milliseconds.
-
-    Raises:
-        ConsoleError: it is no time.
-    """
-    time_ms = moment(fields, "time", "Time", desk.clock.wall())
+def _required_time_ms(context: PageContext, fields: Fields) -> int:
+    time_ms = read_time_ms(fields, "time", "Time", context.clock.wall())
     if time_ms is None:
-        raise ConsoleError("Time: it is missing; go back and fill it in.")
+        raise ConsoleError("Time is empty: go back and fill it in.")
     return time_ms
 
 
 def _read_text(fields: Fields, name: str) -> str:
     text = fields.get(name, "")
     if not text:
-        raise ConsoleError(f"{name} is missing: go back and fill it in.")
+        raise ConsoleError(f"{name} is empty: go back and fill it in.")
     return text
 
 
 def _read_config(fields: Fields, before: GroupConfig) -> GroupConfig:
-    """Return settings as a form has them; what it does not ask for stays as it was before."""
-    numbers = {name: whole(fields, name, *limits) for name, limits in NUMBERS.items()}
+    """Return the settings of a form; settings that the form does not have stay as before."""
+    numbers = {name: read_int(fields, name, *limits) for name, limits in NUMBERS.items()}
     switches = {name: fields.get(name) == "yes" for name in SWITCHES}
     return msgspec.structs.replace(before, **numbers, **switches)
 
 
 @action("/groups/create", "group.create")
-async def create(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+async def create(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
     """Create a group on all masters of a cluster."""
     group, cluster = _read_text(fields, "group"), _read_text(fields, "cluster")
-    if group in desk.watcher.inventory.groups:
-        raise ConsoleError(f"there is a group {group} already: change its settings on its own page")
-    await desk.admin.create_group(_read_config(fields, GroupConfig(group)), cluster=cluster)
-    await desk.watcher.take_inventory()
-    return done("The group {group} was created", page_of(group, "settings"), group=group)
+    if group in context.monitor.inventory.groups:
+        raise ConsoleError(f"consumer group {group} already exists: change its settings on its own page")
+    await context.admin.create_group(_read_config(fields, GroupConfig(group)), cluster=cluster)
+    await context.monitor.refresh_inventory()
+    return done("Consumer group {group} created", page_of(group, "settings"), group=group)
 
 
 @action(
     "/groups/change",
     "group.change",
-    question="Change the settings of the group {group}?",
-    warning="They count at once for its members, whether these are connected or not.",
+    question=translatable("Change the settings of consumer group {group}?"),
+    warning=translatable("The new settings apply to all its consumers at once."),
 )
-async def change(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
-    """Replace the settings of a group, on one broker or on all that have it."""
+async def change(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+    """Change the settings of a group, on one broker or on all brokers that have it."""
     group, broker = _read_text(fields, "group"), fields.get("broker", "")
-    masters = desk.watcher.look.masters
+    masters = context.monitor.snapshot.masters
     configs = {
         masters[name]: _read_config(fields, config)
-        for name, config in desk.watcher.inventory.groups.get(group, {}).items()
+        for name, config in context.monitor.inventory.groups.get(group, {}).items()
         if name in masters and broker in ("", name)
     }
     if not configs:
-        raise ConsoleError(f"no broker {broker or 'there is'} has the group {group}: reload its page")
+        raise ConsoleError(f"consumer group {group} is not on {broker or 'any broker'}: reload its page")
 
     async def ask(address: str) -> list[str]:
-        return await desk.admin.create_group(configs[address], broker=address)
+        return await context.admin.create_group(configs[address], broker=address)
 
     await call_all(configs, ask)
-    await desk.watcher.take_inventory()
+    await context.monitor.refresh_inventory()
     return done(
-        "The group {group} was changed on {count} brokers", page_of(group, "settings"), group=group, count=len(configs)
+        "Consumer group {group} changed on {count} brokers", page_of(group, "settings"), group=group, count=len(configs)
     )
 
 
 @action(
     "/groups/delete",
     "group.delete",
-    question="Delete the group {group}?",
-    warning="Brokers forget its settings, and lose the messages in its retry and dead-letter topics.",
+    question=translatable("Delete consumer group {group}?"),
+    warning=translatable("Brokers delete its settings, and the messages in its retry topic and dead-letter queue."),
 )
-async def delete(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
-    """Have all brokers of the clusters that have a group forget it."""
+async def delete(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+    """Delete a group from all brokers of the clusters that have it."""
     group = _read_text(fields, "group")
-    brokers = desk.watcher.inventory.groups.get(group, {})
-    clusters = sorted({each.cluster for each in desk.watcher.look.brokers if each.name in brokers})
+    brokers = context.monitor.inventory.groups.get(group, {})
+    clusters = sorted({each.cluster for each in context.monitor.snapshot.brokers if each.name in brokers})
     if not clusters:
-        raise ConsoleError(f"no broker has the group {group}: it is gone already")
+        raise ConsoleError(f"consumer group {group} does not exist on any broker: it may be deleted already")
     for cluster in clusters:
-        await desk.admin.delete_group(group, cluster=cluster, with_offsets=fields.get("with_offsets") == "yes")
-    await desk.watcher.take_inventory()
-    if left := desk.watcher.inventory.groups.get(group):
-        # Apache's brokers look a group up while they delete it, and some make whatever they look up.
+        await context.admin.delete_group(group, cluster=cluster, with_offsets=fields.get("with_offsets") == "yes")
+    await context.monitor.refresh_inventory()
+    if left := context.monitor.inventory.groups.get(group):
+        # An Apache broker looks the group up while it deletes it, and creates a group that it does not find.
         raise ConsoleError(
-            f"{', '.join(left)} deleted the group {group} and has made it anew with settings as of every new group: "
+            f"{', '.join(left)} deleted consumer group {group} and created it again with default settings: "
             "set autoCreateSubscriptionGroup of the broker to false, and delete the group again"
         )
-    return done("The group {group} was deleted", "/groups", group=group)
+    return done("Consumer group {group} deleted", "/groups", group=group)
 
 
-# Where a group goes on
+# Offsets
 
-AGAIN: Final = (
-    "Messages may be consumed again, or skipped for ever. Members that are connected go there within seconds."
+RESET_WARNING: Final = translatable(
+    "Messages may be consumed again or skipped. Online consumers continue at the new offsets within seconds."
 )
 
 
-async def _reset(desk: PageContext, fields: Fields, when_ms: int) -> Done:
+async def _reset(context: PageContext, fields: Fields, when_ms: int) -> Done:
     group, topic = _read_text(fields, "group"), _read_text(fields, "topic")
-    moved = await desk.admin.reset_to_time(group, topic, when_ms)
+    moved = await context.admin.reset_to_time(group, topic, when_ms)
     return done(
-        "The group {group} goes on elsewhere in {count} queues of {topic}",
+        "Offsets of {group} reset in {count} queues of {topic}",
         page_of(group),
         group=group,
         topic=topic,
@@ -146,50 +142,50 @@ async def _reset(desk: PageContext, fields: Fields, when_ms: int) -> Done:
 @action(
     "/groups/reset-to-begin",
     "group.reset",
-    question="Have the group {group} consume all messages of {topic} again, from the oldest on?",
-    warning=AGAIN,
+    question=translatable("Reset {group} to the earliest offsets of {topic}? It consumes all messages again."),
+    warning=RESET_WARNING,
 )
-async def reset_to_begin(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
-    """Have a group begin a topic anew."""
-    return await _reset(desk, fields, 0)
+async def reset_to_begin(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+    """Reset a group to the earliest offsets of a topic."""
+    return await _reset(context, fields, 0)
 
 
 @action(
     "/groups/reset-to-end",
     "group.skip",
-    question="Have the group {group} skip every message of {topic} that waits for it?",
-    warning=AGAIN,
+    question=translatable("Reset {group} to the latest offsets of {topic}? It skips all messages it has not consumed."),
+    warning=RESET_WARNING,
 )
-async def reset_to_end(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
-    """Have a group leave out what it has not consumed of a topic."""
-    return await _reset(desk, fields, END)
+async def reset_to_end(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+    """Reset a group to the latest offsets of a topic."""
+    return await _reset(context, fields, END)
 
 
 @action(
     "/groups/reset-to-time",
     "group.reset-to-time",
-    question="Have the group {group} go on with {topic} at the first message stored since {time} ({zone})?",
-    warning=AGAIN,
+    question=translatable("Reset {group} to the first message of {topic} stored since {time} ({zone})?"),
+    warning=RESET_WARNING,
 )
-async def reset_to_time(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
-    """Have a group go on at a time."""
-    return await _reset(desk, fields, read_time(desk, fields))
+async def reset_to_time(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+    """Reset a group to the messages stored since a time."""
+    return await _reset(context, fields, _required_time_ms(context, fields))
 
 
 @action(
     "/groups/reset-queue",
     "group.reset-queue",
-    question="Have the group {group} go on at offset {offset} in queue {queue_id} of {topic} on {broker}?",
-    warning=AGAIN,
+    question=translatable("Reset {group} to offset {offset} in queue {queue_id} of {topic} on {broker}?"),
+    warning=RESET_WARNING,
 )
-async def reset_queue(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
-    """Have a group go on at an offset of one queue."""
+async def reset_queue(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+    """Reset a group to an offset of one queue."""
     group, topic, broker = (_read_text(fields, name) for name in ("group", "topic", "broker"))
-    queue = QueueRef(topic, broker, whole(fields, "queue_id", "Queue", 0, QUEUE_ID_MAX))
-    offset = whole(fields, "offset", "Offset", 0, OFFSET_MAX)
-    await desk.admin.reset_queue(group, queue, offset)
+    queue = QueueRef(topic, broker, read_int(fields, "queue_id", "Queue", 0, QUEUE_ID_MAX))
+    offset = read_int(fields, "offset", "Offset", 0, OFFSET_MAX)
+    await context.admin.reset_queue(group, queue, offset)
     return done(
-        "The group {group} goes on at offset {offset} of {queue}",
+        "Offset of {group} in {queue} reset to {offset}",
         page_of(group),
         group=group,
         offset=offset,
@@ -200,15 +196,15 @@ async def reset_queue(desk: PageContext, fields: Fields, _visitor: Visitor) -> D
 @action(
     "/groups/clone",
     "group.clone-offsets",
-    question="Have the group {group} go on with {topic} where the group {source} is now?",
-    warning="Stop its members first: those that are connected write their own offsets again.",
+    question=translatable("Copy the offsets of {source} in {topic} to {group}?"),
+    warning=translatable("Stop the consumers of the target group first: online consumers overwrite the offsets."),
 )
-async def clone(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
-    """Have a group go on where another one is."""
+async def clone(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+    """Copy the offsets of one group to another."""
     group, source, topic = (_read_text(fields, name) for name in ("group", "source", "topic"))
-    moved = await desk.admin.clone_offsets(source, group, topic)
+    moved = await context.admin.clone_offsets(source, group, topic)
     return done(
-        "The group {group} goes on elsewhere in {count} queues of {topic}",
+        "Offsets of {group} reset in {count} queues of {topic}",
         page_of(group),
         group=group,
         topic=topic,

@@ -1,4 +1,4 @@
-"""What name servers recorded: a timeline of what happened, and the routes as they were at any instant."""
+"""Route history from the journals of name servers: a timeline, and the routes at any point in time."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -10,8 +10,9 @@ from starlette.routing import Route
 
 from skyroute.console.cluster_data.journals import Entry, Point, Routes
 from skyroute.console.errors import ConsoleError
-from skyroute.console.pages.forms import moment
-from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
+from skyroute.console.texts import translatable
+from skyroute.console.web.forms import read_time_ms
+from skyroute.console.web.page_context import PageContext, Paging, context_of, page_number
 from skyroute.nameserver.journal.lines import details
 from skyroute.nameserver.journal.reader import Damage
 from skyroute.nameserver.journal.schema import Kind
@@ -24,61 +25,61 @@ BROKERS_MAX: Final = 200
 DIFFERENCES_MAX: Final = 500
 
 KINDS: Final[Mapping[str, str]] = {
-    Kind.SERVER_STARTED: "Name server started",
-    Kind.SERVER_STOPPED: "Name server stopped",
-    Kind.GAP: "Gap in the journal",
-    Kind.BROKER_JOINED: "Broker joined",
-    Kind.BROKER_LEFT: "Broker left",
-    Kind.BROKER_CHANGED: "Broker changed",
-    Kind.BROKER_CONFIRMED: "Broker confirmed",
-    Kind.LEASE_HELD: "Lease held",
-    Kind.GROUP_CHANGED: "Broker group changed",
-    Kind.TOPICS_CHANGED: "Topics changed",
-    Kind.WRITES_CHANGED: "Write permission changed",
-    Kind.MAPPINGS_CHANGED: "Static topic changed",
-    Kind.FILTER_SERVERS_CHANGED: "Filter servers changed",
-    Kind.SMALLEST_ID_CHANGED: "Smallest id changed",
-    Kind.KV_CHANGED: "Key-value entry changed",
-    Kind.SETTINGS_CHANGED: "Settings changed",
+    Kind.SERVER_STARTED: translatable("Name server started"),
+    Kind.SERVER_STOPPED: translatable("Name server stopped"),
+    Kind.GAP: translatable("Gap in the journal"),
+    Kind.BROKER_JOINED: translatable("Broker joined"),
+    Kind.BROKER_LEFT: translatable("Broker left"),
+    Kind.BROKER_CHANGED: translatable("Broker changed"),
+    Kind.BROKER_CONFIRMED: translatable("Broker confirmed"),
+    Kind.LEASE_HELD: translatable("Lease extended"),
+    Kind.GROUP_CHANGED: translatable("Broker group changed"),
+    Kind.TOPICS_CHANGED: translatable("Topics changed"),
+    Kind.WRITES_CHANGED: translatable("Write permission changed"),
+    Kind.MAPPINGS_CHANGED: translatable("Static topic changed"),
+    Kind.FILTER_SERVERS_CHANGED: translatable("Filter servers changed"),
+    Kind.SMALLEST_ID_CHANGED: translatable("Minimum broker id changed"),
+    Kind.KV_CHANGED: translatable("Key-value entry changed"),
+    Kind.SETTINGS_CHANGED: translatable("Settings changed"),
 }
 CAUSES: Final[Mapping[str, str]] = {
-    Cause.REGISTERED: "registered",
-    Cause.UNREGISTERED: "said goodbye",
-    Cause.CONNECTION_CLOSED: "connection closed",
-    Cause.LEASE_EXPIRED: "silent for too long",
-    Cause.NOT_CONFIRMED: "not heard from since the restart",
-    Cause.ADDRESS_REPLACED: "replaced by another broker",
-    Cause.TOPIC_REGISTERED: "topic announced",
-    Cause.TOPIC_DELETED: "topic deleted by an operator",
-    Cause.WRITES_FORBIDDEN: "writing forbidden by an operator",
-    Cause.WRITES_RESTORED: "writing allowed by an operator",
-    Cause.GROUP_GONE: "last broker left",
-    Cause.RESTORED: "known from before the restart",
-    Cause.HEARTBEAT: "heartbeat",
-    Cause.MASS_EXPIRY: "too many silent at once",
+    Cause.REGISTERED: translatable("registered"),
+    Cause.UNREGISTERED: translatable("unregistered"),
+    Cause.CONNECTION_CLOSED: translatable("connection closed"),
+    Cause.LEASE_EXPIRED: translatable("lease expired"),
+    Cause.NOT_CONFIRMED: translatable("no heartbeat since the restart"),
+    Cause.ADDRESS_REPLACED: translatable("replaced by another broker"),
+    Cause.TOPIC_REGISTERED: translatable("topic registered"),
+    Cause.TOPIC_DELETED: translatable("topic deleted by an operator"),
+    Cause.WRITES_FORBIDDEN: translatable("writes disabled by an operator"),
+    Cause.WRITES_RESTORED: translatable("writes enabled by an operator"),
+    Cause.GROUP_GONE: translatable("last broker left"),
+    Cause.RESTORED: translatable("restored after the restart"),
+    Cause.HEARTBEAT: translatable("heartbeat"),
+    Cause.MASS_EXPIRY: translatable("too many leases expired at once"),
 }
 
 
 async def history(request: Request) -> Response:
-    """Show what happened, the newest first."""
-    desk = desk_of(request)
-    if not desk.journals.names:
-        return desk.show(request, "history_none.html")
-    asked = request.query_params
-    journal = asked.get("journal") or None
-    if journal is not None and journal not in desk.journals.names:
-        raise ConsoleError(f"there is no journal {journal!r} here")
-    topic, broker, kind = (asked.get(name, "").strip() or None for name in ("topic", "broker", "kind"))
-    since_ms, until_ms = _moment(desk, request, "since"), _moment(desk, request, "until")
-    timeline = await desk.journals.timeline(
-        [journal] if journal else desk.journals.names,
+    """Show the timeline, newest first."""
+    context = context_of(request)
+    if not context.journals.names:
+        return context.render(request, "history_none.html")
+    params = request.query_params
+    journal = params.get("journal") or None
+    if journal is not None and journal not in context.journals.names:
+        raise ConsoleError(f"unknown journal {journal!r} (expected one of {', '.join(context.journals.names)})")
+    topic, broker, kind = (params.get(name, "").strip() or None for name in ("topic", "broker", "kind"))
+    since_ms, until_ms = _time_ms(context, request, "since"), _time_ms(context, request, "until")
+    timeline = await context.journals.timeline(
+        [journal] if journal else context.journals.names,
         lambda: Selection(topic, broker, kind, since_ms, until_ms),
     )
     paging = Paging(len(timeline.entries), page_number(request))
-    return desk.show(
+    return context.render(
         request,
         "history.html",
-        journals=desk.journals.names,
+        journals=context.journals.names,
         kinds=KINDS,
         rows=[_Row.of(entry) for entry in timeline.entries[paging.start : paging.stop]],
         timeline=timeline,
@@ -87,7 +88,7 @@ async def history(request: Request) -> Response:
 
 
 class _Row(NamedTuple):
-    """An entry as the timeline shows it."""
+    """One row of the timeline."""
 
     entry: Entry
     kind: str
@@ -108,11 +109,11 @@ class _Row(NamedTuple):
         return cls(entry, KINDS.get(what.kind, what.kind), broker, cause, " ".join(details(what)), is_record=True)
 
 
-# The routes of an instant
+# Routes at a point in time
 
 
 class _Queues(NamedTuple):
-    """A topic's queues on a group, as they were."""
+    """The queues of a topic on a broker group."""
 
     topic: str
     group: Group
@@ -121,7 +122,7 @@ class _Queues(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """Something that was not the same at two instants; None: it was not there."""
+    """A value that differs between two points in time; None: absent."""
 
     group: str
     broker_id: int | None
@@ -131,24 +132,24 @@ class _Difference(NamedTuple):
 
 
 async def routes(request: Request) -> Response:
-    """Show the route table as a name server had it, and what was different at another time."""
-    desk = desk_of(request)
-    names = desk.journals.names
+    """Show the routes of a name server at one point in time, and the differences to another."""
+    context = context_of(request)
+    names = context.journals.names
     if not names:
-        return desk.show(request, "history_none.html")
-    asked = request.query_params
-    name = asked.get("journal") or names[0]
-    topic, broker = (asked.get(field, "").strip() or None for field in ("topic", "broker"))
-    points = [_point(desk, request, "at") or Point(time_ms=int(desk.clock.wall() * 1000))]
-    if other := _point(desk, request, "than"):
+        return context.render(request, "history_none.html")
+    params = request.query_params
+    name = params.get("journal") or names[0]
+    topic, broker = (params.get(field, "").strip() or None for field in ("topic", "broker"))
+    points = [_point(context, request, "at") or Point(time_ms=int(context.clock.wall() * 1000))]
+    if other := _point(context, request, "than"):
         points.append(other)
-    found, *others = await desk.journals.routes(name, *points)
+    found, *others = await context.journals.routes(name, *points)
     groups = list(_groups(found, topic, broker))
-    brokers = [(group, member) for group in groups for member in group.by_id()]
+    brokers = [(group, broker) for group in groups for broker in group.by_id()]
     queues = list(_queues(groups, topic)) if topic or broker else []
     paging = Paging(len(queues), page_number(request))
     differences = list(islice(_differences(found, others[0], topic, broker), DIFFERENCES_MAX + 1)) if others else []
-    return desk.show(
+    return context.render(
         request,
         "history_routes.html",
         journals=names,
@@ -169,7 +170,7 @@ async def routes(request: Request) -> Response:
 
 
 def _groups(found: Routes, topic: str | None, broker: str | None) -> Iterator[Group]:
-    """Return the groups that a page is about."""
+    """Return the broker groups that match a topic and a broker name."""
     for name, group in sorted(found.table.groups.items()):
         if (broker is None or name == broker) and (topic is None or topic in group.queues):
             yield group
@@ -185,19 +186,19 @@ def _queues(groups: list[Group], topic: str | None) -> Iterator[_Queues]:
 
 def _note(group: Group, topic: str) -> str:
     if topic in group.forbidden:
-        return "writing forbidden by an operator"
+        return translatable("writes disabled by an operator")
     if group.acting_master and MASTER_ID not in group.members:
-        return "no master: only to be read"
-    return "no master" if group.master is None else ""
+        return translatable("no master: read-only")
+    return translatable("no master") if group.master is None else ""
 
 
 def _differences(one: Routes, other: Routes, topic: str | None, broker: str | None) -> Iterator[_Difference]:
-    """Return what the later of two tables has otherwise than the earlier one."""
+    """Return the differences between two route tables, from the earlier to the later."""
     earlier, later = sorted((one, other), key=lambda routes: routes.last.seq)
     before = {group.name: group for group in _groups(earlier, topic, broker)}
     after = {group.name: group for group in _groups(later, topic, broker)}
     for name in sorted({*before, *after}):
-        # A topic may be on the group at one of the two only: its brokers are no news then.
+        # A topic may be on the group at only one point in time: its brokers are then no difference.
         old, new = (side.table.groups.get(name, Group(name, "")) for side in (earlier, later))
         if (old.cluster, old.zone, old.acting_master) != (new.cluster, new.zone, new.acting_master):
             yield _Difference(name, None, None, old if old.cluster else None, new if new.cluster else None)
@@ -213,25 +214,25 @@ def _differences(one: Routes, other: Routes, topic: str | None, broker: str | No
 
 
 def letters(permission: int) -> str:
-    """Return what clients may do with a queue: RW, R, W or nothing."""
+    """Return a permission as letters: RW, R, W or an empty text."""
     return "".join(letter for bit, letter in ((Permission.READ, "R"), (Permission.WRITE, "W")) if permission & bit)
 
 
-# What was asked for
+# Parameters
 
 
-def _moment(desk: PageContext, request: Request, name: str) -> int | None:
-    return moment(request.query_params, name, "Time", desk.clock.wall())
+def _time_ms(context: PageContext, request: Request, name: str) -> int | None:
+    return read_time_ms(request.query_params, name, "Time", context.clock.wall())
 
 
-def _point(desk: PageContext, request: Request, name: str) -> Point | None:
-    """Return a point of a journal: a moment, or #123 for the record of that number."""
+def _point(context: PageContext, request: Request, name: str) -> Point | None:
+    """Return a point in a journal: a time, or #123 for a record's number."""
     text = request.query_params.get(name, "").strip()
     if text.startswith("#"):
         if not (text[1:].isascii() and text[1:].isdigit() and len(text) < 20):
-            raise ConsoleError(f"{text!r} is no record's number: write #123")
+            raise ConsoleError(f"{text!r} is not a record's number (expected #123)")
         return Point(seq=int(text[1:]))
-    time_ms = _moment(desk, request, name)
+    time_ms = _time_ms(context, request, name)
     return None if time_ms is None else Point(time_ms=time_ms)
 
 

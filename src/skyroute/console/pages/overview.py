@@ -1,4 +1,4 @@
-"""The first page: clusters, brokers and their rates, name servers and where they disagree."""
+"""The first page: clusters, brokers with their rates, and name servers with their differences."""
 
 from collections.abc import Iterable, Mapping
 from heapq import nlargest
@@ -9,19 +9,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from skyroute.client.admin.broker_load import BrokerLoad, read_load
-from skyroute.console.cluster_data.name_server_differences import find_drift
-from skyroute.console.cluster_data.watcher import Rates
-from skyroute.console.pages.page_context import desk_of
+from skyroute.console.cluster_data.monitor import Rates
+from skyroute.console.cluster_data.name_server_differences import find_differences
+from skyroute.console.web.page_context import context_of
 
 BROKERS_SHOWN: Final = 8
-"""Of each cluster, the busiest."""
+"""The busiest brokers of each cluster."""
 CLUSTERS_SHOWN: Final = 12
 NAMES_SHOWN: Final = 5
-"""Of brokers and topics that need a look; of the others their number is told."""
+"""Brokers named in each warning; the others are counted."""
 
 
-class ClusterGlance(NamedTuple):
-    """A cluster, its busiest brokers, and the sums over all of them."""
+class ClusterSummary(NamedTuple):
+    """A cluster, its busiest brokers, and sums over all its brokers."""
 
     name: str
     brokers: list[BrokerLoad]
@@ -37,44 +37,44 @@ class ClusterGlance(NamedTuple):
 
 
 async def overview(request: Request) -> Response:
-    """Show the whole at a glance."""
-    desk = desk_of(request)
-    watcher = desk.watcher
-    loads = [read_load(broker) for broker in watcher.look.brokers]
-    clusters = _clusters(loads, watcher.rates)
-    return desk.show(
+    """Show the first page."""
+    context = context_of(request)
+    monitor = context.monitor
+    loads = [read_load(broker) for broker in monitor.snapshot.brokers]
+    clusters = _clusters(loads, monitor.rates)
+    return context.render(
         request,
         "overview.html",
-        inventory=watcher.inventory,
+        inventory=monitor.inventory,
         clusters=clusters[:CLUSTERS_SHOWN],
         clusters_left=max(0, len(clusters) - CLUSTERS_SHOWN),
         rates=_sums(cluster.rates for cluster in clusters),
-        whole=ClusterGlance("", loads, [], []),
-        silent=[load.broker for load in loads if load.broker.failure],
+        whole=ClusterSummary("", loads, [], []),
+        unreachable=[load.broker for load in loads if load.broker.failure],
         full=[load.broker for load in loads if load.disk_nearly_full],
         damaged=[load.broker for load in loads if load.damaged_ranges],
         names_shown=NAMES_SHOWN,
-        drift=find_drift(watcher.look.name_servers),
+        server_differences=find_differences(monitor.snapshot.name_servers),
     )
 
 
-def _clusters(loads: Iterable[BrokerLoad], rates: Mapping[str, Iterable[Rates]]) -> list[ClusterGlance]:
+def _clusters(loads: Iterable[BrokerLoad], rates: Mapping[str, Iterable[Rates]]) -> list[ClusterSummary]:
     found: dict[str, list[BrokerLoad]] = {}
     for load in loads:
         found.setdefault(load.broker.cluster, []).append(load)
     return [
-        ClusterGlance(
+        ClusterSummary(
             name,
-            members,
-            nlargest(BROKERS_SHOWN, members, key=lambda load: (load.into or 0) + (load.out or 0)),
-            _sums(rates.get(load.broker.address, ()) for load in members),
+            its_loads,
+            nlargest(BROKERS_SHOWN, its_loads, key=lambda load: (load.into or 0) + (load.out or 0)),
+            _sums(rates.get(load.broker.address, ()) for load in its_loads),
         )
-        for name, members in sorted(found.items())
+        for name, its_loads in sorted(found.items())
     ]
 
 
 def _sums(rows: Iterable[Iterable[Rates]]) -> list[Rates]:
-    """Return several rows of rates as one: all brokers are looked at in the same moments."""
+    """Return the sum of several series of rates: all brokers are polled at the same times."""
     into: dict[float, float] = {}
     out: dict[float, float] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""One topic: its queues, its route and what ails it, who reads it, sending to it, and its settings."""
+"""One topic: its queues, route, problems, rates, consumer groups and settings, and a form to send a message."""
 
 import asyncio
 import itertools
@@ -14,22 +14,23 @@ from starlette.routing import Route
 from skyroute.client.admin.base import call_each
 from skyroute.client.errors import ArgumentError, NoRouteError, TopicNotFoundError, UnsupportedError
 from skyroute.client.producing.producer import Producer
+from skyroute.console.access.sessions import Visitor
 from skyroute.console.cluster_data.diagnostics import (
+    ClusterFacts,
     Kind,
-    Surroundings,
     diagnose,
     diagnose_queues,
     diagnose_routes,
     kind_of,
 )
+from skyroute.console.cluster_data.monitor import configs_in_route
 from skyroute.console.cluster_data.problems import NAME_SERVERS, Finding, Severity, worst_first
 from skyroute.console.errors import ConsoleError
-from skyroute.console.guard.visitors import Visitor
-from skyroute.console.pages.actions import Done, Fields, action, done, refuse
-from skyroute.console.pages.forms import whole
-from skyroute.console.pages.page_context import PageContext, Paging, desk_of, page_number
-from skyroute.console.pages.text import translator
-from skyroute.console.pages.topics import LABELS, address_of, form_values
+from skyroute.console.pages.topics import LABELS, form_values, topic_path
+from skyroute.console.texts import translatable, translator
+from skyroute.console.web.actions import Done, Fields, action, done
+from skyroute.console.web.forms import read_int
+from skyroute.console.web.page_context import PageContext, Paging, context_of, error_page, page_number
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
@@ -39,53 +40,53 @@ from skyroute.wire.calls.topics import TopicConfig, decode_topic_readers, encode
 T = TypeVar("T")
 Configs = Mapping[str, TopicConfig]
 
-ANSWER_S: Final = 8.0
-"""How long a page waits for each thing that a topic's brokers are asked."""
+REQUEST_S: Final = 8.0
+"""How long the page waits for each request to brokers and name servers."""
 GROUPS_A_PAGE: Final = 20
-"""Every one of them is asked about."""
+"""The page reads the progress of each."""
 DELAY_LEVEL_MAX: Final = 1_000
 _NUMBERS: Final = itertools.count(1)
-"""Of the producers of this console."""
+"""Numbers the producers of this console: a session has a producer group only once."""
 
 TABS: Final = {
-    "queues": "Queue status",
-    "route": "Route and health",
-    "rates": "Rates",
-    "consumers": "Consumers",
-    "send": "Send",
-    "settings": "Settings",
+    "queues": translatable("Queue status"),
+    "route": translatable("Route and health"),
+    "rates": translatable("Rates"),
+    "consumers": translatable("Consumer groups"),
+    "send": translatable("Send"),
+    "settings": translatable("Settings"),
 }
 
 
 async def topic_page(request: Request) -> Response:
-    """Show one topic, one side of it at a time."""
-    desk, topic = desk_of(request), request.path_params["topic"]
-    watcher = desk.watcher
+    """Show one tab of a topic."""
+    context, topic = context_of(request), request.path_params["topic"]
+    monitor = context.monitor
     tab = request.query_params.get("tab", "")
     tab = tab if tab in TABS else next(iter(TABS))
-    if tab == "settings" and topic not in watcher.inventory.topics:  # nobody may change what they have not seen
-        await watcher.take_inventory()
-    configs = watcher.inventory.topics.get(topic)
+    if tab == "settings" and topic not in monitor.inventory.topics:  # the form must show current settings
+        await monitor.refresh_inventory()
+    configs = monitor.inventory.topics.get(topic)
     if configs is None:
         try:
-            configs = _configs_in(topic, await desk.admin.route(topic))
+            configs = configs_in_route(topic, await context.admin.route(topic))
         except (NoRouteError, ArgumentError):
             configs = {}
     if not configs:
-        why = translator(request.state.visitor.language)("There is no topic {topic}", topic=topic)
-        return refuse(request, why, HTTPStatus.NOT_FOUND, "/topics")
-    around = Surroundings.of(watcher.look, watcher.inventory)
-    kind = kind_of(topic, configs, around.own_topics)
-    values = {"findings": diagnose(topic, configs, around), **await _SIDES[tab](request, topic, configs, around)}
-    return desk.show(
+        why = translator(request.state.visitor.language)(translatable("Topic {topic} not found"), topic=topic)
+        return error_page(request, why, HTTPStatus.NOT_FOUND, "/topics")
+    facts = ClusterFacts.of(monitor.snapshot, monitor.inventory)
+    kind = kind_of(topic, configs, facts.own_topics)
+    values = {"findings": diagnose(topic, configs, facts), **await _TAB_DATA[tab](request, topic, configs, facts)}
+    return context.render(
         request,
         "topic.html",
         topic=topic,
-        address=address_of(topic),
+        address=topic_path(topic),
         configs=configs,
         kind=kind,
         is_system=kind is Kind.SYSTEM,
-        trouble=sum(finding.severity > Severity.NOTE for finding in values["findings"]),
+        problem_count=sum(finding.severity > Severity.NOTE for finding in values["findings"]),
         tab=tab,
         tabs=TABS,
         **LABELS,
@@ -93,32 +94,24 @@ async def topic_page(request: Request) -> Response:
     )
 
 
-def _configs_in(topic: str, route: TopicRoute) -> dict[str, TopicConfig]:
-    """Return the settings of a topic that was not there yet when brokers last told theirs."""
-    return {
-        queues.broker_name: TopicConfig(topic, *queues.settings[:3], sys_flag=queues.settings.sys_flag)
-        for queues in route.queues
-    }
-
-
-async def attempt(asking: Awaitable[T]) -> tuple[T | None, str]:
-    """Return what the cluster answers, or why it does not."""
+async def attempt(request: Awaitable[T]) -> tuple[T | None, str]:
+    """Return the result of a request, or None and the error text."""
     try:
-        async with asyncio.timeout(ANSWER_S):
-            return await asking, ""
+        async with asyncio.timeout(REQUEST_S):
+            return await request, ""
     except TimeoutError:
-        return None, "There was no answer in time."
+        return None, translatable("The request timed out.")
     except UnsupportedError:
-        return None, "This broker does not tell."
+        return None, translatable("This broker does not support the request.")
     except SkyrouteError as error:
         return None, str(error)
 
 
-# The sides of a topic: each returns what its template shows
+# The tabs: each function returns the values for its template
 
 
-async def _queues(request: Request, topic: str, _configs: Configs, _around: Surroundings) -> dict[str, Any]:
-    status, failure = await attempt(desk_of(request).admin.topic_status(topic))
+async def _queues(request: Request, topic: str, _configs: Configs, _facts: ClusterFacts) -> dict[str, Any]:
+    status, failure = await attempt(context_of(request).admin.topic_status(topic))
     queues = list(status.queues.items()) if status else []
     paging = Paging(len(queues), page_number(request))
     return {
@@ -131,11 +124,11 @@ async def _queues(request: Request, topic: str, _configs: Configs, _around: Surr
     }
 
 
-async def _route(request: Request, topic: str, configs: Configs, around: Surroundings) -> dict[str, Any]:
-    desk = desk_of(request)
+async def _route(request: Request, topic: str, configs: Configs, facts: ClusterFacts) -> dict[str, Any]:
+    context = context_of(request)
     (status, _), answers = await asyncio.gather(
-        attempt(desk.admin.topic_status(topic)),
-        desk.admin.session.ask_every_name_server(encode_route_query(topic), ANSWER_S),
+        attempt(context.admin.topic_status(topic)),
+        context.admin.session.ask_every_name_server(encode_route_query(topic), REQUEST_S),
     )
     routes: dict[str, TopicRoute | None] = {}
     failures: dict[str, SkyrouteError] = {}
@@ -146,17 +139,17 @@ async def _route(request: Request, topic: str, configs: Configs, around: Surroun
             failures[address] = answer
         else:
             routes[address] = decode_route(answer.body)
-    views = {server.address: server.view for server in desk.watcher.look.name_servers if server.view is not None}
+    views = {server.address: server.view for server in context.monitor.snapshot.name_servers if server.view is not None}
     both = routes.keys() & views.keys()
     found: list[Finding] = [
-        # What all name servers have just been asked about counts more than what they knew at the last look.
-        *(finding for finding in diagnose(topic, configs, around) if finding.problem is not NAME_SERVERS),
+        # The routes read now are newer than those of the last poll.
+        *(finding for finding in diagnose(topic, configs, facts) if finding.problem is not NAME_SERVERS),
         *diagnose_routes(
             topic,
             {server: routes[server] for server in sorted(both)},
             {server: views[server] for server in sorted(both)},
             configs,
-            around,
+            facts,
         ),
         *(diagnose_queues(status.queues, configs) if status else ()),
     ]
@@ -170,13 +163,13 @@ async def _route(request: Request, topic: str, configs: Configs, around: Surroun
     }
 
 
-async def _rates(request: Request, topic: str, _configs: Configs, _around: Surroundings) -> dict[str, Any]:
-    traffic, failure = await attempt(desk_of(request).admin.topic_traffic(topic))
+async def _rates(request: Request, topic: str, _configs: Configs, _facts: ClusterFacts) -> dict[str, Any]:
+    traffic, failure = await attempt(context_of(request).admin.topic_traffic(topic))
     return {"traffic": traffic, "failure": failure}
 
 
-async def _consumers(request: Request, topic: str, _configs: Configs, _around: Surroundings) -> dict[str, Any]:
-    admin = desk_of(request).admin
+async def _consumers(request: Request, topic: str, _configs: Configs, _facts: ClusterFacts) -> dict[str, Any]:
+    admin = context_of(request).admin
 
     async def ask(address: str) -> list[str]:
         return decode_topic_readers((await admin.session.ask(address, encode_topic_readers_query(topic))).body)
@@ -185,8 +178,8 @@ async def _consumers(request: Request, topic: str, _configs: Configs, _around: S
         return await call_each(await admin.serving(topic), ask)
 
     answers, failure = await attempt(ask_brokers())
-    told, failures = answers or ({}, {})
-    groups = sorted({group for named in told.values() for group in named})
+    by_broker, failures = answers or ({}, {})
+    groups = sorted({group for named in by_broker.values() for group in named})
     paging = Paging(len(groups), page_number(request), GROUPS_A_PAGE)
     shown = groups[paging.start : paging.stop]
     progress = await asyncio.gather(*(attempt(admin.progress(group, topic)) for group in shown))
@@ -198,24 +191,24 @@ async def _consumers(request: Request, topic: str, _configs: Configs, _around: S
     }
 
 
-async def _send(_request: Request, _topic: str, _configs: Configs, _around: Surroundings) -> dict[str, Any]:
+async def _send(_request: Request, _topic: str, _configs: Configs, _facts: ClusterFacts) -> dict[str, Any]:
     return {"delay_level_max": DELAY_LEVEL_MAX}
 
 
-async def _settings(request: Request, topic: str, configs: Configs, around: Surroundings) -> dict[str, Any]:
-    desk = desk_of(request)
-    status, _ = await attempt(desk.admin.topic_status(topic))
+async def _settings(request: Request, topic: str, configs: Configs, facts: ClusterFacts) -> dict[str, Any]:
+    context = context_of(request)
+    status, _ = await attempt(context.admin.topic_status(topic))
     spans = status.queues.values() if status else ()
     return {
         "config": next(iter(configs.values())),
-        "is_known": topic in desk.watcher.inventory.topics,
-        "clusters": sorted({around.clusters[name] for name in configs if name in around.clusters}),
+        "is_known": topic in context.monitor.inventory.topics,
+        "clusters": sorted({facts.clusters[name] for name in configs if name in facts.clusters}),
         "messages": sum(span.max_offset - span.min_offset for span in spans) if status else "?",
-        **form_values(desk.watcher.look),
+        **form_values(context.monitor.snapshot),
     }
 
 
-_SIDES: Final[Mapping[str, Callable[[Request, str, Configs, Surroundings], Awaitable[dict[str, Any]]]]] = {
+_TAB_DATA: Final[Mapping[str, Callable[[Request, str, Configs, ClusterFacts], Awaitable[dict[str, Any]]]]] = {
     "queues": _queues,
     "route": _route,
     "rates": _rates,
@@ -225,12 +218,12 @@ _SIDES: Final[Mapping[str, Callable[[Request, str, Configs, Surroundings], Await
 }
 
 
-# What can be done with one topic
+# Actions
 
 
 @action("/topics/send", "topic.send")
-async def send(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
-    """Send one message, to see what becomes of it."""
+async def send(context: PageContext, fields: Fields, _visitor: Visitor) -> Done:
+    """Send one message."""
     topic = fields.get("topic", "")
     message = Message(
         topic,
@@ -238,11 +231,11 @@ async def send(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
         tag=fields.get("tag") or None,
         keys=fields.get("keys", "").split(),
         sharding_key=fields.get("sharding_key") or None,
-        delay_level=whole(fields, "delay_level", "Delay level", 0, DELAY_LEVEL_MAX),
+        delay_level=read_int(fields, "delay_level", "Delay level", 0, DELAY_LEVEL_MAX),
         properties=_properties(fields.get("properties", "")),
     )
-    await desk.admin.route(topic)  # a topic that is gone must not come back because we send to it
-    async with producer_of(desk) as producer:
+    await context.admin.route(topic)  # sending must not create a topic that was deleted
+    async with producer_of(context) as producer:
         sent = await producer.send(message)
     place = {
         "tab": "send",
@@ -252,12 +245,12 @@ async def send(desk: PageContext, fields: Fields, _visitor: Visitor) -> Done:
         "queue": sent.queue.queue_id,
         "offset": sent.queue_offset,
     }
-    return done("A message was sent to {topic}", f"{address_of(topic)}?{urlencode(place)}", topic=topic)
+    return done("Message sent to {topic}", f"{topic_path(topic)}?{urlencode(place)}", topic=topic)
 
 
-def producer_of(desk: PageContext) -> Producer:
-    """Return a producer for one action: several people may send at once, and a session has a group only once."""
-    return Producer(f"skyroute-console-{next(_NUMBERS)}", session=desk.admin.session)
+def producer_of(context: PageContext) -> Producer:
+    """Return a producer for one action."""
+    return Producer(f"skyroute-console-{next(_NUMBERS)}", session=context.admin.session)
 
 
 def _properties(text: str) -> dict[str, str]:
@@ -265,7 +258,7 @@ def _properties(text: str) -> dict[str, str]:
     for number, line in enumerate(text.splitlines(), 1):
         name, equals, value = line.partition("=")
         if not equals and line.strip():
-            raise ConsoleError(f"Properties: line {number} is not name=value: “{line[:40]}”.")
+            raise ConsoleError(f"Properties: line {number} is “{line[:40]}” (expected name=value).")
         if equals:
             found[name.strip()] = value.strip()
     return found

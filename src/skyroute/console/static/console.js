@@ -1,4 +1,4 @@
-// Times in the reader's own zone, the keyboard, and what a swapped part of a page must not lose.
+// Times in the browser's zone, keyboard shortcuts, and live updates of parts of a page.
 "use strict";
 
 function localTimes(root) {
@@ -15,7 +15,7 @@ function localTimes(root) {
 document.addEventListener("DOMContentLoaded", () => localTimes(document));
 document.addEventListener("htmx:afterSettle", (event) => localTimes(event.detail.elt.parentElement ?? document));
 
-// "/" goes to the search field, as in many places.
+// "/" moves the focus to the search field.
 document.addEventListener("keydown", (event) => {
   const typing = event.target.closest("input, textarea, select");
   if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
@@ -27,62 +27,64 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Preferences take effect when they are chosen; without a script there is a button.
+// Preferences are saved when they are selected; browsers without scripts show a button.
 document.addEventListener("change", (event) => {
   if (event.target.closest("form[data-at-once]")) event.target.form.requestSubmit();
 });
 
-// Pages are told when there is something new. Browsers open six lines to a server and no more, so that a page which
-// nobody sees gives up its own: a seventh tab would never come up.
-const AGAIN_MS = 10000;
-let line = null;
+// The server sends an event when the cluster's data changes. Browsers open six connections to a server: a hidden page
+// closes its own, or a seventh tab would never load.
+const RETRY_MS = 10000;
+let events = null;
 
 function listen() {
   if (document.hidden) {
-    line?.close();
-    line = null;
-  } else if (line === null) {
-    line = new EventSource("/live");
-    line.addEventListener("look", look);
-    line.addEventListener("error", () => {
-      if (line?.readyState !== EventSource.CLOSED) return; // it comes back by itself
-      line = null;
-      look(); // which shows how things are without it, or leads to where one signs in
-      setTimeout(listen, AGAIN_MS);
+    events?.close();
+    events = null;
+  } else if (events === null) {
+    events = new EventSource("/live");
+    for (const name of ["refresh", "groups"]) {
+      events.addEventListener(name, () => htmx.trigger(document.body, name));
+    }
+    events.addEventListener("error", () => {
+      if (events?.readyState !== EventSource.CLOSED) return; // the browser reconnects
+      events = null;
+      refresh(); // shows the current data, or redirects to sign-in
+      setTimeout(listen, RETRY_MS);
     });
   }
 }
 
-function look() {
-  htmx.trigger(document.body, "look");
+function refresh() {
+  htmx.trigger(document.body, "refresh");
 }
 
 document.addEventListener("DOMContentLoaded", () => {
-  if (document.querySelector("main[data-told]") === null) return;
+  if (document.querySelector("main[data-live-page]") === null) return;
   listen();
   document.addEventListener("visibilitychange", () => {
     listen();
-    if (!document.hidden) look();
+    if (!document.hidden) refresh();
   });
 });
 
-// A part is not replaced while somebody is busy in it: a focused link or button, or marked text.
+// A part is not replaced while the user works in it: a focused link or button, or selected text.
 document.addEventListener("htmx:beforeSwap", (event) => {
   const part = event.detail.target;
-  const marked = window.getSelection();
+  const selection = window.getSelection();
   const busy = part.contains(document.activeElement) && document.activeElement !== document.body;
-  if (part.dataset.live !== undefined && (busy || (marked && !marked.isCollapsed && part.contains(marked.anchorNode)))) {
+  if (part.dataset.live !== undefined && (busy || (selection && !selection.isCollapsed && part.contains(selection.anchorNode)))) {
     event.detail.shouldSwap = false;
   }
 });
 
-// Times that somebody types are meant in their own zone, which a form with such fields tells. Fields come in UTC.
+// Times in forms are in the browser's zone, which the form sends along. The server fills fields in UTC.
 document.addEventListener("DOMContentLoaded", () => {
   const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
   for (const form of document.querySelectorAll("form[data-zone]")) {
     for (const [field, value] of [["zone", name], ["zone_minutes", -new Date().getTimezoneOffset()]]) {
-      const told = form.elements[field] ?? form.appendChild(document.createElement("input"));
-      Object.assign(told, { type: "hidden", name: field, value });
+      const input = form.elements[field] ?? form.appendChild(document.createElement("input"));
+      Object.assign(input, { type: "hidden", name: field, value });
     }
     for (const field of form.querySelectorAll("input[type=datetime-local]")) {
       const when = new Date(`${field.value}Z`);

@@ -1,4 +1,4 @@
-"""What was done through the console, by whom and when: one JSON object a line, never rewritten."""
+"""The audit log: one JSON object per line, only appended."""
 
 import asyncio
 import errno
@@ -14,13 +14,13 @@ import msgspec
 log = logging.getLogger(__name__)
 
 VALUE_CHARS_MAX: Final = 200
-"""Of each thing that somebody typed; a message's body may be megabytes."""
+"""Longest value of a parameter; a message's body may have megabytes."""
 READ_BYTES_MAX: Final = 1024 * 1024
-"""Of the file, which nobody ever shortens; some thousands of entries."""
+"""Bytes read from the end of the file: some thousands of entries."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Something that was done, or tried."""
+    """A change, or a sign-in."""
 
     time_ms: int
     user: str
@@ -31,10 +31,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class AuditLog:
-    """Appends to a file that only its owner may read; nothing is done that could not be written down before.
-
-    An action is written twice: before it begins, and when its outcome is known.
-    """
+    """Appends to a file that only its owner can read. An action has two entries: before it begins and when it ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,14 +40,14 @@ class AuditLog:
     async def write(
         self, time_ms: int, user: str, address: str, action: str, given: Mapping[str, str], failure: str | None = None
     ) -> None:
-        """Append one line, on disk when this returns.
+        """Append one entry; it is on disk when this returns.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         kept = {name: value[:VALUE_CHARS_MAX] for name, value in given.items()}
         entry = Entry(time_ms, user, address, action, kept, failure)
-        log.info("action=%s user=%s address=%s failure=%s", action, user, address, failure)
+        log.info("audit action=%s user=%s address=%s failure=%s", action, user, address, failure)
         await asyncio.to_thread(self._append, msgspec.json.encode(entry) + b"\n")
 
     def _append(self, line: bytes) -> None:
@@ -60,14 +57,14 @@ class AuditLog:
             try:
                 size = os.fstat(descriptor).st_size
                 if os.write(descriptor, line) < len(line):
-                    os.ftruncate(descriptor, size)  # half a line would spoil the next one
+                    os.ftruncate(descriptor, size)  # half a line would damage the next one
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
                 os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
 
     def latest(self) -> list[Entry]:
-        """Return the entries of the last `READ_BYTES_MAX`, the newest first. Lines that are none are left out."""
+        """Return the entries in the last `READ_BYTES_MAX` bytes, newest first. Invalid lines are skipped."""
         try:
             with self.path.open("rb") as file:
                 begin = max(0, file.seek(0, os.SEEK_END) - READ_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""What people type into forms, read: the fields of a request's body, numbers and moments."""
+"""Reads forms: the fields of a request's body, numbers and times."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -18,28 +18,28 @@ FORM_TYPE: Final = "application/x-www-form-urlencoded"
 FIELDS_MAX: Final = 200
 DECODED_AT_ONCE: Final = 64 * 1024
 QUICK_BYTES: Final = 64 * 1024
-"""A body up to this size is decoded in about a millisecond; larger ones in a thread."""
+"""A body up to this size is decoded in about a millisecond; larger ones are decoded in a thread."""
 ZONE_MINUTES_MAX: Final = 18 * 60
-MOMENT_MS_MAX: Final = 253_402_300_799_999
-"""The last one with a year of four digits."""
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The last time with a year of four digits."""
 
 
 async def read_fields(request: Request) -> dict[str, str]:
-    """Return the fields of a form; the last one, where a name comes twice. Its size is `FormLimit`'s business.
+    """Return the fields of a form; of two with the same name, the last one. `FormLimit` bounds the size.
 
     Raises:
-        HTTPException: the body is no form as browsers send them without files, or has too many fields.
+        HTTPException: the body is not URL-encoded, or has too many fields.
     """
     sent_type = request.headers.get("content-type", FORM_TYPE).partition(";")[0].strip().lower()
     if sent_type != FORM_TYPE:
         raise HTTPException(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"forms are read as {FORM_TYPE} only, not as {sent_type[:100]}"
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the form has the type {sent_type[:100]} (expected {FORM_TYPE})"
         )
     body = await request.body()
     try:
         return _fields_of(body) if len(body) <= QUICK_BYTES else await run_in_threadpool(_fields_of, body)
     except ValueError:
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"a form has at most {FIELDS_MAX} fields") from None
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the form has too many fields (at most {FIELDS_MAX})") from None
 
 
 def _fields_of(body: bytes) -> dict[str, str]:
@@ -50,34 +50,34 @@ def _fields_of(body: bytes) -> dict[str, str]:
 
 
 def _unescape(text: bytes) -> str:
-    """Decode a name or value in steps, because urllib needs fifty bytes of memory for an escaped one."""
+    """Decode a name or value in steps: urllib needs fifty bytes of memory for an escaped byte."""
     decoded, start = [], 0
     while start < len(text):
         stop = start + DECODED_AT_ONCE
-        if (escape := text.rfind(b"%", stop - 2, stop)) >= 0:  # which must not be cut
+        if (escape := text.rfind(b"%", stop - 2, stop)) >= 0:  # do not cut an escape in two
             stop = escape
         decoded.append(unquote_to_bytes(text[start:stop].replace(b"+", b" ")))
         start = stop
     return b"".join(decoded).decode("utf-8", "replace")
 
 
-def whole(fields: Mapping[str, str], name: str, label: str, least: int, most: int) -> int:
+def read_int(fields: Mapping[str, str], name: str, label: str, least: int, most: int) -> int:
     """Return a whole number.
 
     Raises:
-        ConsoleError: it is none, or not one that is allowed.
+        ConsoleError: it is not a number from `least` to `most`.
     """
     text = fields.get(name, "")
     if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
-        raise ConsoleError(f"{label}: a whole number from {least} to {most}, not “{text[:40]}”.")
+        raise ConsoleError(f"{label}: “{text[:40]}” is not a whole number from {least} to {most}.")
     return int(text)
 
 
-def moment(fields: Mapping[str, str], name: str, label: str, now_s: float) -> int | None:
-    """Return a moment in milliseconds; None: nothing was typed. Without a zone, it is of that of the reader.
+def read_time_ms(fields: Mapping[str, str], name: str, label: str, now_s: float) -> int | None:
+    """Return a time in milliseconds, or None for an empty field. A time without a zone is in the browser's.
 
     Raises:
-        ConsoleError: it is no moment that there can be.
+        ConsoleError: it is not a time, or not between 1970 and 9999.
     """
     text = fields.get(name, "").strip()
     if not text:
@@ -86,15 +86,15 @@ def moment(fields: Mapping[str, str], name: str, label: str, now_s: float) -> in
         found_ms = parse_moment(text, datetime.fromtimestamp(now_s, _zone(fields)))
     except (ValueError, OverflowError):
         raise ConsoleError(
-            f"{label}: write 2026-11-15 11:00, 11:00 for today, or 10m for ten minutes ago, not “{text[:40]}”."
+            f"{label}: “{text[:40]}” is not a time (expected 2026-11-15 11:00, 11:00, or 10m for ten minutes ago)."
         ) from None
-    if not 0 <= found_ms <= MOMENT_MS_MAX:
-        raise ConsoleError(f"{label}: “{text[:40]}” is not between 1970, when brokers begin to count, and 9999.")
+    if not 0 <= found_ms <= TIME_MS_MAX:
+        raise ConsoleError(f"{label}: “{text[:40]}” is not between the years 1970 and 9999.")
     return found_ms
 
 
 def _zone(fields: Mapping[str, str]) -> tzinfo:
-    """Return the zone that the page's script told: by its name, or as it is now where the name is unknown here."""
+    """Return the browser's time zone: by its name, or its current offset if the name is unknown here."""
     name, minutes = fields.get("zone", ""), fields.get("zone_minutes", "")
     try:
         return ZoneInfo(name) if name else UTC
@@ -104,12 +104,12 @@ def _zone(fields: Mapping[str, str]) -> tzinfo:
         return timezone(timedelta(minutes=max(-ZONE_MINUTES_MAX, min(ZONE_MINUTES_MAX, int(minutes)))))
     except ValueError:
         raise ConsoleError(
-            f"the zone “{name[:40]}” is unknown here: write times like 2026-11-15T11:00+08:00."
+            f"The time zone “{name[:40]}” is unknown: write times like 2026-11-15T11:00+08:00."
         ) from None
 
 
-def in_field(moment_ms: int | None) -> str:
-    """Return a moment as its field holds it: in UTC, from which the page's script goes to the reader's zone."""
-    if moment_ms is None:
+def in_field(time_ms: int | None) -> str:
+    """Return a time for a form field: in UTC, which the page's script converts to the browser's time zone."""
+    if time_ms is None:
         return ""
-    return datetime.fromtimestamp(moment_ms // 1000, UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(time_ms // 1000, UTC).replace(tzinfo=None).isoformat(timespec="seconds")

@@ -1,0 +1,1 @@
+"""Users, their sessions, and the audit log of what they change."""

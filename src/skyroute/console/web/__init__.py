@@ -1,0 +1,1 @@
+"""What all pages are built with: templates, forms, actions and translated texts."""
