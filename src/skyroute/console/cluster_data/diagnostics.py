@@ -270,7 +270,7 @@ def diagnose_routes(
     found = _without_master(gone) if (gone := names - configs.keys() - around.masters) else []
     differences = [each for each in compare_views(views) if each.broker in names | configs.keys()]
     for difference in differences + compare_routes(topic, routes, views):
-        said = "; ".join(f"{server}: {text or '—'}" for server, text in difference.said.items())
+        said = "; ".join(f"{server}: {text or '—'}" for server, text in difference.values.items())
         text = "They differ in “{what}” of {broker}: {said}."
         values = {"what": difference.what, "broker": difference.broker or topic, "said": said}
         found.append(Finding(NAME_SERVERS, Severity.FAILURE, text, values))
