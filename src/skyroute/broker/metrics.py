@@ -1,6 +1,6 @@
-"""A broker in numbers, under the names that Apache's brokers have for them. Needs the extra `metrics`.
+"""Metrics of a broker, with the names of Apache's brokers; docs/metrics.md lists them.
 
-docs/metrics.md lists them. All are read when somebody asks; what is told apart by topic or group is bounded.
+Collected on request. Series by topic or group are bounded by `SERIES_MAX`. Needs `skyroute[metrics]`.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from skyroute.message.reserved_topics import (
     is_retry_topic,
     is_system_group,
 )
-from skyroute.observing.exposition import add_times
-from skyroute.observing.requests import Answered, RequestTimes
+from skyroute.observing.exposition import add_histogram
+from skyroute.observing.requests import RequestOutcome, RequestTimes
 from skyroute.remoting.server import Server
 from skyroute.wire.calls.clients import ConsumeType
 from skyroute.wire.calls.groups import release_name
@@ -90,7 +90,9 @@ class BrokerMetrics:
         async for family in self._lags(parts):
             yield family
         left_out = (((name,), count) for name, count in self._left_out.items())
-        yield self._gauge("skyroute_broker_series_left_out", "Series beyond SERIES_MAX", ("metric",), left_out)
+        yield self._gauge(
+            "skyroute_broker_series_omitted", "Series omitted beyond the largest 1000", ("metric",), left_out
+        )
 
     # How families are made
 
@@ -140,10 +142,10 @@ class BrokerMetrics:
 
     def _rpc(self) -> Metric:
         family = HistogramMetricFamily(
-            "rocketmq_rpc_latency_milliseconds", "Time to answer a request", labels=(*_OWN_LABELS, *_RPC_LABELS)
+            "rocketmq_rpc_latency_milliseconds", "Request latency", labels=(*_OWN_LABELS, *_RPC_LABELS)
         )
         for labels, times in self.times.by(_rpc_labels).items():
-            add_times(family, (*self._own, *labels), self.times.bounds_s, times, unit_s=_MS)
+            add_histogram(family, (*self._own, *labels), self.times.bounds_s, times, unit_s=_MS)
         return family
 
     def _peers(self) -> Iterator[Metric]:
@@ -151,8 +153,8 @@ class BrokerMetrics:
         turned_away = sum(server.turned_away for server in self.servers)
         yield self._gauge("skyroute_broker_connections", "Open connections", (), [(ONE, connections)])
         yield self._counter(
-            "skyroute_broker_connections_turned_away",
-            "Connections beyond serverMaxConnections",
+            "skyroute_broker_connections_rejected",
+            "Connections rejected by serverMaxConnections",
             (),
             [(ONE, turned_away)],
         )
@@ -162,7 +164,7 @@ class BrokerMetrics:
         producers = Counter(_client(member) for group in members.producer_groups.values() for member in group.members)
         yield self._gauge(
             "rocketmq_producer_connections",
-            "Producers that are there",
+            "Connected producers",
             ("language", "version", "protocol_type"),
             producers.items(),
             lambda client: (*client, _REMOTING),
@@ -174,7 +176,7 @@ class BrokerMetrics:
         )
         yield self._gauge(
             "rocketmq_consumer_connections",
-            "Consumers that are there",
+            "Connected consumers",
             ("consumer_group", "language", "version", "consume_mode", "protocol_type", "is_system"),
             consumers.items(),
             lambda of: (*of, _REMOTING, _word(is_system_group(of[0]))),
@@ -194,17 +196,17 @@ class BrokerMetrics:
 
         labels: tuple[str, ...] = ("topic", "is_system")
         messages = ((topic, flow.messages) for topic, flow in stored.items())
-        yield self._counter("rocketmq_messages_in", "Messages that were stored", labels, messages, of_topic)
+        yield self._counter("rocketmq_messages_in", "Messages stored", labels, messages, of_topic)
         sizes = ((topic, flow.bytes) for topic, flow in stored.items())
-        yield self._counter("rocketmq_throughput_in", "Bytes of their records", labels, sizes, of_topic)
+        yield self._counter("rocketmq_throughput_in", "Bytes stored", labels, sizes, of_topic)
         labels = ("consumer_group", "topic", "is_system")
         given = ((pair, flow.messages) for pair, flow in fetched.items())
-        yield self._counter("rocketmq_messages_out", "Messages that groups were given", labels, given, of_pair)
+        yield self._counter("rocketmq_messages_out", "Messages delivered to consumer groups", labels, given, of_pair)
         given = ((pair, flow.bytes) for pair, flow in fetched.items())
-        yield self._counter("rocketmq_throughput_out", "Bytes of their records", labels, given, of_pair)
+        yield self._counter("rocketmq_throughput_out", "Bytes delivered to consumer groups", labels, given, of_pair)
         yield self._counter(
             "rocketmq_send_to_dlq_messages",
-            "Messages that a group failed too often",
+            "Messages sent to the dead-letter queue",
             ("consumer_group", "is_system"),
             ((group_of(topic) or "", flow.messages) for topic, flow in stored.items() if is_dead_letter_topic(topic)),
             lambda group: (group, _word(is_system_group(group))),
@@ -215,10 +217,18 @@ class BrokerMetrics:
         lags = self._largest("rocketmq_consumer_lag_messages", found, lambda lag: lag.messages)
         ages_ms = [age_ms async for age_ms in _ages_ms(parts, lags)]
         for name, text, numbers in (
-            ("lag_messages", "Messages that a group has not finished", [lag.messages for lag in lags]),
-            ("inflight_messages", "Those of them that it has been given", [lag.inflight for lag in lags]),
-            ("ready_messages", "Those of them that it can be given", [lag.messages - lag.inflight for lag in lags]),
-            ("lag_latency_milliseconds", "Age of the oldest of them", ages_ms),
+            ("lag_messages", "Consumer lag: messages not consumed yet", [lag.messages for lag in lags]),
+            (
+                "inflight_messages",
+                "Lagging messages that are delivered and not acknowledged",
+                [lag.inflight for lag in lags],
+            ),
+            (
+                "ready_messages",
+                "Lagging messages that are not delivered yet",
+                [lag.messages - lag.inflight for lag in lags],
+            ),
+            ("lag_latency_milliseconds", "Age of the oldest message that is not consumed", ages_ms),
         ):
             yield self._gauge(
                 f"rocketmq_consumer_{name}",
@@ -233,11 +243,15 @@ class BrokerMetrics:
 
     def _tables(self, parts: Components) -> Iterator[Metric]:
         for name, text, number in (
-            ("rocketmq_broker_permission", "2 for writing, 4 for reading, 6 for both", self.config.broker_permission),
+            ("rocketmq_broker_permission", "Broker permission: 2 write, 4 read, 6 both", self.config.broker_permission),
             ("rocketmq_topic_number", "Topics", len(parts.topics.all())),
-            ("rocketmq_consumer_group_number", "Groups of consumers", len(parts.groups.all())),
-            ("skyroute_broker_name_servers", "Name servers to register at", len(self.config.name_servers)),
-            ("skyroute_broker_name_servers_knowing", "Name servers that know us", parts.registrar.known_to),
+            ("rocketmq_consumer_group_number", "Consumer groups", len(parts.groups.all())),
+            ("skyroute_broker_name_servers", "Configured name servers", len(self.config.name_servers)),
+            (
+                "skyroute_broker_name_servers_registered",
+                "Name servers with a registration of this broker",
+                parts.registrar.known_to,
+            ),
         ):
             yield self._gauge(name, text, (), [(ONE, number)])
 
@@ -245,22 +259,31 @@ class BrokerMetrics:
         store = parts.store
         disk = shutil.disk_usage(store.folder)
         found = [
-            ("size_bytes", "Used space of the disk that messages are on", disk.total - disk.free),
-            ("flush_behind_bytes", "What is not on the disk yet", store.max_position - store.flushed_position),
-            ("dispatch_behind_bytes", "What queues do not show yet: nothing here", 0),
+            ("size_bytes", "Used bytes of the store's disk", disk.total - disk.free),
+            (
+                "flush_behind_bytes",
+                "Bytes of the commit log that are not flushed",
+                store.max_position - store.flushed_position,
+            ),
+            ("dispatch_behind_bytes", "Always 0: consume queues are updated at once", 0),
         ]
         if (oldest_ms := store.oldest_ms) is not None:
             kept_ms = int(parts.clock.wall() * 1000) - oldest_ms
             found.append(("message_reserve_time_milliseconds", "Age of the oldest message", kept_ms))
         for name, text, number in found:
             yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
-        yield self._gauge("skyroute_broker_disk_used_ratio", "Used share of that disk", (), [(ONE, store.disk_used())])
+        yield self._gauge(
+            "skyroute_broker_disk_used_ratio",
+            "Used share of the store's disk, from 0 to 1",
+            (),
+            [(ONE, store.disk_used())],
+        )
         for name, text, number in (
-            ("damaged_ranges", "Damaged ranges of the log", store.damage.count),
-            ("damaged_bytes", "Bytes in damaged ranges of the log", store.damage.bytes),
+            ("damaged_ranges", "Damaged ranges of the commit log", store.damage.count),
+            ("damaged_bytes", "Bytes in damaged ranges of the commit log", store.damage.bytes),
             (
                 "cut_bytes",
-                "Bytes cut from the end of the log and kept in commitlog.cut",
+                "Bytes cut from the end of the commit log and kept in commitlog.cut",
                 sum(cut.size for cut in store.damage.cuts),
             ),
         ):
@@ -270,14 +293,18 @@ class BrokerMetrics:
         transactions, timers = parts.transactions, parts.timers
         timers_behind = max(parts.store.max_offset(TIMER_TOPIC, 0) - timers.read_end, 0)
         watermark = [(("send",), parts.flushing.waiting_count)]
-        yield self._gauge("rocketmq_processor_watermark", "Sends that wait for the disk", ("processor",), watermark)
-        yield self._gauge("skyroute_broker_parked_pulls", "Pulls that wait", (), [(ONE, len(parts.parked))])
+        yield self._gauge("rocketmq_processor_watermark", "Sends that wait for a flush", ("processor",), watermark)
+        yield self._gauge(
+            "skyroute_broker_waiting_pulls", "Pull requests in long polling", (), [(ONE, len(parts.parked))]
+        )
         yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(ONE, transactions.open_count)])
-        yield self._counter("rocketmq_commit_messages", "Commits", (), [(ONE, transactions.committed)])
-        yield self._counter("rocketmq_rollback_messages", "Rollbacks", (), [(ONE, transactions.rolled_back)])
+        yield self._counter("rocketmq_commit_messages", "Transactions committed", (), [(ONE, transactions.committed)])
+        yield self._counter(
+            "rocketmq_rollback_messages", "Transactions rolled back", (), [(ONE, transactions.rolled_back)]
+        )
         for name, text, number in (
-            ("rocketmq_timing_messages", "Messages that wait for a time", len(timers)),
-            ("rocketmq_timer_enqueue_lag", "Messages that wait to be put in order of time", timers_behind),
+            ("rocketmq_timing_messages", "Timer messages that are not due", len(timers)),
+            ("rocketmq_timer_enqueue_lag", "Timer messages that are not in the timer wheel yet", timers_behind),
         ):
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
 
@@ -326,14 +353,14 @@ def _group_values(parts: Components, lag: Lag) -> Sequence[str]:
     return lag.group, lag.topic, _word(is_retry_topic(lag.topic)), _word(is_system)
 
 
-def _rpc_labels(answered: Answered) -> tuple[str, str, str, str, str]:
+def _rpc_labels(outcome: RequestOutcome) -> tuple[str, str, str, str, str]:
     """Return what Apache's brokers say of a request."""
     return (
         _REMOTING,
-        answered.request_name.lower(),
-        answered.response_name.lower(),
-        _word(answered.was_later and answered.request_code in _PULLS),
-        "oneway" if answered.is_oneway else "success",
+        outcome.request_name.lower(),
+        outcome.response_name.lower(),
+        _word(outcome.was_deferred and outcome.request_code in _PULLS),
+        "oneway" if outcome.is_oneway else "success",
     )
 
 

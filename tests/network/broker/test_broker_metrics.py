@@ -131,7 +131,7 @@ async def test_every_request_is_counted_by_what_became_of_it(empty_cluster: Clus
     parked = empty_cluster.broker.parts.parked
     await eventually(lambda: len(parked) == 1)
     seen = await scrape(pages_of(empty_cluster))
-    assert seen("skyroute_broker_parked_pulls") == 1
+    assert seen("skyroute_broker_waiting_pulls") == 1
     assert not seen.has("rocketmq_rpc_latency_milliseconds_count", request_code="pull_message")
     empty_cluster.clock.advance(2)
     assert (await line.call(send())).code == 0
@@ -186,7 +186,7 @@ async def test_only_the_largest_of_many_are_told_apart(watched: Cluster, monkeyp
     for name in ("rocketmq_messages_in", "rocketmq_consumer_lag_messages"):
         samples = {sample.labels["topic"]: sample.value for sample in seen.families[name].samples}
         assert samples == {"Topic2": 3, "Topic3": 4, "Topic4": 5}
-        assert seen("skyroute_broker_series_left_out", metric=name) == 2
+        assert seen("skyroute_broker_series_omitted", metric=name) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------ health
@@ -206,7 +206,7 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
     await eventually(lambda: registrar.known_to == 0)
     assert (await page(pages, "/readyz"))[0] == 200  # clients that know it need no name server
     seen = await scrape(pages)
-    assert (seen("skyroute_broker_name_servers"), seen("skyroute_broker_name_servers_knowing")) == (1, 0)
+    assert (seen("skyroute_broker_name_servers"), seen("skyroute_broker_name_servers_registered")) == (1, 0)
 
 
 async def registrar_heard(cluster: Cluster) -> None:
