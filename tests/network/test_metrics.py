@@ -420,11 +420,11 @@ async def test_every_metric_is_listed_and_every_listed_metric_is_there(tmp_path:
         memory = here.server._memory
         assert memory is not None
         await memory._keep(here.server.table)
-        assert told(await scrape(pages)) == listed("The name server's") | listed("Of both")
+        assert told(await scrape(pages)) == listed("Name server metrics") | listed("Process metrics")
 
 
 def test_the_dashboard_asks_for_nothing_that_is_not_told() -> None:
-    known = listed("The name server's") | listed("The broker's") | listed("Of both")
+    known = listed("Name server metrics") | listed("Broker metrics") | listed("Process metrics")
     names = set(known) | {f"{name}_bucket" for name, (kind, _) in known.items() if kind == "histogram"}
     dashboard = json.loads((ROOT / "docs" / "grafana" / "skyroute.json").read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]

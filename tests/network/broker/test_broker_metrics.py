@@ -288,4 +288,4 @@ async def test_every_metric_is_listed_and_every_listed_metric_is_there(
         await line.call(pull())
         await line.call(commit(0))
         seen = told(await scrape(pages_of(watched)), without=OWN)
-    assert seen == listed("The broker's") | listed("Of both")
+    assert seen == listed("Broker metrics") | listed("Process metrics")
