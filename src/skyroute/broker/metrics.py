@@ -295,7 +295,7 @@ class BrokerMetrics:
         watermark = [(("send",), parts.flushing.waiting_count)]
         yield self._gauge("rocketmq_processor_watermark", "Sends that wait for a flush", ("processor",), watermark)
         yield self._gauge(
-            "skyroute_broker_waiting_pulls", "Pull requests in long polling", (), [(ONE, len(parts.parked))]
+            "skyroute_broker_suspended_pulls", "Pull requests in long polling", (), [(ONE, len(parts.parked))]
         )
         yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(ONE, transactions.open_count)])
         yield self._counter("rocketmq_commit_messages", "Transactions committed", (), [(ONE, transactions.committed)])

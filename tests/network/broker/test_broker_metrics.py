@@ -131,7 +131,7 @@ async def test_every_request_is_counted_by_what_became_of_it(empty_cluster: Clus
     parked = empty_cluster.broker.parts.parked
     await eventually(lambda: len(parked) == 1)
     seen = await scrape(pages_of(empty_cluster))
-    assert seen("skyroute_broker_waiting_pulls") == 1
+    assert seen("skyroute_broker_suspended_pulls") == 1
     assert not seen.has("rocketmq_rpc_latency_milliseconds_count", request_code="pull_message")
     empty_cluster.clock.advance(2)
     assert (await line.call(send())).code == 0
