@@ -35,7 +35,7 @@ async def diff_routes(admin: Admin, recheck_s: float, *, ask_brokers: bool) -> O
     would say which one is older. A write permission that an operator has removed does not count as behind.
     SINCE: when the topic last changed, if a Skyroute name server still knows.
 
-    Exit code 0: no difference. 1: differences. 2: a name server or broker could not be read.
+    Exit code 0: no difference. 1: differences. 2: a name server could not be read.
     """
     found = await compare_name_servers(admin, recheck_s=recheck_s, ask_brokers=ask_brokers)
     return _text(found), _value(found), found.failures, DIFFERENT if found.differences else SAME
