@@ -1,6 +1,6 @@
-"""RocketMQ's system in Python: name server, broker, client and a data pipeline on Spark.
+"""RocketMQ in Python: name server, broker, client and a Spark data pipeline.
 
-What applications use can be had from here, and is imported when it is first asked for:
+The names that applications use, imported on first use:
 
 Examples:
     >>> from skyroute import Consumer, Message, Producer
@@ -54,7 +54,7 @@ __all__ = [
     "sql",
 ]
 
-_HOMES = {
+_MODULES = {
     "Admin": "client.admin",
     "Compression": "message.flags",
     "ConsumeResult": "client.consuming.push.handlers",
@@ -77,14 +77,14 @@ _HOMES = {
     "TransactionResult": "client.results",
     "sql": "client.consuming.subscription",
 }
-"""Where each name lives: `import skyroute` alone, as the name server and the command do it, must cost nothing."""
+"""Module of each name. `import skyroute` alone imports none of them, so that commands start fast."""
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'skyroute' has no attribute {name!r}")
-    return getattr(import_module(f"skyroute.{home}"), name)
+    return getattr(import_module(f"skyroute.{module}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m skyroute` is the command `skyroute`."""
+"""`python -m skyroute` runs the command `skyroute`."""
 
 from skyroute.cli.main import main
 

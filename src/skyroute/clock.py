@@ -1,6 +1,6 @@
-"""The one file that reads the system's clocks.
+"""The only file that reads the system's clocks.
 
-Code that decides something takes the time as an argument; the roles and `remoting` read it here and pass it down.
+Pure code takes the time as an argument; servers, clients and `remoting` read it here.
 """
 
 import time
@@ -8,19 +8,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where the edge of a server reads the time."""
+    """The source of time of a server or client."""
 
     def monotonic(self) -> float:
-        """Seconds that never step back: for leases, idle times and timeouts."""
+        """Return monotonic seconds, for leases, idle times and timeouts."""
         ...
 
     def wall(self) -> float:
-        """Seconds since the epoch: for what people and peers read."""
+        """Return seconds since the epoch, for logs, files and messages."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the operating system."""
 
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)

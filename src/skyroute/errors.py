@@ -1,10 +1,10 @@
-"""The root of every error this package raises on purpose."""
+"""The base class of all errors of this package."""
 
 from typing import ClassVar
 
 
 class SkyrouteError(Exception):
-    """Something we foresaw went wrong; the text says what, and what to do about it.
+    """Base class of all errors that Skyroute raises. The text says what happened and what to do.
 
     Examples:
         >>> try:
@@ -15,7 +15,7 @@ class SkyrouteError(Exception):
     """
 
     retryable: ClassVar[bool] = False
-    """The same call may work later."""
+    """Whether the same call may succeed later."""
 
     stale_route: ClassVar[bool] = False
-    """Ask a name server for the route before trying again."""
+    """Refresh the route from a name server before a retry."""

@@ -181,12 +181,12 @@ async def test_answers_from_before_a_restart_are_counted_until_brokers_are_heard
         for _ in range(3):
             await addresses(line)
         seen = await scrape(pages)
-        assert seen("rocketmq_namesrv_unconfirmed_answers_total") == 3
+        assert seen("rocketmq_namesrv_unconfirmed_routes_total") == 3
         assert seen("rocketmq_namesrv_brokers_unconfirmed") == 2
         await register(line, MASTER, OTHER)
         await addresses(line)
         seen = await scrape(pages)
-        assert seen("rocketmq_namesrv_unconfirmed_answers_total") == 3
+        assert seen("rocketmq_namesrv_unconfirmed_routes_total") == 3
         assert seen("rocketmq_namesrv_brokers_unconfirmed") == 0
 
 
@@ -362,7 +362,7 @@ async def test_answers_that_nobody_takes_make_room_for_others(tmp_path: Path) ->
         for _, writer in there:
             ends.callback(writer.transport.abort)
             writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
-        await eventually(lambda: len(served._transports) == CONNECTIONS_MAX and not served._unasked)
+        await eventually(lambda: len(served._transports) == CONNECTIONS_MAX and not served._idle)
         assert await page(pages, "/livez") == (200, "alive\n")
 
 
@@ -420,11 +420,11 @@ async def test_every_metric_is_listed_and_every_listed_metric_is_there(tmp_path:
         memory = here.server._memory
         assert memory is not None
         await memory._keep(here.server.table)
-        assert told(await scrape(pages)) == listed("The name server's") | listed("Of both")
+        assert told(await scrape(pages)) == listed("Name server metrics") | listed("Process metrics")
 
 
 def test_the_dashboard_asks_for_nothing_that_is_not_told() -> None:
-    known = listed("The name server's") | listed("The broker's") | listed("Of both")
+    known = listed("Name server metrics") | listed("Broker metrics") | listed("Process metrics")
     names = set(known) | {f"{name}_bucket" for name, (kind, _) in known.items() if kind == "histogram"}
     dashboard = json.loads((ROOT / "docs" / "grafana" / "skyroute.json").read_text(encoding="utf-8"))
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from skyroute import Message, StartPosition, StoredMessage
 from skyroute.blocking import Admin, Consumer, Producer
+from skyroute.cli.cluster_sample import Sampler, Topic
 from skyroute.cli.main import main
-from skyroute.cli.top import Sampler, Topic
 from skyroute.client.errors import NoRouteError
 from skyroute.testing import Cluster, cluster
 from tests.support.process import eventually

@@ -1,7 +1,6 @@
-"""Our admin commands about groups and messages, and the real mqadmin's, say the same of the same cluster.
+"""`skyroute admin` and Apache's mqadmin print the same about groups and messages, and each sees the other's changes.
 
-One group has a consumer of ours and a Java one in it. What both tools print is read into plain facts, and these must be
-equal; what one of them changes, the other must see.
+One group has a Python consumer and a Java consumer. The output of both tools is parsed and compared.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ def java(lib: Path, java_classes: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 class Tools:
-    """Both admin tools, on one cluster. Neither blocks the loop, on which our own clients live."""
+    """Both admin tools, with one cluster. They run in threads: Python clients run on the event loop."""
 
     def __init__(self, mqadmin: MqAdmin, name_servers: str) -> None:
         self._mqadmin = mqadmin
         self.name_servers = name_servers
 
-    async def theirs(self, *words: str) -> str:
-        return await asyncio.to_thread(self._mqadmin.run, *words, "-n", self.name_servers)
+    async def theirs(self, *arguments: str) -> str:
+        return await asyncio.to_thread(self._mqadmin.run, *arguments, "-n", self.name_servers)
 
-    async def ours(self, *words: str) -> Any:
-        """What our command prints for programs."""
-        command = ["admin", *words, "-n", self.name_servers, "--json"]
+    async def ours(self, *arguments: str) -> Any:
+        """Return the JSON value that our command prints."""
+        command = ["admin", *arguments, "-n", self.name_servers, "--json"]
         run = await asyncio.to_thread(CliRunner().invoke, main, command)
         assert run.exit_code == 0, run.output
         return json.loads(run.stdout)
 
-    async def our_text(self, *words: str) -> str:
-        """What our command prints for people, from a process of its own."""
-        command = [sys.executable, "-m", "skyroute", "admin", *words, "-n", self.name_servers]
+    async def our_text(self, *arguments: str) -> str:
+        """Return the text that our command prints, run as a process."""
+        command = [sys.executable, "-m", "skyroute", "admin", *arguments, "-n", self.name_servers]
         run = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
         assert run.returncode == 0, run.stderr
         return str(run.stdout)
@@ -95,7 +94,7 @@ async def admin(tools: Tools, broker: ApacheBroker) -> AsyncIterator[Admin]:
 async def two_members(
     tools: Tools, broker: ApacheBroker, java: JavaClients
 ) -> AsyncIterator[tuple[Inbox, JavaConsumer]]:
-    """A group with one consumer of each language, which have shared out the queues."""
+    """A group with a Python consumer and a Java consumer, after the rebalance."""
     place = Place.at(tools.name_servers, broker.address)
     async with consuming(place, GROUP, TOPIC) as ours, java.consumer(place, GROUP, TOPIC) as theirs:
 
@@ -111,11 +110,11 @@ async def two_members(
 # --------------------------------------------------------------------------------------------------------- settings
 
 
-async def test_either_tool_makes_the_same_group(tools: Tools, admin: Admin, broker: ApacheBroker) -> None:
-    words = f"-b {broker.address} -s true -m true -o true -q 2 -r 7 -w 0 -a false".split()
+async def test_both_tools_create_the_same_group(tools: Tools, admin: Admin, broker: ApacheBroker) -> None:
+    arguments = f"-b {broker.address} -s true -m true -o true -q 2 -r 7 -w 0 -a false".split()
     policy = ("-p", '{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1000,5000]}}')
-    assert "success" in await tools.theirs("updateSubGroup", "-g", "made-by-java", *words, *policy)
-    assert "success" in await tools.our_text("updateSubGroup", "-g", "made-by-us", *words, *policy)
+    assert "success" in await tools.theirs("updateSubGroup", "-g", "made-by-java", *arguments, *policy)
+    assert "success" in await tools.our_text("updateSubGroup", "-g", "made-by-us", *arguments, *policy)
     groups = await admin.group_configs(broker.address)
     theirs, ours = groups["made-by-java"], groups["made-by-us"]
     assert as_facts(ours) == as_facts(theirs)
@@ -128,7 +127,7 @@ async def test_either_tool_makes_the_same_group(tools: Tools, admin: Admin, brok
     assert not {"made-by-java", "made-by-us"} & set(await admin.group_configs(broker.address))
 
 
-async def test_what_is_not_said_of_a_group_is_what_mqadmin_makes_it(
+async def test_default_settings_of_a_group_are_those_of_mqadmin(
     tools: Tools, admin: Admin, broker: ApacheBroker
 ) -> None:
     await tools.theirs("updateSubGroup", "-g", "plain-by-java", "-c", broker.cluster)
@@ -140,7 +139,7 @@ async def test_what_is_not_said_of_a_group_is_what_mqadmin_makes_it(
 # ------------------------------------------------------------------------------------------------ a group at work
 
 
-async def test_both_tools_see_a_group_at_work(
+async def test_both_tools_print_the_same_about_a_running_group(
     tools: Tools, admin: Admin, broker: ApacheBroker, java: JavaClients
 ) -> None:
     place = Place.at(tools.name_servers, broker.address)
@@ -152,7 +151,7 @@ async def test_both_tools_see_a_group_at_work(
         for number in range(8):
             await producer.send(Message(TOPIC, b"%d" % number))
         await java_producer.send(TOPIC, b"from Java")
-        await until(lambda: all_told(ours, theirs, 9), what="all messages are consumed")
+        await until(lambda: all_received(ours, theirs, 9), what="all messages are consumed")
         await producer.session.send_heartbeats()
 
         await connections_agree(tools)
@@ -166,7 +165,7 @@ async def test_both_tools_see_a_group_at_work(
         assert everybody["same_subscription"] is True
 
         sent = await producer.send(Message(TOPIC, b"again", keys="again"))
-        await until(lambda: all_told(ours, theirs, 10), what="one more is consumed")
+        await until(lambda: all_received(ours, theirs, 10), what="one more is consumed")
         for client_id in (theirs.client_id, ours.consumer.session.client_id):
             outcome = await tools.ours("queryMsgById", "-t", TOPIC, "-i", sent.message_id, "-g", GROUP, "-d", client_id)
             assert outcome["result"] == "CR_SUCCESS"
@@ -181,66 +180,66 @@ async def test_both_tools_see_a_group_at_work(
     assert "\n" not in offline.stderr.strip()
 
 
-async def all_told(ours: Inbox, theirs: JavaConsumer, count: int) -> bool:
+async def all_received(ours: Inbox, theirs: JavaConsumer, count: int) -> bool:
     return len(ours.received) + len(theirs.received) >= count
 
 
 async def connections_agree(tools: Tools) -> None:
-    said = await tools.theirs("consumerConnection", "-g", GROUP)
-    told = await tools.ours("consumerConnection", "-g", GROUP)
-    members, subscriptions = said.split("Below is subscription:")
-    assert facts(told["connections"]) == {tuple(row) for row in rows(members)}
-    assert {language for *_, language, _ in facts(told["connections"])} == {"JAVA", "PYTHON"}
-    wanted = {(each["topic"], each["expression"]) for each in told["subscriptions"]}
+    text = await tools.theirs("consumerConnection", "-g", GROUP)
+    value = await tools.ours("consumerConnection", "-g", GROUP)
+    members, subscriptions = text.split("Below is subscription:")
+    assert facts(value["connections"]) == {tuple(row) for row in rows(members)}
+    assert {language for *_, language, _ in facts(value["connections"])} == {"JAVA", "PYTHON"}
+    wanted = {(each["topic"], each["expression"]) for each in value["subscriptions"]}
     assert wanted == {tuple(row) for row in rows(subscriptions) if not row[0].endswith(":")}
-    for name, value in (("ConsumeType", "consume_type"), ("MessageModel", "message_model")):
-        assert f"{name}: {told[value]}" in said
+    for name, key in (("ConsumeType", "consume_type"), ("MessageModel", "message_model")):
+        assert f"{name}: {value[key]}" in text
 
 
 async def producers_agree(tools: Tools, group: str) -> None:
-    said = await tools.theirs("producerConnection", "-g", group, "-t", TOPIC)
-    told = await tools.ours("producerConnection", "-g", group, "-t", TOPIC)
-    assert facts(told) == {tuple(row[1:]) for row in rows(said)}
+    text = await tools.theirs("producerConnection", "-g", group, "-t", TOPIC)
+    value = await tools.ours("producerConnection", "-g", group, "-t", TOPIC)
+    assert facts(value) == {tuple(row[1:]) for row in rows(text)}
     java = await tools.ours("producerConnection", "-g", "admin-java-producers", "-t", TOPIC)
     assert [each["language"] for each in java] == ["JAVA"]
 
 
 async def progress_agrees(tools: Tools) -> None:
-    """ConnectedClients say how far they are every second, so that the tools may look at different moments."""
+    """Wait until both tools print the same: members report their offsets every second."""
 
     async def is_equal() -> bool:
-        said = await tools.theirs("consumerProgress", "-g", GROUP)
-        told = await tools.ours("consumerProgress", "-g", GROUP)
-        table = {tuple(row[:7]) for row in rows(said) if len(row) >= 8}
-        ours = {tuple(map(str, list(each.values())[:7])) for each in told["queues"]}
-        return ours == table and told["diff_total"] == 0 and "Consume Diff Total: 0" in said and len(ours) >= QUEUES
+        text = await tools.theirs("consumerProgress", "-g", GROUP)
+        value = await tools.ours("consumerProgress", "-g", GROUP)
+        table = {tuple(row[:7]) for row in rows(text) if len(row) >= 8}
+        ours = {tuple(map(str, list(each.values())[:7])) for each in value["queues"]}
+        return ours == table and value["diff_total"] == 0 and "Consume Diff Total: 0" in text and len(ours) >= QUEUES
 
     await until(is_equal, what="both tools print the same progress, and no message is left")
-    said = [row for row in rows(await tools.theirs("consumerProgress")) if row[0] == GROUP]
-    told = [each for each in await tools.ours("consumerProgress") if each["group"] == GROUP]
-    assert [said[0][0], *said[0][2:5]] == [told[0]["group"], *list(told[0].values())[2:5]]
-    assert (said[0][1], said[0][-1]) == (str(told[0]["count"]), str(told[0]["diff_total"])) == ("2", "0")
+    text = [row for row in rows(await tools.theirs("consumerProgress")) if row[0] == GROUP]
+    value = [each for each in await tools.ours("consumerProgress") if each["group"] == GROUP]
+    assert [text[0][0], *text[0][2:5]] == [value[0]["group"], *list(value[0].values())[2:5]]
+    assert (text[0][1], text[0][-1]) == (str(value[0]["count"]), str(value[0]["diff_total"])) == ("2", "0")
 
 
 async def owners_agree(tools: Tools, theirs: JavaConsumer) -> None:
-    told = await tools.ours("consumerProgress", "-g", GROUP, "-s", "true")
-    owners = {(q["topic"], q["broker_name"], q["queue_id"]): q["client_id"] for q in told["queues"]}
+    value = await tools.ours("consumerProgress", "-g", GROUP, "-s", "true")
+    owners = {(q["topic"], q["broker_name"], q["queue_id"]): q["client_id"] for q in value["queues"]}
     owned = await theirs.owned()
     assert {queue for queue, owner in owners.items() if owner == theirs.client_id} == owned & set(owners)
     assert len({owner for queue, owner in owners.items() if queue[0] == TOPIC}) == 2
-    said = await tools.theirs("consumerProgress", "-g", GROUP, "-s", "true")
-    ips = {(row[0], row[1], int(row[2])): row[5] for row in rows(said) if len(row) >= 9}
+    text = await tools.theirs("consumerProgress", "-g", GROUP, "-s", "true")
+    ips = {(row[0], row[1], int(row[2])): row[5] for row in rows(text) if len(row) >= 9}
     assert ips == {queue: owner.partition("@")[0] for queue, owner in owners.items()}
 
 
 async def status_agrees(tools: Tools, client_id: str) -> None:
-    said = await tools.theirs("consumerStatus", "-g", GROUP, "-i", client_id)
-    told = await tools.ours("consumerStatus", "-g", GROUP, "-i", client_id)
+    text = await tools.theirs("consumerStatus", "-g", GROUP, "-i", client_id)
+    value = await tools.ours("consumerStatus", "-g", GROUP, "-i", client_id)
     for name in ("PROP_CONSUME_TYPE", "PROP_CLIENT_VERSION", "PROP_CONSUMER_START_TIMESTAMP"):
-        assert re.search(rf"{name} *: {told['properties'][name]}$", said, re.MULTILINE)
-    offsets = said.partition("#Consumer Offset#")[2].partition("#Consumer MQ Detail#")[0]
+        assert re.search(rf"{name} *: {value['properties'][name]}$", text, re.MULTILINE)
+    offsets = text.partition("#Consumer Offset#")[2].partition("#Consumer MQ Detail#")[0]
     queues = {tuple(row[:3]) for row in rows(offsets)}
-    assert {(q["topic"], q["broker_name"], str(q["queue_id"])) for q in told["queues"]} == queues
+    assert {(q["topic"], q["broker_name"], str(q["queue_id"])) for q in value["queues"]} == queues
     text = await tools.our_text("consumerStatus", "-g", GROUP, "-i", client_id, "-s")
     assert "#Consumer jstack#" in text
 
@@ -248,7 +247,7 @@ async def status_agrees(tools: Tools, client_id: str) -> None:
 # --------------------------------------------------------------------------------------------------- moving groups
 
 
-async def test_what_one_tool_moves_the_other_sees(tools: Tools, admin: Admin, broker: ApacheBroker) -> None:
+async def test_each_tool_sees_offsets_that_the_other_reset(tools: Tools, admin: Admin, broker: ApacheBroker) -> None:
     group = "moved-group"
     await admin.create_group(GroupConfig(group), broker=broker.address)
     async with Producer("moving-producers", tools.name_servers) as producer:
@@ -256,14 +255,14 @@ async def test_what_one_tool_moves_the_other_sees(tools: Tools, admin: Admin, br
             await producer.send(Message(TOPIC, b"x"), queue=queue)
     ends = {q.queue_id: span.max_offset for q, span in (await admin.topic_status(TOPIC)).queues.items()}
 
-    words = ("-g", group, "-t", TOPIC)
-    moved = await tools.ours("resetOffsetByTime", *words, "-s", "-1")
+    arguments = ("-g", group, "-t", TOPIC)
+    moved = await tools.ours("resetOffsetByTime", *arguments, "-s", "-1")
     assert {each["queue_id"]: each["offset"] for each in moved} == ends
     assert await their_offsets(tools, group) == ends
-    said = await tools.theirs("resetOffsetByTime", *words, "-s", "2020-01-01#00:00:00:000")
-    assert {int(row[1]): int(row[2]) for row in rows(said) if row[0] == broker.broker_name} == dict.fromkeys(ends, 0)
+    text = await tools.theirs("resetOffsetByTime", *arguments, "-s", "2020-01-01#00:00:00:000")
+    assert {int(row[1]): int(row[2]) for row in rows(text) if row[0] == broker.broker_name} == dict.fromkeys(ends, 0)
     assert await our_offsets(admin, group) == dict.fromkeys(ends, 0)
-    await tools.ours("resetOffsetByTime", *words, "-s", "now", "-b", broker.address, "-q", "1", "-o", "1")
+    await tools.ours("resetOffsetByTime", *arguments, "-s", "now", "-b", broker.address, "-q", "1", "-o", "1")
     assert await their_offsets(tools, group) == dict.fromkeys(ends, 0) | {1: 1}
 
     await admin.create_group(GroupConfig("cloned-group"), broker=broker.address)
@@ -279,23 +278,23 @@ async def our_offsets(admin: Admin, group: str) -> dict[int, int]:
 
 
 async def their_offsets(tools: Tools, group: str) -> dict[int, int]:
-    said = await tools.theirs("consumerProgress", "-g", group, "-t", TOPIC)
-    return {int(row[2]): int(row[4]) for row in rows(said) if len(row) >= 8 and row[0] == TOPIC}
+    text = await tools.theirs("consumerProgress", "-g", group, "-t", TOPIC)
+    return {int(row[2]): int(row[4]) for row in rows(text) if len(row) >= 8 and row[0] == TOPIC}
 
 
 # --------------------------------------------------------------------------------------------------------- messages
 
 
 async def test_both_tools_find_the_same_messages(tools: Tools, admin: Admin, broker: ApacheBroker) -> None:
-    words = ("-t", TOPIC, "-k", "found-key", "-c", "Tag", "-b", broker.broker_name, "-i", "2")
-    (their_row,) = rows(await tools.theirs("sendMessage", *words, "-p", "from Java"))
-    ours = await tools.ours("sendMessage", *words, "-p", "from us")
+    arguments = ("-t", TOPIC, "-k", "found-key", "-c", "Tag", "-b", broker.broker_name, "-i", "2")
+    (their_row,) = rows(await tools.theirs("sendMessage", *arguments, "-p", "from Java"))
+    ours = await tools.ours("sendMessage", *arguments, "-p", "from us")
     assert their_row[:3] == [ours["broker_name"], str(ours["queue_id"]), ours["send_result"]]
     ids = {their_row[3], ours["message_id"]}
 
     async def are_indexed() -> bool:
-        said = await tools.theirs("queryMsgByKey", "-t", TOPIC, "-k", "found-key")
-        return {row[0] for row in rows(said) if len(row) == 4} == ids
+        text = await tools.theirs("queryMsgByKey", "-t", TOPIC, "-k", "found-key")
+        return {row[0] for row in rows(text) if len(row) == 4} == ids
 
     await until(are_indexed, what="mqadmin finds both by their key")
     found = await tools.ours("queryMsgByKey", "-t", TOPIC, "-k", "found-key")
@@ -312,14 +311,14 @@ async def test_both_tools_find_the_same_messages(tools: Tools, admin: Admin, bro
         ("queryMsgByUniqueKey", "-i", ours["message_id"]),
         ("queryMsgByOffset", *place),
     ):
-        said = labels(await tools.theirs(command, "-t", TOPIC, *which))
-        await asyncio.to_thread(Path(said.pop("Message Body Path")).unlink, missing_ok=True)
-        told = labels(await tools.our_text(command, "-t", TOPIC, *which))
-        for name in said.keys() - {"Properties", "Born Timestamp", "Store Timestamp"}:
-            assert told[name] == said[name], name
+        theirs_printed = labels(await tools.theirs(command, "-t", TOPIC, *which))
+        await asyncio.to_thread(Path(theirs_printed.pop("Message Body Path")).unlink, missing_ok=True)
+        ours_printed = labels(await tools.our_text(command, "-t", TOPIC, *which))
+        for name in theirs_printed.keys() - {"Properties", "Born Timestamp", "Store Timestamp"}:
+            assert ours_printed[name] == theirs_printed[name], name
         # Mqadmin has a comma between seconds and milliseconds.
-        assert told["Store Timestamp"] == said["Store Timestamp"].replace(",", ".")
-        assert set(told["Properties"].split(", ")) <= set(said["Properties"].strip("{}").split(", "))
+        assert ours_printed["Store Timestamp"] == theirs_printed["Store Timestamp"].replace(",", ".")
+        assert set(ours_printed["Properties"].split(", ")) <= set(theirs_printed["Properties"].strip("{}").split(", "))
 
     printed = re.findall(r"MSGID: (\w+)", await tools.theirs("printMsg", "-t", TOPIC))
     text = await tools.our_text("printMsg", "-t", TOPIC)
@@ -337,7 +336,7 @@ async def test_both_tools_find_the_same_messages(tools: Tools, admin: Admin, bro
 
 
 def rows(text: str) -> list[list[str]]:
-    """The words of a table's lines."""
+    """Return the cells of each line of a table."""
     return [line.split(maxsplit=9) for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
@@ -346,7 +345,7 @@ def facts(connections: list[dict[str, str]]) -> set[tuple[str, ...]]:
 
 
 def labels(text: str) -> dict[str, str]:
-    """What stands behind labels such as `Queue ID:`."""
+    """Return the values of labels such as `Queue ID:`."""
     found = re.findall(r"^([A-Z][A-Za-z ]+):[ \t]+(.*?)\s*$", text, re.MULTILINE)
     return dict(found)
 

@@ -1,6 +1,6 @@
-"""`skyroute admin` and the real mqadmin say the same of one cluster, and what the one changes, the other sees.
+"""`skyroute admin` and Apache's mqadmin print the same about one cluster, and each sees the other's changes.
 
-The cluster is Apache's broker with Apache's name server, or, where only looking is compared, with ours.
+The cluster is Apache's broker with Apache's name server; commands that only read also run with ours.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from skyroute.cli.main import main
 from skyroute.client.producing.producer import Producer
 from skyroute.message.message import Message
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.peers.test_mqadmin import MqAdmin
 from tests.support.apache import ApacheBroker, NameServerProcess, eventually
 from tests.support.raw import RawConnection
@@ -30,33 +31,33 @@ SENT = 6
 
 
 class Both:
-    """Our admin, and Apache's, at one name server."""
+    """Our admin and Apache's, with one name server."""
 
     def __init__(self, mqadmin: MqAdmin, server: NameServerProcess, broker: ApacheBroker) -> None:
         self._mqadmin = mqadmin
         self.address = server.address
         self.broker = broker
 
-    def java(self, *words: str) -> str:
-        return self._mqadmin.run(*words, "-n", self.address)
+    def java(self, *arguments: str) -> str:
+        return self._mqadmin.run(*arguments, "-n", self.address)
 
-    def java_rows(self, *words: str) -> list[list[str]]:
-        """What stands in the columns of a table; the first row is its head."""
-        return [line.split() for line in self.java(*words).splitlines() if line.strip()]
+    def java_rows(self, *arguments: str) -> list[list[str]]:
+        """Return the cells of mqadmin's table; the first row is the header."""
+        return [line.split() for line in self.java(*arguments).splitlines() if line.strip()]
 
-    def ours(self, *words: str) -> str:
-        """What our command prints; it must succeed."""
-        result = CliRunner().invoke(main, ["admin", *words, "-n", self.address])
+    def ours(self, *arguments: str) -> str:
+        """Return what our command prints; it must succeed."""
+        result = CliRunner().invoke(main, ["admin", *arguments, "-n", self.address])
         assert (result.exit_code, result.stderr) == (0, "")
         return result.stdout
 
-    def value(self, *words: str) -> Any:
-        return json.loads(self.ours(*words, "--json"))
+    def value(self, *arguments: str) -> Any:
+        return json.loads(self.ours(*arguments, "--json"))
 
-    def failure(self, *words: str) -> str:
-        """The one line that our command fails with, run as people run it."""
+    def failure(self, *arguments: str) -> str:
+        """Run our command as a process and return its one-line error."""
         done = subprocess.run(
-            [sys.executable, "-m", "skyroute", "admin", *words, "-n", self.address],
+            [sys.executable, "-m", "skyroute", "admin", *arguments, "-n", self.address],
             capture_output=True,
             text=True,
             check=False,
@@ -67,7 +68,14 @@ class Both:
 
     def until_topic(self, topic: str, *, is_there: bool = True) -> None:
         with RawConnection(self.address) as line:
-            eventually(lambda: (line.call(105, {"topic": topic}).code == 0) == is_there, timeout_s=40, what=topic)
+            eventually(
+                lambda: (
+                    (line.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}).code == ResponseCode.SUCCESS)
+                    == is_there
+                ),
+                timeout_s=40,
+                what=topic,
+            )
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +92,7 @@ def mqadmin(
 
 @pytest.fixture(scope="module")
 def both(mqadmin: MqAdmin, apache: NameServerProcess, ours: NameServerProcess, broker: ApacheBroker) -> Both:
-    """A topic with messages, made by our command; both name servers know it."""
+    """A topic with messages, created by our command and registered with both name servers."""
     both = Both(mqadmin, apache, broker)
     both.until_topic(broker.broker_name)
     both.ours("updateTopic", "-c", broker.cluster, "-t", TOPIC, "-r", str(QUEUES), "-w", str(QUEUES))
@@ -102,7 +110,7 @@ async def send(name_server: str) -> None:
 
 @pytest.fixture(params=["apache", "ours"])
 def looking(request: pytest.FixtureRequest, mqadmin: MqAdmin, broker: ApacheBroker, both: Both) -> Both:
-    """The same cluster as either name server shows it."""
+    """The same cluster, through each name server."""
     server = request.getfixturevalue(request.param)
     assert isinstance(server, NameServerProcess)
     return Both(mqadmin, server, broker)
@@ -120,7 +128,7 @@ def test_cluster_list(looking: Both) -> None:
     assert (identity, ours["active"]) == (java[:5], True)
 
 
-def test_totals_of_a_cluster(both: Both) -> None:
+def test_cluster_list_with_totals(both: Both) -> None:
     ours = [line.split() for line in both.ours("clusterList", "-m").splitlines()]
     assert ours == both.java_rows("clusterList", "-m")
 
@@ -150,8 +158,8 @@ def test_topic_status(looking: Both) -> None:
     _, *java, java_tps = looking.java_rows("topicStatus", "-t", TOPIC)
     value = looking.value("topicStatus", "-t", TOPIC)
     assert sum(queue["max_offset"] for queue in value["queues"]) == SENT
-    for words in ((), ("-c", looking.broker.cluster)):
-        lines = looking.ours("topicStatus", "-t", TOPIC, *words).splitlines()
+    for arguments in ((), ("-c", looking.broker.cluster)):
+        lines = looking.ours("topicStatus", "-t", TOPIC, *arguments).splitlines()
         rows = [line.split() for line in lines[1:] if line]
         assert [row[:4] for row in rows[:-1]] == [row[:4] for row in java]
         assert rows[-1][:3] == java_tps[:3]
@@ -165,9 +173,9 @@ def test_topic_cluster_list(looking: Both) -> None:
 
 def test_allocate_mq(looking: Both) -> None:
     # mqadmin takes clients as they are given and queues as they lie in a hash table; consumers sort both, and so do we.
-    words = ("allocateMQ", "-t", TOPIC, "-i", "10.0.0.1,10.0.0.2,10.0.0.3")
-    java = json.loads(looking.java(*words))["result"]
-    ours = looking.value(*words)
+    arguments = ("allocateMQ", "-t", TOPIC, "-i", "10.0.0.1,10.0.0.2,10.0.0.3")
+    java = json.loads(looking.java(*arguments))["result"]
+    ours = looking.value(*arguments)
     assert {client: len(queues) for client, queues in ours.items()} == {
         client: len(queues) for client, queues in java.items()
     }
@@ -184,7 +192,7 @@ def test_stats_all(looking: Both) -> None:
 
 
 def topic_and_group(row: list[str]) -> list[str]:
-    """The cells that do not count: in a row without a group, two are empty."""
+    """Return the comparable cells: in a row without a group, two are empty."""
     return row[:1] if row[-1] == "NO_CONSUMER" else row[:2]
 
 
@@ -195,7 +203,7 @@ def test_broker_status(both: Both) -> None:
     assert set(both.value("brokerStatus", "-c", both.broker.cluster)) == {both.broker.address}
 
 
-def test_settings(both: Both) -> None:
+def test_settings_are_printed(both: Both) -> None:
     address = both.broker.address
     assert both.value("getBrokerConfig", "-c", both.broker.cluster)[address] == java_settings(
         both.java("getBrokerConfig", "-b", address)
@@ -211,19 +219,19 @@ def java_settings(text: str) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------------- changing
 
 
-def test_topics_come_and_go(both: Both) -> None:
-    words = ("-c", both.broker.cluster, "-t", "MadeByUs")
+def test_topics_are_created_changed_and_deleted(both: Both) -> None:
+    arguments = ("-c", both.broker.cluster, "-t", "MadeByUs")
     attributes = ("-a", "+message.type=FIFO")
-    assert both.ours("updateTopic", *words, "-r", "2", "-w", "3", *attributes) == (
+    assert both.ours("updateTopic", *arguments, "-r", "2", "-w", "3", *attributes) == (
         f"create topic to {both.broker.address} success.\n"
     )
     both.until_topic("MadeByUs")
     assert both.java_rows("topicRoute", "-t", "MadeByUs", "-l")[1][-3:] == ["2", "3", "6"]
-    assert both.value("updateTopicPerm", *words, "-p", "4") == [
+    assert both.value("updateTopicPerm", *arguments, "-p", "4") == [
         {"address": both.broker.address, "before": 6, "after": 4}
     ]
     assert both.java_rows("topicRoute", "-t", "MadeByUs", "-l")[1][-3:] == ["2", "3", "4"]
-    assert "from 4 to 6" in both.java("updateTopicPerm", *words, "-p", "6")
+    assert "from 4 to 6" in both.java("updateTopicPerm", *arguments, "-p", "6")
     assert both.value("topicRoute", "-t", "MadeByUs")["brokers"][0]["permission"] == 6
     both.ours("deleteTopic", "-c", both.broker.cluster, "-t", "MadeByUs")
     both.until_topic("MadeByUs", is_there=False)
@@ -233,16 +241,16 @@ def test_topics_come_and_go(both: Both) -> None:
 
 def test_ordered_topics(both: Both) -> None:
     name = both.broker.broker_name
-    words = ("updateOrderConf", "-t", "OrderedByUs", "-m")
+    arguments = ("updateOrderConf", "-t", "OrderedByUs", "-m")
     made = both.value("updateTopic", "-b", both.broker.address, "-t", "OrderedByUs", "-o", "true", "-w", "5")
     assert made["order_config"] == f"{name}:5"
-    assert f"orderConf=[{name}:5]" in both.java(*words, "get")
-    both.java(*words, "put", "-v", f"{name}:6")
-    assert f"orderConf=[{name}:6]" in both.ours(*words, "get")
-    both.ours(*words, "put", "-v", f"{name}:7")
-    assert f"orderConf=[{name}:7]" in both.java(*words, "get")
-    both.ours(*words, "delete")
-    assert "nothing is said of the order" in both.failure(*words, "get")
+    assert f"orderConf=[{name}:5]" in both.java(*arguments, "get")
+    both.java(*arguments, "put", "-v", f"{name}:6")
+    assert f"orderConf=[{name}:6]" in both.ours(*arguments, "get")
+    both.ours(*arguments, "put", "-v", f"{name}:7")
+    assert f"orderConf=[{name}:7]" in both.java(*arguments, "get")
+    both.ours(*arguments, "delete")
+    assert "has no order config" in both.failure(*arguments, "get")
     both.ours("deleteTopic", "-c", both.broker.cluster, "-t", "OrderedByUs")
 
 
@@ -261,12 +269,17 @@ def test_settings_are_changed(both: Both) -> None:
 
 
 def test_key_value_config(both: Both) -> None:
-    words = ("-s", "OurSpace", "-k", "key")
+    arguments = ("-s", "OurSpace", "-k", "key")
     with RawConnection(both.address) as line:
-        both.ours("updateKvConfig", *words, "-v", "value;with=marks")
-        assert line.call(101, {"namespace": "OurSpace", "key": "key"}).fields == {"value": "value;with=marks"}
-        both.ours("deleteKvConfig", *words)
-        assert line.call(101, {"namespace": "OurSpace", "key": "key"}).code == 22
+        both.ours("updateKvConfig", *arguments, "-v", "value;with=marks")
+        assert line.call(RequestCode.GET_KV_CONFIG, {"namespace": "OurSpace", "key": "key"}).fields == {
+            "value": "value;with=marks"
+        }
+        both.ours("deleteKvConfig", *arguments)
+        assert (
+            line.call(RequestCode.GET_KV_CONFIG, {"namespace": "OurSpace", "key": "key"}).code
+            == ResponseCode.QUERY_NOT_FOUND
+        )
 
 
 def test_write_permission(both: Both) -> None:
@@ -275,8 +288,8 @@ def test_write_permission(both: Both) -> None:
         ours = both.value("wipeWritePerm", "-b", name)
         assert both.java_rows("topicRoute", "-t", TOPIC, "-l")[1][-1] == "4"
     finally:
-        said = both.java("addWritePerm", "-b", name)
-    assert f"OK, {ours[0]['topics']}" in said
+        text = both.java("addWritePerm", "-b", name)
+    assert f"OK, {ours[0]['topics']}" in text
     assert both.java_rows("topicRoute", "-t", TOPIC, "-l")[1][-1] == "6"
     assert both.value("addWritePerm", "-b", name) == [{"name_server": both.address, "topics": ours[0]["topics"]}]
     assert both.value("wipeWritePerm", "-b", "NoSuchBroker")[0]["topics"] == 0
@@ -296,7 +309,7 @@ def test_cluster_rt(both: Both) -> None:
     assert value["rt_ms"] > 0
 
 
-def test_failures_are_one_line(both: Both) -> None:
+def test_errors_are_printed_in_one_line(both: Both) -> None:
     cluster = both.broker.cluster
     assert f"know {cluster}" in both.failure("clusterList", "-c", "NoSuchCluster")
     assert "INVALID_PARAMETER" in both.failure("updateTopic", "-b", both.broker.address, "-t", "TBW102")

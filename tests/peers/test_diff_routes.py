@@ -40,7 +40,7 @@ def test_both_say_the_same_of_a_broker_until_one_is_told_otherwise(
         found = reports[-1]
         (difference,) = [each for each in found["differences"] if each["topic"] == topic]
         assert (difference["broker"], difference["what"]) == (broker.broker_name, "queues")
-        assert difference["said"][ours.address] is None
+        assert difference["values"][ours.address] is None
         assert difference["behind"] == [ours.address], "the broker itself still has the topic"
         assert (difference["since_ms"] is None) == ours_is_apache
         # The broker repeats its word, and all is well again.

@@ -55,7 +55,7 @@ def test_a_name_server_is_switched_and_back(
     def is_well(line: str) -> bool:
         return run(line).exit_code == 0
 
-    before, switch, after, back = printed("Switch one name server, and back")
+    before, switch, after, back = printed("Replace a name server")
     assert broker.broker_name in run(before[0]).stdout
     eventually(lambda: is_well(before[1]), timeout_s=REGISTERED_S, what=before[1])
 
@@ -97,7 +97,7 @@ def test_a_broker_is_switched_and_back(cluster: tuple[ApacheNameServer, ApacheNa
 
     with Producer("shop", servers) as producer:
         producer.send(Message("Orders", b"one coffee"))
-    [[close, progress, stop, settings, start, reopen]] = printed("Switch a broker, and back")
+    [[close, progress, stop, settings, start, reopen]] = printed("Replace a broker")
     run(close)
     run(progress)
     assert stop == "sh bin/mqshutdown broker"

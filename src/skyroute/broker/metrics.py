@@ -1,6 +1,6 @@
-"""The metrics of a broker, with the names of Apache's brokers where these have them. Needs the extra `metrics`.
+"""Metrics of a broker, with the names of Apache's brokers; docs/metrics.md lists them.
 
-docs/metrics.md lists them. They are read at each scrape; series by topic or group are bounded.
+Collected on request. Series by topic or group are bounded by `SERIES_MAX`. Needs `skyroute[metrics]`.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from skyroute.message.reserved_topics import (
     is_retry_topic,
     is_system_group,
 )
-from skyroute.observing.exposition import add_times
-from skyroute.observing.requests import Answered, RequestTimes
+from skyroute.observing.exposition import add_histogram
+from skyroute.observing.requests import RequestOutcome, RequestTimes
 from skyroute.remoting.server import Server
 from skyroute.wire.calls.clients import ConsumeType
 from skyroute.wire.calls.groups import release_name
@@ -90,7 +90,7 @@ class BrokerMetrics:
             yield family
         left_out = (((name,), count) for name, count in self._left_out.items())
         yield self._gauge(
-            "skyroute_broker_series_left_out", "Series left out, beyond SERIES_MAX", ("metric",), left_out
+            "skyroute_broker_series_omitted", "Series omitted beyond the largest 1000", ("metric",), left_out
         )
 
     # Metric families
@@ -141,10 +141,10 @@ class BrokerMetrics:
 
     def _rpc(self) -> Metric:
         family = HistogramMetricFamily(
-            "rocketmq_rpc_latency_milliseconds", "Time from request to response", labels=(*_OWN_LABELS, *_RPC_LABELS)
+            "rocketmq_rpc_latency_milliseconds", "Request latency", labels=(*_OWN_LABELS, *_RPC_LABELS)
         )
         for labels, times in self.times.by(_rpc_labels).items():
-            add_times(family, (*self._own, *labels), self.times.bounds_s, times, unit_s=_MS)
+            add_histogram(family, (*self._own, *labels), self.times.bounds_s, times, unit_s=_MS)
         return family
 
     def _peers(self) -> Iterator[Metric]:
@@ -152,8 +152,8 @@ class BrokerMetrics:
         turned_away = sum(server.turned_away for server in self.servers)
         yield self._gauge("skyroute_broker_connections", "Open connections", (), [(NO_LABELS, connections)])
         yield self._counter(
-            "skyroute_broker_connections_turned_away",
-            "Connections refused beyond serverMaxConnections",
+            "skyroute_broker_connections_rejected",
+            "Connections rejected by serverMaxConnections",
             (),
             [(NO_LABELS, turned_away)],
         )
@@ -195,14 +195,14 @@ class BrokerMetrics:
 
         labels: tuple[str, ...] = ("topic", "is_system")
         messages = ((topic, flow.messages) for topic, flow in stored.items())
-        yield self._counter("rocketmq_messages_in", "Stored messages", labels, messages, of_topic)
+        yield self._counter("rocketmq_messages_in", "Messages stored", labels, messages, of_topic)
         sizes = ((topic, flow.bytes) for topic, flow in stored.items())
-        yield self._counter("rocketmq_throughput_in", "Bytes of stored records", labels, sizes, of_topic)
+        yield self._counter("rocketmq_throughput_in", "Bytes stored", labels, sizes, of_topic)
         labels = ("consumer_group", "topic", "is_system")
         given = ((pair, flow.messages) for pair, flow in fetched.items())
-        yield self._counter("rocketmq_messages_out", "Messages pulled by groups", labels, given, of_pair)
+        yield self._counter("rocketmq_messages_out", "Messages delivered to consumer groups", labels, given, of_pair)
         given = ((pair, flow.bytes) for pair, flow in fetched.items())
-        yield self._counter("rocketmq_throughput_out", "Bytes of pulled records", labels, given, of_pair)
+        yield self._counter("rocketmq_throughput_out", "Bytes delivered to consumer groups", labels, given, of_pair)
         yield self._counter(
             "rocketmq_send_to_dlq_messages",
             "Messages sent to the dead-letter queue",
@@ -216,10 +216,18 @@ class BrokerMetrics:
         lags = self._largest("rocketmq_consumer_lag_messages", found, lambda lag: lag.messages)
         ages_ms = [age_ms async for age_ms in _ages_ms(components, lags)]
         for name, text, numbers in (
-            ("lag_messages", "Messages that a group has not committed", [lag.messages for lag in lags]),
-            ("inflight_messages", "Pulled messages that a group has not committed", [lag.inflight for lag in lags]),
-            ("ready_messages", "Messages that a group has not pulled", [lag.messages - lag.inflight for lag in lags]),
-            ("lag_latency_milliseconds", "Age of the oldest message that a group has not committed", ages_ms),
+            ("lag_messages", "Consumer lag: messages not consumed yet", [lag.messages for lag in lags]),
+            (
+                "inflight_messages",
+                "Lagging messages that are delivered and not acknowledged",
+                [lag.inflight for lag in lags],
+            ),
+            (
+                "ready_messages",
+                "Lagging messages that are not delivered yet",
+                [lag.messages - lag.inflight for lag in lags],
+            ),
+            ("lag_latency_milliseconds", "Age of the oldest message that is not consumed", ages_ms),
         ):
             yield self._gauge(
                 f"rocketmq_consumer_{name}",
@@ -234,12 +242,12 @@ class BrokerMetrics:
 
     def _tables(self, components: Components) -> Iterator[Metric]:
         for name, text, number in (
-            ("rocketmq_broker_permission", "2 for writing, 4 for reading, 6 for both", self.config.broker_permission),
+            ("rocketmq_broker_permission", "Broker permission: 2 write, 4 read, 6 both", self.config.broker_permission),
             ("rocketmq_topic_number", "Topics", len(components.topics.all())),
             ("rocketmq_consumer_group_number", "Consumer groups", len(components.groups.all())),
             ("skyroute_broker_name_servers", "Configured name servers", len(self.config.name_servers)),
             (
-                "skyroute_broker_name_servers_knowing",
+                "skyroute_broker_name_servers_registered",
                 "Name servers with a registration of this broker",
                 components.registrar.registered_with,
             ),
@@ -250,13 +258,13 @@ class BrokerMetrics:
         store = components.store
         disk = shutil.disk_usage(store.folder)
         found = [
-            ("size_bytes", "Used space of the disk with the store", disk.total - disk.free),
+            ("size_bytes", "Used bytes of the store's disk", disk.total - disk.free),
             (
                 "flush_behind_bytes",
-                "Bytes of the log that are not flushed",
+                "Bytes of the commit log that are not flushed",
                 store.max_position - store.flushed_position,
             ),
-            ("dispatch_behind_bytes", "Bytes of the log that are not in consume queues; always 0", 0),
+            ("dispatch_behind_bytes", "Always 0: consume queues are updated at once", 0),
         ]
         if (oldest_ms := store.oldest_ms) is not None:
             kept_ms = int(components.clock.wall() * 1000) - oldest_ms
@@ -265,16 +273,16 @@ class BrokerMetrics:
             yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
         yield self._gauge(
             "skyroute_broker_disk_used_ratio",
-            "Used share of the disk with the store",
+            "Used share of the store's disk, from 0 to 1",
             (),
             [(NO_LABELS, store.disk_used())],
         )
         for name, text, number in (
-            ("damaged_ranges", "Damaged ranges of the log", store.damage.count),
-            ("damaged_bytes", "Bytes in damaged ranges of the log", store.damage.bytes),
+            ("damaged_ranges", "Damaged ranges of the commit log", store.damage.count),
+            ("damaged_bytes", "Bytes in damaged ranges of the commit log", store.damage.bytes),
             (
                 "cut_bytes",
-                "Bytes cut from the end of the log and kept in commitlog.cut",
+                "Bytes cut from the end of the commit log and kept in commitlog.cut",
                 sum(cut.size for cut in store.damage.cuts),
             ),
         ):
@@ -287,16 +295,20 @@ class BrokerMetrics:
         yield self._gauge("rocketmq_processor_watermark", "Sends that wait for a flush", ("processor",), watermark)
         yield self._gauge(
             "skyroute_broker_suspended_pulls",
-            "Suspended pulls (long polling)",
+            "Pull requests in long polling",
             (),
             [(NO_LABELS, len(components.long_polling))],
         )
         yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(NO_LABELS, transactions.open_count)])
-        yield self._counter("rocketmq_commit_messages", "Commits", (), [(NO_LABELS, transactions.committed)])
-        yield self._counter("rocketmq_rollback_messages", "Rollbacks", (), [(NO_LABELS, transactions.rolled_back)])
+        yield self._counter(
+            "rocketmq_commit_messages", "Transactions committed", (), [(NO_LABELS, transactions.committed)]
+        )
+        yield self._counter(
+            "rocketmq_rollback_messages", "Transactions rolled back", (), [(NO_LABELS, transactions.rolled_back)]
+        )
         for name, text, number in (
             ("rocketmq_timing_messages", "Timer messages that are not due", len(timers)),
-            ("rocketmq_timer_enqueue_lag", "Messages of the timer topic that are not read", timers_behind),
+            ("rocketmq_timer_enqueue_lag", "Timer messages that are not in the timer wheel yet", timers_behind),
         ):
             yield self._gauge(name, text, _STORAGE_LABELS, [(_STORAGE, number)])
 
@@ -345,14 +357,14 @@ def _group_values(components: Components, lag: Lag) -> Sequence[str]:
     return lag.group, lag.topic, _bool_text(is_retry_topic(lag.topic)), _bool_text(is_system)
 
 
-def _rpc_labels(answered: Answered) -> tuple[str, str, str, str, str]:
-    """Return the labels that Apache's brokers have for a request."""
+def _rpc_labels(outcome: RequestOutcome) -> tuple[str, str, str, str, str]:
+    """Return what Apache's brokers say of a request."""
     return (
         _REMOTING,
-        answered.request_name.lower(),
-        answered.response_name.lower(),
-        _bool_text(answered.was_later and answered.request_code in _PULLS),
-        "oneway" if answered.is_oneway else "success",
+        outcome.request_name.lower(),
+        outcome.response_name.lower(),
+        _bool_text(outcome.was_deferred and outcome.request_code in _PULLS),
+        "oneway" if outcome.is_oneway else "success",
     )
 
 

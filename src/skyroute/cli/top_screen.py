@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from skyroute.cli.top import ClusterSample, Sampler
+from skyroute.cli.cluster_sample import ClusterSample, Sampler
 from skyroute.errors import SkyrouteError
 
 HEADS: Final = 2

@@ -1,4 +1,4 @@
-"""A name server in numbers, which docs/metrics.md lists. All are read when somebody asks. Needs the extra `metrics`."""
+"""Metrics of a name server; docs/metrics.md lists them. Collected on request. Needs `skyroute[metrics]`."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ from skyroute.nameserver.journal.recorder import Journal
 from skyroute.nameserver.kv_config import KvConfig
 from skyroute.nameserver.persistence import Persistence
 from skyroute.nameserver.watch import Watches
-from skyroute.observing.exposition import add_times
+from skyroute.observing.exposition import add_histogram
 from skyroute.observing.requests import RequestTimes
 from skyroute.remoting.server import Server
 from skyroute.routing.events import Cause, RouteEvent
@@ -59,16 +59,18 @@ class NameServerMetrics:
 
     def _requests(self) -> Iterator[Metric]:
         labels = ("request_code", "response_code")
-        total = CounterMetricFamily("rocketmq_namesrv_requests", "Requests that were answered", labels=labels)
+        total = CounterMetricFamily(
+            "rocketmq_namesrv_requests", "Requests by request code and response code", labels=labels
+        )
         seconds = HistogramMetricFamily(
             "rocketmq_namesrv_request_seconds",
-            "Time to answer; without routes that were asked for before, which take less",
+            "Request latency; routes found in the response cache are not included",
             labels=labels,
         )
         counts = Counter({_REPEATED: self.fast_path.found})
-        for codes, times in self.times.by(lambda answered: (answered.request_name, answered.response_name)).items():
+        for codes, times in self.times.by(lambda outcome: (outcome.request_name, outcome.response_name)).items():
             counts[codes] += sum(times.counts)
-            add_times(seconds, codes, self.times.bounds_s, times)
+            add_histogram(seconds, codes, self.times.bounds_s, times)
         for codes, count in counts.items():
             total.add_metric(codes, count)
         yield total
@@ -77,45 +79,49 @@ class NameServerMetrics:
     def _peers(self) -> Iterator[Metric]:
         server = self.server
         yield _gauge("connections", "Open connections", server.connection_count)
-        yield _counter("connections_turned_away", "Connections beyond serverMaxConnections", server.turned_away)
-        yield _gauge("buffered_bytes", "Unfinished frames of all peers", server.buffered_bytes)
-        yield _gauge("unsent_bytes", "Answers that peers are slow to take", server.unsent_bytes)
+        yield _counter("connections_rejected", "Connections rejected by serverMaxConnections", server.turned_away)
+        yield _gauge("buffered_bytes", "Bytes of incomplete frames", server.buffered_bytes)
+        yield _gauge("unsent_bytes", "Bytes of responses that are not sent yet", server.unsent_bytes)
 
     def _route_table(self) -> Iterator[Metric]:
         census = self.table.census(self.clock.monotonic())
         yield _gauge("clusters", "Clusters", census.clusters)
-        yield _gauge("broker_groups", "Names of brokers; a master and its slaves have one", census.groups)
+        yield _gauge("broker_groups", "Broker groups: a master and its slaves", census.groups)
         yield _gauge("brokers", "Brokers", census.brokers)
-        yield _gauge("brokers_unconfirmed", "Brokers restored after a restart and not heard from", census.unconfirmed)
-        yield _gauge("brokers_held", "Brokers that the mass expiry guard holds now", census.held)
+        yield _gauge(
+            "brokers_unconfirmed", "Brokers restored after a restart that have not registered since", census.unconfirmed
+        )
+        yield _gauge("brokers_held", "Brokers with an expired lease that the mass expiry guard keeps", census.held)
         yield _gauge("topics", "Topics", census.topics)
         yield _gauge("topic_entries", "Pairs of a broker group and a topic", census.topic_entries)
-        yield _gauge("registration_bytes", "Approximate memory of registrations in bytes", census.held_bytes)
-        yield _gauge("kv_entries", "Entries of the key-value table", self.kv.entry_count)
+        yield _gauge("registration_bytes", "Approximate memory of all registrations in bytes", census.held_bytes)
+        yield _gauge("kv_entries", "Entries of the key-value config", self.kv.entry_count)
         if census.brokers:
-            yield _gauge("lease_age_max_seconds", "Age of the lease that was renewed first", census.age_s)
-            yield _gauge("lease_left_min_seconds", "Rest of the lease that ends first", census.left_s)
+            yield _gauge("lease_age_max_seconds", "Age of the oldest lease", census.age_s)
+            yield _gauge("lease_left_min_seconds", "Remaining time of the lease that expires first", census.left_s)
 
     def _changes(self) -> Iterator[Metric]:
         events = CounterMetricFamily(
             "rocketmq_namesrv_route_events",
-            "Changes of the route table; broker_left tells of evictions",
+            "Changes of the route table; broker_left counts evictions",
             labels=("event", "cause"),
         )
         for (kind, cause), count in self.events.items():
             events.add_metric((_event_name(kind), cause), count)
         yield events
         if (scan := self.scan()) is not None:
-            yield _counter("mass_expiry_holds", "Scans in which the mass expiry guard held brokers", scan.mass_holds)
-            yield _counter("late_scans", "Scans that came late and evicted nobody", scan.late_scans)
+            yield _counter(
+                "mass_expiry_holds", "Lease scans in which the mass expiry guard kept brokers", scan.mass_holds
+            )
+            yield _counter("late_scans", "Lease scans that were late and evicted no broker", scan.late_scans)
         yield _counter(
-            "unconfirmed_answers", "Routes given that name an unconfirmed broker", self.routes.unconfirmed_answers
+            "unconfirmed_routes", "Route responses with an unconfirmed broker", self.routes.unconfirmed_answers
         )
 
     def _watchers(self) -> Iterator[Metric]:
         if self.watches is not None:
-            yield _gauge("watches", "Watches that wait for a change", len(self.watches))
-            yield _counter("watches_woken", "Watches answered because of a change", self.watches.woken)
+            yield _gauge("watches", "Route watches that wait for a change", len(self.watches))
+            yield _counter("watches_woken", "Route watches answered after a change", self.watches.woken)
 
     def _memory(self) -> Iterator[Metric]:
         memory = self.memory()
@@ -123,21 +129,21 @@ class NameServerMetrics:
             return
         if memory.journal is not None:
             yield from _journal(memory.journal)
-        yield _counter("snapshots", "Snapshots of the route table that were written", memory.snapshots)
-        yield _counter("snapshot_failures", "Snapshots that the disk refused", memory.snapshot_failures)
+        yield _counter("snapshots", "Snapshots of the route table written", memory.snapshots)
+        yield _counter("snapshot_failures", "Snapshots that could not be written", memory.snapshot_failures)
         if memory.kept_at is not None:
-            yield _gauge("snapshot_seconds", "Time that the last snapshot took", memory.snapshot_s)
+            yield _gauge("snapshot_seconds", "Duration of the last snapshot", memory.snapshot_s)
             age_s = self.clock.monotonic() - memory.kept_at
-            yield _gauge("snapshot_age_seconds", "Time since the snapshot was last up to date", age_s)
+            yield _gauge("snapshot_age_seconds", "Time since the last snapshot", age_s)
 
 
 def _journal(journal: Journal) -> Iterator[Metric]:
-    yield _counter("journal_records", "Changes that were written to the journal", journal.written)
-    yield _counter("journal_lost", "Changes that were not, and are covered by gaps", journal.lost)
-    yield _gauge("journal_waiting", "Changes that wait for the disk", journal.waiting)
-    yield _gauge("journal_bytes", "Bytes of the journal on the disk", journal.size_bytes)
-    yield _gauge("journal_sequence", "The last number that a change was given", journal.sequence)
-    yield _gauge("journal_failing", "1 while the disk refuses, else 0", journal.failing)
+    yield _counter("journal_records", "Records written to the journal", journal.written)
+    yield _counter("journal_lost", "Records lost and replaced by gap records", journal.lost)
+    yield _gauge("journal_waiting", "Records that wait to be written", journal.waiting)
+    yield _gauge("journal_bytes", "Size of the journal in bytes", journal.size_bytes)
+    yield _gauge("journal_sequence", "Sequence number of the last record", journal.sequence)
+    yield _gauge("journal_failing", "1 while the journal cannot be written, else 0", journal.failing)
 
 
 def _event_name(kind: type[RouteEvent]) -> str:

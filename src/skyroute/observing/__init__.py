@@ -1,1 +1,1 @@
-"""What machines that watch a server are told: counts of what it does, and whether it lives and is ready."""
+"""Monitoring: request metrics, and HTTP pages for metrics and health."""

@@ -1,4 +1,4 @@
-"""From families of samples to the text that Prometheus reads. Needs the extra `metrics`."""
+"""Renders metrics as Prometheus text. Needs `skyroute[metrics]`."""
 
 import asyncio
 import platform
@@ -11,28 +11,30 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from skyroute.observing.requests import Times
+from skyroute.observing.requests import Histogram
 
 _BUILD_LABELS: Final = ("role", "version", "python")
 
 
 class Exposition:
-    """Makes the page of metrics: reads the state on the loop, and writes it in a thread."""
+    """Renders the metrics page: collects on the event loop, renders in a thread."""
 
     def __init__(self, role: str, collect: Callable[[], AsyncIterable[Metric]]) -> None:
         self._collect = collect
-        self._build = GaugeMetricFamily("skyroute_build_info", "What runs here; always 1", labels=_BUILD_LABELS)
+        self._build = GaugeMetricFamily(
+            "skyroute_build_info", "Role and versions of this process; always 1", labels=_BUILD_LABELS
+        )
         self._build.add_metric((role, version("skyroute"), platform.python_version()), 1)
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     async def render(self) -> bytes:
-        """Return the page as it is now."""
-        async with self._turn:  # two at once would cost the server twice as much
+        """Return the current metrics."""
+        async with self._lock:  # parallel scrapes would multiply the cost
             families = [family async for family in self._collect()]
-            return await asyncio.to_thread(_write, [*families, self._build])
+            return await asyncio.to_thread(_render, [*families, self._build])
 
 
-class _Given(Collector):
+class _Collected(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
@@ -40,18 +42,22 @@ class _Given(Collector):
         return self._families
 
 
-def _write(families: Iterable[Metric]) -> bytes:
+def _render(families: Iterable[Metric]) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Given(families))
+    registry.register(_Collected(families))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-def add_times(
-    family: HistogramMetricFamily, labels: Sequence[str], bounds_s: Sequence[float], times: Times, unit_s: float = 1.0
+def add_histogram(
+    family: HistogramMetricFamily,
+    labels: Sequence[str],
+    bounds_s: Sequence[float],
+    histogram: Histogram,
+    unit_s: float = 1.0,
 ) -> None:
-    """Add one histogram to a family that counts in so many seconds."""
-    family.add_metric(labels, list(_buckets(bounds_s, times.counts, unit_s)), times.total_s / unit_s)
+    """Add a histogram to a family whose unit is `unit_s` seconds."""
+    family.add_metric(labels, list(_buckets(bounds_s, histogram.counts, unit_s)), histogram.total_s / unit_s)
 
 
 def _buckets(bounds_s: Sequence[float], counts: Sequence[int], unit_s: float) -> Iterator[tuple[str, float]]:

@@ -1,7 +1,6 @@
-"""Three pages over HTTP, on a port of their own: `/metrics`, `/livez` and `/readyz`.
+"""HTTP pages on their own port: `/metrics`, `/livez` and `/readyz`.
 
-Whoever watches a server is no peer of it. A request is short, is answered once, and the connection ends; whatever is
-not such a request ends the connection sooner.
+One request per connection, of bounded size and time. Anything else closes the connection.
 """
 
 import asyncio
@@ -23,18 +22,18 @@ CONNECTIONS_MAX: Final = 16
 """Above this, a new connection replaces the oldest one without a whole request, or else the oldest one."""
 REQUEST_BYTES_MAX: Final = 8 * 1024
 EXCHANGE_S: Final = 10.0
-"""How long a request and taking its answer may take together."""
+"""Time limit of a request and its response together."""
 
 TEXT: Final = "text/plain; charset=utf-8"
 METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Prometheus's own name for its text."""
+"""Content type of the Prometheus text format."""
 
 
 def require_metrics_extra() -> None:
-    """Make sure that the page of metrics can be made, before anything is begun.
+    """Check that the metrics package is installed.
 
     Raises:
-        ConfigError: a package for it is missing.
+        ConfigError: it is missing.
     """
     if find_spec("prometheus_client") is None:
         raise ConfigError(
@@ -43,11 +42,11 @@ def require_metrics_extra() -> None:
 
 
 class Pages:
-    """Tells how a server is.
+    """Serves metrics and health of a server over HTTP.
 
     Args:
-        metrics: Makes the page of that name.
-        why_not_ready: Says in one line why the server should be sent nobody now; None if it is ready.
+        metrics: Returns the metrics page.
+        why_not_ready: Returns in one line why the server is not ready; None if it is.
     """
 
     def __init__(self, metrics: Callable[[], Awaitable[bytes]], why_not_ready: Callable[[], str | None]) -> None:
@@ -55,19 +54,19 @@ class Pages:
         self._why_not_ready = why_not_ready
         self._listener: asyncio.Server | None = None
         self._transports: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
-        self._unasked: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
-        """Connections without a whole request, oldest first."""
+        self._idle: dict[asyncio.Task[None], asyncio.WriteTransport] = {}
+        """Connections without a complete request, oldest first."""
         self.address = ""
-        """Where the pages are, as `host:port`, once started."""
+        """`host:port` of the pages, once started."""
 
     def __repr__(self) -> str:
         return f"<Pages {self.address or 'not started'} connections={len(self._transports)}>"
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to answer.
+        """Start to listen.
 
         Raises:
-            BindError: the address cannot be had.
+            BindError: the address cannot be bound.
         """
         try:
             self._listener = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
@@ -79,7 +78,7 @@ class Pages:
         log.info("metrics served at=http://%s/metrics", self.address)
 
     async def stop(self) -> None:
-        """End, whoever is still there."""
+        """Stop, and close all connections."""
         if self._listener is not None:
             self._listener.close()
         for transport in self._transports.values():
@@ -90,30 +89,30 @@ class Pages:
         task = asyncio.current_task()
         assert task is not None
         if len(self._transports) >= CONNECTIONS_MAX:
-            oldest = next(iter(self._unasked or self._transports))
-            self._unasked.pop(oldest, None)
+            oldest = next(iter(self._idle or self._transports))
+            self._idle.pop(oldest, None)
             self._transports[oldest].abort()
-        self._transports[task] = self._unasked[task] = writer.transport
+        self._transports[task] = self._idle[task] = writer.transport
         try:
             with suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
                 async with asyncio.timeout(EXCHANGE_S):
                     request = await reader.readuntil(b"\r\n\r\n")
-                    self._unasked.pop(task, None)
-                    writer.write(await self._answer(request))
+                    self._idle.pop(task, None)
+                    writer.write(await self._respond(request))
                     writer.close()
                     await writer.wait_closed()
         finally:
-            writer.transport.abort()  # it takes no part of an answer from a peer that is slow to read one
-            self._unasked.pop(task, None)
+            writer.transport.abort()  # also for a client that is slow to read the response
+            self._idle.pop(task, None)
             del self._transports[task]
 
-    async def _answer(self, head: bytes) -> bytes:
+    async def _respond(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         target, _, protocol = rest.partition(b" ")
         if not protocol.startswith(b"HTTP/1."):
-            return _response(HTTPStatus.BAD_REQUEST, "this is HTTP/1.1")
+            return _response(HTTPStatus.BAD_REQUEST, "expected HTTP/1.1")
         if method != b"GET":
-            return _response(HTTPStatus.METHOD_NOT_ALLOWED, "there is only GET here", more="Allow: GET\r\n")
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET", more="Allow: GET\r\n")
         match target.partition(b"?")[0]:
             case b"/metrics":
                 return _response(HTTPStatus.OK, await self._metrics(), METRICS)
@@ -123,7 +122,7 @@ class Pages:
                 reason = self._why_not_ready()
                 return _response(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, reason or "ready")
             case _:
-                return _response(HTTPStatus.NOT_FOUND, "there are /metrics, /livez and /readyz")
+                return _response(HTTPStatus.NOT_FOUND, "pages: /metrics, /livez, /readyz")
 
 
 def _response(status: HTTPStatus, body: str | bytes, kind: str = TEXT, more: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""How often each request was answered in which way, and how long that took. Whoever does not ask pays nothing."""
+"""Counts and latencies of requests by code and response code. Without metrics, a plain dispatcher is used."""
 
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -13,19 +13,19 @@ from skyroute.wire.fast_path import FastPath
 K = TypeVar("K", bound=Hashable)
 
 OTHER: Final = -1
-"""Stands for every number that the protocol as we know it does not have, so that no peer can make up new labels."""
+"""Replaces every unknown code: a client must not be able to create labels."""
 _REQUEST_CODES: Final = frozenset(map(int, RequestCode))
 _RESPONSE_CODES: Final = frozenset(map(int, ResponseCode))
 
 
-class Answered(NamedTuple):
-    """What is counted apart."""
+class RequestOutcome(NamedTuple):
+    """The labels of a request."""
 
     request_code: int
     response_code: int
     is_oneway: bool
-    was_later: bool
-    """Somebody else gave the answer, such as a message that a pull waited for."""
+    was_deferred: bool
+    """Answered after a wait, such as a long poll."""
 
     @property
     def request_name(self) -> str:
@@ -36,8 +36,8 @@ class Answered(NamedTuple):
         return "OTHER" if self.response_code == OTHER else ResponseCode(self.response_code).name
 
 
-class Times:
-    """How often something took how long."""
+class Histogram:
+    """Counts by latency bucket."""
 
     __slots__ = ("counts", "total_s")
 
@@ -45,47 +45,47 @@ class Times:
         self.counts = [0] * buckets
         self.total_s = 0.0
 
-    def add(self, others: "Times") -> None:
-        self.counts = list(map(add, self.counts, others.counts))
-        self.total_s += others.total_s
+    def add(self, other: "Histogram") -> None:
+        self.counts = list(map(add, self.counts, other.counts))
+        self.total_s += other.total_s
 
 
 class RequestTimes:
-    """Times of all requests of a server, by what became of them."""
+    """Latency histograms of a server's requests, by outcome."""
 
     def __init__(self, bounds_s: Sequence[float], monotonic: Callable[[], float]) -> None:
         self.bounds_s = tuple(bounds_s)
         self.monotonic = monotonic
-        self._times: dict[Answered, Times] = {}
-        self.served: dict[int, Times] = {}
-        """By request code, those that were answered with success and at once: nearly all, so they are found quickly."""
+        self._histograms: dict[RequestOutcome, Histogram] = {}
+        self.served: dict[int, Histogram] = {}
+        """Histograms of immediate successes by request code: the common case, found with one lookup."""
 
-    def note(self, request: Request, response: Response, took_s: float, *, was_later: bool = False) -> None:
-        """Count a request that is answered now."""
-        answered = Answered(
+    def note(self, request: Request, response: Response, took_s: float, *, was_deferred: bool = False) -> None:
+        """Count a request whose response is sent now."""
+        outcome = RequestOutcome(
             request.code if request.code in _REQUEST_CODES else OTHER,
             response.code if response.code in _RESPONSE_CODES else OTHER,
             request.is_oneway,
-            was_later,
+            was_deferred,
         )
-        times = self._times.get(answered)
+        times = self._histograms.get(outcome)
         if times is None:
-            times = self._times[answered] = Times(len(self.bounds_s) + 1)
+            times = self._histograms[outcome] = Histogram(len(self.bounds_s) + 1)
         times.counts[bisect_left(self.bounds_s, took_s)] += 1
         times.total_s += took_s
-        if answered == (request.code, ResponseCode.SUCCESS, False, False):
+        if outcome == (request.code, ResponseCode.SUCCESS, False, False):
             self.served[request.code] = times
 
-    def by(self, labels: Callable[[Answered], K]) -> dict[K, Times]:
-        """Return the times of all that are labelled alike, together."""
-        found: dict[K, Times] = {}
-        for answered, times in self._times.items():
-            found.setdefault(labels(answered), Times(len(times.counts))).add(times)
+    def by(self, labels: Callable[[RequestOutcome], K]) -> dict[K, Histogram]:
+        """Return the histograms summed by label."""
+        found: dict[K, Histogram] = {}
+        for outcome, times in self._histograms.items():
+            found.setdefault(labels(outcome), Histogram(len(times.counts))).add(times)
         return found
 
 
 class CountingDispatcher(Dispatcher):
-    """Answers as any dispatcher does, and notes how and when."""
+    """A dispatcher that measures every request."""
 
     __slots__ = ("_monotonic", "_served", "_shortest_s", "_times")
 
@@ -119,7 +119,7 @@ class CountingDispatcher(Dispatcher):
         noted = DeferredResponse()
 
         def give(response: Response) -> None:
-            self._times.note(request, response, self._monotonic() - began, was_later=True)
+            self._times.note(request, response, self._monotonic() - began, was_deferred=True)
             noted.give(response)
 
         answer.then(give)
@@ -128,7 +128,7 @@ class CountingDispatcher(Dispatcher):
     async def _when_done(self, request: Request, peer: Peer, work: Awaitable[Response], began: float) -> Response:
         try:
             response = await work
-        except Exception as error:  # noqa: BLE001 - as for every request: one must not end the others' service
+        except Exception as error:  # noqa: BLE001 - a failed request must not end the connection
             response = failure(error, request, peer)
         self._times.note(request, response, self._monotonic() - began)
         return response
@@ -137,5 +137,5 @@ class CountingDispatcher(Dispatcher):
 def make_dispatcher(
     handlers: Mapping[int, Handler], times: RequestTimes | None, fast_path: FastPath | None = None
 ) -> Dispatcher:
-    """Return a dispatcher that counts, if there is something to count in; else one that costs nothing more."""
+    """Return a dispatcher that measures requests, or a plain one without `times`."""
     return Dispatcher(handlers, fast_path) if times is None else CountingDispatcher(handlers, times, fast_path)

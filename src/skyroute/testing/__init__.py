@@ -1,11 +1,11 @@
-"""A whole cluster inside a test.
+"""A RocketMQ cluster in a test: name server and broker in the test process.
 
     from skyroute.testing import cluster
 
     with cluster() as c:
-        ...  # anything that speaks RocketMQ's protocol, pointed at c.name_server_address
+        ...  # connect any RocketMQ client to c.name_server_address
 
-With pytest there is nothing to import: a test that takes an argument `rocketmq` is given a cluster of its own.
+With pytest, use the fixture `rocketmq`: it starts a cluster per test and needs no import.
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ __all__ = ["Cluster", "cluster"]
 
 
 def __getattr__(name: str) -> Any:
-    # pytest imports this package in every run, also where no test asks for a cluster.
+    # pytest imports this package in every run, even without a test that uses a cluster.
     if name not in __all__:
         raise AttributeError(f"module 'skyroute.testing' has no attribute {name!r}")
     return getattr(import_module("skyroute.testing.clusters"), name)

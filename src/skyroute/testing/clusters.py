@@ -1,4 +1,4 @@
-"""Name servers and brokers in the process of a test, on free ports of loopback."""
+"""Name servers and brokers in the test process, on free ports of loopback."""
 
 import asyncio
 import shutil
@@ -17,18 +17,18 @@ from skyroute.remoting.loops import LoopThread
 CALL_TIMEOUT_S: Final = 30.0
 """How long a server may take to start or stop."""
 _LOOPBACK: Final = "127.0.0.1"
-_MEMORY: Final = Path("/dev/shm")
+_MEMORY_FOLDER: Final = Path("/dev/shm")
 _SMALL_FILES: Final = {
     "commit_log_file_bytes": 16 * 1024 * 1024,
     "consume_queue_file_bytes": 20 * 2_000,
     "index_slots": 5_000,
     "index_entries": 20_000,
 }
-"""A test writes little, and starts often."""
+"""Small files, so that a broker starts fast."""
 
 
 class _TestBroker:
-    """A broker that can be made to misbehave."""
+    """A broker that can be paused, killed and restarted."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
@@ -61,14 +61,14 @@ class _TestBroker:
 
 
 class Cluster:
-    """Name servers and brokers that are there as long as the `with` block is; made by `cluster`.
+    """Name servers and brokers that run during a `with` block; `cluster` creates it.
 
-    Each broker has a thread and a loop of its own, so that it can be paused while everything else goes on.
+    Each broker has its own thread and event loop: a paused broker does not block the others.
     """
 
     def __init__(self, *, brokers: int, name_servers: int, in_memory: bool, settings: dict[str, Any]) -> None:
         if brokers < 0 or name_servers < 1:
-            raise ValueError("a cluster has at least one name server, and no fewer than no brokers")
+            raise ValueError(f"{brokers} brokers, {name_servers} name servers: expected 0 or more, and 1 or more")
         self._counts = brokers, name_servers
         self._in_memory = in_memory
         self._settings = settings
@@ -102,57 +102,57 @@ class Cluster:
     ) -> None:
         await asyncio.to_thread(self._stop)
 
-    # Where it is
+    # Addresses
 
     @property
     def name_server_address(self) -> str:
-        """What a client needs to know: `host:port`, and with several name servers all of them, `;` between."""
+        """The name servers as clients take them: `host:port`, separated by `;`."""
         return ";".join(self.name_server_addresses)
 
     @property
     def name_server_addresses(self) -> Sequence[str]:
-        """The name servers one by one."""
+        """The address of each name server."""
         return [server.address for server in self._name_servers]
 
     @property
     def broker_addresses(self) -> Sequence[str]:
-        """The brokers one by one; the first is called `broker-0`."""
+        """The address of each broker; the first is `broker-0`."""
         return [broker.address for broker in self._brokers]
 
     @property
     def folder(self) -> Path:
-        """Where all files are until the end."""
-        assert self._folder is not None, "the cluster was not started"
+        """The folder of all files; deleted at the end."""
+        assert self._folder is not None, "the cluster is not started"
         return self._folder
 
-    # What can be done to it
+    # Faults
 
     def pause_broker(self, index: int = 0) -> None:
-        """Have a broker stand still: its connections stay open, and nobody answers."""
+        """Pause a broker: its connections stay open, and it sends no response."""
         self._brokers[index].thread.pause()
 
     def resume_broker(self, index: int = 0) -> None:
-        """Have a paused broker go on."""
+        """Resume a paused broker."""
         self._brokers[index].thread.resume()
 
     def kill_broker(self, index: int = 0) -> None:
-        """End a broker as `kill -9` would: nobody is told, and nothing more is written."""
+        """Kill a broker as `kill -9` does: it does not unregister, and writes nothing more."""
         self._brokers[index].kill()
 
     def stop_broker(self, index: int = 0) -> None:
-        """End a broker in good order."""
+        """Stop a broker: it unregisters and flushes its files."""
         self._brokers[index].stop()
 
     def restart_broker(self, index: int = 0) -> None:
-        """Start a broker again, at its old address and with what it had kept; one that still runs is stopped first."""
+        """Start a broker again with its address and files; stop it first if it runs."""
         self._brokers[index].stop()
         self._brokers[index].start()
 
-    # Start and end
+    # Start and stop
 
     def _start(self) -> None:
         brokers, name_servers = self._counts
-        parent = _MEMORY if self._in_memory and _MEMORY.is_dir() else None
+        parent = _MEMORY_FOLDER if self._in_memory and _MEMORY_FOLDER.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="skyroute-", dir=parent))
         self._name_server_thread = LoopThread("name servers")
         for number in range(name_servers):
@@ -198,13 +198,13 @@ def _name_server_config(folder: Path) -> NameServerConfig:
 
 
 def cluster(*, brokers: int = 1, name_servers: int = 1, in_memory: bool = False, **settings: Any) -> Cluster:
-    """A cluster for the length of a `with` or `async with` block.
+    """Return a cluster for a `with` or `async with` block.
 
     Args:
-        brokers: how many brokers.
-        name_servers: how many name servers; every broker registers at all of them.
-        in_memory: keep files where they never reach a disk, if the system has such a place.
-        settings: fields of `BrokerConfig`, such as `auto_create_topics=False`, for all brokers.
+        brokers: Number of brokers.
+        name_servers: Number of name servers; every broker registers with all of them.
+        in_memory: Keep files in memory (`/dev/shm`), if the system has it.
+        settings: Fields of `BrokerConfig` for all brokers, such as `auto_create_topics=False`.
 
     Examples:
         >>> from skyroute import Message

@@ -1,4 +1,4 @@
-"""What pytest finds by itself once skyroute is installed. It imports next to nothing until a test asks for it."""
+"""The pytest plugin. pytest loads it when skyroute is installed; servers are imported when a test uses the fixture."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def rocketmq() -> "Iterator[Cluster]":
-    """A name server and a broker for this test alone: `rocketmq.name_server_address` is where clients begin."""
-    from skyroute.testing.clusters import cluster  # noqa: PLC0415 - most runs of pytest have no use for it
+    """A name server and a broker for one test; clients connect to `rocketmq.name_server_address`."""
+    from skyroute.testing.clusters import cluster  # noqa: PLC0415 - most pytest runs need no server
 
     with cluster(in_memory=True) as started:
         yield started

@@ -186,7 +186,7 @@ async def test_only_the_largest_of_many_are_told_apart(watched: Cluster, monkeyp
     for name in ("rocketmq_messages_in", "rocketmq_consumer_lag_messages"):
         samples = {sample.labels["topic"]: sample.value for sample in seen.families[name].samples}
         assert samples == {"Topic2": 3, "Topic3": 4, "Topic4": 5}
-        assert seen("skyroute_broker_series_left_out", metric=name) == 2
+        assert seen("skyroute_broker_series_omitted", metric=name) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------ health
@@ -206,7 +206,7 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
     await eventually(lambda: registrar.registered_with == 0)
     assert (await page(pages, "/readyz"))[0] == 200  # clients that know it need no name server
     seen = await scrape(pages)
-    assert (seen("skyroute_broker_name_servers"), seen("skyroute_broker_name_servers_knowing")) == (1, 0)
+    assert (seen("skyroute_broker_name_servers"), seen("skyroute_broker_name_servers_registered")) == (1, 0)
 
 
 async def registrar_heard(cluster: Cluster) -> None:
@@ -288,4 +288,4 @@ async def test_every_metric_is_listed_and_every_listed_metric_is_there(
         await line.call(pull())
         await line.call(commit(0))
         seen = told(await scrape(pages_of(watched)), without=OWN)
-    assert seen == listed("The broker's") | listed("Of both")
+    assert seen == listed("Broker metrics") | listed("Process metrics")

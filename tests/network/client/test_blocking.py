@@ -220,8 +220,8 @@ async def test_what_was_made_before_a_fork_is_refused_after_it(cluster: FakeClus
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "ignore", "-c", script, cluster.address, stdout=asyncio.subprocess.PIPE
     )
-    told, _ = await asyncio.wait_for(process.communicate(), 10.0)
-    assert told.splitlines() == [b"it was made before this process was forked: make it in the process that uses it"] * 2
+    errors, _ = await asyncio.wait_for(process.communicate(), 10.0)
+    assert [b"fork" in line for line in errors.splitlines()] == [True, True]
 
 
 @pytest.mark.usefixtures("expects_errors")

@@ -102,7 +102,7 @@ async def test_our_metrics_are_apaches_by_name_type_labels_and_value(lib: Path, 
         of_apache = {label for sample in theirs.families[name].samples for label in sample.labels} - OTEL
         assert labels == of_apache - NOT_KNOWN_TO_US.get(name, set()), name
         compared += 1
-    assert compared >= len([name for name in listed("The broker's") if name.startswith("rocketmq_")]) - 1
+    assert compared >= len([name for name in listed("Broker metrics") if name.startswith("rocketmq_")]) - 1
     for name, wanted in (
         ("rocketmq_messages_out_total", {"consumer_group": "g", "topic": "Metered", "is_system": "false"}),
         ("rocketmq_commit_messages_total", {}),

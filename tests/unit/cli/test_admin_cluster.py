@@ -33,10 +33,10 @@ async def test_cluster_list() -> None:
         *("#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)"),
         *("#Timer(Progress)", "#PCWait(ms)", "#Hour", "#SPACE", "#ACTIVATED"),
     ]
-    words = re.split(r"  +", row)
-    assert words[:6] == [CLUSTER, "a", "0", cluster.broker("a").address, "V5_5_0", "1.24(3,0ms)"]
-    assert words[6:9] == ["0.00(0,0ms|0,0ms)", "0-0(2.5w, 0.0, 0.0)", "0"]
-    assert words[10:] == ["0.1800", "true"]
+    values = re.split(r"  +", row)
+    assert values[:6] == [CLUSTER, "a", "0", cluster.broker("a").address, "V5_5_0", "1.24(3,0ms)"]
+    assert values[6:9] == ["0.00(0,0ms|0,0ms)", "0-0(2.5w, 0.0, 0.0)", "0"]
+    assert values[10:] == ["0.1800", "true"]
     (broker,) = value
     assert (broker["broker"], broker["in_tps"], broker["send_queue"], broker["active"]) == ("a", 1.239, 3, True)
 
@@ -162,8 +162,8 @@ async def test_update_broker_config_changes_a_setting_on_every_master() -> None:
     async with admin_cluster("a", "b") as cluster:
         cluster.on(RequestCode.UPDATE_BROKER_CONFIG, lambda _command, _peer: Reply())
         addresses = [server.address for server in cluster.brokers]
-        words = ("updateBrokerConfig", "-k", "flushDiskType", "-v", "SYNC_FLUSH")
-        result = await run(cluster, *words, "-c", CLUSTER)
+        arguments = ("updateBrokerConfig", "-k", "flushDiskType", "-v", "SYNC_FLUSH")
+        result = await run(cluster, *arguments, "-c", CLUSTER)
         assert result.stdout.splitlines() == [f"update broker config success, {address}" for address in addresses]
         assert [command.body for command in cluster.seen(RequestCode.UPDATE_BROKER_CONFIG)] == [
             b"flushDiskType=SYNC_FLUSH\n"
@@ -174,7 +174,7 @@ async def test_update_broker_config_changes_a_setting_on_every_master() -> None:
             "Can not update config in black list.",
             broker="b",
         )
-        result = await run(cluster, *words, "-b", addresses[1])
+        result = await run(cluster, *arguments, "-b", addresses[1])
     assert result.exit_code == 1
     assert "black list" in result.stderr
 

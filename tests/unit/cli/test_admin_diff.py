@@ -41,12 +41,14 @@ class Pair:
     async def register(self, address: str, registration: Registration) -> None:
         assert (await self.lines[address].call(registration.request)).code == ResponseCode.SUCCESS
 
-    async def run(self, *words: str, name_servers: str | None = None) -> Result:
+    async def run(self, *arguments: str, name_servers: str | None = None) -> Result:
         where = name_servers or f"{self.first};{self.second}"
-        return await asyncio.to_thread(CliRunner().invoke, admin, ["diffRoutes", "--settle", "0", *words, "-n", where])
+        return await asyncio.to_thread(
+            CliRunner().invoke, admin, ["diffRoutes", "--recheck", "0", *arguments, "-n", where]
+        )
 
-    async def differences(self, *words: str) -> list[dict[str, Any]]:
-        result = await self.run("--json", *words)
+    async def differences(self, *arguments: str) -> list[dict[str, Any]]:
+        result = await self.run("--json", *arguments)
         value = json.loads(result.stdout)
         assert result.exit_code == (1 if value["differences"] else 0), result.stderr
         assert result.stderr == ""
@@ -54,11 +56,16 @@ class Pair:
         differences: list[dict[str, Any]] = value["differences"]
         return differences
 
-    async def values(self, *words: str) -> list[tuple[str | None, str | None, str, list[str | None]]]:
+    async def values(self, *arguments: str) -> list[tuple[str | None, str | None, str, list[str | None]]]:
         """Return topic, broker and kind of each difference, with the values of both name servers."""
         return [
-            (each["topic"], each["broker"], each["what"], [each["said"].get(self.first), each["said"].get(self.second)])
-            for each in await self.differences("--no-brokers", *words)
+            (
+                each["topic"],
+                each["broker"],
+                each["what"],
+                [each["values"].get(self.first), each["values"].get(self.second)],
+            )
+            for each in await self.differences("--no-brokers", *arguments)
         ]
 
 
@@ -100,7 +107,7 @@ async def test_a_name_server_that_contradicts_the_broker_is_behind(pair: Pair) -
     await pair.register(pair.second, newer(pair.broker, *old))
     (difference,) = await pair.differences()
     assert (difference["topic"], difference["broker"], difference["what"]) == ("T", "broker-a", "read queues")
-    assert difference["said"] == {pair.first: "4", pair.second: "2"}
+    assert difference["values"] == {pair.first: "4", pair.second: "2"}
     assert difference["behind"] == [pair.second]
     assert difference["since_ms"] == 1_758_275_140_000
     head, *rows, summary = (await pair.run()).stdout.splitlines()
@@ -138,7 +145,7 @@ async def test_a_topic_that_one_name_server_does_not_have(pair: Pair) -> None:
         ("New", "queues", [pair.first]),  # the broker does not have the topic
         ("U", "queues", [pair.second]),
     ]
-    assert differences[1]["said"] == {pair.first: "8 read, 8 write, perm 6", pair.second: None}
+    assert differences[1]["values"] == {pair.first: "8 read, 8 write, perm 6", pair.second: None}
 
 
 async def test_a_broker_that_one_name_server_does_not_have_is_listed_once_with_its_topic_count(pair: Pair) -> None:
@@ -146,7 +153,7 @@ async def test_a_broker_that_one_name_server_does_not_have_is_listed_once_with_i
     await pair.register(pair.first, other)
     (difference,) = await pair.differences()
     assert (difference["topic"], difference["broker"], difference["what"]) == (None, "broker-b", "broker")
-    assert difference["said"] == {pair.first: f"0={GONE}", pair.second: None}
+    assert difference["values"] == {pair.first: f"0={GONE}", pair.second: None}
     assert difference["topics"] == 3
     assert difference["behind"] == [pair.first], "no broker listens there"
     assert f"0={GONE} (3 topics)" in (await pair.run()).stdout
@@ -159,7 +166,7 @@ async def test_a_broker_that_one_name_server_does_not_have_is_listed_once_with_i
 async def test_an_address_that_changed(pair: Pair) -> None:
     await pair.register(pair.first, newer(pair.broker, address=GONE))
     (difference,) = (each for each in await pair.differences() if each["what"] == "address of 0")
-    assert difference["said"] == {pair.first: GONE, pair.second: pair.broker.address}
+    assert difference["values"] == {pair.first: GONE, pair.second: pair.broker.address}
     assert difference["behind"] == [pair.first]
 
 
@@ -209,10 +216,10 @@ async def test_a_difference_that_is_gone_at_the_second_comparison_is_not_reporte
     changed = newer(pair.broker, *pair.broker.topics, Topic("New"))
     await pair.register(pair.first, changed)
     await pair.lines[pair.second].call(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "U"})
-    look = name_server_comparison._Look.take
+    look = name_server_comparison._RouteReader.read
     looks: list[Any] = []
 
-    async def read_and_change(self: name_server_comparison._Look, *args: Any) -> Any:
+    async def read_and_change(self: name_server_comparison._RouteReader, *args: Any) -> Any:
         looks.append(args)
         found = await look(self, *args)
         await pair.register(pair.second, changed)
@@ -220,9 +227,9 @@ async def test_a_difference_that_is_gone_at_the_second_comparison_is_not_reporte
         await pair.lines[pair.second].call(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "V"})
         return found
 
-    monkeypatch.setattr(name_server_comparison._Look, "take", read_and_change)
+    monkeypatch.setattr(name_server_comparison._RouteReader, "read", read_and_change)
     async with Admin([pair.first, pair.second]) as admin_calls:
-        found = await name_server_comparison.compare_name_servers(admin_calls, settle_s=0.001, ask_brokers=False)
+        found = await name_server_comparison.compare_name_servers(admin_calls, recheck_s=0.001, ask_brokers=False)
     assert found.differences == ()
     assert looks == [(), (["New", "U"],)]
 

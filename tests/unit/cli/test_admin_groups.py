@@ -37,8 +37,8 @@ async def test_a_group_is_created_with_the_defaults_of_mqadmin(cluster: FakeClus
     answer_json(cluster, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {})
     result = await run(cluster, "updateSubGroup", "-c", CLUSTER, "-g", "g", "-r", "5", "--attributes", "+a=b,-c")
     assert result.exit_code == 0
-    (asked,) = cluster.seen(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
-    config = json.loads(asked.body)
+    (request,) = cluster.seen(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
+    config = json.loads(request.body)
     assert (config["groupName"], config["retryMaxTimes"]) == ("g", 5)
     assert (config["consumeBroadcastEnable"], config["consumeFromMinEnable"]) == (False, False)
     assert config["attributes"] == {"+a": "b", "-c": ""}
@@ -48,13 +48,13 @@ async def test_a_group_is_created_with_the_defaults_of_mqadmin(cluster: FakeClus
 async def test_a_retry_policy_is_sent_unchanged(cluster: FakeCluster) -> None:
     answer_json(cluster, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {})
     policy = {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000]}}
-    told = await run_json(
+    output = await run_json(
         cluster, "updateSubGroup", "-b", cluster.broker().address, "-g", "g", "-p", json.dumps(policy)
     )
     assert (
         json.loads(cluster.seen(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)[0].body)["groupRetryPolicy"] == policy
     )
-    assert told["group"]["retry_policy"] == policy
+    assert output["group"]["retry_policy"] == policy
 
 
 async def test_deleting_a_group_from_a_cluster_deletes_its_retry_and_dead_letter_topics(cluster: FakeCluster) -> None:
@@ -67,7 +67,7 @@ async def test_deleting_a_group_from_a_cluster_deletes_its_retry_and_dead_letter
     result = await run(cluster, "deleteSubGroup", "-c", CLUSTER, "-g", "g", "-r", "true")
     assert result.exit_code == 0
     assert cluster.seen(RequestCode.DELETE_SUBSCRIPTIONGROUP)[0].fields["cleanOffset"] == "true"
-    assert [asked.fields["topic"] for asked in cluster.seen(RequestCode.DELETE_TOPIC_IN_BROKER)] == [
+    assert [request.fields["topic"] for request in cluster.seen(RequestCode.DELETE_TOPIC_IN_BROKER)] == [
         "%RETRY%g",
         "%DLQ%g",
     ]
@@ -88,8 +88,8 @@ async def test_members_are_listed_with_their_subscriptions(cluster: FakeCluster)
     assert lines[0].split() == ["#ClientId", "#ClientAddr", "#Language", "#Version"]
     assert lines[1].split() == ["192.0.2.2@25552#1794733113236656013", "127.0.0.1:39730", "PYTHON", "V5_3_3"]
     assert "MessageModel: CLUSTERING" in lines
-    told = await run_json(cluster, "consumerConnection", "-g", "g", "-b", cluster.broker().address)
-    assert [each["expression"] for each in told["subscriptions"]] == ["*", "TagA || TagB"]
+    output = await run_json(cluster, "consumerConnection", "-g", "g", "-b", cluster.broker().address)
+    assert [each["expression"] for each in output["subscriptions"]] == ["*", "TagA || TagB"]
 
 
 async def test_a_group_without_members_is_an_error_in_one_line(cluster: FakeCluster) -> None:
@@ -115,8 +115,8 @@ async def test_members_of_a_producer_group_are_numbered(cluster: FakeCluster) ->
     cluster.on(RequestCode.GET_PRODUCER_CONNECTION_LIST, lambda _command, _peer: producers)
     result = await run(cluster, "producerConnection", "-g", "p", "-t", "Orders")
     assert cells(result.stdout)[1][0] == "0001"
-    (told,) = await run_json(cluster, "producerConnection", "-g", "p", "-t", "Orders")
-    assert (told["language"], told["version"]) == ("PYTHON", "V5_3_3")
+    (output,) = await run_json(cluster, "producerConnection", "-g", "p", "-t", "Orders")
+    assert (output["language"], output["version"]) == ("PYTHON", "V5_3_3")
 
 
 # --------------------------------------------------------------------------------------------------------- progress
@@ -131,15 +131,15 @@ async def test_progress_is_printed_by_queue_with_totals(cluster: FakeCluster) ->
 
 
 async def test_progress_in_json_has_times_in_milliseconds(cluster: FakeCluster) -> None:
-    told = await run_json(cluster, "consumerProgress", "-g", "g", "-t", "Orders")
+    output = await run_json(cluster, "consumerProgress", "-g", "g", "-t", "Orders")
     assert cluster.seen(RequestCode.GET_CONSUME_STATS)[0].fields["topic"] == "Orders"
-    assert [each["last_at_ms"] for each in told["queues"]] == [1_758_275_140_000, None]
-    assert (told["diff_total"], told["inflight_total"], told["tps"]) == (5, 3, 1.5)
+    assert [each["last_at_ms"] for each in output["queues"]] == [1_758_275_140_000, None]
+    assert (output["diff_total"], output["inflight_total"], output["tps"]) == (5, 3, 1.5)
 
 
 async def test_progress_without_a_group_is_a_summary_of_all(cluster: FakeCluster) -> None:
-    (told,) = await run_json(cluster, "consumerProgress")
-    assert told == {
+    (output,) = await run_json(cluster, "consumerProgress")
+    assert output == {
         "group": "g",
         "count": 1,
         "version": "V5_3_3",
@@ -175,16 +175,16 @@ async def test_the_state_of_one_member_has_queues_and_rates(cluster: FakeCluster
     assert result.exit_code == 0
     for title in ("#Consumer Properties#", "#Consumer Subscription#", "#Consumer Offset#", "#Consumer RT&TPS#"):
         assert title in result.stdout
-    (asked,) = cluster.seen(RequestCode.GET_CONSUMER_RUNNING_INFO)
-    assert (asked.fields["clientId"], asked.fields["jstackEnable"]) == ("someone", "true")
+    (request,) = cluster.seen(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    assert (request.fields["clientId"], request.fields["jstackEnable"]) == ("someone", "true")
 
 
 async def test_the_subscriptions_of_all_members_are_compared(cluster: FakeCluster) -> None:
     running = Reply(body=golden_line("client/running-consumer.txt"))
     cluster.on(RequestCode.GET_CONSUMER_RUNNING_INFO, lambda _command, _peer: running)
-    told = await run_json(cluster, "consumerStatus", "-g", "g")
-    assert [each["client_id"] for each in told["consumers"]] == ["192.0.2.2@25552#1794733113236656013"]
-    assert told["same_subscription"] is True
+    output = await run_json(cluster, "consumerStatus", "-g", "g")
+    assert [each["client_id"] for each in output["consumers"]] == ["192.0.2.2@25552#1794733113236656013"]
+    assert output["same_subscription"] is True
 
 
 # --------------------------------------------------------------------------------------------------- offset resets
@@ -193,10 +193,10 @@ async def test_the_subscriptions_of_all_members_are_compared(cluster: FakeCluste
 async def test_offsets_are_reset_to_a_time(cluster: FakeCluster) -> None:
     moved = Reply(body=b'{"offsetTable":{{"brokerName":"broker-a","queueId":1,"topic":"Orders"}:3}}')
     cluster.on(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, lambda _command, _peer: moved)
-    told = await run_json(cluster, "resetOffsetByTime", "-g", "g", "-t", "Orders", "-s", "1000", "-f", "false")
-    assert told == [{"broker_name": "broker-a", "queue_id": 1, "offset": 3}]
-    (asked,) = cluster.seen(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
-    assert (asked.fields["timestamp"], asked.fields["isForce"]) == ("1000", "false")
+    output = await run_json(cluster, "resetOffsetByTime", "-g", "g", "-t", "Orders", "-s", "1000", "-f", "false")
+    assert output == [{"broker_name": "broker-a", "queue_id": 1, "offset": 3}]
+    (request,) = cluster.seen(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
+    assert (request.fields["timestamp"], request.fields["isForce"]) == ("1000", "false")
 
 
 async def test_offsets_are_written_by_the_command_if_the_broker_only_resets_connected_members(
@@ -205,15 +205,18 @@ async def test_offsets_are_written_by_the_command_if_the_broker_only_resets_conn
     for number in range(3):
         cluster.put(cluster.queue("Orders", 0), b"%d" % number)
     cluster.refuse(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResponseCode.CONSUMER_NOT_ONLINE, "not online")
-    told = await run_json(cluster, "resetOffsetByTime", "-g", "g", "-t", "Orders", "-s", "-1")
-    assert {each["queue_id"]: each["offset"] for each in told} == {0: 3, 1: 0}
-    assert {asked.fields["commitOffset"] for asked in cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET)} == {"3", "0"}
+    output = await run_json(cluster, "resetOffsetByTime", "-g", "g", "-t", "Orders", "-s", "-1")
+    assert {each["queue_id"]: each["offset"] for each in output} == {0: 3, 1: 0}
+    assert {request.fields["commitOffset"] for request in cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET)} == {
+        "3",
+        "0",
+    }
 
 
 async def test_one_queue_is_reset_to_an_offset(cluster: FakeCluster) -> None:
     answer_json(cluster, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"offsetTable": {}})
-    words = ("-g", "g", "-t", "Orders", "-s", "now", "-b", cluster.broker().address, "-q", "1", "-o", "0")
-    await run_json(cluster, "resetOffsetByTime", *words)
+    arguments = ("-g", "g", "-t", "Orders", "-s", "now", "-b", cluster.broker().address, "-q", "1", "-o", "0")
+    await run_json(cluster, "resetOffsetByTime", *arguments)
     (update,), (order,) = (
         cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET),
         cluster.seen(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET),
@@ -224,9 +227,11 @@ async def test_one_queue_is_reset_to_an_offset(cluster: FakeCluster) -> None:
 
 async def test_offsets_are_copied_to_another_group(cluster: FakeCluster) -> None:
     cluster.offsets.update({("g", cluster.queue("Orders", 0)): 5, ("g", cluster.queue("Orders", 1)): 7})
-    told = await run_json(cluster, "cloneGroupOffset", "-s", "g", "-d", "other", "-t", "Orders")
-    assert {each["queue_id"]: each["offset"] for each in told} == {0: 5, 1: 7}
-    assert {asked.fields["consumerGroup"] for asked in cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET)} == {"other"}
+    output = await run_json(cluster, "cloneGroupOffset", "-s", "g", "-d", "other", "-t", "Orders")
+    assert {each["queue_id"]: each["offset"] for each in output} == {0: 5, 1: 7}
+    assert {request.fields["consumerGroup"] for request in cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET)} == {
+        "other"
+    }
 
 
 async def test_cloning_a_group_without_offsets_is_an_error(cluster: FakeCluster) -> None:

@@ -55,24 +55,28 @@ def values(result: Result) -> list[dict[str, object]]:
 async def test_messages_with_other_keys_are_removed_from_the_result_of_the_index(cluster: FakeCluster) -> None:
     result = await run(cluster, "queryMsgByKey", "-t", "Orders", "-k", "k2")
     assert [row[0] for row in cells(result.stdout)] == ["#Message", UNIQUE_ID, "other"]
-    told = await run_json(cluster, "queryMsgByKey", "-t", "Orders", "-k", "k2", "-m", "5", "-b", "1", "-e", "2")
-    assert [each["body"] for each in told] == ["first", "second"]
+    output = await run_json(cluster, "queryMsgByKey", "-t", "Orders", "-k", "k2", "-m", "5", "-b", "1", "-e", "2")
+    assert [each["body"] for each in output] == ["first", "second"]
     fields = cluster.seen(RequestCode.QUERY_MESSAGE)[-1].fields
     assert (fields["maxNum"], fields["beginTimestamp"], fields["endTimestamp"]) == ("5", "1", "2")
 
 
 async def test_a_query_by_tag_sends_the_index_type(cluster: FakeCluster) -> None:
-    told = await run_json(cluster, "queryMsgByKey", "-t", "Orders", "-k", "B", "-p", "T", "-l", "0@Orders@T@B@x@0")
-    assert [each["message_id"] for each in told] == ["other"]
-    assert told[0]["index_key"].startswith("1758272400000@Orders@T@B@other@")
+    output = await run_json(cluster, "queryMsgByKey", "-t", "Orders", "-k", "B", "-p", "T", "-l", "0@Orders@T@B@x@0")
+    assert [each["message_id"] for each in output] == ["other"]
+    assert output[0]["index_key"].startswith("1758272400000@Orders@T@B@other@")
     fields = cluster.seen(RequestCode.QUERY_MESSAGE)[0].fields
     assert (fields["indexType"], fields["lastKey"]) == ("T", "0@Orders@T@B@x@0")
 
 
 async def test_a_message_that_does_not_exist_is_an_error(cluster: FakeCluster) -> None:
     cluster.refuse(RequestCode.QUERY_MESSAGE, ResponseCode.QUERY_NOT_FOUND, "can not find message")
-    for words in (("queryMsgByKey", "-k", "k1"), ("queryMsgByUniqueKey", "-i", UNIQUE_ID), ("queryMsgById", "-i", "x")):
-        result = await run(cluster, words[0], "-t", "Orders", *words[1:])
+    for arguments in (
+        ("queryMsgByKey", "-k", "k1"),
+        ("queryMsgByUniqueKey", "-i", UNIQUE_ID),
+        ("queryMsgById", "-i", "x"),
+    ):
+        result = await run(cluster, arguments[0], "-t", "Orders", *arguments[1:])
         assert (result.exit_code, result.stdout) == (1, "")
         assert "no message of Orders has" in result.stderr
 
@@ -145,8 +149,8 @@ async def test_tracking_of_a_message(
     queue = b'{"brokerName":"broker-a","queueId":0,"topic":"Orders"}'
     stats = Reply(body=b'{"offsetTable":{%s:{"consumerOffset":%d}}}' % (queue, consumed_to))
     cluster.on(RequestCode.GET_CONSUME_STATS, lambda _command, _peer: stats)
-    told = await run_json(cluster, "queryMsgByOffset", "-t", "Orders", "-b", BROKER, "-i", "0", "-o", "0")
-    assert [(each["group"], each["track"]) for each in told["tracks"]] == [("g", track)]
+    output = await run_json(cluster, "queryMsgByOffset", "-t", "Orders", "-b", BROKER, "-i", "0", "-o", "0")
+    assert [(each["group"], each["track"]) for each in output["tracks"]] == [("g", track)]
 
 
 async def test_a_message_is_consumed_directly_by_a_member(cluster: FakeCluster) -> None:
@@ -155,15 +159,15 @@ async def test_a_message_is_consumed_directly_by_a_member(cluster: FakeCluster) 
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
         {"consumeResult": "CR_LATER", "spentTimeMills": 3, "remark": "later"},
     )
-    words = ("-t", "Orders", "-i", UNIQUE_ID, "-g", "g", "-d", "someone")
-    told = await run_json(cluster, "queryMsgByUniqueKey", *words)
-    assert (told["result"], told["remark"], told["spent_ms"]) == ("CR_LATER", "later", 3)
+    arguments = ("-t", "Orders", "-i", UNIQUE_ID, "-g", "g", "-d", "someone")
+    output = await run_json(cluster, "queryMsgByUniqueKey", *arguments)
+    assert (output["result"], output["remark"], output["spent_ms"]) == ("CR_LATER", "later", 3)
     assert cluster.seen(RequestCode.CONSUME_MESSAGE_DIRECTLY)[0].fields["clientId"] == "someone"
 
 
 async def test_a_message_is_sent_again(cluster: FakeCluster) -> None:
-    told = await run_json(cluster, "queryMsgById", "-t", "Orders", "-i", UNIQUE_ID, "-s", "true")
-    assert told["send_result"] == "SEND_OK"
+    output = await run_json(cluster, "queryMsgById", "-t", "Orders", "-i", UNIQUE_ID, "-s", "true")
+    assert output["send_result"] == "SEND_OK"
     assert cluster.stored_bodies("Orders").count(b"first") == 2
 
 
@@ -190,8 +194,8 @@ async def test_bodies_can_be_omitted(cluster: FakeCluster) -> None:
 
 
 async def test_consume_message_stops_at_the_maximum_and_commits_nothing(cluster: FakeCluster) -> None:
-    words = ("-t", "Orders", "-b", BROKER, "-i", "0", "-o", "1", "-c", "1", "-g", "mine")
-    (found,) = values(await run(cluster, "consumeMessage", *words, "--json"))
+    arguments = ("-t", "Orders", "-b", BROKER, "-i", "0", "-o", "1", "-c", "1", "-g", "mine")
+    (found,) = values(await run(cluster, "consumeMessage", *arguments, "--json"))
     assert (found["body"], found["queue_offset"]) == ("second", 1)
     assert cluster.seen(RequestCode.PULL_MESSAGE)[0].fields["consumerGroup"] == "mine"
     assert cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET) == []
@@ -207,8 +211,8 @@ async def test_a_queue_that_does_not_exist_is_an_error(cluster: FakeCluster) -> 
 
 
 async def test_a_message_is_sent_to_the_given_queue(cluster: FakeCluster) -> None:
-    words = ("-t", "Orders", "-p", "hellö", "-k", "a b", "-c", "T", "-b", BROKER, "-i", "1")
-    table = cells((await run(cluster, "sendMessage", *words)).stdout)
+    arguments = ("-t", "Orders", "-p", "hellö", "-k", "a b", "-c", "T", "-b", BROKER, "-i", "1")
+    table = cells((await run(cluster, "sendMessage", *arguments)).stdout)
     assert table[1][:3] == [BROKER, "1", "SEND_OK"]
     (record,) = cluster.stored(cluster.queue("Orders", 1))
     assert (record.body, record.tag, record.properties["KEYS"]) == ("hellö".encode(), "T", "a b")
@@ -222,9 +226,9 @@ async def test_a_failed_send_is_an_error_in_one_line(cluster: FakeCluster) -> No
 
 
 async def test_send_latency_is_measured_on_every_queue(cluster: FakeCluster) -> None:
-    told = await run_json(cluster, "checkMsgSendRT", "-t", "Orders", "-a", "3", "-s", "10")
-    assert [(each["queue_id"], each["ok"]) for each in told["sends"]] == [(0, True), (1, True), (0, True)]
-    assert told["average_ms"] > 0
+    output = await run_json(cluster, "checkMsgSendRT", "-t", "Orders", "-a", "3", "-s", "10")
+    assert [(each["queue_id"], each["ok"]) for each in output["sends"]] == [(0, True), (1, True), (0, True)]
+    assert output["average_ms"] > 0
     assert b"a" * 10 in cluster.stored_bodies("Orders")
 
 

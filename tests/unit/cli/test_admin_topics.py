@@ -156,8 +156,8 @@ async def test_stats_of_a_topic_without_consumer_groups() -> None:
 async def test_update_topic_changes_every_master() -> None:
     async with admin_cluster("a", "b") as cluster:
         cluster.on(RequestCode.UPDATE_AND_CREATE_TOPIC, lambda _command, _peer: Reply())
-        words = ("-t", "New", "-c", CLUSTER, "-r", "3", "-w", "4", "-p", "4", "-u", "true", "-s", "TRUE")
-        result = await run(cluster, "updateTopic", *words, "-a", "+message.type=FIFO,-other")
+        arguments = ("-t", "New", "-c", CLUSTER, "-r", "3", "-w", "4", "-p", "4", "-u", "true", "-s", "TRUE")
+        result = await run(cluster, "updateTopic", *arguments, "-a", "+message.type=FIFO,-other")
         requests = cluster.seen(RequestCode.UPDATE_AND_CREATE_TOPIC)
     assert result.stdout.splitlines() == [f"create topic to {server.address} success." for server in cluster.brokers]
     assert len(requests) == 2
@@ -266,19 +266,19 @@ async def test_the_error_of_an_unknown_cluster_lists_the_known_ones() -> None:
 
 async def test_update_order_conf() -> None:
     async with admin_cluster() as cluster:
-        words = ("updateOrderConf", "-t", "Orders", "-m")
+        arguments = ("updateOrderConf", "-t", "Orders", "-m")
         for code in (RequestCode.PUT_KV_CONFIG, RequestCode.DELETE_KV_CONFIG):
             cluster.on(code, lambda _command, _peer: Reply(), broker=NAME_SERVER)
         cluster.on(
             RequestCode.GET_KV_CONFIG, lambda _command, _peer: Reply(fields={"value": "a:4"}), broker=NAME_SERVER
         )
-        assert await run_json(cluster, *words, "put", "-v", "a:4") == {"topic": "Orders", "order_config": "a:4"}
+        assert await run_json(cluster, *arguments, "put", "-v", "a:4") == {"topic": "Orders", "order_config": "a:4"}
         (put,) = cluster.seen(RequestCode.PUT_KV_CONFIG)
         assert put.fields == {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": "a:4"}
-        assert await run_json(cluster, *words, "get") == {"topic": "Orders", "order_config": "a:4"}
-        assert (await run(cluster, *words, "delete")).stdout == "delete orderConf success. topic=[Orders]\n"
+        assert await run_json(cluster, *arguments, "get") == {"topic": "Orders", "order_config": "a:4"}
+        assert (await run(cluster, *arguments, "delete")).stdout == "delete orderConf success. topic=[Orders]\n"
         assert len(cluster.seen(RequestCode.DELETE_KV_CONFIG)) == 1
         cluster.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND, "none", broker=NAME_SERVER)
-        result = await run(cluster, *words, "get")
+        result = await run(cluster, *arguments, "get")
     assert result.exit_code == 1
     assert "Orders has no order config" in result.stderr

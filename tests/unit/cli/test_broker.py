@@ -28,9 +28,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**kept, "HOME": str(tmp_path / "home")}
 
 
-def run(command: list[str], environment: dict[str, str], *words: str | Path) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command, *map(str, words)],
+        [*command, *map(str, arguments)],
         env=environment,
         capture_output=True,
         text=True,
@@ -80,14 +80,14 @@ def test_help_lists_every_option(environment: dict[str, str]) -> None:
 def test_settings_are_printed(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "broker.conf"
     file.write_text("brokerName=broker-x\nlistenPort=1111\n")
-    words = ["-c", str(file), "-n", "one:9876", "--advertise", "10.0.0.1:20911", "-DfileReservedTime=1"]
-    everything = run(BROKER, environment, *words, "-p")
+    arguments = ["-c", str(file), "-n", "one:9876", "--advertise", "10.0.0.1:20911", "-DfileReservedTime=1"]
+    everything = run(BROKER, environment, *arguments, "-p")
     lines = everything.stdout.splitlines()
     assert (everything.returncode, everything.stderr) == (0, "")
     assert lines[0] == f"load config properties file OK, {file}"
     expected = {"brokerName=broker-x", "listenPort=1111", "namesrvAddr=one:9876", "fileReservedTime=1"}
     assert expected | {"brokerIP1=10.0.0.1", "advertisedPort=20911", "popPollingSize=1024"} <= set(lines)
-    important = run(BROKER, environment, *words, "-m").stdout.splitlines()
+    important = run(BROKER, environment, *arguments, "-m").stdout.splitlines()
     assert expected <= set(important)
     assert len(important) < 30
     assert not (tmp_path / "home").exists()
@@ -115,7 +115,7 @@ def test_an_invalid_advertised_port_is_a_usage_error(advertise: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "complaint"),
     [
         (["-D", "brokerRole=SLAVE"], "brokerRole=SLAVE from the command line is not supported"),
         (["--advertise", "0.0.0.0", "-D", "listenPort=0"], "give the address that clients can reach with brokerIP1"),
@@ -123,9 +123,9 @@ def test_an_invalid_advertised_port_is_a_usage_error(advertise: str) -> None:
     ],
 )
 def test_errors_are_printed_in_one_line(
-    environment: dict[str, str], tmp_path: Path, words: list[str], complaint: str
+    environment: dict[str, str], tmp_path: Path, arguments: list[str], complaint: str
 ) -> None:
-    result = run(BROKER, environment, "-D", f"storePathRootDir={tmp_path}/store", *words)
+    result = run(BROKER, environment, "-D", f"storePathRootDir={tmp_path}/store", *arguments)
     others = [line for line in result.stderr.splitlines() if not LOG_LINE.fullmatch(line)]
     assert result.returncode == 1
     assert len(others) == 1
@@ -185,9 +185,9 @@ def test_up_names_the_options_for_a_port_in_use(
 def test_up_says_that_it_may_already_run(environment: dict[str, str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-    words = ("--data", str(tmp_path / "data"), "--port", "0", "--ns-port", port)
-    with running([*UP, *words], environment, tmp_path, "printMsg") as (process, _):
-        result = run(UP, environment, *words)
+    arguments = ("--data", str(tmp_path / "data"), "--port", "0", "--ns-port", port)
+    with running([*UP, *arguments], environment, tmp_path, "printMsg") as (process, _):
+        result = run(UP, environment, *arguments)
         assert result.returncode == 1
         assert "Perhaps it already runs" in result.stderr
         stop(process)
@@ -206,7 +206,7 @@ def test_up_serves_a_console_with_cluster_and_journal(environment: dict[str, str
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "complaint"),
     [
         (["--console-port", "{taken}"], "cannot listen on 127.0.0.1:{taken}: choose another --console-port"),
         (
@@ -216,11 +216,11 @@ def test_up_serves_a_console_with_cluster_and_journal(environment: dict[str, str
     ],
 )
 def test_up_runs_without_a_console_and_says_why(
-    environment: dict[str, str], tmp_path: Path, words: list[str], complaint: str
+    environment: dict[str, str], tmp_path: Path, arguments: list[str], complaint: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        given = [word.format(taken=port) for word in words]
+        given = [word.format(taken=port) for word in arguments]
         command = [*UP, "--port", "0", "--ns-port", "0", "--data", str(tmp_path / "data"), *given]
         with running(command, environment, tmp_path, "No console") as (process, lines):
             assert complaint.format(taken=port, folder=tmp_path) in lines[-1]

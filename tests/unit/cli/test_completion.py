@@ -23,9 +23,11 @@ SERVERS = {
 }
 
 
-def in_a_shell(program: str, *words: str, **variables: str) -> str:
+def in_a_shell(program: str, *arguments: str, **variables: str) -> str:
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", **variables}
-    done = subprocess.run([*words, program], env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [*arguments, program], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout
 

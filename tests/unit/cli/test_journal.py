@@ -25,8 +25,8 @@ def in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
 
 
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(journal, [str(word) for word in words])
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(journal, [str(word) for word in arguments])
 
 
 def lines(result: Result) -> list[str]:
@@ -113,8 +113,8 @@ def test_records_between_two_times(tmp_path: Path) -> None:
     for number in range(3):
         write(tmp_path, joined(number), clock=clock)
         clock.advance(60)
-    words = ("--since", "2026-11-15T11:00:30Z", "--until", "2026-11-15T11:01:30Z")
-    _, *shown = lines(run("show", *words, "--path", tmp_path))
+    arguments = ("--since", "2026-11-15T11:00:30Z", "--until", "2026-11-15T11:01:30Z")
+    _, *shown = lines(run("show", *arguments, "--path", tmp_path))
     assert [line.split()[2] for line in shown] == ["3", "4"]
 
 

@@ -26,9 +26,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {**kept, "HOME": str(tmp_path / "home")}
 
 
-def run(environment: dict[str, str], *words: str | Path) -> subprocess.CompletedProcess[str]:
+def run(environment: dict[str, str], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *map(str, words)], env=environment, capture_output=True, text=True, check=False, timeout=30
+        [*COMMAND, *map(str, arguments)], env=environment, capture_output=True, text=True, check=False, timeout=30
     )
 
 
@@ -208,7 +208,7 @@ def test_settings_without_effect_are_logged_once(environment: dict[str, str], tm
 
 
 @pytest.mark.parametrize(
-    ("words", "variables", "knows_another"),
+    ("arguments", "variables", "knows_another"),
     [
         ([], {}, False),
         (["-n", " ; "], {}, False),
@@ -218,9 +218,9 @@ def test_settings_without_effect_are_logged_once(environment: dict[str, str], tm
     ],
 )
 def test_upstream_name_servers_come_from_an_option_or_the_environment(
-    environment: dict[str, str], tmp_path: Path, words: list[str], variables: dict[str, str], *, knows_another: bool
+    environment: dict[str, str], tmp_path: Path, arguments: list[str], variables: dict[str, str], *, knows_another: bool
 ) -> None:
-    command = [*COMMAND, "-D", "listenPort=0", "-D", "clusterTest=true", *words]
+    command = [*COMMAND, "-D", "listenPort=0", "-D", "clusterTest=true", *arguments]
     with booted(command, cwd=tmp_path, environment={**environment, **variables}) as server:
         errors = assert_stops_with_success(server)
     assert ("no other name server is known" not in errors) is knows_another

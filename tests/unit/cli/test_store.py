@@ -24,13 +24,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(store, [str(word) for word in words])
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(store, [str(word) for word in arguments])
 
 
-def verify(folder: Path, *words: str) -> Result:
+def verify(folder: Path, *arguments: str) -> Result:
     before = checksum(folder)
-    result = run("verify", folder, *SIZES, *words)
+    result = run("verify", folder, *SIZES, *arguments)
     assert checksum(folder) == before
     return result
 
@@ -70,14 +70,14 @@ def test_a_finding_has_place_problem_cost_and_advice(folder: Path) -> None:
 
 def test_a_store_that_cannot_be_checked_is_exit_code_2(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    for words, reason in (
+    for arguments, reason in (
         (("verify", tmp_path / "other"), "is no store"),
         (("verify", tmp_path / "missing"), "does not exist; expected a broker's storePathRootDir"),
         (("verify", folder), "maxHashSlotNum"),
         (("verify", folder, "-D", "maxHashSlotNum=x"), "maxHashSlotNum"),
         (("repair", folder, "--to", folder), "is not empty"),
     ):
-        result = run(*words)
+        result = run(*arguments)
         assert (result.exit_code, reason in result.stderr, result.stdout) == (2, True, ""), result.output
     running = open_store(folder)
     assert (run("verify", folder).exit_code, run("repair", folder, "--to", tmp_path / "new").exit_code) == (2, 2)
@@ -115,6 +115,6 @@ def test_a_read_only_folder_is_checked(folder: Path) -> None:
 
 
 def test_verify_runs_as_a_process(folder: Path) -> None:
-    words = [sys.executable, "-m", "skyroute", "store", "verify", str(folder), *SIZES]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    arguments = [sys.executable, "-m", "skyroute", "store", "verify", str(folder), *SIZES]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

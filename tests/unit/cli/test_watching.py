@@ -25,15 +25,15 @@ SERVERS = {"nameserver": ("kvConfigPath", "configStorePath"), "broker": ("storeP
 TIMEOUT_S = 30
 
 
-def command(server: str, folder: Path, *words: str) -> list[str]:
+def command(server: str, folder: Path, *arguments: str) -> list[str]:
     kept = [f"-D{key}={folder / key}" for key in SERVERS[server]]
-    return [*SKYROUTE, server, "-DlistenPort=0", "-DbindAddress=127.0.0.1", *kept, *words]
+    return [*SKYROUTE, server, "-DlistenPort=0", "-DbindAddress=127.0.0.1", *kept, *arguments]
 
 
 @contextmanager
-def booted(words: list[str], last_line: str = "boot success") -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+def booted(arguments: list[str], last_line: str = "boot success") -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
     """Start a server; yield the process and its output up to the line that says it is ready."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             said: list[str] = []
@@ -54,9 +54,9 @@ def stop(process: subprocess.Popen[str]) -> str:
     return errors
 
 
-def one_line_error(words: list[str]) -> str:
+def one_line_error(arguments: list[str]) -> str:
     """Return the only line of stderr of a command that fails."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if not LOG_LINE.fullmatch(line)]
     return line
@@ -123,10 +123,10 @@ def test_a_json_record_with_a_traceback_is_one_line() -> None:
     error = (caught.type, caught.value, caught.tb)
     record = logging.LogRecord("a.b", logging.ERROR, __file__, 1, "at %s\n", ("once",), error)
     text = JsonLines().format(record)
-    told = json.loads(text)
+    output = json.loads(text)
     assert "\n" not in text
-    assert (told["level"], told["logger"], told["message"]) == ("ERROR", "a.b", "at once\n")
-    assert told["exception"].endswith("our own\\nfault'")
+    assert (output["level"], output["logger"], output["message"]) == ("ERROR", "a.b", "at once\n")
+    assert output["exception"].endswith("our own\\nfault'")
 
 
 # ------------------------------------------------------------------------------------------------------------- pages
@@ -152,10 +152,10 @@ def test_a_broker_serves_metrics_on_the_given_port(tmp_path: Path) -> None:
 
 def test_up_prints_the_metrics_addresses_of_both_servers(tmp_path: Path) -> None:
     port = free_port()
-    words = [*SKYROUTE, "up", "--port", "0", "--ns-port", "0", "--data", str(tmp_path), "--metrics-port", str(port)]
-    with booted(words, "printMsg") as (process, said):
-        told = [line.split()[1] for line in said if line.startswith("Metrics")]
-        assert told == [f"http://127.0.0.1:{port}/metrics", f"http://127.0.0.1:{port + 1}/metrics"]
+    arguments = [*SKYROUTE, "up", "--port", "0", "--ns-port", "0", "--data", str(tmp_path), "--metrics-port", str(port)]
+    with booted(arguments, "printMsg") as (process, said):
+        output = [line.split()[1] for line in said if line.startswith("Metrics")]
+        assert output == [f"http://127.0.0.1:{port}/metrics", f"http://127.0.0.1:{port + 1}/metrics"]
         assert 'role="nameserver"' in get(port, "/metrics")[1]
         assert 'role="broker"' in get(port + 1, "/metrics")[1]
         assert get(port + 1, "/readyz") == (200, "ready\n")
@@ -174,7 +174,7 @@ def test_a_metrics_port_in_use_is_an_error_in_one_line(server: str, tmp_path: Pa
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_missing_metrics_package_is_an_error_in_one_line(server: str, tmp_path: Path) -> None:
     without = "import sys; sys.modules['prometheus_client'] = None; from skyroute.cli.main import main; main()"
-    words = command(server, tmp_path, "--metrics-port", str(free_port()))[len(SKYROUTE) :]
-    said = one_line_error([sys.executable, "-c", without, *words])
+    arguments = command(server, tmp_path, "--metrics-port", str(free_port()))[len(SKYROUTE) :]
+    said = one_line_error([sys.executable, "-c", without, *arguments])
     assert said.startswith(f"skyroute {server}: metricsPort needs a package that is not installed: ")
     assert "pip install 'skyroute[metrics]'" in said

@@ -12,7 +12,7 @@ from tests.unit.nameserver.journal.changes import joined, write
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["routes", "--at", "yesterday"], "'yesterday' is no time: write 2026-11-15T11:00"),
+        (["routes", "--at", "yesterday"], "'yesterday' is not a time (expected 2026-11-15T11:00"),
         (["availability", "--window", "soon"], "'soon' is not a duration (expected 90s, 10m, 1h or 1d)"),
         (["availability", "--window", "0s"], "'0s' is not a duration"),
         (["availability", "--what", "planet"], "'planet' is not one of 'broker', 'group', 'topic'"),

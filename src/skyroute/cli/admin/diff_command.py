@@ -8,7 +8,7 @@ import click
 from skyroute.cli.admin.decorator import Output, admin_command
 from skyroute.cli.admin.output import local_time, table
 from skyroute.client.admin import Admin
-from skyroute.client.admin.name_server_comparison import SETTLE_S, Comparison, compare_name_servers
+from skyroute.client.admin.name_server_comparison import RECHECK_S, Comparison, compare_name_servers
 from skyroute.client.admin.route_comparison import Difference
 
 SAME, DIFFERENT, INCOMPLETE = 0, 1, 2
@@ -16,16 +16,16 @@ SAME, DIFFERENT, INCOMPLETE = 0, 1, 2
 
 @admin_command("diffRoutes", "-n '10.0.0.1:9876;10.0.0.2:9876' --json", failed=INCOMPLETE)
 @click.option(
-    "--settle",
-    "settle_s",
+    "--recheck",
+    "recheck_s",
     type=click.FloatRange(min=0),
-    default=SETTLE_S,
+    default=RECHECK_S,
     show_default=True,
     metavar="SECONDS",
     help="Compare again after this time, and print only what still differs; 0: compare once.",
 )
 @click.option("--brokers/--no-brokers", "ask_brokers", default=True, help="Ask brokers which name servers are behind.")
-async def diff_routes(admin: Admin, settle_s: float, *, ask_brokers: bool) -> Output:
+async def diff_routes(admin: Admin, recheck_s: float, *, ask_brokers: bool) -> Output:
     """Compare the routes of all name servers.
 
     Reads brokers, clusters, topics and routes from every name server of -n, Apache's or Skyroute's. Changes nothing.
@@ -35,9 +35,9 @@ async def diff_routes(admin: Admin, settle_s: float, *, ask_brokers: bool) -> Ou
     would say which one is older. A write permission that an operator has removed does not count as behind.
     SINCE: when the topic last changed, if a Skyroute name server still knows.
 
-    Exit code 0: no difference. 1: differences. 2: a name server or broker could not be read.
+    Exit code 0: no difference. 1: differences. 2: a name server could not be read.
     """
-    found = await compare_name_servers(admin, settle_s=settle_s, ask_brokers=ask_brokers)
+    found = await compare_name_servers(admin, recheck_s=recheck_s, ask_brokers=ask_brokers)
     return _text(found), _value(found), found.failures, DIFFERENT if found.differences else SAME
 
 
@@ -47,22 +47,22 @@ def _text(found: Comparison) -> str:
     summary = f"{len(found.name_servers)} name servers, {found.topics} topics: {differences}"
     if not count:
         return summary
-    columns = ("Topic", "Broker", "What", "Name Server", "Says", "Behind", "Since")
+    columns = ("Topic", "Broker", "What", "Name Server", "Value", "Behind", "Since")
     rows = (row for difference in found.differences for row in _rows(difference))
     return f"{table(columns, rows)}\n{summary}"
 
 
 def _rows(difference: Difference) -> Iterator[list[str]]:
-    for server, said in difference.said.items():
-        says = "-" if said is None else said
-        if said is not None and difference.topics is not None:
-            says += f" ({difference.topics} topics)"
+    for server, value in difference.values.items():
+        shown = "-" if value is None else value
+        if value is not None and difference.topics is not None:
+            shown += f" ({difference.topics} topics)"
         yield [
             difference.topic or "-",
             difference.broker or "-",
             difference.what,
             server,
-            says,
+            shown,
             "?" if difference.behind is None else "yes" if server in difference.behind else "no",
             local_time(difference.since_ms),
         ]
@@ -77,7 +77,7 @@ def _value(found: Comparison) -> dict[str, Any]:
                 "topic": each.topic,
                 "broker": each.broker,
                 "what": each.what,
-                "said": each.said,
+                "values": each.values,
                 "topics": each.topics,
                 "behind": each.behind,
                 "since_ms": each.since_ms,

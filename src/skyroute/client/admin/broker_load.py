@@ -1,4 +1,4 @@
-"""A broker's state as numbers. Brokers tell it as texts, under Apache's names, and not all of them tell everything."""
+"""A broker's load as numbers, read from its state: texts under Apache's names, some of which may be missing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,29 +7,29 @@ from typing import Final
 from skyroute.client.admin.cluster import BrokerInfo
 
 DISK_NEARLY_FULL: Final = 0.8
-"""Brokers take no messages beyond nine tenths, unless they are set up otherwise."""
+"""Disk usage of a warning. By default, brokers refuse messages above 0.9."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerLoad:
-    """What goes through a broker, and how full it is; None: it does not tell."""
+    """Rates and disk usage of a broker; None: missing in its state."""
 
     broker: BrokerInfo
     version: str | None
     into: float | None
-    """Messages stored a second, over the last ten seconds."""
+    """Messages stored per second, over the last ten seconds."""
     out: float | None
-    """Messages given to consumers a second."""
+    """Messages delivered per second."""
     into_today: int | None
     out_today: int | None
     disk: float | None
-    """How much of the disk is used, of 1."""
+    """Used share of the disk, from 0 to 1."""
     started_ms: int | None
     damaged_ranges: int = 0
-    """Damaged places in its log; 0 where it does not tell, as Apache's brokers."""
+    """Damaged ranges of the commit log; 0 for Apache's brokers, which do not report them."""
     damaged_bytes: int = 0
     cut_bytes: int = 0
-    """Bytes behind the end of its log that a start has set aside."""
+    """Bytes after the end of the commit log that the start moved away."""
 
     @property
     def disk_nearly_full(self) -> bool:
@@ -37,7 +37,7 @@ class BrokerLoad:
 
 
 def read_load(broker: BrokerInfo) -> BrokerLoad:
-    """Read the numbers out of a broker's state."""
+    """Return the load in a broker's state."""
     state = broker.state
     out = _number(state, "getTransferredTps")
     disk, started = _number(state, "commitLogDiskRatio"), _number(state, "bootTimestamp")
@@ -45,7 +45,7 @@ def read_load(broker: BrokerInfo) -> BrokerLoad:
         broker,
         state.get("brokerVersionDesc"),
         _number(state, "putTps"),
-        _number(state, "getTransferedTps") if out is None else out,  # brokers before 5.0 have one r less
+        _number(state, "getTransferedTps") if out is None else out,  # brokers before 5.0 spell it with one r
         _today(state, "Put"),
         _today(state, "Get"),
         None if disk is None or disk < 0 else disk,
@@ -60,13 +60,13 @@ def _today(state: Mapping[str, str], what: str) -> int | None:
 
 
 def _count(state: Mapping[str, str], key: str) -> int:
-    """Return a count; 0 if it is missing."""
+    """Return a count, or 0 if it is missing or invalid."""
     text = state.get(key, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
 def _number(state: Mapping[str, str], key: str) -> float | None:
-    """Return the first number under a name: of rates, which are given over several spans of time, the latest."""
+    """Return the first number of a value. Rates have several, for time spans of increasing length."""
     try:
         return float(state[key].split()[0])
     except (KeyError, IndexError, ValueError):

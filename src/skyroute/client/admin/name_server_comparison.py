@@ -1,8 +1,8 @@
-"""Asking every name server for everything, and finding out who is right.
+"""Compares all routes of all name servers, and finds out which name servers are behind.
 
-Routes carry no data versions, and the one call that would tell them renews a broker's lease at Apache's name servers:
-looking must not change anything. So where name servers differ, the broker itself is asked: who says otherwise is
-behind. When a topic last changed, name servers of ours remember for a while.
+Routes carry no data version, and the request that returns it renews a broker's lease on Apache's name servers: a
+comparison must not change anything. So the broker itself is asked: name servers that contradict it are behind.
+Skyroute's name servers also know for some time when a topic last changed.
 """
 
 import asyncio
@@ -41,62 +41,62 @@ from skyroute.wire.calls.topics import (
 from skyroute.wire.calls.watch import TOPICS_MAX, Bookmark, WatchQuery, decode_watch_answer, encode_watch
 from skyroute.wire.codes import ResponseCode
 
-ASKED_AT_ONCE: Final = 64
-"""About how many topics every name server is asked at the same time."""
-SETTLE_S: Final = 1.0
-"""Brokers tell their name servers one after the other: a difference that is gone so much later was none."""
+CONCURRENT_TOPICS: Final = 64
+"""Topics that are compared at a time."""
+RECHECK_S: Final = 1.0
+"""Brokers register with one name server after the other: a difference that is gone after this time is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What all name servers were found to say."""
+    """The differences between name servers."""
 
     name_servers: tuple[str, ...]
-    """Those that answered."""
+    """Those that were compared."""
     topics: int
     differences: tuple[Difference, ...]
     failures: Failures
-    """Those that did not, or not to the end."""
+    """Errors by name server; these were left out."""
 
 
 async def compare_name_servers(
-    admin: TopicAdmin, *, settle_s: float = SETTLE_S, ask_brokers: bool = True
+    admin: TopicAdmin, *, recheck_s: float = RECHECK_S, ask_brokers: bool = True
 ) -> Comparison:
-    """Ask every name server for every route, and return all in which they differ.
+    """Read every route of every name server, and return the differences.
 
     Args:
-        admin: Whose name servers.
-        settle_s: What differs is looked at again so much later; 0 for never.
-        ask_brokers: Find out who is behind.
+        admin: Has the name servers.
+        recheck_s: Compare what differs again after this time; 0: compare once.
+        ask_brokers: Find out which name servers are behind.
 
     Raises:
-        ClientError: there are not two name servers to compare.
-        SomeFailedError: of those that there are, not two answer.
+        ClientError: there are fewer than two name servers.
+        SomeFailedError: fewer than two name servers respond.
     """
     addresses = sorted(await admin.session.name_servers.in_turn())
     if len(addresses) < 2:
-        raise ClientError(f"{addresses[0]} is the only name server given: two or more can be compared")
-    look = _Look(admin, addresses)
-    findings = await look.take()
+        raise ClientError(f"cannot compare one name server ({addresses[0]}): give two or more")
+    reader = _RouteReader(admin, addresses)
+    findings = await reader.read()
     serving = findings.serving
-    if findings.differences and settle_s > 0:
-        await asyncio.sleep(settle_s)
+    if findings.differences and recheck_s > 0:
+        await asyncio.sleep(recheck_s)
         before = {difference.key for difference in findings.differences}
-        again = await look.take(findings.differing_topics)
+        again = await reader.read(findings.differing_topics)
         findings.differences = [difference for difference in again.differences if difference.key in before]
     differences = [
         replace(each, topics=serving[each.broker or ""]) if each.what == BROKER else each
         for each in findings.differences
     ]
     if differences and ask_brokers:
-        differences = await _Witnesses(admin, look.views).judge(differences)
+        differences = await _BrokerCheck(admin, reader.views).add_behind(differences)
     if differences:
-        differences = await _with_times(admin, look.servers, differences)
-    return Comparison(tuple(look.servers), findings.topics, tuple(differences), look.failures)
+        differences = await _with_times(admin, reader.servers, differences)
+    return Comparison(tuple(reader.servers), findings.topics, tuple(differences), reader.failures)
 
 
-class _Look:
-    """Asks the name servers; one that fails once is asked no more."""
+class _RouteReader:
+    """Reads from the name servers; one that fails is left out from then on."""
 
     def __init__(self, admin: TopicAdmin, addresses: Sequence[str]) -> None:
         self._session = admin.session
@@ -104,20 +104,20 @@ class _Look:
         self.failures: dict[str, SkyrouteError] = {}
         self.views: dict[str, ClusterView] = {}
 
-    async def take(self, only: Iterable[str] | None = None) -> Findings:
-        """Look at brokers and clusters, and at all topics or only at some.
+    async def read(self, only: Iterable[str] | None = None) -> Findings:
+        """Compare brokers and clusters, and all topics or only some.
 
         Raises:
-            SomeFailedError: fewer than two name servers answer.
+            SomeFailedError: fewer than two name servers respond.
         """
-        answers = await asyncio.gather(*map(self._view, list(self.servers)))
-        self.views = {server: answer[0] for server, answer in zip(list(self.servers), answers, strict=True) if answer}
-        named = {topic for answer in answers if answer for topic in answer[1]}
+        results = await asyncio.gather(*map(self._view, list(self.servers)))
+        self.views = {server: result[0] for server, result in zip(list(self.servers), results, strict=True) if result}
+        named = {topic for result in results if result for topic in result[1]}
         self._drop_failed()
         topics = sorted(named if only is None else only)
         findings = Findings(len(topics), compare_views(self.views))
         queue = iter(topics)
-        await asyncio.gather(*(self._work(queue, findings) for _ in range(ASKED_AT_ONCE)))
+        await asyncio.gather(*(self._compare_topics(queue, findings) for _ in range(CONCURRENT_TOPICS)))
         self._drop_failed()
         findings.differences.sort(key=lambda each: (each.topic or "", each.broker or "", each.what))
         return findings
@@ -138,13 +138,13 @@ class _Look:
             self.failures[server] = error
             return None
 
-    async def _work(self, topics: Iterable[str], findings: Findings) -> None:
+    async def _compare_topics(self, topics: Iterable[str], findings: Findings) -> None:
         for topic in topics:
             servers = [server for server in self.servers if server not in self.failures]
-            answers = await asyncio.gather(*(self._body(server, topic) for server in servers))
-            bodies = dict(zip(servers, answers, strict=True))
-            if len(set(answers)) < 2:
-                continue  # the same bytes say the same
+            results = await asyncio.gather(*(self._body(server, topic) for server in servers))
+            bodies = dict(zip(servers, results, strict=True))
+            if len(set(results)) < 2:
+                continue  # the same bytes: the same route
             try:
                 routes = {
                     server: None if body is None else decode_route(body)
@@ -152,7 +152,7 @@ class _Look:
                     if server not in self.failures
                 }
             except SkyrouteError as error:
-                unread = Difference(topic, None, f"a route that cannot be read: {error}", dict.fromkeys(bodies))
+                unread = Difference(topic, None, f"invalid route: {error}", dict.fromkeys(bodies))
                 findings.differences.append(unread)
                 continue
             findings.differences += compare_routes(topic, routes, self.views)
@@ -171,8 +171,8 @@ class _Look:
         return response.body if response.code == ResponseCode.SUCCESS else None
 
 
-class _Witnesses:
-    """Brokers, who know best what they serve, and whether they are there."""
+class _BrokerCheck:
+    """Asks brokers which name servers are behind."""
 
     def __init__(self, admin: TopicAdmin, views: Mapping[str, ClusterView]) -> None:
         self._admin = admin
@@ -184,8 +184,8 @@ class _Witnesses:
         self._configs: dict[str, Mapping[str, TopicConfig] | None] = {}
         self._present: dict[str, bool] = {}
 
-    async def judge(self, differences: Iterable[Difference]) -> list[Difference]:
-        """Return the differences with who is behind, where that can be found out."""
+    async def add_behind(self, differences: Iterable[Difference]) -> list[Difference]:
+        """Return the differences with `behind` set where it can be found out."""
         return [replace(each, behind=await self._behind(each)) for each in differences]
 
     async def _behind(self, difference: Difference) -> tuple[str, ...] | None:
@@ -197,18 +197,20 @@ class _Witnesses:
         return None
 
     async def _behind_presence(self, difference: Difference) -> tuple[str, ...] | None:
-        """Whoever names an address at which nobody answers is behind; if somebody does, whoever does not name it."""
-        present = {said: await self._is_present(said) for said in set(difference.said.values()) if said is not None}
+        """Return the servers that have an address without a broker, or lack one with a broker."""
+        present = {
+            value: await self._is_present(value) for value in set(difference.values.values()) if value is not None
+        }
         if len(set(present.values())) > 1 or len(present) == 1:
             return tuple(
                 server
-                for server, said in difference.said.items()
-                if (said is None and any(present.values())) or (said is not None and not present[said])
+                for server, value in difference.values.items()
+                if (value is None and any(present.values())) or (value is not None and not present[value])
             )
         return None
 
     async def _is_present(self, addresses: str) -> bool:
-        """Whether one of the brokers that a name server lists answers; what, does not matter."""
+        """Return whether one of the listed brokers responds, even with an error."""
         for address in (each.rpartition("=")[2] for each in addresses.split(", ")):
             if address not in self._present:
                 try:
@@ -231,50 +233,50 @@ class _Witnesses:
 
 
 def _behind_broker(difference: Difference, config: TopicConfig | None) -> tuple[str, ...] | None:
-    """Return who says otherwise than the broker. An operator's ban on writes is the name servers' own affair."""
+    """Return the servers that contradict the broker. A removed write permission is no contradiction."""
     settings = None
     if config is not None:
         settings = QueueSettings(config.read_queues, config.write_queues, config.permission, config.sys_flag)
     if difference.what == QUEUES:
         truths = {queues_text(settings), None if settings is None else queues_text(settings.read_only())}
         if settings is not None:
-            return tuple(server for server, said in difference.said.items() if said not in truths)
-        return tuple(server for server, said in difference.said.items() if said is not None)
+            return tuple(server for server, value in difference.values.items() if value not in truths)
+        return tuple(server for server, value in difference.values.items() if value is not None)
     if settings is None or difference.what not in (READ_QUEUES, WRITE_QUEUES, PERMISSION):
         return None
     if difference.what == PERMISSION:
         allowed = {str(settings.permission), str(settings.read_only().permission)}
-        behind = tuple(server for server, said in difference.said.items() if said not in allowed)
+        behind = tuple(server for server, value in difference.values.items() if value not in allowed)
         return behind or None
     truth = str(settings.read_queues if difference.what == READ_QUEUES else settings.write_queues)
-    return tuple(server for server, said in difference.said.items() if said != truth)
+    return tuple(server for server, value in difference.values.items() if value != truth)
 
 
 async def _with_times(admin: TopicAdmin, servers: Iterable[str], differences: list[Difference]) -> list[Difference]:
-    """Return the differences with the time of their topics' last change, as far as a name server remembers it."""
+    """Return the differences with the time of their topics' last change, where a name server still knows it."""
     topics = sorted({each.topic for each in differences if each.topic is not None})
     times: dict[str, int] = {}
-    for remembered in await asyncio.gather(*(_last_changes(admin, server, topics) for server in servers)):
-        for topic, wall_ms in remembered.items():
+    for changed in await asyncio.gather(*(_last_changes(admin, server, topics) for server in servers)):
+        for topic, wall_ms in changed.items():
             times[topic] = max(wall_ms, times.get(topic, 0))
     return [replace(each, since_ms=times.get(each.topic or "")) for each in differences]
 
 
 async def _last_changes(admin: TopicAdmin, server: str, topics: Sequence[str]) -> dict[str, int]:
-    """Return when topics last changed at a name server; nothing of those it does not remember."""
+    """Return when topics last changed on a name server, for those it still knows."""
     found: dict[str, int] = {}
     try:
         for at in range(0, len(topics), TOPICS_MAX):
             part = tuple(topics[at : at + TOPICS_MAX])
-            answer = decode_watch_answer(await admin.session.ask(server, encode_watch(WatchQuery(part, None, 0))))
-            after, end = Bookmark(answer.now.life, answer.floor), answer.now.revision
+            result = decode_watch_answer(await admin.session.ask(server, encode_watch(WatchQuery(part, None, 0))))
+            after, end = Bookmark(result.now.life, result.floor), result.now.revision
             while after.revision < end:
                 query = WatchQuery(part, after, 0)
-                answer = decode_watch_answer(await admin.session.ask(server, encode_watch(query)))
-                if answer.compacted or answer.now.revision <= after.revision:
+                result = decode_watch_answer(await admin.session.ask(server, encode_watch(query)))
+                if result.compacted or result.now.revision <= after.revision:
                     break
-                after = answer.now
-                found |= {topic: change.wall_ms for change in answer.changes for topic in change.topics}
+                after = result.now
+                found |= {topic: change.wall_ms for change in result.changes for topic in change.topics}
     except SkyrouteError:
-        return found  # it is not one of ours, or has gone: then nobody knows
+        return found  # not a Skyroute name server, or it failed
     return found

@@ -1,6 +1,6 @@
-"""What name servers say of clusters and routes as plain facts, and where they contradict each other.
+"""Differences between the clusters and routes of several name servers.
 
-Pure: from answers to differences. Who to ask, and how, is in `comparison`.
+Pure functions; `name_server_comparison` sends the requests.
 """
 
 from collections import Counter
@@ -17,25 +17,25 @@ READ_QUEUES: Final = "read queues"
 WRITE_QUEUES: Final = "write queues"
 PERMISSION: Final = "permission"
 
-Said = Mapping[str, str | None]
-"""Name server to what it says; None: it knows of no such thing."""
+Values = Mapping[str, str | None]
+"""Value by name server; None: the name server does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing of which name servers do not say the same."""
+    """A value that differs between name servers."""
 
     topic: str | None
-    """None: it is not about a topic."""
+    """None: the difference is not about a topic."""
     broker: str | None
     what: str
-    said: Said
+    values: Values
     topics: int | None = None
-    """Of a broker that not all know: how many topics it serves, to those who do. They are not told one by one."""
+    """Number of topics of a broker that some name servers do not have; they are not listed one by one."""
     behind: tuple[str, ...] | None = None
-    """Name servers that say otherwise than the broker itself; None: that is not known."""
+    """Name servers that contradict the broker itself; None: unknown."""
     since_ms: int | None = None
-    """When a name server last saw the topic change, if one remembers."""
+    """When the topic last changed, if a name server still knows."""
 
     @property
     def key(self) -> tuple[str | None, str | None, str]:
@@ -47,7 +47,7 @@ Views = Mapping[str, ClusterView]
 
 
 def compare_views(views: Views) -> list[Difference]:
-    """Return in what name servers differ about brokers and clusters."""
+    """Return the differences in brokers and clusters."""
     known = {server: {group.name: group for group in view.groups} for server, view in views.items()}
     listed = {server: _clusters_of_groups(view) for server, view in views.items()}
     found: list[Difference] = []
@@ -57,22 +57,22 @@ def compare_views(views: Views) -> list[Difference]:
         if None in facts.values():
             found.append(Difference(None, name, BROKER, facts))
             continue
-        of_all = {server: group for server, group in groups.items() if group is not None}
-        for broker_id in sorted({each for group in of_all.values() for each in group.addresses}):
-            addresses = {server: group.addresses.get(broker_id) for server, group in of_all.items()}
+        complete = {server: group for server, group in groups.items() if group is not None}
+        for broker_id in sorted({each for group in complete.values() for each in group.addresses}):
+            addresses = {server: group.addresses.get(broker_id) for server, group in complete.items()}
             found += _differ(None, name, f"{ADDRESS}{broker_id}", addresses)
-        found += _differ(None, name, "cluster", {server: group.cluster for server, group in of_all.items()})
-        found += _differ(None, name, "zone", {server: group.zone for server, group in of_all.items()})
-        acting = {server: "allowed" if group.acting_master else "no" for server, group in of_all.items()}
+        found += _differ(None, name, "cluster", {server: group.cluster for server, group in complete.items()})
+        found += _differ(None, name, "zone", {server: group.zone for server, group in complete.items()})
+        acting = {server: "allowed" if group.acting_master else "no" for server, group in complete.items()}
         found += _differ(None, name, "acting master", acting)
         found += _differ(None, name, "listed under", {server: listed[server].get(name) for server in views})
     return found
 
 
 def compare_routes(topic: str, routes: Mapping[str, TopicRoute | None], views: Views) -> list[Difference]:
-    """Return in what name servers differ about one topic.
+    """Return the differences in the route of one topic.
 
-    Of a broker that a name server does not know at all, it can know no topic: that is no difference of its own.
+    A name server that does not have a broker at all is left out of the comparison of its topics.
     """
     known = {server: {group.name for group in view.groups} for server, view in views.items()}
     queues = {server: _queues_by_broker(route) for server, route in routes.items()}
@@ -93,7 +93,7 @@ def compare_routes(topic: str, routes: Mapping[str, TopicRoute | None], views: V
 
 
 def queues_text(settings: QueueSettings | None) -> str | None:
-    """Return a topic's queues on one broker as people read them."""
+    """Return a topic's queues on one broker as text."""
     if settings is None:
         return None
     return f"{settings.read_queues} read, {settings.write_queues} write, perm {settings.permission}"
@@ -103,16 +103,16 @@ def _compare_queues(topic: str, name: str, settings: Mapping[str, QueueSettings 
     if None in settings.values():
         yield from _differ(topic, name, QUEUES, {server: queues_text(each) for server, each in settings.items()})
         return
-    of_all = {server: each for server, each in settings.items() if each is not None}
-    yield from _differ(topic, name, READ_QUEUES, {server: str(each.read_queues) for server, each in of_all.items()})
-    yield from _differ(topic, name, WRITE_QUEUES, {server: str(each.write_queues) for server, each in of_all.items()})
-    yield from _differ(topic, name, PERMISSION, {server: str(each.permission) for server, each in of_all.items()})
-    yield from _differ(topic, name, "flags", {server: str(each.sys_flag) for server, each in of_all.items()})
+    complete = {server: each for server, each in settings.items() if each is not None}
+    yield from _differ(topic, name, READ_QUEUES, {server: str(each.read_queues) for server, each in complete.items()})
+    yield from _differ(topic, name, WRITE_QUEUES, {server: str(each.write_queues) for server, each in complete.items()})
+    yield from _differ(topic, name, PERMISSION, {server: str(each.permission) for server, each in complete.items()})
+    yield from _differ(topic, name, "flags", {server: str(each.sys_flag) for server, each in complete.items()})
 
 
-def _differ(topic: str | None, broker: str | None, what: str, said: Said) -> Iterator[Difference]:
-    if len(set(said.values())) > 1:
-        yield Difference(topic, broker, what, said)
+def _differ(topic: str | None, broker: str | None, what: str, values: Values) -> Iterator[Difference]:
+    if len(set(values.values())) > 1:
+        yield Difference(topic, broker, what, values)
 
 
 def _address_text(group: BrokerGroup) -> str:
@@ -132,7 +132,7 @@ def _queues_by_broker(route: TopicRoute | None) -> dict[str, QueueSettings]:
 
 
 def _shown_addresses(name: str, route: TopicRoute | None, view: ClusterView) -> str | None:
-    """Return a broker's addresses in a route where they are not those that the same server lists: an acting master."""
+    """Return a broker's addresses in a route if they differ from the cluster view: an acting master."""
     shown = next((group for group in route.groups if group.name == name), None) if route is not None else None
     listed = next((group for group in view.groups if group.name == name), None)
     if shown is None or (listed is not None and shown.addresses == listed.addresses):
@@ -152,12 +152,12 @@ def _filters_text(route: TopicRoute) -> str | None:
 
 @dataclass(slots=True)
 class Findings:
-    """What one look at all name servers found."""
+    """The result of one comparison."""
 
     topics: int = 0
     differences: list[Difference] = field(default_factory=list)
     serving: Counter[str] = field(default_factory=Counter)
-    """How many of the topics that are not the same everywhere a broker serves."""
+    """Number of differing topics by broker."""
 
     @property
     def differing_topics(self) -> list[str]:

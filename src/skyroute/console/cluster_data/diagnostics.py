@@ -285,7 +285,7 @@ def diagnose_routes(
     found = _without_master(gone) if (gone := names - configs.keys() - facts.masters) else []
     differences = [each for each in compare_views(views) if each.broker in names | configs.keys()]
     for difference in differences + compare_routes(topic, routes, views):
-        details = "; ".join(f"{server}: {text or '—'}" for server, text in difference.said.items())
+        details = "; ".join(f"{server}: {text or '—'}" for server, text in difference.values.items())
         text = translatable("Name servers differ in “{what}” of {broker}: {details}.")
         values = {"what": difference.what, "broker": difference.broker or topic, "details": details}
         found.append(Finding(NAME_SERVERS, Severity.FAILURE, text, values))
