@@ -21,7 +21,7 @@ from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import addresses, permissions, topics
 from tests.support.clock import ManualClock
 from tests.support.lines import eventually, line_to
-from tests.support.raw import Command, Request, decode, encode
+from tests.support.raw import Command, Registration, Request, Topic, decode, encode
 from tests.support.servers import Running, running
 
 CLUSTER = "DefaultCluster"
@@ -254,6 +254,17 @@ async def test_a_new_topic_does_not_put_off_the_next_word_on_all(nameserver: Run
         broker.clock.advance(5.0)
         await broker.create("Orders")
         assert broker.registrar._links[0].due_at == due_at
+
+
+async def test_it_registers_no_ha_address_since_no_port_for_slaves_is_open(tmp_path: Path) -> None:
+    async with silence(takes_registrations=True) as server, broker_at(server.address, folder=tmp_path):
+        assert server.heard[0].fields["haServerAddr"] == ""
+
+
+async def test_a_slave_of_a_broker_without_an_ha_address_gets_none(nameserver: Running, tmp_path: Path) -> None:
+    slave = Registration(CLUSTER, BROKER, "10.0.0.2:10911", (Topic("TopicA"), Topic("TopicB")), broker_id=1)
+    async with broker_at(nameserver.address, folder=tmp_path), line_to(nameserver.address) as line:
+        assert (await line.call(slave.request)).fields == {"masterAddr": ADDRESS}
 
 
 @pytest.mark.parametrize("broker_permission", [6, 4])

@@ -333,7 +333,7 @@ class Registrar:
             broker_name=own.name,
             broker_id=own.broker_id,
             address=own.address,
-            ha_address=own.ha_address,
+            ha_address=None,  # this broker does not replicate: no port for slaves is open
             acting_master=acting,
             lease_s=config.lease_s if acting else None,
             table=TopicTable(self._topics.version),
