@@ -466,7 +466,7 @@ class PullConsumer:
             ClientError, RemotingError: the queue is not assigned, or its broker does not say.
         """
         (reader,) = self._find([queue])
-        self._ahead.move(reader, await calls.min_offset(self.session, reader.queue))
+        self._ahead.move(reader, max(0, await calls.min_offset(self.session, reader.queue)))
 
     async def seek_to_end(self, queue: QueueRef) -> None:
         """Go on with what comes from now on.
