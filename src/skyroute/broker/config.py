@@ -79,6 +79,8 @@ class BrokerConfig(ServerConfig):
     )
     force_registration: bool = setting("forceRegister", Scope.BROKER, True, live=True)
     compress_registration: bool = setting("compressedRegister", Scope.BROKER, False, live=True)
+    register_single_topics: bool = setting("enableSingleTopicRegister", Scope.BROKER, False, live=True)
+    """Announce a new topic with 217; an incremental 103 makes some name servers drop all other topics."""
     acting_master_enabled: bool = setting("enableSlaveActingMaster", Scope.BROKER, False)
     supports_old_name_servers: bool = setting("compatibleWithOldNameSrv", Scope.BROKER, True)
     heartbeat_interval_s: float = setting("brokerHeartbeatInterval", Scope.BROKER, 1.0, unit=MS, at_least=1000)

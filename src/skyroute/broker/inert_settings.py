@@ -49,7 +49,7 @@ _BROKER = """
     enableStatsMetrics=true enableRequestMetrics=true enableLagAndDlqMetrics=true estimateAccumulation=true
     coldCtrStrategyEnable=false usePIDColdCtrStrategy=true cgColdReadThreshold=3145728
     globalColdReadThreshold=104857600 fetchNamesrvAddrInterval=10000 popResponseReturnActualRetryTopic=false
-    enableSingleTopicRegister=false enableSplitRegistration=false enableSplitMetadata=true splitMetadataSize=2000
+    enableSplitRegistration=false enableSplitMetadata=true splitMetadataSize=2000
     popInflightMessageThreshold=10000 enablePopMessageThreshold=false enableFastChannelEventProcess=false
     printChannelGroups=false printChannelGroupsMinNum=5 splitRegistrationSize=800 skipWhenCKRePutReachMaxTimes=false
     appendAckAsync=false appendCkAsync=false enableLmqStats=false configManagerVersion=v1 enableRegisterProducer=true

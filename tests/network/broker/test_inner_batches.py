@@ -3,9 +3,12 @@
 import pytest
 
 from skyroute import Message
+from skyroute.client.consuming.queue_calls import min_offset
 from skyroute.message.batch import unwrap_batches
 from skyroute.message.message import StoredMessage
 from skyroute.message.message_id import decode_offset_id
+from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.broker.calls import batch_body, found, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.disks import read_all
@@ -18,6 +21,21 @@ ITEMS = [(b"1", "UNIQ_KEY\x01A\x02"), (b"2", "UNIQ_KEY\x01B\x02TAGS\x01red\x02")
 async def cluster(cluster: Cluster) -> Cluster:
     await cluster.add_topic("T", 1, attributes={"queue.type": "BatchCQ"})
     return cluster
+
+
+async def test_an_empty_batch_queue_has_min_offset_minus_one(cluster: Cluster, line: AsyncLine) -> None:
+    queue = {"topic": "T", "queueId": "0"}
+    assert (await line.call(RequestCode.GET_MIN_OFFSET, queue)).fields["offset"] == "-1"
+    assert (await line.call(RequestCode.GET_MAX_OFFSET, queue)).fields["offset"] == "0"
+    pulled = await line.call(pull())
+    assert (pulled.code, pulled.fields["minOffset"]) == (ResponseCode.PULL_NOT_FOUND, "-1")
+    await line.call(send())
+    assert (await line.call(RequestCode.GET_MIN_OFFSET, queue)).fields["offset"] == "0"
+    assert (await line.call(pull())).fields["minOffset"] == "0"
+
+
+async def test_our_client_reads_an_empty_batch_queue_from_offset_zero(cluster: Cluster) -> None:
+    assert await min_offset(await cluster.session(), QueueRef("T", "broker-a", 0)) == 0
 
 
 async def test_a_batch_is_one_record_and_any_of_its_offsets_finds_it(cluster: Cluster, line: AsyncLine) -> None:

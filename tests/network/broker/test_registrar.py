@@ -17,16 +17,17 @@ from skyroute.remoting.tls import client_context
 from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.routing.topology import Permission
 from skyroute.wire.calls.topics import TopicConfig
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import addresses, permissions, topics
 from tests.support.clock import ManualClock
 from tests.support.lines import eventually, line_to
-from tests.support.raw import Command, Request, decode, encode
+from tests.support.raw import Command, Registration, Request, Topic, decode, encode
 from tests.support.servers import Running, running
 
 CLUSTER = "DefaultCluster"
 BROKER = "broker-a"
 ADDRESS = "10.0.0.1:10911"
-REGISTER, GOODBYE, QUERY_VERSION, HEARTBEAT = 103, 104, 322, 904
+REGISTER, GOODBYE, QUERY_VERSION, HEARTBEAT, REGISTER_TOPIC = 103, 104, 322, 904, 217
 NOBODY = "127.0.0.1:1"
 
 
@@ -81,8 +82,10 @@ class Silent:
                 command = decode(await reader.readexactly(length))
                 self.heard.append(command)
                 self._more.set()
-                if self.takes_registrations and command.code == REGISTER:
-                    writer.write(encode(Request(0), command.opaque, flag=1))
+                if self.takes_registrations and command.code in (REGISTER, REGISTER_TOPIC):
+                    known = command.code == REGISTER
+                    code = ResponseCode.SUCCESS if known else ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+                    writer.write(encode(Request(code), command.opaque, flag=1))
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
@@ -253,6 +256,17 @@ async def test_a_new_topic_does_not_put_off_the_next_word_on_all(nameserver: Run
         assert broker.registrar._name_servers[0].due_at == due_at
 
 
+async def test_it_registers_no_ha_address_since_no_port_for_slaves_is_open(tmp_path: Path) -> None:
+    async with silence(takes_registrations=True) as server, broker_at(server.address, folder=tmp_path):
+        assert server.heard[0].fields["haServerAddr"] == ""
+
+
+async def test_a_slave_of_a_broker_without_an_ha_address_gets_none(nameserver: Running, tmp_path: Path) -> None:
+    slave = Registration(CLUSTER, BROKER, "10.0.0.2:10911", (Topic("TopicA"), Topic("TopicB")), broker_id=1)
+    async with broker_at(nameserver.address, folder=tmp_path), line_to(nameserver.address) as line:
+        assert (await line.call(slave.request)).fields == {"masterAddr": ADDRESS}
+
+
 @pytest.mark.parametrize("broker_permission", [6, 4])
 async def test_name_servers_are_told_all_that_is_set_for_a_topic(tmp_path: Path, broker_permission: int) -> None:
     orders = TopicConfig("Orders", 4, 2, 6, "MULTI_TAG", 1, ordered=True, attributes={"message.type": "FIFO"})
@@ -380,3 +394,27 @@ async def test_without_a_name_server_it_says_so(tmp_path: Path, caplog: pytest.L
         await broker.create("Orders")
         broker.pass_time(60.0)
     assert "no name server is known" in caplog.text
+
+
+async def test_a_single_topic_registration_keeps_all_other_routes(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path / "ns", delete_topic_with_broker_registration=True) as server,
+        broker_at(server.address, folder=tmp_path, register_single_topics=True, broker_permission=4) as broker,
+        line_to(server.address) as line,
+    ):
+        before = await topics(line)
+        await broker.create("Orders", "Payments")
+        assert await topics(line) == sorted([*before, "Orders", "Payments"])
+        assert await permissions(line, "Orders") == {BROKER: Permission.READ}
+        await broker.registrar.register()
+        assert await topics(line) == sorted(broker.topics.all())
+
+
+async def test_a_name_server_that_does_not_know_single_topic_registrations_gets_all_topics(tmp_path: Path) -> None:
+    async with (
+        silence(takes_registrations=True) as old,
+        broker_at(old.address, folder=tmp_path, register_single_topics=True) as broker,
+    ):
+        await broker.create("Orders")
+        assert [command.code for command in old.heard] == [REGISTER, REGISTER_TOPIC, REGISTER]
+        assert b'"Orders"' in old.heard[-1].body

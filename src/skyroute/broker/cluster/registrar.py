@@ -17,7 +17,7 @@ from skyroute.errors import SkyrouteError
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.errors import RefusedError, RemotingError
 from skyroute.routing.registration import Registration, TopicTable
-from skyroute.routing.topology import Permission
+from skyroute.routing.topology import Permission, QueueSettings
 from skyroute.wire.calls.registration import (
     Goodbye,
     decode_registration_reply,
@@ -27,6 +27,7 @@ from skyroute.wire.calls.registration import (
     encode_registration,
     encode_version_query,
 )
+from skyroute.wire.calls.route import encode_topic_registration
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
@@ -256,25 +257,41 @@ class Registrar:
             )
         channel = server.channel
         changed, server.changed = server.changed, {}
-        if not server.all_wanted and server.has_us:
-            request = encode_registration(self._registration(), self._limited(changed.values()))
-            response = await self._call(channel, request)
-            if response.code != ResponseCode.SUCCESS:
-                # The name server has evicted this broker: register all topics.
-                server.all_wanted = True
-                return
-        else:
-            server.all_wanted = False
-            wait_s = self._config.bounded_registration_interval_s if server.has_us else FIRST_PERIOD_S
-            server.due_at = self._clock.monotonic() + wait_s
-            if not self._config.force_registration and server.has_us and not await self._is_outdated(channel):
-                self._note_success(server)
-                return
+        if not server.all_wanted and server.has_us and await self._announce_topics(channel, changed.values()):
+            self._note_success(server)
+            return
+        server.all_wanted = False
+        wait_s = self._config.bounded_registration_interval_s if server.has_us else FIRST_PERIOD_S
+        server.due_at = self._clock.monotonic() + wait_s
+        if self._config.force_registration or not server.has_us or await self._is_outdated(channel):
             response = await self._call(channel, await self._full_registration())
             if response.code != ResponseCode.SUCCESS:
                 raise RefusedError(response.code, response.remark or "no remark")
+            self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
         self._note_success(server)
+
+    async def _announce_topics(self, channel: Channel, topics: Iterable[TopicConfig]) -> bool:
+        """Send new and changed topics: one 217 for each if so configured, else all in one incremental 103.
+
+        Return False if the name server refuses. It then has forgotten us, or is of 4.x and does not know 217.
+        """
+        narrowed = self._limited(topics)
+        if self._config.register_single_topics:
+            requests = (
+                encode_topic_registration(
+                    topic.name,
+                    self._identity.name,
+                    QueueSettings(topic.read_queues, topic.write_queues, int(topic.permission), topic.sys_flag),
+                )
+                for topic in narrowed
+            )
+            responses = await asyncio.gather(*(self._call(channel, request) for request in requests))
+            return all(response.code == ResponseCode.SUCCESS for response in responses)
+        response = await self._call(channel, encode_registration(self._registration(), narrowed))
+        if response.code != ResponseCode.SUCCESS:
+            return False
         self._topics.mark_ordered(decode_registration_reply(response).ordered_topics)
+        return True
 
     async def _call(self, channel: Channel, request: Request) -> Response:
         return await channel.call(request, self._config.registration_timeout_s)
@@ -318,7 +335,7 @@ class Registrar:
             broker_name=own.name,
             broker_id=own.broker_id,
             address=own.address,
-            ha_address=own.ha_address,
+            ha_address=None,  # this broker does not replicate: no port for slaves is open
             acting_master=acting,
             lease_s=config.lease_s if acting else None,
             table=TopicTable(self._topics.version),

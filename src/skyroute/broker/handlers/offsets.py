@@ -20,6 +20,7 @@ from skyroute.remoting.stepwise import StepRunner, Steps
 from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
 from skyroute.wire.calls.offsets import (
+    NO_MIN_OFFSET,
     CorrectionQuery,
     correction_parts,
     decode_correction_query,
@@ -103,8 +104,10 @@ class OffsetHandlers:
         return encode_offset(self.store.max_offset(queue.topic, queue.queue_id))
 
     def min_offset(self, request: Request, _peer: Peer) -> Response:
-        """Tell the offset of a queue's oldest message."""
+        """Return the offset of a queue's oldest message; -1 for a batch queue that never had one, as in Java."""
         queue = decode_queue(request)
+        if self.topics.is_batch_topic(queue.topic) and not self.store.max_offset(queue.topic, queue.queue_id):
+            return encode_offset(NO_MIN_OFFSET)
         return encode_offset(self.store.min_offset(queue.topic, queue.queue_id))
 
     def at_time(self, request: Request, _peer: Peer) -> Response:

@@ -22,6 +22,7 @@ from skyroute.remoting.errors import RefusedError
 from skyroute.routing.topology import Permission
 from skyroute.wire.calls.clients import MessageModel, Subscription
 from skyroute.wire.calls.groups import GroupConfig
+from skyroute.wire.calls.offsets import NO_MIN_OFFSET
 from skyroute.wire.calls.pull import PullAnswer, PullQuestion, PullStatus, decode_pull, encode_pull_answer
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
@@ -229,8 +230,11 @@ class PullHandlers:
             None if wanted.accept_record is None else self._for_a_while(),
         )
         status, remark = _OUTCOMES[found.status]
-        if found.status is ReadStatus.QUEUE_EMPTY and offset != 0:
-            status = PullStatus.OFFSET_ILLEGAL
+        if found.status is ReadStatus.QUEUE_EMPTY:
+            if offset != 0:
+                status = PullStatus.OFFSET_ILLEGAL
+            if self._topics.is_batch_topic(topic):
+                found = found._replace(min_offset=NO_MIN_OFFSET)
         return _Read(status, remark, found)
 
     def _for_a_while(self) -> Callable[[], bool]:

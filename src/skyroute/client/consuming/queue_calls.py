@@ -69,12 +69,12 @@ async def max_offset(session: Session, queue: QueueRef) -> int:
 
 
 async def min_offset(session: Session, queue: QueueRef) -> int:
-    """Return where the oldest message of a queue is.
+    """Return where the oldest message of a queue is; 0 if the queue never had one.
 
     Raises:
         ClientError, RemotingError: it cannot be known now.
     """
-    return decode_offset(await _ask_master(session, queue, encode_min_offset_query(queue)))
+    return max(0, decode_offset(await _ask_master(session, queue, encode_min_offset_query(queue))))
 
 
 async def offset_at(session: Session, queue: QueueRef, when_ms: int, *, upper: bool = False) -> int:

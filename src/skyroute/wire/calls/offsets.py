@@ -1,6 +1,7 @@
 """Where a queue begins and ends, where a group has got to in it, and when its messages came."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
@@ -9,6 +10,9 @@ from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fields import required_int, required_int32, required_name, truth
 from skyroute.wire.queue_maps import separated
+
+NO_MIN_OFFSET: Final = -1
+"""Min offset of a batch queue that never had a message."""
 
 
 def _queue_fields(queue: QueueRef) -> dict[str, str]:

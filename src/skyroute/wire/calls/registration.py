@@ -149,7 +149,7 @@ def encode_registration(
         "brokerName": registration.broker_name,
         "clusterName": registration.cluster,
         "compressed": _truth(compressed),
-        "haServerAddr": registration.ha_address,
+        "haServerAddr": registration.ha_address or "",  # Java's name server refuses a registration without it
         "enableActingMaster": None if registration.acting_master is None else _truth(registration.acting_master),
         "heartbeatTimeoutMillis": None if registration.lease_s is None else str(round(registration.lease_s * 1000)),
         "__ZONE_NAME": registration.zone,

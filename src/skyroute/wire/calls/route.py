@@ -195,6 +195,12 @@ def encode_topic_list(topics: Sequence[str], broker_address: str | None = None) 
     return pieces
 
 
+def encode_topic_registration(topic: str, broker_name: str, settings: QueueSettings) -> Request:
+    """Write the announcement of a single topic of one broker."""
+    body = encode_route(TopicRoute((), (BrokerQueues(broker_name, settings),)), _STRICT)
+    return Request(RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": topic}, body=body)
+
+
 def decode_topic_registration(request: Request) -> tuple[str, dict[str, QueueSettings]]:
     """Read the announcement of a single topic: its name, and its queues by broker name.
 

@@ -73,8 +73,8 @@ def check_keys(store: MessageStore) -> None:
 
 @pytest.mark.parametrize("topic", ["T", "T" * 200])
 @pytest.mark.parametrize("host", ["10.0.0.1", "fe80::1"])
-@pytest.mark.parametrize("keeps_batches", [False, True])
-def test_the_files_are_those_of_a_short_batch(tmp_path: Path, topic: str, host: str, keeps_batches: bool) -> None:
+@pytest.mark.parametrize("is_batch_topic", [False, True])
+def test_the_files_are_those_of_a_short_batch(tmp_path: Path, topic: str, host: str, is_batch_topic: bool) -> None:
     born = encode_host(host, 7)
     about = Draft(topic, 2, b"", b"", NOW_MS - 5, born, encode_host("::1", 8), 1, 0, reconsume_times=3)
     items = items_of(30)
@@ -82,7 +82,7 @@ def test_the_files_are_those_of_a_short_batch(tmp_path: Path, topic: str, host: 
     files: list[dict[str, bytes]] = []
     for name in ("short", "long"):
         store = small_store(
-            tmp_path / name, log_segment_bytes=SEGMENT, is_batch_topic=lambda _: keeps_batches, now_ms=NOW_MS
+            tmp_path / name, log_segment_bytes=SEGMENT, is_batch_topic=lambda _: is_batch_topic, now_ms=NOW_MS
         )
         store.append(draft(topic, 2), NOW_MS)
         appended = store.append_batch(about, items, NOW_MS) if name == "short" else append_long(store, items, about)
