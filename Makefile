@@ -54,7 +54,7 @@ docs: $(READY) ## these pages and the reference of our names as a web site in .c
 	@! grep -rlE '(src|srcset)="(https?:)?//|<link [^>]*href="(https?:)?//' .cache/site --include='*.html' || { echo 'pages load things from elsewhere'; exit 1; }
 	@echo 'Open .cache/site/index.html; with a search: python3 -m http.server --directory .cache/site'
 
-test-console: $(READY) ## the web pages, in a real Chromium; what they looked like at the end is in artifacts/console
+test-console: $(READY) ## the web pages in a real Chromium; screenshots are in artifacts/console
 	$(BIN)/python -m pytest --quiet -n 2 --dist loadfile tests/console
 
 # --keyword: translatable() marks a text that is translated later, done() a notice.
@@ -135,7 +135,7 @@ bench-memory: $(READY) ## what a name server's journal and warm restarts cost an
 bench-metrics: $(READY) ## what metrics cost a name server
 	$(BIN)/python -m benchmarks.metrics
 
-bench-console: $(READY) ## how long one waits for the console, over 100 brokers with 10,000 topics each
+bench-console: $(READY) ## response times of the console for 100 brokers with 10,000 topics each
 	$(BIN)/python -m benchmarks.console
 
 bench-attacks: $(READY) ## what a hostile peer can do to our servers, and what everyone else notices; 8 GB of memory

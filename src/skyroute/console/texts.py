@@ -36,9 +36,10 @@ def translator(language: str) -> Translate:
     if language != "en":
         catalogue = gettext.translation("console", CATALOGUES, [language])
         catalogue.add_fallback(_Missing())
+    look_up = catalogue.gettext
 
     def translate(text: str, /, **values: object) -> str:
-        found = catalogue.gettext(text) if text else text
+        found = look_up(text) if text else text
         return found.format(**values) if values else found
 
     return translate

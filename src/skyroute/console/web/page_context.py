@@ -74,7 +74,6 @@ class PageContext:
         self.journals = Journals(config.journals)
         self._templates = Environment(
             loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
-            extensions=["jinja2.ext.i18n"],
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -98,7 +97,7 @@ class PageContext:
         # A part of the page that the browser is about to leave must not take the notice of the next page.
         notice = "" if request.headers.get("hx-request") else unquote(request.cookies.get(NOTICE_COOKIE, ""))
         content = self._templates.get_template(template).render(
-            gettext=translator(visitor.language),
+            _=translator(visitor.language),
             visitor=visitor,
             path=path,
             query=query,
