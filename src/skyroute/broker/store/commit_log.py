@@ -75,7 +75,7 @@ class CommitLog:
         self.damaged = DamageMap()
         """Ranges known to hold no intact record."""
         self.end = 0
-        """Where the next record goes, unless its segment has no room for it."""
+        """The position of the next record, unless the segment is too short for it."""
         self.flushed = 0
         """Everything before this position is on disk."""
         self.limit = 0
@@ -167,7 +167,7 @@ class CommitLog:
         self.flushed = min(self.flushed, position)
 
     def start_at(self, position: int) -> None:
-        """Set where the first record of an empty log goes."""
+        """Set the position of the first record of an empty log."""
         self.end = position
 
     def finish_at(self, position: int, *, is_flushed: bool) -> None:

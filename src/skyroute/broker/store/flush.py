@@ -1,4 +1,4 @@
-"""A flush: the files that have to be on disk, and what the checkpoint says afterwards."""
+"""A flush: the files to sync, and the content of the checkpoint afterwards."""
 
 import os
 from contextlib import ExitStack
@@ -48,7 +48,7 @@ class Flush:
         self._folders[folder] = None
 
     def set_reached(self, queues_ms: int, index_ms: int, on_disk: OnDisk | None) -> None:
-        """Set what the checkpoint says of queues and index once the flush is done."""
+        """Set the checkpoint of queues and index that holds once the flush is done."""
         self.queues_ms = queues_ms
         self.index_ms = index_ms
         self.on_disk = on_disk

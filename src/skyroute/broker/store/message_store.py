@@ -349,7 +349,7 @@ class MessageStore(StoreReader):
             raise
 
     def begin_flush(self, *, thorough: bool = True) -> Flush:
-        """Return a flush to run. The caller then calls `end_flush` or `fail_flush`, and begins no other meanwhile.
+        """Return a flush to run. The caller then calls `end_flush` or `fail_flush`, and starts no other before.
 
         Messages may be appended in between.
         """

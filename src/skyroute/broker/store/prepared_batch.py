@@ -11,7 +11,8 @@ from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.dispatch import tag_code_in
 from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.index.keys import Key, collect_keys
-from skyroute.broker.store.queues.topic_queue import UNIT, TopicQueue
+from skyroute.broker.store.queues.topic_queue import TopicQueue
+from skyroute.broker.store.queues.unit_rows import UNIT
 from skyroute.message.batch import RawItem
 
 _QUEUE_OFFSET_AT: Final = 20

@@ -13,7 +13,7 @@ from skyroute.broker.store.index.key_index import KeyIndex, KeyMatches
 from skyroute.broker.store.queues.consume_queue import ConsumeQueue
 from skyroute.broker.store.queues.queue_read import QueueRead, ReadStatus, collect, collect_all
 from skyroute.broker.store.queues.queue_table import QueueTable
-from skyroute.broker.store.queues.topic_queue import Unit
+from skyroute.broker.store.queues.unit_rows import Unit
 from skyroute.broker.store.settings import StoreSettings
 from skyroute.files.errors import StorageError
 

@@ -1,6 +1,7 @@
 """JSON files of the broker, and their backups."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from skyroute.broker.store.errors import StoreDamagedError
 from skyroute.broker.store.files.json_file import JsonFile
 from skyroute.files.errors import StorageError
-from tests.support.disks import FailingDisk
+from skyroute.wire.fastjson import loads
+from tests.support.disks import FailingDisk, KilledError, KillingDisk
 
 OFFSETS = {"offsetTable": {"T@G": {0: 12, 1: 3}}}
 
@@ -125,3 +127,24 @@ def test_after_any_failed_call_the_old_or_the_new_value_is_there(tmp_path: Path)
         if not disk.failed:
             return
     raise AssertionError("every call failed")
+
+
+def test_a_file_exists_at_every_moment_of_its_replacement(tmp_path: Path) -> None:
+    path, calls = tmp_path / "topics.json", FailingDisk()
+    JsonFile(path).save({"a": 1})
+    JsonFile(path, calls).save({"a": 1})
+    for kill_at in range(1, calls.calls + 1):
+        disk = KillingDisk(kill_at)
+        with suppress(KilledError):
+            JsonFile(path, disk).save({"a": 1})
+        assert path.exists(), disk.failed
+
+
+def test_a_replaced_file_keeps_its_mode_and_its_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "elsewhere.json", tmp_path / "topics.json"
+    JsonFile(target).save({"a": 1})
+    target.chmod(0o600)
+    link.symlink_to(target)
+    JsonFile(link).save({"a": 2})
+    assert link.is_symlink()
+    assert (target.stat().st_mode & 0o777, loads(target.read_bytes())) == (0o600, {"a": 2})

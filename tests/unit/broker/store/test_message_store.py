@@ -433,3 +433,13 @@ def test_the_number_of_open_files_is_bounded(tmp_path: Path) -> None:
     store.close()
     store = small_store(tmp_path, open_segments_max=5)
     assert all(len(read_all(store, "T", queue_id)) == 3 for queue_id in range(40))
+
+
+def test_refusals_of_a_closed_store_do_not_collect_tracebacks(store: MessageStore) -> None:
+    store.close()
+    depths = set()
+    for _ in range(3):
+        with pytest.raises(StoreClosedError) as refused:
+            store.append(draft(), NOW_MS)
+        depths.add(len(refused.traceback))
+    assert len(depths) == 1

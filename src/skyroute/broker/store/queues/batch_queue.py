@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from struct import Struct
 from typing import Final
 
-from skyroute.broker.store.queues.topic_queue import GAP_MAX, NO_MESSAGE_BYTES, TopicQueue, Unit
+from skyroute.broker.store.queues.topic_queue import GAP_MAX, TopicQueue
+from skyroute.broker.store.queues.unit_rows import NO_MESSAGE_BYTES, Unit
 from skyroute.message.batch import ITEM_BYTES_MIN
 from skyroute.message.properties import find_property
 from skyroute.message.property_names import INNER_COUNT

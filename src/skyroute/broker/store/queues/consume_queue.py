@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from itertools import count
 from sys import byteorder
 
-from skyroute.broker.store.queues.topic_queue import GAP_MAX, NO_MESSAGE_BYTES, UNIT, TopicQueue, Unit
+from skyroute.broker.store.queues.topic_queue import GAP_MAX, TopicQueue
+from skyroute.broker.store.queues.unit_rows import NO_MESSAGE_BYTES, UNIT, Unit
 from skyroute.message.layout import RECORD_BYTES_MIN
 
 

@@ -9,6 +9,7 @@ Apache's broker does not read this file. Once it has used the folder, the ledger
 import mmap
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
@@ -17,7 +18,7 @@ from zlib import crc32
 
 from skyroute.broker.store.queues.topic_queue import TopicQueue
 from skyroute.files.disk import Disk
-from skyroute.files.errors import StorageError
+from skyroute.files.errors import FileWriteError, StorageError
 
 GROWTH_BYTES: Final = 1 << 14
 """Minimum growth of the file."""
@@ -94,7 +95,7 @@ class QueueLedger:
         return known
 
     def begin(self, queues: Iterable[TopicQueue], deleted: dict[str, int]) -> None:
-        """Write the file anew, and keep it up to date from now on.
+        """Rewrite the file, and keep it up to date from now on.
 
         Raises:
             FileWriteError: the file is as it was.
@@ -181,7 +182,8 @@ class QueueLedger:
         """Run without a ledger, on a full disk: the next start reads the log instead, which takes longer."""
         self.close()
         for path in (self._path, self._staged):
-            path.unlink(missing_ok=True)
+            with suppress(FileWriteError):
+                self._disk.remove(path)
 
     @property
     def _staged(self) -> Path:

@@ -8,7 +8,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from skyroute.broker.store.commit_log import MAPPED_AROUND, CommitLog
-from skyroute.broker.store.queues.topic_queue import UNIT, Unit
+from skyroute.broker.store.queues.unit_rows import UNIT, Unit
 
 
 class ReadStatus(Enum):

@@ -42,7 +42,7 @@ _SYS_FLAG: Final = Struct(">36xi")
 
 
 class HasSegments(Protocol):
-    """A log, or a stand-in for one."""
+    """Anything with the segments of a log."""
 
     @property
     def segments(self) -> list[Segment]:

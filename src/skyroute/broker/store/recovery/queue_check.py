@@ -12,7 +12,8 @@ from skyroute.broker.store.commit_log import CommitLog
 from skyroute.broker.store.dispatch import NOT_IN_QUEUE, Dispatcher
 from skyroute.broker.store.queues.batch_queue import messages_in_batch
 from skyroute.broker.store.queues.queue_ledger import KnownQueue, KnownQueues
-from skyroute.broker.store.queues.topic_queue import NO_MESSAGE_BYTES, TopicQueue
+from skyroute.broker.store.queues.topic_queue import TopicQueue
+from skyroute.broker.store.queues.unit_rows import NO_MESSAGE_BYTES
 from skyroute.broker.store.recovery.damage import DamagedRange
 from skyroute.broker.store.recovery.log_scan import is_cut, read_record, scan_log
 from skyroute.message.errors import InvalidNameError

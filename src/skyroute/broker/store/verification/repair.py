@@ -23,7 +23,8 @@ from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.store.queues.batch_queue import BatchQueue
 from skyroute.broker.store.queues.consume_queue import ConsumeQueue
 from skyroute.broker.store.queues.queue_ledger import LEDGER_NAME, KnownQueue, KnownQueues, QueueLedger, encode_ledger
-from skyroute.broker.store.queues.topic_queue import UNIT, TopicQueue
+from skyroute.broker.store.queues.topic_queue import TopicQueue
+from skyroute.broker.store.queues.unit_rows import UNIT
 from skyroute.broker.store.recovery.damage import DamagedRange
 from skyroute.broker.store.recovery.log_scan import scan_log
 from skyroute.broker.store.settings import StoreSettings
