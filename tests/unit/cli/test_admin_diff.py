@@ -171,7 +171,7 @@ async def test_nobody_is_behind_for_an_operators_word(pair: Pair) -> None:
 
 
 async def test_the_order_of_a_topic_is_compared(tmp_path: Path) -> None:
-    async with two_servers(tmp_path, order_message_enable=True) as pair:
+    async with two_servers(tmp_path, ordered_topics_enabled=True) as pair:
         fields = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
         await pair.lines[pair.first].call(100, fields)
         assert await pair.said() == [("T", None, "order config", ["broker-a:4", None])]
@@ -225,7 +225,7 @@ async def test_a_difference_that_passes_is_none(pair: Pair, monkeypatch: pytest.
 
 
 async def test_apaches_name_servers_remember_nothing(tmp_path: Path) -> None:
-    async with two_servers(tmp_path, watch_enable=False) as pair:
+    async with two_servers(tmp_path, watch_enabled=False) as pair:
         await pair.lines[pair.second].call(216, {"topic": "U"})
         (difference,) = await pair.differences()
         assert difference["since_ms"] is None

@@ -64,7 +64,7 @@ class BrokerHandlers:
         yield
         if not self.table.remembers(registration):
             now_ms = int(self.clock.wall() * 1000)
-            table = yield from decode_topic_table(request, self.config.registration_max_length, now_ms=now_ms)
+            table = yield from decode_topic_table(request, self.config.registration_frame_bytes_max, now_ms=now_ms)
             registration = replace(registration, table=table)
             if table.left_out and peer.is_worth_a_line():
                 topic, reason = next(iter(table.left_out.items()))
@@ -81,7 +81,7 @@ class BrokerHandlers:
                 registration,
                 holder=peer.connection,
                 now=self.clock.monotonic(),
-                delete_missing_topics=self.config.delete_topic_with_broker_registration,
+                delete_missing_topics=self.config.delete_missing_topics,
                 comparison=comparison,
             )
         except RegistrationRefusedError as error:
@@ -100,7 +100,7 @@ class BrokerHandlers:
             )
         self.publish(outcome.events)
         order_topics = None
-        if self.config.return_order_topic_config_to_broker:
+        if self.config.return_ordered_topics:
             order_topics = yield from self.kv.write_namespace(ORDER_TOPICS)
         return encode_registration_reply(outcome, order_topics or b"")
 
