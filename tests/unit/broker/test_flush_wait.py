@@ -65,7 +65,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         store.kill()
 
 
-async def test_those_of_one_turn_share_a_flush(make: Make) -> None:
+async def test_appends_of_one_turn_share_a_flush(make: Make) -> None:
     disk = CountingDisk()
     room = make(disk)
     disk.syncs = 0
@@ -79,7 +79,7 @@ async def test_those_of_one_turn_share_a_flush(make: Make) -> None:
     await room.flushing.stop()
 
 
-async def test_those_who_come_during_a_flush_share_the_next(make: Make) -> None:
+async def test_appends_during_a_flush_share_the_next_flush(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     disk.stick()
@@ -95,7 +95,7 @@ async def test_those_who_come_during_a_flush_share_the_next(make: Make) -> None:
     await room.flushing.stop()
 
 
-async def test_each_is_told_in_its_own_time_that_the_disk_hangs(make: Make) -> None:
+async def test_each_wait_ends_at_its_own_timeout_if_the_disk_hangs(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     disk.stick()
@@ -112,9 +112,7 @@ async def test_each_is_told_in_its_own_time_that_the_disk_hangs(make: Make) -> N
     await room.flushing.stop()
 
 
-async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_flush_fails_all_waits_and_stops_the_store(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     disk = ForgetfulDisk()
     room = make(disk)
     disk.forgets = True
@@ -133,7 +131,7 @@ async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
     await room.flushing.stop()
 
 
-async def test_what_nobody_waits_for_is_flushed_soon_if_somebody_hurries(make: Make) -> None:
+async def test_flush_soon_flushes_without_a_wait(make: Make) -> None:
     room = make(CountingDisk())
     room.append()
     room.flushing.flush_soon()
@@ -144,7 +142,7 @@ async def test_what_nobody_waits_for_is_flushed_soon_if_somebody_hurries(make: M
     assert room.flushes == 1
 
 
-async def test_what_is_wanted_while_a_flush_is_under_way_is_not_forgotten(make: Make) -> None:
+async def test_a_flush_requested_during_a_flush_follows_it(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     disk.stick()
@@ -160,7 +158,7 @@ async def test_what_is_wanted_while_a_flush_is_under_way_is_not_forgotten(make: 
     await room.flushing.stop()
 
 
-async def test_now_and_then_whatever_there_is_is_flushed(make: Make) -> None:
+async def test_the_background_task_flushes_the_log_and_the_queues(make: Make) -> None:
     room = make(CountingDisk())
     running = asyncio.ensure_future(room.flushing.run())
     room.append()
@@ -170,9 +168,10 @@ async def test_now_and_then_whatever_there_is_is_flushed(make: Make) -> None:
     await eventually(lambda: segment.exists() and any(segment.read_bytes()[:20]))
     running.cancel()
     await room.flushing.stop()
+    assert room.flushes >= 1
 
 
-async def test_those_who_wait_now_can_be_waited_for(make: Make) -> None:
+async def test_drain_returns_after_all_present_waits(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     await room.flushing.drain()
@@ -187,7 +186,7 @@ async def test_those_who_wait_now_can_be_waited_for(make: Make) -> None:
     await room.flushing.stop()
 
 
-async def test_the_end_waits_for_the_flush_under_way_and_fails_the_rest(make: Make) -> None:
+async def test_stop_waits_for_the_current_flush_and_fails_the_other_waits(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     disk.stick()
@@ -206,16 +205,14 @@ async def test_the_end_waits_for_the_flush_under_way_and_fails_the_rest(make: Ma
     assert room.told[-1] == ("c", Flushed.FAILED)
 
 
-async def test_who_waits_and_was_not_begun_for_is_failed_at_the_end(make: Make) -> None:
+async def test_stop_fails_a_wait_whose_flush_has_not_begun(make: Make) -> None:
     room = make(CountingDisk())
     room.wait("a")
     await room.flushing.stop()
     assert room.told == [("a", Flushed.FAILED)]
 
 
-async def test_a_store_that_cannot_begin_a_flush_tells_those_who_wait(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_flush_that_cannot_begin_fails_the_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     room = make(CountingDisk())
 
     def refuse(_descriptor: int) -> int:

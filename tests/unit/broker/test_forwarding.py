@@ -39,7 +39,12 @@ async def test_a_consumers_word_on_itself_is_passed_on_as_it_is(state: State, on
     line = join(state, 1, "c1")
     line.answer = Response(0, "remark", {"a": "b"}, b"body")
     answer = await state.ask(on.running, RUNNING)
-    assert (answer.code, answer.remark, answer.fields, answer.body) == (0, "remark", {"a": "b"}, b"body")
+    assert (answer.code, answer.remark, answer.fields, answer.body) == (
+        ResponseCode.SUCCESS,
+        "remark",
+        {"a": "b"},
+        b"body",
+    )
     ((request, timeout_s),) = line.calls
     assert (request.code, request.fields) == (RequestCode.GET_CONSUMER_RUNNING_INFO, RUNNING.fields)
     assert timeout_s == 10

@@ -41,7 +41,7 @@ class Work:
 
 @pytest.mark.parametrize("awaited", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-async def test_work_is_done_again_and_again_also_if_it_fails(
+async def test_periodic_work_continues_after_a_store_error(
     awaited: bool, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     work = Work(3, StoreFullError("no room") if fails else None)
@@ -53,13 +53,13 @@ async def test_work_is_done_again_and_again_also_if_it_fails(
     assert (f"{name} failed reason=no room" in caplog.text) == fails
 
 
-async def test_a_mistake_of_ours_is_not_hidden() -> None:
+async def test_periodic_work_raises_other_errors() -> None:
     work = Work(1, ZeroDivisionError("ours"))
     with pytest.raises(ZeroDivisionError):
         await every(0.001, work.plain)
 
 
-async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
+async def test_all_changed_tables_are_saved(tmp_path: Path) -> None:
     table_files = [TableFile(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
     for table_file in table_files[:2]:
         table_file.touch()
@@ -100,7 +100,7 @@ def clock_at(hour: int) -> ManualClock:
     return ManualClock(wall=day.timestamp())
 
 
-def test_old_messages_go_at_the_hour_that_is_set(store: MessageStore) -> None:
+def test_expired_messages_are_deleted_at_the_configured_hour(store: MessageStore) -> None:
     clock = clock_at(3)
     retention = Retention(store, BrokerConfig(delete_hour_list="05;17"), clock)
     before = filled(store, clock)
@@ -113,7 +113,7 @@ def test_old_messages_go_at_the_hour_that_is_set(store: MessageStore) -> None:
     assert len(store._log.segments) == 1
 
 
-def test_an_operator_need_not_wait_for_the_hour(store: MessageStore) -> None:
+def test_clean_now_deletes_expired_messages_at_any_hour(store: MessageStore) -> None:
     clock = clock_at(3)
     retention = Retention(store, BrokerConfig(delete_hour_list="05"), clock)
     before = filled(store, clock)
@@ -125,14 +125,14 @@ def test_an_operator_need_not_wait_for_the_hour(store: MessageStore) -> None:
     assert len(store._log.segments) == 1
 
 
-def test_a_clock_that_was_set_back_removes_nothing(store: MessageStore) -> None:
+def test_a_clock_that_is_set_back_deletes_nothing(store: MessageStore) -> None:
     clock = clock_at(5)
     before = filled(store, clock)
     Retention(store, BrokerConfig(delete_hour_list="05"), clock_at(4)).clean_now()
     assert len(store._log.segments) == before
 
 
-def test_a_full_disk_is_said_once_and_so_is_room(
+def test_a_full_disk_is_logged_once_and_so_is_its_end(
     store: MessageStore, disk: MeasuredDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

@@ -35,7 +35,7 @@ class Table:
         return Table(self.path.parent).table_file.load(dict)
 
 
-async def test_what_was_touched_is_written_and_nothing_else(tmp_path: Path) -> None:
+async def test_only_changes_are_written(tmp_path: Path) -> None:
     table = Table(tmp_path)
     await table.table_file.save()
     table.table_file.save_now()
@@ -47,7 +47,7 @@ async def test_what_was_touched_is_written_and_nothing_else(tmp_path: Path) -> N
     assert repr(table.table_file) == f"<TableFile {table.path} unsaved=0>"
 
 
-async def test_many_who_ask_during_a_write_share_the_next(tmp_path: Path) -> None:
+async def test_saves_during_a_write_share_the_next_write(tmp_path: Path) -> None:
     disk = StuckDisk()
     table = Table(tmp_path, disk)
     disk.stick()
@@ -62,7 +62,7 @@ async def test_many_who_ask_during_a_write_share_the_next(tmp_path: Path) -> Non
     assert (table.kept, table.renders) == ({"value": 4}, [1, 4])
 
 
-async def test_who_no_longer_waits_does_not_end_the_others_write(tmp_path: Path) -> None:
+async def test_a_cancelled_save_does_not_cancel_the_write_of_others(tmp_path: Path) -> None:
     disk = StuckDisk()
     table = Table(tmp_path, disk)
     disk.stick()
@@ -77,7 +77,7 @@ async def test_who_no_longer_waits_does_not_end_the_others_write(tmp_path: Path)
     assert table.kept == {"value": 1}
 
 
-async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
+async def test_finish_writes_waits_for_the_current_write(tmp_path: Path) -> None:
     disk = StuckDisk()
     table = Table(tmp_path, disk)
     await table.table_file.finish_writes()
@@ -98,7 +98,7 @@ async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
     assert table.kept == {"value": 2}
 
 
-async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path) -> None:
+async def test_a_failed_write_is_repeated_by_the_next_save(tmp_path: Path) -> None:
     disk = ForgetfulDisk()
     table = Table(tmp_path, disk)
     table.change()
@@ -116,7 +116,7 @@ async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path
     assert table.kept == {"value": 2}
 
 
-async def test_a_failed_write_that_nobody_waits_for_is_no_loose_end(
+async def test_a_failed_write_without_a_caller_leaves_no_unretrieved_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = ForgetfulDisk()
