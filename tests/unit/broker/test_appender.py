@@ -1,4 +1,4 @@
-"""The one way into the store: what is put aside, what is counted, who is told, and when a message is safe."""
+"""Appending: delayed messages, counters, long polls, and waits for a flush."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +28,7 @@ from tests.unit.broker.test_long_polling import Reader
 
 
 class Room:
-    """A store with its appender, as a broker would put it together."""
+    """A store with its appender, constructed as in a broker."""
 
     def __init__(self, folder: Path, disk: Disk | None = None, *, sync: bool = False) -> None:
         self.clock = ManualClock()
@@ -111,7 +111,7 @@ async def test_a_delayed_message_is_redirected_to_a_system_topic(
 ) -> None:
     assert room.appender.schedule(draft(properties=properties)).topic == topic
     room.appender.put_plain(draft(properties=properties))
-    assert bodies(room.store) == [b"body"]  # whatever it says
+    assert bodies(room.store) == [b"body"]  # its delay is ignored
     room.appender.put(draft(properties=properties))
     assert len(bodies(room.store, topic)) == (2 if topic == "T" else 1)
 
@@ -169,7 +169,7 @@ async def test_with_sync_flush_an_append_without_a_wait_is_flushed_too(tmp_path:
         room.long_polling.suspend(reader)
         reader.finds = Response
         room.appender.put_plain(draft())
-        async with asyncio.timeout(5):  # nobody flushes now and then in this room
+        async with asyncio.timeout(5):  # no background task flushes here
             await settle(reader.answer)
         assert bodies(room.store) == [b"body"]
         await room.flushing.stop()

@@ -15,12 +15,12 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import decode_consumer_group
 from skyroute.wire.calls.groups import GroupConfig
 from tests.support.clock import ManualClock
-from tests.unit.broker.clients import NotingLine, a_beat, a_consumer, a_peer
+from tests.unit.broker.clients import RecordingLine, a_beat, a_consumer, a_peer
 from tests.unit.broker.state import settings
 
 
 class Room:
-    """Two members of a group, and notifications whose waiting the test ends."""
+    """Two members of a group, and notifications whose gap the test ends."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
@@ -35,7 +35,7 @@ class Room:
         assert delay_s in (0, GAP_S)
         self.waiting.append(then)
 
-    def join(self, number: int, group: str = "g") -> NotingLine:
+    def join(self, number: int, group: str = "g") -> RecordingLine:
         peer, line = a_peer(number)
         beat = a_beat(f"c{number}", a_consumer(group, "T"))
         self.clients.beat(peer, beat, "JAVA", 479, self.clock.monotonic())
@@ -105,7 +105,7 @@ def test_a_broker_can_turn_notifications_off(room: Room) -> None:
     assert room.told() == [[], []]
 
 
-# --------------------------------------------------------------------------------------------------------- silence
+# ---------------------------------------------------------------------------------------------------------- expiry
 
 
 class Scanning:
@@ -165,7 +165,7 @@ def test_many_members_are_notified_in_steps(room: Room) -> None:
     room.notifications.put(["many"])
     for told in (NOTIFIED_PER_TURN, 2 * NOTIFIED_PER_TURN, 2 * NOTIFIED_PER_TURN + 1):
         assert sum(len(line.told) for line in lines) == told
-        room.notifications.put(["many"])  # they are told again once all have been told
+        room.notifications.put(["many"])  # they are notified again after all were notified
         room.let_the_gap_pass()
     assert sum(len(line.told) for line in lines) == 3 * NOTIFIED_PER_TURN + 1
 

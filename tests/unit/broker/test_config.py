@@ -46,7 +46,7 @@ def test_defaults_are_those_of_apache_with_a_few_exceptions(caplog: pytest.LogCa
     assert config.bounded_registration_interval_s == 30.0
     assert config.name_servers == ()
     assert caplog.records == []
-    # Ours alone: a consumer may always filter by properties, and a pull brings more than 32 messages.
+    # Different from Apache: SQL92 filters are enabled, and a pull returns more than 32 messages.
     assert config.property_filter_enabled
     assert config.pull_messages_max == 1024
     assert config.pull_bytes_max == 4 * 1024 * 1024

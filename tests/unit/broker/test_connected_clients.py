@@ -27,7 +27,7 @@ def topics_of(clients: ConnectedClients, group: str) -> set[str]:
     return set() if known is None else set(known.subscriptions)
 
 
-# ----------------------------------------------------------------------------------------------------- who is there
+# ------------------------------------------------------------------------------------------------------- heartbeats
 
 
 def test_a_heartbeat_registers_a_consumer_with_its_subscriptions() -> None:
@@ -136,7 +136,7 @@ def test_tags_beyond_ascii_get_the_hash_of_the_consume_queue() -> None:
     assert set(stored.codes) == {12345, 65, java_hash("红")}
 
 
-# --------------------------------------------------------------------------------------------- who has to be told
+# ---------------------------------------------------------------------------------------------- notifications
 
 
 def test_only_a_heartbeat_that_changes_a_group_causes_a_notification() -> None:
@@ -157,7 +157,7 @@ def test_a_broadcasting_group_gets_no_notifications() -> None:
     assert clients.drop(1) == []
 
 
-# ------------------------------------------------------------------------------------------------ the second version
+# ----------------------------------------------------------------------------------------- heartbeats of version 2
 
 
 def test_a_heartbeat_of_version_1_always_needs_subscriptions_next_time() -> None:
@@ -189,7 +189,7 @@ def test_a_heartbeat_of_an_unknown_group_requests_the_subscriptions() -> None:
     assert ids(clients, "g") == ["a"]
 
 
-# ------------------------------------------------------------------------------------------------------ who goes
+# ------------------------------------------------------------------------------------------------------- removal
 
 
 def test_a_client_with_a_new_connection_is_one_member() -> None:
@@ -222,7 +222,7 @@ def test_a_client_that_leaves_is_removed_and_the_others_are_notified() -> None:
     assert ids(clients, "g") == ["b"]
     assert clients.producers("p") == ()
     assert clients.leave(1, producer_group="p", consumer_group="g") == ()
-    assert clients.leave(2, consumer_group="g") == []  # nobody is left to be told
+    assert clients.leave(2, consumer_group="g") == []  # no member is left to notify
     assert clients.consumers("g") is None
 
 
@@ -245,7 +245,7 @@ def test_a_group_without_members_forgets_its_subscriptions() -> None:
 
 
 def expired(clients: ConnectedClients, now: float) -> Expired:
-    """Return what all steps of a scan have found."""
+    """Return the result of all steps of a scan."""
     found = list(clients.expire(now))
     return Expired([peer for one in found for peer in one.peers], [name for one in found for name in one.changed])
 
@@ -257,7 +257,7 @@ def test_expired_members_are_removed_in_steps(monkeypatch: pytest.MonkeyPatch) -
         beat(clients, connection, a_beat(f"c{connection}", a_consumer("g", "T"), producers=["p"]))
     scan = clients.expire(EXPIRY_S + 1)
     assert [peer.connection for peer in next(scan).peers] == [0, 1]
-    clients.drop(3)  # while others are served
+    clients.drop(3)  # between two steps
     assert [[peer.connection for peer in gone.peers] for gone in scan] == [[2, 4], [5, 6], [7, 8], [9]]
     assert repr(clients) == repr(ConnectedClients())
 

@@ -164,7 +164,7 @@ def test_a_damaged_table_is_refused_and_not_read_as_empty(path: Path, content: b
 
 
 class Model:
-    """The same in one slow and obvious table for each thing."""
+    """The model: one plain table for each kind of offset."""
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str, int], int] = {}
@@ -221,7 +221,7 @@ def test_offsets_match_the_model_before_and_after_a_restart(steps: list[tuple[st
         offsets = loaded(path)
         for name, arguments in steps:
             outcome = getattr(offsets, name)(*arguments)
-            if isinstance(outcome, Iterator):  # it is done in steps
+            if isinstance(outcome, Iterator):  # deletes in steps
                 outcome = next((step for step in outcome if step), None)
             assert outcome == getattr(model, name)(*arguments)
             for group in "gh":

@@ -148,7 +148,7 @@ def test_only_flushed_deliveries_are_saved(waiting: Waiting) -> None:
     waiting.pass_ms(1_000)
     waiting.delays.note(waiting.time_ms)
     waiting.delays.note(waiting.time_ms)
-    assert waiting.delays.render()["offsetTable"] == {}  # type: ignore[index]  # what a file holds has no type
+    assert waiting.delays.render()["offsetTable"] == {}  # type: ignore[index]  # a parsed file has no type
     waiting.store.flush()
     waiting.delays.note(waiting.time_ms)
     assert waiting.delays.render()["offsetTable"] == {1: 1}  # type: ignore[index]  # as above

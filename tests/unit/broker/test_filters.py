@@ -46,7 +46,7 @@ def test_the_hashes_in_a_subscription_count_and_not_its_expression() -> None:
 
 
 BLANKS = "".join(map(chr, range(0x21)))
-"""What Java trims."""
+"""Characters that Java trims."""
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda tag: "|" not in tag and tag.strip(BLANKS)), min_size=1), st.text())

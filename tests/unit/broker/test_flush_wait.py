@@ -1,4 +1,4 @@
-"""When what was stored reaches the disk: who shares a flush, who is told what, and how it ends."""
+"""Flushing: shared flushes, timeouts, failures, and the stop."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -23,13 +23,13 @@ class CountingDisk(Disk):
 
 
 class Room:
-    """A store, what flushes it, and what those who wait were told."""
+    """A store, its flushing, and the outcomes of waits."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
         self.timeout_s = 10.0
         self.flushes = 0
-        self.told: list[tuple[str, Flushed]] = []
+        self.outcomes_by_name: list[tuple[str, Flushed]] = []
         self.flushing = Flushing(store, interval_s=0.01, timeout_s=lambda: self.timeout_s, on_flushed=self._on_flushed)
 
     def _on_flushed(self) -> None:
@@ -39,14 +39,14 @@ class Room:
         return self.store.append(draft(), NOW_MS).log_end
 
     def wait(self, name: str) -> None:
-        self.flushing.wait_for(self.append(), lambda outcome: self.told.append((name, outcome)))
+        self.flushing.wait_for(self.append(), lambda outcome: self.outcomes_by_name.append((name, outcome)))
 
     def is_told(self, *names: str) -> bool:
-        return [name for name, _ in self.told] == list(names)
+        return [name for name, _ in self.outcomes_by_name] == list(names)
 
     @property
     def outcomes(self) -> list[Flushed]:
-        return [outcome for _, outcome in self.told]
+        return [outcome for _, outcome in self.outcomes_by_name]
 
 
 Make = Callable[[Disk], Room]
@@ -71,7 +71,7 @@ async def test_appends_of_one_turn_share_a_flush(make: Make) -> None:
     disk.syncs = 0
     for name in "abc":
         room.wait(name)
-    assert room.told == []
+    assert room.outcomes_by_name == []
     await eventually(lambda: room.is_told("a", "b", "c"))
     assert disk.syncs == 1
     assert set(room.outcomes) == {Flushed.DONE}
@@ -126,7 +126,7 @@ async def test_a_failed_flush_fails_all_waits_and_stops_the_store(make: Make, ca
     disk.forgets = False
     room.flushing.flush_soon()
     async with asyncio.timeout(5):
-        await room.flushing.run()  # it has nothing to do any more
+        await room.flushing.run()  # it ends after a failure
     assert (room.flushes, room.store.flushed_position) == (1, 0)
     await room.flushing.stop()
 
@@ -163,7 +163,7 @@ async def test_the_background_task_flushes_the_log_and_the_queues(make: Make) ->
     running = asyncio.ensure_future(room.flushing.run())
     room.append()
     await eventually(lambda: room.store.flushed_position == room.store.max_position)
-    # Others may open the files of a broker that runs: a queue's unit is there too.
+    # Other processes may read the files of a running broker, so the unit of the queue is written, too.
     segment = room.store.folder / "consumequeue" / "T" / "0" / f"{0:020d}"
     await eventually(lambda: segment.exists() and any(segment.read_bytes()[:20]))
     running.cancel()
@@ -182,7 +182,7 @@ async def test_drain_returns_after_all_present_waits(make: Make) -> None:
     assert not drained.done()
     disk.move()
     await drained
-    assert room.told == [("a", Flushed.DONE)]
+    assert room.outcomes_by_name == [("a", Flushed.DONE)]
     await room.flushing.stop()
 
 
@@ -199,17 +199,17 @@ async def test_stop_waits_for_the_current_flush_and_fails_the_other_waits(make: 
     assert not stopping.done()
     disk.move()
     await stopping
-    assert room.told == [("a", Flushed.DONE), ("b", Flushed.FAILED)]
+    assert room.outcomes_by_name == [("a", Flushed.DONE), ("b", Flushed.FAILED)]
     room.wait("c")
     room.flushing.flush_soon()
-    assert room.told[-1] == ("c", Flushed.FAILED)
+    assert room.outcomes_by_name[-1] == ("c", Flushed.FAILED)
 
 
 async def test_stop_fails_a_wait_whose_flush_has_not_begun(make: Make) -> None:
     room = make(CountingDisk())
     room.wait("a")
     await room.flushing.stop()
-    assert room.told == [("a", Flushed.FAILED)]
+    assert room.outcomes_by_name == [("a", Flushed.FAILED)]
 
 
 async def test_a_flush_that_cannot_begin_fails_the_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

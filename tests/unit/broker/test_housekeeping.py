@@ -1,4 +1,4 @@
-"""What happens when nobody speaks: work that is repeated, tables that are saved, messages that go."""
+"""Periodic work: saving tables, deleting expired messages."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.support.disks import draft, small_store
 
 
 class Work:
-    """Something that fails when it is told to, and says when it has been done often enough."""
+    """Work that fails on demand, and signals after a number of runs."""
 
     def __init__(self, times: int, error: Exception | None = None) -> None:
         self.times = times
@@ -68,7 +68,7 @@ async def test_all_changed_tables_are_saved(tmp_path: Path) -> None:
 
 
 class MeasuredDisk(Disk):
-    """As full as the test says."""
+    """A disk whose used share the test sets."""
 
     used = 0.1
 
@@ -89,7 +89,7 @@ def store(tmp_path: Path, disk: MeasuredDisk) -> Iterator[MessageStore]:
 
 
 def filled(store: MessageStore, clock: ManualClock) -> int:
-    """Fill a few segments; gives how many there are."""
+    """Fill a few segments; return their number."""
     for _ in range(5):
         store.append(draft(body=bytes(3000)), int(clock.wall() * 1000))
     return len(store._log.segments)
@@ -107,7 +107,7 @@ def test_expired_messages_are_deleted_at_the_configured_hour(store: MessageStore
     retention.clean()
     clock.advance(3600)
     retention.clean()
-    assert len(store._log.segments) == before  # old enough, but it is not time
+    assert len(store._log.segments) == before  # expired, but at another hour
     clock.advance(3600)
     retention.clean()
     assert len(store._log.segments) == 1
@@ -119,7 +119,7 @@ def test_clean_now_deletes_expired_messages_at_any_hour(store: MessageStore) -> 
     before = filled(store, clock)
     clock.advance(60)
     retention.clean_now()
-    assert len(store._log.segments) == before  # too young
+    assert len(store._log.segments) == before  # not expired
     clock.advance(3600)
     retention.clean_now()
     assert len(store._log.segments) == 1
@@ -143,7 +143,7 @@ def test_a_full_disk_is_logged_once_and_so_is_its_end(
     for _ in range(3):
         retention.clean()
     assert caplog.text.count("disk full, messages are refused used_percent=97") == 1
-    assert len(store._log.segments) == 1  # whatever can go has gone
+    assert len(store._log.segments) == 1  # nothing more can be deleted
     with pytest.raises(StoreError, match="is full"):
         store.append(draft(), 0)
     disk.used = 0.2

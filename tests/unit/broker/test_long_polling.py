@@ -1,4 +1,4 @@
-"""Pulls that wait: who is woken by what, who is given up when, and who is forgotten."""
+"""Long polling: wake-ups, timeouts, and closed connections."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from tests.support.clock import ManualClock
 
 
 class Reader(SuspendedPull):
-    """A pull that finds what the test puts there."""
+    """A suspended pull whose response the test sets."""
 
     def __init__(self, queue: tuple[str, int] = ("T", 0), *, connection: int = 1, deadline: float = 15.0) -> None:
         super().__init__(Peer(connection, "10.0.0.9:1"), queue, deadline)
@@ -40,7 +40,7 @@ def suspended(*readers: Reader, clock: ManualClock | None = None) -> LongPolling
 
 
 async def turn() -> None:
-    """Let everything run that is due in this turn of the loop."""
+    """Run all callbacks of this turn of the loop."""
     await asyncio.sleep(0)
 
 
@@ -170,7 +170,7 @@ async def test_the_background_task_times_pulls_out() -> None:
 
 
 class Slow(Reader):
-    """A pull that takes two milliseconds to look."""
+    """A pull that takes two milliseconds to read."""
 
     def __init__(self, clock: ManualClock, connection: int = 1, queue_id: int = 0) -> None:
         super().__init__(("T", queue_id), connection=connection, deadline=clock.monotonic() + 1)
@@ -249,7 +249,7 @@ async def test_a_tick_without_pulls_left_is_skipped() -> None:
     later, last = Reader(("T", 1), deadline=clock.monotonic() + 1.5), Reader(("T", 2), deadline=clock.monotonic() + 2)
     pulls = suspended(*slow, later, last, clock=clock)
     clock.advance(3)
-    pulls.expire(clock.monotonic())  # some of the first tick are answered, the others wait for the next turn
+    pulls.expire(clock.monotonic())  # some pulls of the first tick are completed, the others in the next turn
     assert len(pulls) > 2
     later.finds = Response
     pulls._remove(later)  # as an arrival does

@@ -75,7 +75,7 @@ def test_a_lock_beyond_the_limit_is_not_granted(monkeypatch: pytest.MonkeyPatch,
 
 
 class LocksAgainstAModel(RuleBasedStateMachine):
-    """The model remembers who asked last and when, and forgets nothing."""
+    """The model keeps the last client and time of each lock for ever."""
 
     groups = st.sampled_from(["g", "h"])
     clients = st.sampled_from(["one", "two", "three"])

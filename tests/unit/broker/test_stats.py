@@ -1,4 +1,4 @@
-"""Counting what passes, and telling it for spans of time."""
+"""Counters, and rates over periods."""
 
 import pytest
 
@@ -142,5 +142,5 @@ def test_many_flows_are_sampled_in_steps() -> None:
     clock.advance(10)
     steps = stats.sample_in_steps()
     next(steps)
-    assert stats.put_rate("T0") == stats.put_rate(f"T{KEYS_MAX - 1}") == 0.1  # the same, marked or not
+    assert stats.put_rate("T0") == stats.put_rate(f"T{KEYS_MAX - 1}") == 0.1  # the same, sampled or not
     assert sum(1 for _ in steps) == 2 * KEYS_MAX // FLOWS_A_STEP - 1

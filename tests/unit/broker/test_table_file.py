@@ -1,4 +1,4 @@
-"""Keeping a table on the disk: what is written, who shares a write, and what happens when it fails."""
+"""Table files: changes, shared writes, and failed writes."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.lines import eventually
 
 
 class Table:
-    """A number that is kept."""
+    """A table with one number."""
 
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.path = folder / "table.json"
@@ -31,7 +31,7 @@ class Table:
         self.table_file.touch()
 
     @property
-    def kept(self) -> object:
+    def stored(self) -> object:
         return Table(self.path.parent).table_file.load(dict)
 
 
@@ -39,11 +39,11 @@ async def test_only_changes_are_written(tmp_path: Path) -> None:
     table = Table(tmp_path)
     await table.table_file.save()
     table.table_file.save_now()
-    assert (table.kept, table.renders) == (None, [])
+    assert (table.stored, table.renders) == (None, [])
     table.change()
     await table.table_file.save()
     await table.table_file.save()
-    assert (table.kept, table.renders) == ({"value": 1}, [1])
+    assert (table.stored, table.renders) == ({"value": 1}, [1])
     assert repr(table.table_file) == f"<TableFile {table.path} unsaved=0>"
 
 
@@ -59,7 +59,7 @@ async def test_saves_during_a_write_share_the_next_write(tmp_path: Path) -> None
         await asyncio.sleep(0)
     disk.move()
     await asyncio.gather(*saves)
-    assert (table.kept, table.renders) == ({"value": 4}, [1, 4])
+    assert (table.stored, table.renders) == ({"value": 4}, [1, 4])
 
 
 async def test_a_cancelled_save_does_not_cancel_the_write_of_others(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_a_cancelled_save_does_not_cancel_the_write_of_others(tmp_path: Pa
     disk.move()
     await second
     assert first.cancelled()
-    assert table.kept == {"value": 1}
+    assert table.stored == {"value": 1}
 
 
 async def test_finish_writes_waits_for_the_current_write(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ async def test_finish_writes_waits_for_the_current_write(tmp_path: Path) -> None
     assert not finished.done()
     disk.move()
     await finished
-    assert table.kept == {"value": 1}
+    assert table.stored == {"value": 1}
     table.table_file.save_now()
-    assert table.kept == {"value": 2}
+    assert table.stored == {"value": 2}
 
 
 async def test_a_failed_write_is_repeated_by_the_next_save(tmp_path: Path) -> None:
@@ -110,10 +110,10 @@ async def test_a_failed_write_is_repeated_by_the_next_save(tmp_path: Path) -> No
             await table.table_file.save()
     with pytest.raises(StoreWriteError):
         table.table_file.save_now()
-    assert table.kept == {"value": 1}
+    assert table.stored == {"value": 1}
     disk.forgets = False
     await table.table_file.save()
-    assert table.kept == {"value": 2}
+    assert table.stored == {"value": 2}
 
 
 async def test_a_failed_write_without_a_caller_leaves_no_unretrieved_error(
@@ -130,5 +130,5 @@ async def test_a_failed_write_without_a_caller_leaves_no_unretrieved_error(
     await table.table_file.finish_writes()
     disk.forgets = False
     table.table_file.save_now()
-    assert table.kept == {"value": 1}
+    assert table.stored == {"value": 1}
     assert "never retrieved" not in caplog.text

@@ -37,7 +37,7 @@ def mark(deliver_ms: int, unique_id: str, topic: str = "Orders") -> Draft:
     return at(deliver_ms, b"0", TIMER_DEL_UNIQKEY=recall_key(topic, unique_id))
 
 
-# Parking
+# Scheduling
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_message_with_a_delay_of_days_is_rolled_before_the_log_expires(waiting
     assert waiting.bodies() == [b"coffee"]
 
 
-# How far it has come
+# Progress
 
 
 def test_a_stop_within_a_slot_delivers_nothing_twice(waiting: Waiting) -> None:
@@ -250,7 +250,7 @@ def test_the_timercheck_file_is_in_the_format_of_apache(waiting: Waiting) -> Non
     waiting.stop()
     page = (waiting.folder / "config" / "timercheck").read_bytes()
     assert len(page) == 4096
-    # Apache's broker, which has no timer log here, reads on from the oldest message that waits.
+    # Apache's broker has no timer log here, and reads from the oldest message that is not due.
     assert CHECK.unpack_from(page) == (START_MS + 2_000, 0, 1, 3, 0, START_MS + 2_500, 1)
     waiting.start()
 
@@ -330,7 +330,7 @@ def test_without_a_copy_negative_numbers_are_refused(tmp_path: Path) -> None:
         check.load()
 
 
-# More than fit into memory
+# More messages than fit into memory
 
 
 def test_slots_beyond_the_horizon_are_only_counted() -> None:

@@ -84,7 +84,7 @@ def test_topics_named_as_the_broker_and_its_cluster_are_system_topics(path: Path
     assert {"broker-a", "CHECKPOINT_TOPIC"} <= set(topics.system_topics())
 
 
-# ------------------------------------------------------------------------------------------------------- coming to be
+# ------------------------------------------------------------------------------------------------------------ creation
 
 
 def test_a_topic_is_created_after_the_default_topic_at_its_first_message(path: Path) -> None:

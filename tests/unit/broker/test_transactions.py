@@ -1,4 +1,4 @@
-"""Transactions: half messages, their end, and asking for it."""
+"""Transactions: half messages, commit and rollback, and checks."""
 
 import asyncio
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def room(tmp_path: Path) -> Iterator[Room]:
     room.store.kill()
 
 
-# ----------------------------------------------------------------------------------------------------------- the half
+# ------------------------------------------------------------------------------------------------------ half messages
 
 
 def test_a_half_message_is_in_the_half_topic_with_its_real_topic(room: Room) -> None:
@@ -81,7 +81,7 @@ def test_the_number_of_open_transactions_is_bounded(room: Room, monkeypatch: pyt
         room.begin()
 
 
-# ------------------------------------------------------------------------------------------------------------- the end
+# ------------------------------------------------------------------------------------------------ commit and rollback
 
 
 def test_a_committed_message_is_delivered_to_its_real_topic(room: Room) -> None:
@@ -195,7 +195,7 @@ def test_an_op_message_that_cannot_be_stored_is_stored_later(tmp_path: Path) -> 
     room.store.kill()
 
 
-# ---------------------------------------------------------------------------------------------------------- asking
+# ---------------------------------------------------------------------------------------------------------- checks
 
 
 def test_a_check_has_the_message_of_the_producer(room: Room) -> None:
@@ -437,7 +437,7 @@ def test_ended_transactions_are_not_checked_after_a_restart(room: Room) -> None:
     assert question.check.message_id == "open"
     assert decode_record(question.check.record).properties["TRANSACTION_CHECK_TIMES"] == "4"
     with pytest.raises(RefusedError, match="ended already"):
-        room.end(open_half)  # nobody knows any more what became of it, and it is asked for again
+        room.end(open_half)  # its op message is lost, so it is checked again
     room.answer(question)
     room.reopen()
     assert not room.check()
@@ -472,7 +472,7 @@ def test_transactions_are_read_from_the_start_if_the_log_lost_its_end(room: Room
 
 
 def test_half_messages_of_apaches_brokers_are_read(room: Room) -> None:
-    """One done by its offset without a comma, as old ones write it; one carried on; one carried on and done."""
+    """One ended by an op message without a comma, as of old brokers; one moved; one moved and ended."""
     known = {"TRAN_MSG": "true", "PGROUP": GROUP, "REAL_TOPIC": "Orders", "REAL_QID": "3", "WAIT": "true"}
 
     def put(unique_id: str, **more: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from skyroute.settings.errors import ConfigError, MalformedPropertiesError
 from skyroute.settings.properties import format_properties, parse_properties, read_properties
 
-# Surrogates are halves of characters, which neither side can write down.
+# A single surrogate is half of a character, and cannot be encoded.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 
