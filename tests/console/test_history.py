@@ -67,7 +67,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
             listen_port=0,
             memory_path=memory,
             kv_config_path=f"{memory}.json",
-            config_store_path=f"{memory}.properties",
+            settings_file=f"{memory}.properties",
         )
         servers.append(NameServer(config))
         thread.call(servers[-1].start())

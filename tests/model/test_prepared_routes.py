@@ -94,7 +94,7 @@ class PreparedRoutesMachine(RouteTableMachine):
 
     @rule(acting_master=st.booleans(), order=st.booleans())
     def change_settings(self, *, acting_master: bool, order: bool) -> None:
-        self.config.support_acting_master, self.config.order_message_enable = acting_master, order
+        self.config.acting_master_enabled, self.config.ordered_topics_enabled = acting_master, order
         self.routes.forget_all()
 
     @invariant()
@@ -122,10 +122,10 @@ class PreparedRoutesMachine(RouteTableMachine):
             self.dispatcher.keep(question, request, response)
 
     def encode_afresh(self, topic: str, dialect: Dialect, zone: str | None) -> bytes | None:
-        route = discovery.find_route(self.table, topic, acting_master=self.config.support_acting_master, zone=zone)
+        route = discovery.find_route(self.table, topic, acting_master=self.config.acting_master_enabled, zone=zone)
         if route is None:
             return None
-        if self.config.order_message_enable:
+        if self.config.ordered_topics_enabled:
             route = replace(route, order_config=self.kv.get(ORDER_TOPICS, topic))
         return encode_route(route, dialect)
 

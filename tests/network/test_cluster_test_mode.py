@@ -26,7 +26,7 @@ async def environments(folder: Path, *more: str) -> AsyncIterator[tuple[Running,
         (folder / name).mkdir()
     async with running(folder / "production") as production:
         upstream = (*more, production.address)
-        async with running(folder / "test", upstream=upstream, cluster_test=True) as test:
+        async with running(folder / "test", upstream=upstream, cluster_test_mode=True) as test:
             yield test, production
 
 
@@ -76,7 +76,7 @@ async def test_answers_are_always_in_the_old_dialect(both: tuple[AsyncLine, Asyn
 
 
 async def test_order_config_is_always_told_and_readiness_never_awaited(tmp_path: Path) -> None:
-    waiting = running(tmp_path, cluster_test=True, need_wait_for_service=True)
+    waiting = running(tmp_path, cluster_test_mode=True, wait_for_brokers=True)
     async with waiting as here, line_to(here.address) as line:
         await register(line, MASTER)
         await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:4"})
@@ -86,7 +86,7 @@ async def test_order_config_is_always_told_and_readiness_never_awaited(tmp_path:
 async def test_without_a_production_environment_the_unknown_stays_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running(tmp_path, cluster_test=True) as here, line_to(here.address) as line:
+    async with running(tmp_path, cluster_test_mode=True) as here, line_to(here.address) as line:
         assert (await route(line, "OnlyThere")).code == 17
     assert "clusterTest is on and no other name server is known" in caplog.text
 
@@ -158,7 +158,7 @@ async def test_production_that_never_answers_is_given_up(tmp_path: Path, caplog:
 async def silent_upstream(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[tuple[Running, Ear]]:
     """A test environment whose production hears every question and answers none."""
     async with ear() as deaf:
-        asking = running(folder, upstream=[deaf.address], cluster_test=True, connect_timeout_s=timeout_ms / 1000)
+        asking = running(folder, upstream=[deaf.address], cluster_test_mode=True, connect_timeout_s=timeout_ms / 1000)
         async with asking as test:
             yield test, deaf
 

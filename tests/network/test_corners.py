@@ -70,7 +70,7 @@ async def test_a_test_environment_that_names_itself_as_production_does_not_ask_f
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
     own = f"127.0.0.1:{port}"
-    looping = running(tmp_path, cluster_test=True, listen_port=port, upstream=[own], connect_timeout_s=0.2)
+    looping = running(tmp_path, cluster_test_mode=True, listen_port=port, upstream=[own], connect_timeout_s=0.2)
     async with looping as here:
         async with line_to(own) as line:
             assert (await route(line, "Nowhere")).code == 17

@@ -204,7 +204,7 @@ async def test_bug_10_forbidden_writes_are_forgotten_with_the_brokers_next_editi
 
 
 async def test_bug_11_nobody_waits_while_a_broker_that_hangs_is_told(tmp_path: Path) -> None:
-    patient = running(tmp_path, notify_min_broker_id_changed=True, connect_timeout_s=600.0)
+    patient = running(tmp_path, notify_min_broker_id=True, connect_timeout_s=600.0)
     async with patient as nameserver, line_to(nameserver.address) as line, full_queue() as hanging:
         master = at("127.0.0.1:1", 0)
         for _ in range(20):
@@ -248,7 +248,7 @@ async def test_bug_14_the_zone_filter_keeps_to_the_askers_dialect(line: AsyncLin
 
 
 async def test_bug_15_a_lone_broker_is_not_told_about_itself(tmp_path: Path) -> None:
-    notifying = running(tmp_path, notify_min_broker_id_changed=True)
+    notifying = running(tmp_path, notify_min_broker_id=True)
     async with notifying as here, line_to(here.address) as line, ear() as broker:
         await register(line, at(broker.address, 1), at(broker.address, 0))
         await register(line, at(broker.address, 1))  # it steps down again, and is still alone
@@ -301,7 +301,7 @@ def tear(path: Path) -> None:
 
 
 async def test_bug_19_the_gate_opens_once_and_the_first_scan_comes_after_an_interval(tmp_path: Path) -> None:
-    async with running(tmp_path, need_wait_for_service=True) as here, line_to(here.address) as line:
+    async with running(tmp_path, wait_for_brokers=True) as here, line_to(here.address) as line:
         await register(line, MASTER.but(heartbeat_ms=1))
         here.clock.advance(4.9)
         assert (await topics(line)) == ["TopicA", "TopicB"]  # expired, and nobody has looked
@@ -313,7 +313,7 @@ async def test_bug_19_the_gate_opens_once_and_the_first_scan_comes_after_an_inte
 
 
 async def test_bug_20_brokers_register_in_cluster_test_mode(tmp_path: Path) -> None:
-    async with running(tmp_path, cluster_test=True) as here, line_to(here.address) as line:
+    async with running(tmp_path, cluster_test_mode=True) as here, line_to(here.address) as line:
         await register(line, MASTER)
         assert await addresses(line) == HERE_A
         assert await topics(line) == ["TopicA", "TopicB"]
@@ -363,7 +363,7 @@ async def test_bug_25_connections_have_a_limit_and_a_first_request_has_too(tmp_p
 
 async def test_bug_26_a_body_that_inflates_beyond_measure_is_refused(tmp_path: Path) -> None:
     bomb: Registration = MASTER.but(cluster=CLUSTER, topics=[Topic("t" * 100_000), Topic("u")], deflate=True)
-    async with running(tmp_path, registration_max_length=32 * 1024) as here, line_to(here.address) as line:
+    async with running(tmp_path, registration_frame_bytes_max=32 * 1024) as here, line_to(here.address) as line:
         answer = await line.call(bomb.request)
         assert answer.code == 1
         assert "inflates to more than" in (answer.remark or "")

@@ -151,7 +151,7 @@ async def test_the_longest_frame_of_any_kind_is_taken(line: AsyncLine, form: For
 
 
 async def test_limits_on_frames_can_be_set(tmp_path: Path) -> None:
-    async with running(tmp_path, frame_bytes_max=2048, registration_max_length=4096) as here:
+    async with running(tmp_path, frame_bytes_max=2048, registration_frame_bytes_max=4096) as here:
         async with line_to(here.address) as line:
             assert (await line.call(9999, body=bytes(1800))).code == 3
             await line.write(announcement(2049, Request(9999)))
@@ -168,7 +168,7 @@ async def test_limits_on_frames_can_be_set(tmp_path: Path) -> None:
 async def test_a_body_that_inflates_beyond_measure_is_refused(tmp_path: Path, flagged: bool) -> None:
     bomb = MASTER.but(topics=[Topic("t" * 200_000), Topic("u")], deflate=True, flag_compressed=flagged)
     assert len(bomb.body) < 4096
-    async with running(tmp_path, registration_max_length=64 * 1024) as here, line_to(here.address) as line:
+    async with running(tmp_path, registration_frame_bytes_max=64 * 1024) as here, line_to(here.address) as line:
         answer = await line.call(bomb.request)
         assert answer.code == 1
         assert "inflates to more than 65536 bytes" in (answer.remark or "")
@@ -305,7 +305,7 @@ async def test_registrations_have_a_bound_in_bytes(tmp_path: Path) -> None:
 
 
 async def test_a_key_value_table_has_a_bound(tmp_path: Path) -> None:
-    async with running(tmp_path, kv_config_max_bytes=1024) as here, line_to(here.address) as line:
+    async with running(tmp_path, kv_config_bytes_max=1024) as here, line_to(here.address) as line:
         answer = await line.call(100, {"namespace": "n", "key": "k", "value": "x" * 2000})
         assert answer.code == 1
         assert (await line.call(101, {"namespace": "n", "key": "k"})).code == 22

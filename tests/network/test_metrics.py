@@ -152,7 +152,7 @@ async def test_a_table_without_brokers_has_no_lease_that_is_about_to_end(tmp_pat
 
 
 async def test_the_mass_expiry_guard_says_whom_it_holds(tmp_path: Path) -> None:
-    async with watched(tmp_path, mass_expiry_percent=30) as (here, pages), line_to(here.address) as line:
+    async with watched(tmp_path, mass_expiry_share=0.3) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER, OTHER)
         here.pass_time(125, sweeps=False)
         seen = await scrape(pages)
@@ -204,7 +204,7 @@ async def test_a_change_wakes_only_its_watchers_and_is_counted(tmp_path: Path) -
 
 async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> None:
     async with (
-        watched(tmp_path, memory_path=str(tmp_path / "memory"), snapshot_interval_seconds=1000) as (here, pages),
+        watched(tmp_path, memory_path=str(tmp_path / "memory"), snapshot_interval_s=1000) as (here, pages),
         line_to(here.address) as line,
     ):
         await register(line, MASTER)
@@ -249,7 +249,7 @@ async def test_a_server_is_alive_and_ready(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_waits_for_its_brokers_is_alive_and_not_ready(tmp_path: Path) -> None:
-    async with watched(tmp_path, need_wait_for_service=True) as (here, pages):
+    async with watched(tmp_path, wait_for_brokers=True) as (here, pages):
         status, reason = await page(pages, "/readyz")
         assert (status, "waitSecondsForService=45" in reason, reason.count("\n")) == (503, True, 1)
         assert (await page(pages, "/livez"))[0] == 200

@@ -15,7 +15,7 @@ from tests.support.servers import Running, running
 
 @pytest.fixture
 async def nameserver(tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(tmp_path, notify_min_broker_id_changed=True, connect_timeout_s=1.0) as here:
+    async with running(tmp_path, notify_min_broker_id=True, connect_timeout_s=1.0) as here:
         yield here
 
 
@@ -146,7 +146,7 @@ async def test_a_broker_that_is_away_does_not_keep_others_from_hearing(
 
 
 async def test_a_broker_that_takes_no_connection_does_not_delay_others(tmp_path: Path) -> None:
-    patient = running(tmp_path, notify_min_broker_id_changed=True, connect_timeout_s=600.0)
+    patient = running(tmp_path, notify_min_broker_id=True, connect_timeout_s=600.0)
     async with patient as nameserver, line_to(nameserver.address) as line, ear() as here, full_queue() as hanging:
         master, slave, stuck = at("127.0.0.1:1", 0), at(here.address, 3), at(hanging, 2)
         await register(line, slave, stuck, master)

@@ -88,7 +88,7 @@ async def ask_repeatedly(line: AsyncLine) -> Command:
 
 async def test_order_config_follows_every_change_of_it(tmp_path: Path) -> None:
     where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
-    async with running(tmp_path, order_message_enable=True) as here, line_to(here.address) as line:
+    async with running(tmp_path, ordered_topics_enabled=True) as here, line_to(here.address) as line:
         await register(line, MASTER)
         for value in ("broker-a:1", "broker-a:2", "broker-a:1"):
             await line.call(100, {**where, "value": value})

@@ -140,7 +140,7 @@ async def test_topics_that_a_broker_no_longer_names_go_once_that_is_wanted(line:
 
 
 async def test_routes_are_not_told_before_brokers_had_time_to_register(tmp_path: Path) -> None:
-    async with running(tmp_path, need_wait_for_service=True) as here, line_to(here.address) as line:
+    async with running(tmp_path, wait_for_brokers=True) as here, line_to(here.address) as line:
         answer = await route(line)
         assert (answer.code, answer.remark) == (1, "name server not ready")
         await register(line, MASTER)

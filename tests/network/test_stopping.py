@@ -105,7 +105,7 @@ async def test_a_plain_stop_is_at_once_and_closes_every_connection(nameserver: R
 async def test_our_own_stop_is_not_taken_for_the_brokers_departure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with ear() as slaves, running(tmp_path, notify_min_broker_id_changed=True) as here:
+    async with ear() as slaves, running(tmp_path, notify_min_broker_id=True) as here:
         async with line_to(here.address) as line, line_to(here.address) as other:
             await register(line, at("127.0.0.1:1", 0))
             await register(other, at(slaves.address, 1))

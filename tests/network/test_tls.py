@@ -336,7 +336,7 @@ async def tell_of_a_change(here: Running, listener: str) -> None:
 
 @asynccontextmanager
 async def calling(folder: Path, settings: TlsSettings) -> AsyncIterator[Running]:
-    async with running(folder, tls=settings, notify_min_broker_id_changed=True) as here:
+    async with running(folder, tls=settings, notify_min_broker_id=True) as here:
         yield here
 
 

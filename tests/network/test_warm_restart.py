@@ -95,7 +95,7 @@ async def _until_gone(line: AsyncLine) -> None:
 
 async def test_one_key_turns_it_off(tmp_path: Path) -> None:
     await live(tmp_path, MASTER)
-    async with remembering(tmp_path, warm_restart_enable=False) as here, line_to(here.address) as line:
+    async with remembering(tmp_path, warm_restart_enabled=False) as here, line_to(here.address) as line:
         assert await addresses(line) == {}
 
 
@@ -107,7 +107,7 @@ async def test_a_server_on_any_free_port_remembers_nothing_unless_it_is_told_whe
 
 async def test_who_waits_for_brokers_waits_only_for_topics_that_were_not_known(tmp_path: Path) -> None:
     await live(tmp_path, MASTER)
-    async with remembering(tmp_path, need_wait_for_service=True) as here, line_to(here.address) as line:
+    async with remembering(tmp_path, wait_for_brokers=True) as here, line_to(here.address) as line:
         assert await addresses(line) == HERE_A
         assert (await line.call(105, {"topic": "TopicC"})).remark == "name server not ready"
         here.pass_time(45)
@@ -170,7 +170,7 @@ async def test_what_operators_do_is_recorded_with_who_did_it(tmp_path: Path) -> 
 async def test_brokers_that_fall_silent_together_are_held_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with remembering(tmp_path, mass_expiry_percent=50) as here, line_to(here.address) as line:
+    async with remembering(tmp_path, mass_expiry_share=0.5) as here, line_to(here.address) as line:
         await register(line, MASTER, OTHER)
         here.pass_time(125, sweeps=False)
         async with line_to(here.address) as other:

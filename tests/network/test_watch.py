@@ -67,7 +67,7 @@ async def test_a_change_ends_the_wait_and_the_next_goes_on_from_there(nameserver
 
 
 async def test_everything_that_shows_in_a_route_is_news(tmp_path: Path) -> None:
-    async with running(tmp_path, order_message_enable=True) as server, line_to(server.address) as line:
+    async with running(tmp_path, ordered_topics_enabled=True) as server, line_to(server.address) as line:
         await line.call(broker("T", "U").request)
         heard = await line.call(watch("T"))
 
@@ -169,7 +169,7 @@ async def test_a_stopping_server_sends_watchers_away(tmp_path: Path) -> None:
 
 
 async def test_a_server_without_watches_is_as_apaches(tmp_path: Path) -> None:
-    async with running(tmp_path, watch_enable=False) as server, line_to(server.address) as line:
+    async with running(tmp_path, watch_enabled=False) as server, line_to(server.address) as line:
         answer = await line.call(watch("A"))
         assert (answer.code, answer.remark) == (3, " request type 21001 not supported")
         await line.call(broker("A", "B").request)

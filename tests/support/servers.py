@@ -83,7 +83,7 @@ def own_files(folder: Path) -> dict[str, Any]:
     """Settings of a server that keeps its files in `folder`."""
     return {
         "kv_config_path": str(folder / "kvConfig.json"),
-        "config_store_path": str(folder / "namesrv.properties"),
+        "settings_file": str(folder / "namesrv.properties"),
     }
 
 

@@ -293,11 +293,11 @@ class BrokerConfig(ServerConfig):
 
     # Defaults of this machine, and unsupported values
 
-    def _fill_in(self) -> None:
+    def _set_machine_defaults(self) -> None:
         self.broker_name = self.broker_name or socket.gethostname() or "DEFAULT_BROKER"
         self.store_path = self.store_path or str(home_folder() / "store")
 
-    def _refuse(self, parsed: Mapping[str, Value | None], origin: str) -> None:
+    def _check_supported(self, parsed: Mapping[str, Value | None], origin: str) -> None:
         for key, reason in _UNSUPPORTED.items():
             if parsed.get(key):
                 raise ConfigError(f"{key}={_text(parsed[key])} from {origin} is not supported: {reason}")

@@ -1,4 +1,4 @@
-"""Every setting of a name server, under Java's names at the edges and under ours inside."""
+"""The settings of a name server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,18 @@ from skyroute.nameserver.persistence import MemorySettings, WarmRestart
 from skyroute.routing.table import REGISTRATION_BYTES_MAX
 from skyroute.settings.config import ServerConfig, home_folder
 from skyroute.settings.errors import ConfigError
-from skyroute.settings.keys import INERT_SETTINGS, LONG_MAX, InertSettings, Scope, Value, inert_settings
-from skyroute.settings.keys import setting_of_field as setting
+from skyroute.settings.keys import (
+    INERT_SETTINGS,
+    LONG_MAX,
+    MS,
+    PERCENT,
+    SECONDS,
+    InertSettings,
+    Scope,
+    Value,
+    inert_settings,
+    setting,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,105 +35,98 @@ class NameServerConfig(ServerConfig):
     )
     LISTED: ClassVar[frozenset[Scope]] = frozenset({Scope.NAME_SERVER, Scope.SERVER, Scope.OWN})
     FIXED: ClassVar[frozenset[str]] = ServerConfig.FIXED | {"configStorePath", "kvConfigPath", "memoryPath"}
-    PATH_FIELD: ClassVar[str] = "config_store_path"
+    PATH_FIELD: ClassVar[str] = "settings_file"
 
-    listen_port: int = setting(Scope.SERVER, default=9876, at_most=65535)
+    listen_port: int = setting("listenPort", Scope.SERVER, 9876, at_most=65535)
 
-    kv_config_path: str = setting(Scope.NAME_SERVER, default="", may_be_empty=False)
-    config_store_path: str = setting(Scope.NAME_SERVER, default="", may_be_empty=False)
-    product_env_name: str = setting(Scope.NAME_SERVER, default="center", live=True)
-    cluster_test: bool = setting(Scope.NAME_SERVER, default=False)
-    order_message_enable: bool = setting(Scope.NAME_SERVER, default=False, live=True)
-    config_black_list: str = setting(Scope.NAME_SERVER, default="configBlackList;configStorePath;kvConfigPath")
-    return_order_topic_config_to_broker: bool = setting(Scope.NAME_SERVER, default=True, live=True)
-    scan_not_active_broker_interval: int = setting(Scope.NAME_SERVER, default=5000, at_least=1, at_most=LONG_MAX)
-    support_acting_master: bool = setting(Scope.NAME_SERVER, default=False, live=True)
-    enable_all_topic_list: bool = setting(Scope.NAME_SERVER, default=True, live=True)
-    enable_topic_list: bool = setting(Scope.NAME_SERVER, default=True, live=True)
-    notify_min_broker_id_changed: bool = setting(Scope.NAME_SERVER, default=False, live=True)
-    enable_controller_in_namesrv: bool = setting(Scope.NAME_SERVER, default=False)
-    need_wait_for_service: bool = setting(Scope.NAME_SERVER, default=False)
-    wait_seconds_for_service: int = setting(Scope.NAME_SERVER, default=45)
-    delete_topic_with_broker_registration: bool = setting(Scope.NAME_SERVER, default=False, live=True)
+    kv_config_path: str = setting("kvConfigPath", Scope.NAME_SERVER, "", may_be_empty=False)
+    settings_file: str = setting("configStorePath", Scope.NAME_SERVER, "", may_be_empty=False)
+    environment_name: str = setting("productEnvName", Scope.NAME_SERVER, "center", live=True)
+    cluster_test_mode: bool = setting("clusterTest", Scope.NAME_SERVER, False)
+    ordered_topics_enabled: bool = setting("orderMessageEnable", Scope.NAME_SERVER, False, live=True)
+    config_black_list: str = setting(
+        "configBlackList", Scope.NAME_SERVER, "configBlackList;configStorePath;kvConfigPath"
+    )
+    return_ordered_topics: bool = setting("returnOrderTopicConfigToBroker", Scope.NAME_SERVER, True, live=True)
+    scan_interval_s: float = setting(
+        "scanNotActiveBrokerInterval", Scope.NAME_SERVER, 5.0, unit=MS, at_least=1, at_most=LONG_MAX
+    )
+    acting_master_enabled: bool = setting("supportActingMaster", Scope.NAME_SERVER, False, live=True)
+    all_topic_list_enabled: bool = setting("enableAllTopicList", Scope.NAME_SERVER, True, live=True)
+    topic_list_enabled: bool = setting("enableTopicList", Scope.NAME_SERVER, True, live=True)
+    notify_min_broker_id: bool = setting("notifyMinBrokerIdChanged", Scope.NAME_SERVER, False, live=True)
+    controller_enabled: bool = setting("enableControllerInNamesrv", Scope.NAME_SERVER, False)
+    wait_for_brokers: bool = setting("needWaitForService", Scope.NAME_SERVER, False)
+    wait_for_brokers_s: float = setting("waitSecondsForService", Scope.NAME_SERVER, 45.0, unit=SECONDS)
+    delete_missing_topics: bool = setting("deleteTopicWithBrokerRegistration", Scope.NAME_SERVER, False, live=True)
 
-    registration_max_length: int = setting(Scope.OWN, default=64 * 1024 * 1024, at_least=1024)
-    """Frames longer than `frame_bytes_max` may be registrations only; their inflated bodies end here too."""
-    brokers_max: int = setting(Scope.OWN, default=20_000, at_least=1)
-    topic_entries_max: int = setting(Scope.OWN, default=10_000_000, at_least=1)
-    registration_bytes_max: int = setting(Scope.OWN, default=REGISTRATION_BYTES_MAX, at_least=1024, at_most=LONG_MAX)
+    registration_frame_bytes_max: int = setting("registrationMaxLength", Scope.OWN, 64 * 1024 * 1024, at_least=1024)
+    """Longest frame of a registration, and of its decompressed body; other requests have `frame_bytes_max`."""
+    brokers_max: int = setting("brokersMax", Scope.OWN, 20_000, at_least=1)
+    topic_entries_max: int = setting("topicEntriesMax", Scope.OWN, 10_000_000, at_least=1)
+    registration_bytes_max: int = setting(
+        "registrationBytesMax", Scope.OWN, REGISTRATION_BYTES_MAX, at_least=1024, at_most=LONG_MAX
+    )
     """Approximate maximum memory of all registrations, in bytes."""
-    kv_config_max_bytes: int = setting(Scope.OWN, default=16 * 1024 * 1024, at_least=1024)
-    watch_enable: bool = setting(Scope.OWN, default=True)
+    kv_config_bytes_max: int = setting("kvConfigMaxBytes", Scope.OWN, 16 * 1024 * 1024, at_least=1024)
+    watch_enabled: bool = setting("watchEnable", Scope.OWN, True)
 
-    memory_path: str = setting(Scope.OWN, default="")
-    """Empty: beside the key-value file, in a folder for the port."""
-    journal_enable: bool = setting(Scope.OWN, default=True)
-    journal_segment_bytes: int = setting(Scope.OWN, default=16 * 1024 * 1024, at_least=1024)
-    journal_segment_seconds: int = setting(Scope.OWN, default=60, at_least=1)
-    journal_max_bytes: int = setting(Scope.OWN, default=1024 * 1024 * 1024, at_least=1024, at_most=LONG_MAX)
-    journal_max_age_hours: int = setting(Scope.OWN, default=168, at_least=1)
-    journal_queue_max: int = setting(Scope.OWN, default=1_000_000, at_least=1)
-    """Changes, and topics in them, that wait to be written."""
-    journal_queue_bytes_max: int = setting(Scope.OWN, default=QUEUE_BYTES_MAX, at_least=1024, at_most=LONG_MAX)
-    warm_restart_enable: bool = setting(Scope.OWN, default=True)
-    warm_restart_lease_seconds: int = setting(Scope.OWN, default=45, at_least=1)
-    """Brokers speak every 30 seconds; half as much again is for those that are late."""
-    snapshot_interval_seconds: int = setting(Scope.OWN, default=30, at_least=1)
-    snapshot_max_age_seconds: int = setting(Scope.OWN, default=3600, at_least=1)
-    mass_expiry_percent: int = setting(Scope.OWN, default=0, at_most=100, live=True)
-    """If the leases of more brokers than this run out in one scan, they are held once more; 0 turns it off."""
-
-    @property
-    def scan_interval_s(self) -> float:
-        """How often expired leases are looked for."""
-        return self.scan_not_active_broker_interval / 1000
-
-    @property
-    def wait_for_service_s(self) -> float:
-        """How long after the start routes are not yet given, where `need_wait_for_service` is set."""
-        return float(self.wait_seconds_for_service)
+    memory_path: str = setting("memoryPath", Scope.OWN, "")
+    """Folder of journal and snapshots; empty: beside the key-value file, in a folder for the port."""
+    journal_enabled: bool = setting("journalEnable", Scope.OWN, True)
+    journal_segment_bytes: int = setting("journalSegmentBytes", Scope.OWN, 16 * 1024 * 1024, at_least=1024)
+    journal_segment_s: float = setting("journalSegmentSeconds", Scope.OWN, 60.0, unit=SECONDS, at_least=1)
+    journal_bytes_max: int = setting("journalMaxBytes", Scope.OWN, 1024 * 1024 * 1024, at_least=1024, at_most=LONG_MAX)
+    journal_age_max_hours: int = setting("journalMaxAgeHours", Scope.OWN, 168, at_least=1)
+    journal_queue_max: int = setting("journalQueueMax", Scope.OWN, 1_000_000, at_least=1)
+    """Changes, and topics in them, that are not written yet."""
+    journal_queue_bytes_max: int = setting(
+        "journalQueueBytesMax", Scope.OWN, QUEUE_BYTES_MAX, at_least=1024, at_most=LONG_MAX
+    )
+    warm_restart_enabled: bool = setting("warmRestartEnable", Scope.OWN, True)
+    warm_restart_lease_s: float = setting("warmRestartLeaseSeconds", Scope.OWN, 45.0, unit=SECONDS, at_least=1)
+    """Brokers register every 30 seconds; the rest is for late ones."""
+    snapshot_interval_s: float = setting("snapshotIntervalSeconds", Scope.OWN, 30.0, unit=SECONDS, at_least=1)
+    snapshot_age_max_s: float = setting("snapshotMaxAgeSeconds", Scope.OWN, 3600.0, unit=SECONDS, at_least=1)
+    mass_expiry_share: float = setting("massExpiryPercent", Scope.OWN, 0.0, unit=PERCENT, at_most=100, live=True)
+    """If the leases of a larger share of brokers end in one scan, they are extended once; 0: never."""
 
     @property
     def memory(self) -> MemorySettings | None:
-        """What is kept over a restart; None for nothing.
+        """Settings of the state that survives a restart; None if there is none.
 
-        Nobody finds a server again that takes any free port: it keeps something only if it is told where.
+        A server on any free port has none without `memory_path`, because its folder could not be found again.
         """
-        if not (self.journal_enable or self.warm_restart_enable) or not (self.memory_path or self.listen_port):
+        if not (self.journal_enabled or self.warm_restart_enabled) or not (self.memory_path or self.listen_port):
             return None
         beside = Path(self.kv_config_path).parent / f"memory-{self.listen_port}"
         journal = JournalLimits(
             segment_bytes=self.journal_segment_bytes,
-            segment_s=float(self.journal_segment_seconds),
-            total_bytes=self.journal_max_bytes,
-            age_s=self.journal_max_age_hours * 3600.0,
+            segment_s=self.journal_segment_s,
+            total_bytes=self.journal_bytes_max,
+            age_s=self.journal_age_max_hours * 3600.0,
             queue_weight=self.journal_queue_max,
             queue_bytes=self.journal_queue_bytes_max,
         )
         warm_restart = WarmRestart(
-            # A snapshot of a table in which nothing happens must not come to look too old.
-            interval_s=min(float(self.snapshot_interval_seconds), self.snapshot_max_age_seconds / 2),
-            age_s_max=float(self.snapshot_max_age_seconds),
-            lease_s=float(self.warm_restart_lease_seconds),
+            # An unchanged table must not leave a snapshot that is too old.
+            interval_s=min(self.snapshot_interval_s, self.snapshot_age_max_s / 2),
+            age_s_max=self.snapshot_age_max_s,
+            lease_s=self.warm_restart_lease_s,
         )
         return MemorySettings(
             path=Path(self.memory_path) if self.memory_path else beside,
-            journal=journal if self.journal_enable else None,
-            warm_restart=warm_restart if self.warm_restart_enable else None,
+            journal=journal if self.journal_enabled else None,
+            warm_restart=warm_restart if self.warm_restart_enabled else None,
         )
 
-    @property
-    def mass_expiry_share(self) -> float:
-        """The share of brokers beyond which leases that run out together are held; 0 for never."""
-        return self.mass_expiry_percent / 100
-
-    def _fill_in(self) -> None:
+    def _set_machine_defaults(self) -> None:
         self.kv_config_path = self.kv_config_path or str(home_folder() / "namesrv" / "kvConfig.json")
-        self.config_store_path = self.config_store_path or str(home_folder() / "namesrv" / "namesrv.properties")
+        self.settings_file = self.settings_file or str(home_folder() / "namesrv" / "namesrv.properties")
 
-    def _refuse(self, parsed: Mapping[str, Value | None], origin: str) -> None:
+    def _check_supported(self, parsed: Mapping[str, Value | None], origin: str) -> None:
         if parsed.get("enableControllerInNamesrv"):
             raise ConfigError(
-                f"enableControllerInNamesrv=true from {origin} cannot be served: there is no embedded controller here, "
+                f"enableControllerInNamesrv=true from {origin} is not supported: this name server has no controller, "
                 "run Apache RocketMQ's controller on its own"
             )

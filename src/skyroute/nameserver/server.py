@@ -57,15 +57,15 @@ class NameServer:
             topic_entries_max=config.topic_entries_max,
             registration_bytes_max=config.registration_bytes_max,
         )
-        self.kv = KvConfig(config.kv_config_path, config.kv_config_max_bytes)
-        self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test and upstream else None
+        self.kv = KvConfig(config.kv_config_path, config.kv_config_bytes_max)
+        self._upstream = Upstream(upstream, config.connect_timeout_s) if config.cluster_test_mode and upstream else None
         self._polling = BusyPolling()
         self._step_runner = StepRunner(self._polling, self.clock)
         self._routes = RouteHandlers(
             self.table, self.kv, config, clock=self.clock, step_runner=self._step_runner, upstream=self._upstream
         )
         self._fast_path = self._routes.fast_path
-        self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enable else None
+        self._watches = Watches(RouteHistory(uuid4().hex, first_revision(self.clock))) if config.watch_enabled else None
         self._memory: Persistence | None = None
         self._is_settling = False
         """Some brokers were restored and have not been heard from yet."""
@@ -107,7 +107,7 @@ class NameServer:
             tls=tls,
             clock=self.clock,
             on_disconnect=self._on_disconnect,
-            limits=config.limits(exempt={RequestCode.REGISTER_BROKER: config.registration_max_length}),
+            limits=config.limits(exempt={RequestCode.REGISTER_BROKER: config.registration_frame_bytes_max}),
             polling=self._polling,
         )
         # A port that is taken is found out before anything is recorded: who tries again and again must not fill the
@@ -124,7 +124,7 @@ class NameServer:
             raise
         self._server = server
         config.listen_port = server.port
-        if config.cluster_test and self._upstream is None:
+        if config.cluster_test_mode and self._upstream is None:
             log.warning("clusterTest is on and no other name server is known: give one with -n or NAMESRV_ADDR")
         self._lease_scan = LeaseScan(
             self.table,
@@ -194,8 +194,8 @@ class NameServer:
             return "the name server is stopping"
         if self._server is None:
             return "the name server is starting"
-        if self.config.need_wait_for_service and self._routes.is_new:
-            return f"brokers have waitSecondsForService={self.config.wait_seconds_for_service} to register first"
+        if self.config.wait_for_brokers and self._routes.is_new:
+            return f"brokers have waitSecondsForService={self.config.wait_for_brokers_s:g} to register first"
         return None
 
     def _remember(self, port: int) -> None:
@@ -231,7 +231,7 @@ class NameServer:
             RequestCode.QUERY_DATA_VERSION: brokers.query_data_version,
             RequestCode.REGISTER_TOPIC_IN_NAMESRV: brokers.register_topic,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: (
-                routes.get_route_of_test_cluster if self.config.cluster_test else routes.get_route
+                routes.get_route_of_test_cluster if self.config.cluster_test_mode else routes.get_route
             ),
             RequestCode.GET_BROKER_CLUSTER_INFO: routes.get_cluster_info,
             RequestCode.GET_BROKER_MEMBER_GROUP: routes.get_member_group,
@@ -273,7 +273,7 @@ class NameServer:
         self._events.update((type(event), event.cause) for event in events)
         if self._is_settling:
             self._settle(events)
-        if self.config.notify_min_broker_id_changed and self._notifier is not None:
+        if self.config.notify_min_broker_id and self._notifier is not None:
             self._notifier.put(events)
 
     def _settle(self, events: Collection[RouteEvent]) -> None:

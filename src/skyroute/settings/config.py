@@ -25,7 +25,6 @@ from skyroute.settings.keys import (
     Scope,
     Setting,
     Value,
-    key_of_field,
     parse_setting,
     setting,
     text_of,
@@ -121,7 +120,7 @@ class ServerConfig:
     _black_list: frozenset[str] = field(default=frozenset(), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._fill_in()
+        self._set_machine_defaults()
         self._remember_black_list()
 
     @classmethod
@@ -164,10 +163,10 @@ class ServerConfig:
 
     # Subclasses override these
 
-    def _fill_in(self) -> None:
+    def _set_machine_defaults(self) -> None:
         """Set the defaults that depend on the machine."""
 
-    def _refuse(self, parsed: Mapping[str, Value | None], origin: str) -> None:
+    def _check_supported(self, parsed: Mapping[str, Value | None], origin: str) -> None:
         """Raise ConfigError for valid values that this server does not support."""
 
     # For use
@@ -303,7 +302,7 @@ class ServerConfig:
                 parsed[key] = text
         self._check_water_marks(parsed, origin)
         self._check_proxies(parsed, origin)
-        self._refuse(parsed, origin)
+        self._check_supported(parsed, origin)
         return parsed
 
     def _check_water_marks(self, parsed: Mapping[str, Value | None], origin: str) -> None:
@@ -370,7 +369,7 @@ def _known(kind: type[ServerConfig]) -> dict[str, _Known]:
     """Return every setting with a field, by its RocketMQ name."""
     if kind not in _known_of:
         _known_of[kind] = {
-            described.key or key_of_field(each.name): _Known(each.name, described)
+            described.key: _Known(each.name, described)
             for each in fields(kind)
             if (described := each.metadata.get("setting"))
         }

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from skyroute.settings.errors import ConfigError
 from skyroute.settings.secrets import HIDDEN, may_be_secret
@@ -156,17 +156,6 @@ def setting(
     )
     described_field: T = field(default=default, metadata={"setting": described})
     return described_field
-
-
-def key_of_field(name: str) -> str:
-    """Return `listenPort` for `listen_port`."""
-    first, *others = name.split("_")
-    return first + "".join(word.capitalize() for word in others)
-
-
-def setting_of_field(scope: Scope, *, default: T, **more: Any) -> T:
-    """Return a dataclass field whose name is the RocketMQ name in snake case."""
-    return setting("", scope, default, **more)
 
 
 ALIASES = {

@@ -193,7 +193,7 @@ def _name_server_config(folder: Path) -> NameServerConfig:
         bind_address=_LOOPBACK,
         listen_port=0,
         kv_config_path=str(folder / "kvConfig.json"),
-        config_store_path=str(folder / "namesrv.properties"),
+        settings_file=str(folder / "namesrv.properties"),
     )
 
 

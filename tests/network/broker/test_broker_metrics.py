@@ -200,7 +200,7 @@ async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path,
     assert (await page(pages, "/livez"))[0] == 200
     (tmp_path / "late").mkdir()
     registrar = empty_cluster.broker.components.registrar
-    async with running(tmp_path / "late", listen_port=int(address.rpartition(":")[2]), journal_enable=False):
+    async with running(tmp_path / "late", listen_port=int(address.rpartition(":")[2]), journal_enabled=False):
         await registrar_heard(empty_cluster)
         assert await page(pages, "/readyz") == (200, "ready\n")
     await eventually(lambda: registrar.registered_with == 0)

@@ -165,7 +165,7 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
                 await line.close()
                 await first.server.stop()
                 async with running(
-                    tmp_path, listen_port=port, journal_enable=False, warm_restart_enable=False
+                    tmp_path, listen_port=port, journal_enabled=False, warm_restart_enabled=False
                 ) as second:
                     await eventually(lambda: parked(second) == 1)
                     async with line_to(second.address) as again:

@@ -1,4 +1,4 @@
-"""Clients as a broker sees them: peers that note what they are told, and what they say in heartbeats."""
+"""Clients of a broker: peers that record the requests they get, and heartbeats."""
 
 from collections.abc import Iterable
 
@@ -15,8 +15,8 @@ from skyroute.wire.calls.clients import (
 from skyroute.wire.command import Request, Response
 
 
-class NotingLine:
-    """A way to a peer that keeps what is sent, and answers with what it was given."""
+class RecordingLine:
+    """A connection to a peer that records requests, and responds with `answer`."""
 
     def __init__(self) -> None:
         self.told: list[Request] = []
@@ -33,8 +33,8 @@ class NotingLine:
         return self.answer
 
 
-def a_peer(connection: int) -> tuple[Peer, NotingLine]:
-    line = NotingLine()
+def a_peer(connection: int) -> tuple[Peer, RecordingLine]:
+    line = RecordingLine()
     return Peer(connection, f"10.0.0.1:{40000 + connection}", caller=line), line
 
 

@@ -1,4 +1,4 @@
-"""The parts that keep a broker's topics, groups and offsets, over real files, with a clock that stands still."""
+"""A broker's tables and store over real files, with a manual clock and no sockets."""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
@@ -46,13 +46,13 @@ T = TypeVar("T")
 
 
 class CountingStepRunner(StepRunner):
-    """Counts the steps of long work, and does something after each."""
+    """Counts the steps of long work, and calls `on_step` after each."""
 
     steps = 0
 
     def __init__(self, polling: BusyPolling, clock: ManualClock) -> None:
         super().__init__(polling, clock)
-        self.on_step: Callable[[], None] = int  # type: ignore[assignment]  # which does nothing, too
+        self.on_step: Callable[[], None] = int  # type: ignore[assignment]  # does nothing
 
     async def run(self, steps: Generator[None, None, T]) -> T:
         return await super().run(self._counted(steps))
@@ -70,14 +70,14 @@ class CountingStepRunner(StepRunner):
 
 
 def whole(response: Response) -> Response:
-    """Return an answer with its body in one piece."""
+    """Return a response with its body in one piece."""
     body = b"".join(response_pieces(response, 1, FORM_JSON)[1:])
     return Response(response.code, response.remark, response.fields, body)
 
 
 @dataclass
 class State:
-    """All of it, as a broker would put it together."""
+    """The components, constructed as in a broker."""
 
     folder: Path
     config: BrokerConfig = field(default_factory=settings)
@@ -165,7 +165,7 @@ class State:
         )
 
     async def ask(self, handler: Handler, request: Request) -> Response:
-        """Have a request answered, as a connection would."""
+        """Return the response of a handler, as a connection gets it."""
         answer: Answer = Dispatcher({request.code: handler}).answer(request, self.peer)
         if isinstance(answer, Response):
             return whole(answer)

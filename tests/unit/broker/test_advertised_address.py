@@ -13,28 +13,30 @@ def advertised(**settings: Any) -> Advertised:
 
 
 @pytest.mark.parametrize("bound", ["127.0.0.1", "127.0.0.9", "::1"])
-def test_bound_to_loopback_it_is_found_there(bound: str) -> None:
+def test_a_broker_on_loopback_advertises_loopback(bound: str) -> None:
     assert advertised(bind_address=bound) == Advertised(bound, bound, bound)
 
 
-def test_an_address_it_is_bound_to_is_where_it_is_found() -> None:
+def test_a_broker_bound_to_an_address_advertises_it() -> None:
     assert advertised(bind_address="10.0.0.5").host == "10.0.0.5"
 
 
-def test_bound_to_everything_it_is_found_on_the_way_to_the_name_server(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_on_all_addresses_advertises_the_interface_to_the_name_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert advertised(name_server_list="127.0.0.1:9876;192.0.2.7:9876").host == "127.0.0.1"
     assert "only clients on this machine can reach us" in caplog.text
 
 
-def test_without_a_name_server_it_is_found_on_the_way_to_everybody() -> None:
+def test_without_a_name_server_the_default_interface_is_advertised() -> None:
     assert advertised().host == outward_ip()
 
 
-def test_a_name_server_whose_name_nobody_knows_is_passed_over() -> None:
+def test_a_name_server_that_does_not_resolve_is_skipped() -> None:
     assert advertised(name_server_list="no-such-host.invalid:9876;127.0.0.1:9876").host == "127.0.0.1"
 
 
-def test_what_the_operator_says_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_brokerip1_and_brokerip2_take_precedence(caplog: pytest.LogCaptureFixture) -> None:
     told = advertised(
         advertised_host="203.0.113.5",
         advertised_ha_host="10.0.0.5",
@@ -45,7 +47,7 @@ def test_what_the_operator_says_counts(caplog: pytest.LogCaptureFixture) -> None
     assert caplog.records == []
 
 
-def test_a_name_is_told_as_it_is_and_records_carry_its_address() -> None:
+def test_a_dns_name_is_advertised_and_records_have_its_address() -> None:
     assert advertised(advertised_host="localhost", bind_address="127.0.0.1") == Advertised(
         "localhost", "127.0.0.1", "localhost"
     )
@@ -64,21 +66,21 @@ def test_a_name_is_told_as_it_is_and_records_carry_its_address() -> None:
         ("10.0.0.1:10911", "has a port (expected a host only)"),
     ],
 )
-def test_what_no_client_could_use_is_refused_with_advice(key: str, host: str, complaint: str) -> None:
+def test_an_address_that_clients_cannot_use_is_refused_with_advice(key: str, host: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         advertised(**{"advertised_host": "127.0.0.1", key: host})
     assert complaint in str(caught.value)
     assert "with brokerIP1 or --advertise" in str(caught.value)
 
 
-def test_bound_to_loopback_with_clients_elsewhere_is_refused_with_advice() -> None:
+def test_loopback_with_a_remote_name_server_is_refused_with_advice() -> None:
     with pytest.raises(
         ConfigError, match=r"clients of the name server 192\.0\.2\.7:9876 cannot reach: listen elsewhere"
     ):
         advertised(bind_address="127.0.0.1", name_server_list="127.0.0.1:9876;192.0.2.7:9876")
 
 
-def test_no_packet_is_sent_to_find_the_way() -> None:
+def test_no_packet_is_sent_to_find_the_interface() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as name_server:
         name_server.bind(("127.0.0.1", 0))
         name_server.setblocking(False)

@@ -1,4 +1,4 @@
-"""The one way into the store: what is put aside, what is counted, who is told, and when a message is safe."""
+"""Appending: delayed messages, counters, long polls, and waits for a flush."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +28,7 @@ from tests.unit.broker.test_long_polling import Reader
 
 
 class Room:
-    """A store with its appender, as a broker would put it together."""
+    """A store with its appender, constructed as in a broker."""
 
     def __init__(self, folder: Path, disk: Disk | None = None, *, sync: bool = False) -> None:
         self.clock = ManualClock()
@@ -72,7 +72,7 @@ async def room(tmp_path: Path) -> AsyncIterator[Room]:
         await room.flushing.stop()
 
 
-async def test_a_message_is_stored_counted_and_told_of(room: Room) -> None:
+async def test_a_stored_message_is_counted_and_wakes_long_polls(room: Room) -> None:
     reader = Reader()
     room.long_polling.suspend(reader)
     appended = room.appender.put(draft())
@@ -83,7 +83,7 @@ async def test_a_message_is_stored_counted_and_told_of(room: Room) -> None:
     assert reader.looks == 1
 
 
-async def test_a_batch_is_stored_counted_and_told_of_once(room: Room) -> None:
+async def test_a_stored_batch_is_counted_and_wakes_long_polls_once(room: Room) -> None:
     reader = Reader()
     room.long_polling.suspend(reader)
     appended = room.appender.put_batch(draft(), [BatchItem(b"1"), BatchItem(b"2")])
@@ -106,15 +106,17 @@ async def test_a_batch_is_stored_counted_and_told_of_once(room: Room) -> None:
         ({"XDELAY": "1", "TIMER_": "2"}, "T"),
     ],
 )
-async def test_what_waits_is_put_aside(room: Room, properties: dict[str, str], topic: str) -> None:
+async def test_a_delayed_message_is_redirected_to_a_system_topic(
+    room: Room, properties: dict[str, str], topic: str
+) -> None:
     assert room.appender.schedule(draft(properties=properties)).topic == topic
     room.appender.put_plain(draft(properties=properties))
-    assert bodies(room.store) == [b"body"]  # whatever it says
+    assert bodies(room.store) == [b"body"]  # its delay is ignored
     room.appender.put(draft(properties=properties))
     assert len(bodies(room.store, topic)) == (2 if topic == "T" else 1)
 
 
-async def test_how_long_a_message_may_wait_can_be_changed(room: Room) -> None:
+async def test_the_longest_delay_can_be_changed_at_run_time(room: Room) -> None:
     late = draft(properties={"TIMER_DELAY_SEC": "200"})
     with pytest.raises(RefusedError, match="should not be bigger than the max delay 100000ms"):
         room.appender.put(late)
@@ -122,7 +124,7 @@ async def test_how_long_a_message_may_wait_can_be_changed(room: Room) -> None:
     room.appender.put(late)
 
 
-async def test_what_is_not_stored_is_neither_counted_nor_told_of(tmp_path: Path) -> None:
+async def test_a_failed_append_is_not_counted_and_wakes_no_long_poll(tmp_path: Path) -> None:
     disk = FullDisk()
     with room_in(tmp_path, disk) as room:
         room.appender.put(draft())
@@ -139,12 +141,12 @@ async def test_what_is_not_stored_is_neither_counted_nor_told_of(tmp_path: Path)
         await room.flushing.stop()
 
 
-async def test_without_synchronous_flushing_a_message_is_safe_at_once(room: Room) -> None:
+async def test_with_async_flush_a_send_does_not_wait(room: Room) -> None:
     assert not room.appender.waits_for_disk
     assert room.appender.until_flushed(room.appender.put(draft())) is None
 
 
-async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_path: Path) -> None:
+async def test_with_sync_flush_a_send_and_its_readers_wait_for_the_flush(tmp_path: Path) -> None:
     disk = StuckDisk()
     with room_in(tmp_path, disk, sync=True) as room:
         reader = Reader()
@@ -161,20 +163,20 @@ async def test_with_it_a_message_is_safe_and_shown_once_it_is_on_the_disk(tmp_pa
         await room.flushing.stop()
 
 
-async def test_what_nobody_waits_for_is_shown_soon_too(tmp_path: Path) -> None:
+async def test_with_sync_flush_an_append_without_a_wait_is_flushed_too(tmp_path: Path) -> None:
     with room_in(tmp_path, ForgetfulDisk(), sync=True) as room:
         reader = Reader()
         room.long_polling.suspend(reader)
         reader.finds = Response
         room.appender.put_plain(draft())
-        async with asyncio.timeout(5):  # nobody flushes now and then in this room
+        async with asyncio.timeout(5):  # no background task flushes here
             await wait_for_response(reader.answer)
         assert bodies(room.store) == [b"body"]
         await room.flushing.stop()
 
 
 @pytest.mark.parametrize(("outcome", "text"), [(Flushed.LATE, "late"), (Flushed.FAILED, "failed")])
-async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path, outcome: Flushed, text: str) -> None:
+async def test_a_send_fails_if_its_flush_is_late_or_fails(tmp_path: Path, outcome: Flushed, text: str) -> None:
     disk: Disk
     stuck, forgetful = StuckDisk(), ForgetfulDisk()
     disk = stuck if outcome is Flushed.LATE else forgetful
@@ -190,5 +192,5 @@ async def test_who_waits_for_a_disk_that_does_not_take_it_is_told(tmp_path: Path
         await room.flushing.stop()
 
 
-async def test_how_full_the_disk_is_is_the_stores_word(room: Room) -> None:
+async def test_the_used_share_of_the_disk_comes_from_the_store(room: Room) -> None:
     assert room.appender.disk_used() == room.store.disk_used()

@@ -15,12 +15,12 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import decode_consumer_group
 from skyroute.wire.calls.groups import GroupConfig
 from tests.support.clock import ManualClock
-from tests.unit.broker.clients import NotingLine, a_beat, a_consumer, a_peer
+from tests.unit.broker.clients import RecordingLine, a_beat, a_consumer, a_peer
 from tests.unit.broker.state import settings
 
 
 class Room:
-    """Two members of a group, and notifications whose waiting the test ends."""
+    """Two members of a group, and notifications whose gap the test ends."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
@@ -35,7 +35,7 @@ class Room:
         assert delay_s in (0, GAP_S)
         self.waiting.append(then)
 
-    def join(self, number: int, group: str = "g") -> NotingLine:
+    def join(self, number: int, group: str = "g") -> RecordingLine:
         peer, line = a_peer(number)
         beat = a_beat(f"c{number}", a_consumer(group, "T"))
         self.clients.beat(peer, beat, "JAVA", 479, self.clock.monotonic())
@@ -55,7 +55,7 @@ def room(tmp_path: Path) -> Room:
     return Room(tmp_path)
 
 
-def test_all_members_are_told_at_once(room: Room) -> None:
+def test_all_members_of_a_group_are_notified_at_once(room: Room) -> None:
     room.notifications.put(["g"])
     assert room.told() == [["g"], ["g"]]
     room.let_the_gap_pass()
@@ -64,7 +64,7 @@ def test_all_members_are_told_at_once(room: Room) -> None:
     assert room.told() == [["g", "g"], ["g", "g"]]
 
 
-def test_what_happens_soon_after_is_told_once_when_the_gap_is_over(room: Room) -> None:
+def test_changes_within_the_gap_are_notified_once_at_its_end(room: Room) -> None:
     for _ in range(5):
         room.notifications.put(["g"])
     assert room.told() == [["g"], ["g"]]
@@ -75,14 +75,14 @@ def test_what_happens_soon_after_is_told_once_when_the_gap_is_over(room: Room) -
     assert room.waiting == []
 
 
-def test_a_group_does_not_wait_for_another(room: Room) -> None:
+def test_the_gap_of_one_group_does_not_delay_another(room: Room) -> None:
     room.lines.append(room.join(3, "h"))
     room.notifications.put(["g"])
     room.notifications.put(["h"])
     assert room.told() == [["g"], ["g"], ["h"]]
 
 
-def test_nobody_is_told_of_a_group_that_ended_meanwhile(room: Room) -> None:
+def test_a_group_that_ended_within_the_gap_is_not_notified(room: Room) -> None:
     room.notifications.put(["g"])
     room.notifications.put(["g"])
     room.clients.drop(1)
@@ -93,19 +93,19 @@ def test_nobody_is_told_of_a_group_that_ended_meanwhile(room: Room) -> None:
     assert room.waiting == []
 
 
-def test_a_group_may_want_to_be_told_nothing(room: Room) -> None:
+def test_a_group_can_turn_notifications_off(room: Room) -> None:
     room.groups.put(msgspec.structs.replace(GroupConfig("g"), notify_members=False))
     room.notifications.put(["g"])
     assert room.told() == [[], []]
 
 
-def test_a_broker_may_tell_nobody(room: Room) -> None:
+def test_a_broker_can_turn_notifications_off(room: Room) -> None:
     room.config.notify_group_changes = False
     room.notifications.put(["g"])
     assert room.told() == [[], []]
 
 
-# --------------------------------------------------------------------------------------------------------- silence
+# ---------------------------------------------------------------------------------------------------------- expiry
 
 
 class Scanning:
@@ -122,7 +122,7 @@ class Scanning:
         await self._scan.scan()
 
 
-async def test_a_silent_client_is_parted_with_and_the_others_are_told(room: Room) -> None:
+async def test_an_expired_client_is_evicted_and_the_others_are_notified(room: Room) -> None:
     scanning = Scanning(room)
     for _ in range(12):
         await scanning.scan_after(SCAN_S)
@@ -135,7 +135,7 @@ async def test_a_silent_client_is_parted_with_and_the_others_are_told(room: Room
     assert [member.client_id for member in group.members] == ["c2"]
 
 
-async def test_how_long_a_client_may_be_silent_is_a_setting(room: Room) -> None:
+async def test_the_expiry_time_of_clients_is_a_setting(room: Room) -> None:
     room.config.client_expiry_s = 15.0
     scanning = Scanning(room)
     await scanning.scan_after(SCAN_S)
@@ -144,7 +144,7 @@ async def test_how_long_a_client_may_be_silent_is_a_setting(room: Room) -> None:
     assert scanning.closed == [1, 2]
 
 
-async def test_nobody_is_parted_with_by_a_scan_that_comes_late_itself(room: Room) -> None:
+async def test_a_late_scan_evicts_no_client(room: Room) -> None:
     scanning = Scanning(room)
     await scanning.scan_after(500.0)
     assert scanning.closed == []
@@ -152,7 +152,7 @@ async def test_nobody_is_parted_with_by_a_scan_that_comes_late_itself(room: Room
     assert scanning.closed == [1, 2]
 
 
-async def test_old_locks_are_forgotten_by_the_way(room: Room) -> None:
+async def test_the_scan_removes_expired_locks(room: Room) -> None:
     scanning = Scanning(room)
     scanning.locks.lock("g", "c1", [QueueRef("T", "b", 0)], room.clock.monotonic())
     for _ in range(int(LOCK_LIFE_S / SCAN_S) + 1):
@@ -160,17 +160,17 @@ async def test_old_locks_are_forgotten_by_the_way(room: Room) -> None:
     assert len(scanning.locks) == 0
 
 
-def test_many_members_are_told_some_at_a_time(room: Room) -> None:
+def test_many_members_are_notified_in_steps(room: Room) -> None:
     lines = [room.join(number, "many") for number in range(10, 10 + 2 * NOTIFIED_PER_TURN + 1)]
     room.notifications.put(["many"])
     for told in (NOTIFIED_PER_TURN, 2 * NOTIFIED_PER_TURN, 2 * NOTIFIED_PER_TURN + 1):
         assert sum(len(line.told) for line in lines) == told
-        room.notifications.put(["many"])  # they are told again once all have been told
+        room.notifications.put(["many"])  # they are notified again after all were notified
         room.let_the_gap_pass()
     assert sum(len(line.told) for line in lines) == 3 * NOTIFIED_PER_TURN + 1
 
 
-def test_many_groups_are_told_some_at_a_time(room: Room) -> None:
+def test_many_groups_are_notified_in_steps(room: Room) -> None:
     names = [f"g{number}" for number in range(2 * NOTIFIED_PER_TURN)]
     peer, line = a_peer(7)
     room.clients.beat(peer, a_beat("c7", *(a_consumer(name, "T") for name in names)), "JAVA", 479, 0.0)

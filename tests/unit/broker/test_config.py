@@ -34,7 +34,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_the_defaults_are_apaches_but_for_a_few(caplog: pytest.LogCaptureFixture) -> None:
+def test_defaults_are_those_of_apache_with_a_few_exceptions(caplog: pytest.LogCaptureFixture) -> None:
     config = BrokerConfig.load()
     assert (config.bind_address, config.listen_port) == ("0.0.0.0", 10911)
     assert (config.cluster_name, config.broker_name) == ("DefaultCluster", socket.gethostname())
@@ -46,13 +46,13 @@ def test_the_defaults_are_apaches_but_for_a_few(caplog: pytest.LogCaptureFixture
     assert config.bounded_registration_interval_s == 30.0
     assert config.name_servers == ()
     assert caplog.records == []
-    # Ours alone: a consumer may always filter by properties, and a pull brings more than 32 messages.
+    # Different from Apache: SQL92 filters are enabled, and a pull returns more than 32 messages.
     assert config.property_filter_enabled
     assert config.pull_messages_max == 1024
     assert config.pull_bytes_max == 4 * 1024 * 1024
 
 
-def test_apaches_own_file_is_taken_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_broker_conf_of_apache_loads_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load(BROKER_CONF, tmp_path)
     assert (config.broker_name, config.store_settings().reserved_ms) == ("broker-a", 48 * 3_600_000)
     assert caplog.records == []
@@ -68,7 +68,7 @@ def test_name_servers_come_from_the_environment_the_file_or_the_command_line(tmp
     assert BrokerConfig.load(str(path), options=options, environment=environment).name_servers == ("four:9876",)
 
 
-def test_the_store_is_set_up_as_told() -> None:
+def test_store_settings_follow_from_the_options() -> None:
     config = BrokerConfig.load(
         options={
             "mappedFileSizeCommitLog": "1048576",
@@ -104,7 +104,7 @@ def test_the_store_is_set_up_as_told() -> None:
     )
 
 
-def test_without_force_young_messages_stay_on_a_full_disk() -> None:
+def test_without_forced_deletion_a_full_disk_deletes_expired_messages_only() -> None:
     config = BrokerConfig(forced_deletion_enabled=False)
     assert config.store_settings().disk_used_urgent == 1.0
 
@@ -140,7 +140,7 @@ def test_settings_are_logged_and_possible_secrets_are_hidden(
 
 
 @pytest.mark.parametrize(("wanted_s", "used_s"), [(0.001, 10), (10, 10), (20, 20), (60, 60), (99.999, 60)])
-def test_the_period_of_registration_has_bounds(wanted_s: float, used_s: float) -> None:
+def test_the_registration_interval_is_bounded(wanted_s: float, used_s: float) -> None:
     assert BrokerConfig(registration_interval_s=wanted_s).bounded_registration_interval_s == used_s
 
 
@@ -177,7 +177,7 @@ def test_the_period_of_registration_has_bounds(wanted_s: float, used_s: float) -
         ("sendMessageThreadPoolNums=many", "sendMessageThreadPoolNums='many' from {path} is wrong"),
     ],
 )
-def test_what_cannot_be_served_is_refused_in_one_clear_line(tmp_path: Path, line: str, complaint: str) -> None:
+def test_an_unsupported_or_wrong_value_is_refused_in_one_line(tmp_path: Path, line: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(line, tmp_path)
     assert complaint.format(path=tmp_path / "broker.conf") in str(caught.value)
@@ -195,21 +195,21 @@ def test_what_cannot_be_served_is_refused_in_one_clear_line(tmp_path: Path, line
         "inSyncReplicas=1",
     ],
 )
-def test_what_asks_for_nothing_more_is_taken(tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_need_no_unsupported_feature_are_accepted(
+    tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
     load(line, tmp_path)
     assert caplog.records == []
 
 
-def test_settings_of_things_that_are_not_here_are_accepted_and_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_without_effect_are_accepted_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load("transientStorePoolEnable=true\nsendMessageThreadPoolNums=8\n", tmp_path)
     listed = parse_properties(config.render())
     assert (listed["transientStorePoolEnable"], listed["sendMessageThreadPoolNums"]) == ("true", "8")
     assert warnings(caplog) == ["settings without effect keys=sendMessageThreadPoolNums,transientStorePoolEnable"]
 
 
-def test_a_remote_asker_is_told_of_everything_by_javas_names() -> None:
+def test_the_remote_list_has_all_settings_by_their_rocketmq_names() -> None:
     lines = BrokerConfig(broker_name="broker-a", advertised_host="10.0.0.1").render().splitlines()
     assert lines == sorted(lines)
     assert {
@@ -220,7 +220,7 @@ def test_a_remote_asker_is_told_of_everything_by_javas_names() -> None:
     assert len(lines) > 400
 
 
-def test_an_update_takes_effect_and_is_kept_with_the_store(tmp_path: Path) -> None:
+def test_an_update_takes_effect_and_is_saved_in_the_store(tmp_path: Path) -> None:
     config = BrokerConfig(store_path=str(tmp_path))
     assert config.apply_update("brokerPermission=4\nlistenPort=10911\n") == {"brokerPermission"}
     assert config.broker_permission == 4
@@ -228,7 +228,7 @@ def test_an_update_takes_effect_and_is_kept_with_the_store(tmp_path: Path) -> No
     assert read_properties(tmp_path / "config" / "broker.properties") == stored
 
 
-def test_an_update_goes_to_the_file_we_started_from(tmp_path: Path) -> None:
+def test_an_update_is_saved_in_the_file_of_the_start(tmp_path: Path) -> None:
     config = load(BROKER_CONF, tmp_path, storePathRootDir=str(tmp_path / "store"))
     config.apply_update("maxMessageSize=1")
     assert read_properties(tmp_path / "broker.conf")["maxMessageSize"] == "1"
@@ -251,7 +251,7 @@ def test_an_update_goes_to_the_file_we_started_from(tmp_path: Path) -> None:
         "deleteWhen=never",
     ],
 )
-def test_no_update_keeps_a_broker_from_starting_again(tmp_path: Path, text: str) -> None:
+def test_an_update_that_would_break_the_next_start_is_refused(tmp_path: Path, text: str) -> None:
     config = load(BROKER_CONF, tmp_path, storePathRootDir=str(tmp_path / "store"))
     before = (tmp_path / "broker.conf").read_bytes()
     with pytest.raises(SkyrouteError, match=text.partition("=")[0]):
@@ -264,7 +264,7 @@ VALUES = ("", "0", "1", "-1", "7", "65536", "2147483647", "9223372036854775807",
 
 
 @pytest.mark.parametrize("kind", [BrokerConfig, NameServerConfig])
-def test_whatever_update_is_taken_the_next_start_reads_its_file(
+def test_the_next_start_loads_every_accepted_update(
     tmp_path: Path, kind: type[BrokerConfig] | type[NameServerConfig]
 ) -> None:
     path = tmp_path / "file.properties"
@@ -280,7 +280,7 @@ def test_whatever_update_is_taken_the_next_start_reads_its_file(
 
 
 @pytest.mark.parametrize("key", ["storePathRootDir", "brokerConfigPath", "rocketmqHome", "tls.server.mode"])
-def test_paths_and_transport_cannot_be_changed_from_afar(tmp_path: Path, key: str) -> None:
+def test_paths_and_tls_cannot_be_changed_remotely(tmp_path: Path, key: str) -> None:
     config = BrokerConfig(store_path=str(tmp_path), settings_file=str(tmp_path / "b.conf"))
     with pytest.raises(BlackListedError):
         config.apply_update(f"{key}=/tmp/x")
@@ -289,7 +289,7 @@ def test_paths_and_transport_cannot_be_changed_from_afar(tmp_path: Path, key: st
 @pytest.mark.parametrize(
     "text", ["brokerRole=SLAVE", "deleteWhen=25", "messageDelayLevel=x", "storeType=defaultRocksDB"]
 )
-def test_an_update_cannot_ask_for_what_cannot_be_served(tmp_path: Path, text: str) -> None:
+def test_an_update_to_an_unsupported_value_is_refused(tmp_path: Path, text: str) -> None:
     config = BrokerConfig(store_path=str(tmp_path))
     before = config.render()
     with pytest.raises(ConfigError, match="the update"):

@@ -27,10 +27,10 @@ def topics_of(clients: ConnectedClients, group: str) -> set[str]:
     return set() if known is None else set(known.subscriptions)
 
 
-# ----------------------------------------------------------------------------------------------------- who is there
+# ------------------------------------------------------------------------------------------------------- heartbeats
 
 
-def test_a_consumer_is_known_with_what_it_says() -> None:
+def test_a_heartbeat_registers_a_consumer_with_its_subscriptions() -> None:
     clients = ConnectedClients()
     peer, _ = a_peer(7)
     clients.beat(peer, a_beat("c", a_consumer("g", "T")), "GO", 317, now=5.0)
@@ -51,13 +51,13 @@ def test_a_consumer_is_known_with_what_it_says() -> None:
     assert clients.subscription("h", "T") is None
 
 
-def test_a_peer_whose_language_is_unknown_is_of_another() -> None:
+def test_a_client_without_a_language_counts_as_other() -> None:
     clients = ConnectedClients()
     clients.beat(a_peer(1)[0], a_beat("c", producers=["p"]), None, 0, now=0.0)
     assert [member.language for member in clients.producers("p")] == ["OTHER"]
 
 
-def test_the_last_word_on_how_a_group_consumes_counts() -> None:
+def test_the_last_heartbeat_decides_how_a_group_consumes() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T")))
     beat(clients, 2, a_beat("b", a_consumer("g", "T", model=MessageModel.BROADCASTING)))
@@ -66,7 +66,7 @@ def test_the_last_word_on_how_a_group_consumes_counts() -> None:
     assert group.model is MessageModel.BROADCASTING
 
 
-def test_nobody_joins_through_a_connection_that_has_ended() -> None:
+def test_a_heartbeat_of_a_closed_connection_is_ignored() -> None:
     clients = ConnectedClients()
     assert clients.beat(Peer(1, "x", gone=True), a_beat("c", a_consumer("g", "T")), "JAVA", 0, 0.0).changed == ()
     assert clients.consumers("g") is None
@@ -75,7 +75,7 @@ def test_nobody_joins_through_a_connection_that_has_ended() -> None:
 # ---------------------------------------------------------------------------------------------------- subscriptions
 
 
-def test_what_a_heartbeat_does_not_name_is_forgotten() -> None:
+def test_topics_missing_in_a_heartbeat_are_unsubscribed() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T", "U")))
     outcome = beat(clients, 1, a_beat("a", a_consumer("g", "U", "V")))
@@ -85,7 +85,7 @@ def test_what_a_heartbeat_does_not_name_is_forgotten() -> None:
     assert topics_of(clients, "g") == set()
 
 
-def test_a_subscription_gives_way_to_a_newer_one_only() -> None:
+def test_only_a_newer_subscription_replaces_one() -> None:
     clients = ConnectedClients()
     new, old = Subscription("T", "new", version=2), Subscription("T", "old", version=1)
     same = Subscription("T", "same", version=2)
@@ -100,7 +100,7 @@ def test_a_subscription_gives_way_to_a_newer_one_only() -> None:
 
 
 @pytest.mark.parametrize("versions", [(1, 2), (2, 1)])
-def test_of_a_topic_that_is_named_twice_the_newer_counts(versions: tuple[int, int]) -> None:
+def test_of_two_subscriptions_to_a_topic_the_newer_counts(versions: tuple[int, int]) -> None:
     clients = ConnectedClients()
     twice = [Subscription("T", str(version), version=version) for version in versions]
     beat(clients, 1, a_beat("a", a_consumer("g", "U")))
@@ -111,7 +111,7 @@ def test_of_a_topic_that_is_named_twice_the_newer_counts(versions: tuple[int, in
     assert subscription.expression == "2"
 
 
-def test_a_known_topic_that_is_named_twice_does_not_hide_that_another_is_missing() -> None:
+def test_a_duplicate_topic_does_not_hide_a_missing_one() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T", "U")))
     beat(clients, 1, a_beat("a", a_consumer("g", "T", "T")))
@@ -119,7 +119,7 @@ def test_a_known_topic_that_is_named_twice_does_not_hide_that_another_is_missing
 
 
 @pytest.mark.parametrize(("first", "last"), [("T", "U"), ("U", "T")])
-def test_of_a_group_that_is_named_twice_the_last_word_counts(first: str, last: str) -> None:
+def test_of_two_entries_for_a_group_the_last_counts(first: str, last: str) -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T")))
     beat(clients, 1, a_beat("a", a_consumer("g", first), a_consumer("g", last)))
@@ -127,7 +127,7 @@ def test_of_a_group_that_is_named_twice_the_last_word_counts(first: str, last: s
     assert ids(clients, "g") == ["a"]
 
 
-def test_tags_that_go_hashes_otherwise_get_the_code_that_queues_have() -> None:
+def test_tags_beyond_ascii_get_the_hash_of_the_consume_queue() -> None:
     clients = ConnectedClients()
     wanted = Subscription("T", "红 || A", tags=("红", "A"), codes=(12345, 65))
     beat(clients, 1, a_beat("a", a_consumer("g", subscriptions=[wanted])))
@@ -136,10 +136,10 @@ def test_tags_that_go_hashes_otherwise_get_the_code_that_queues_have() -> None:
     assert set(stored.codes) == {12345, 65, java_hash("红")}
 
 
-# --------------------------------------------------------------------------------------------- who has to be told
+# ---------------------------------------------------------------------------------------------- notifications
 
 
-def test_a_group_is_told_of_newcomers_and_of_nothing_that_stays_the_same() -> None:
+def test_only_a_heartbeat_that_changes_a_group_causes_a_notification() -> None:
     clients = ConnectedClients()
     assert beat(clients, 1, a_beat("a", a_consumer("g", "T"))).changed == ["g"]
     assert beat(clients, 1, a_beat("a", a_consumer("g", "T"))).changed == []
@@ -147,7 +147,7 @@ def test_a_group_is_told_of_newcomers_and_of_nothing_that_stays_the_same() -> No
     assert beat(clients, 2, a_beat("b", a_consumer("g", "T"), producers=["p"])).changed == []
 
 
-def test_a_group_that_gets_everything_is_told_nothing() -> None:
+def test_a_broadcasting_group_gets_no_notifications() -> None:
     clients = ConnectedClients()
     everyone = a_consumer("g", "T", model=MessageModel.BROADCASTING)
     assert beat(clients, 1, a_beat("a", everyone)).changed == []
@@ -157,10 +157,10 @@ def test_a_group_that_gets_everything_is_told_nothing() -> None:
     assert clients.drop(1) == []
 
 
-# ------------------------------------------------------------------------------------------------ the second version
+# ----------------------------------------------------------------------------------------- heartbeats of version 2
 
 
-def test_a_heartbeat_of_the_first_version_is_always_answered_that_the_next_must_be_whole() -> None:
+def test_a_heartbeat_of_version_1_always_needs_subscriptions_next_time() -> None:
     clients = ConnectedClients()
     for _ in range(2):
         assert beat(clients, 1, a_beat("a", a_consumer("g", "T"))).needs_subscriptions
@@ -174,7 +174,7 @@ def test_a_client_whose_fingerprint_is_known_may_leave_out_its_subscriptions() -
     assert topics_of(clients, "g") == {"T"}
 
 
-def test_another_fingerprint_asks_for_a_whole_heartbeat() -> None:
+def test_a_new_fingerprint_requests_the_subscriptions() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), fingerprint=9))
     assert beat(clients, 2, a_beat("b", a_consumer("g"), fingerprint=8, whole=False)).needs_subscriptions
@@ -183,16 +183,16 @@ def test_another_fingerprint_asks_for_a_whole_heartbeat() -> None:
     assert not beat(clients, 2, a_beat("b", a_consumer("g", "T"), fingerprint=8)).needs_subscriptions
 
 
-def test_a_broker_that_has_forgotten_a_group_asks_for_a_whole_heartbeat() -> None:
+def test_a_heartbeat_of_an_unknown_group_requests_the_subscriptions() -> None:
     clients = ConnectedClients()
     assert beat(clients, 1, a_beat("a", a_consumer("g"), fingerprint=9, whole=False)).needs_subscriptions
     assert ids(clients, "g") == ["a"]
 
 
-# ------------------------------------------------------------------------------------------------------ who goes
+# ------------------------------------------------------------------------------------------------------- removal
 
 
-def test_a_client_that_comes_on_a_new_connection_is_there_once() -> None:
+def test_a_client_with_a_new_connection_is_one_member() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
     assert beat(clients, 2, a_beat("a", a_consumer("g", "T"), producers=["p"])).changed == ["g"]
@@ -205,7 +205,7 @@ def test_a_client_that_comes_on_a_new_connection_is_there_once() -> None:
     assert peer.connection == 2
 
 
-def test_a_connection_whose_client_changes_its_name_has_the_new_one() -> None:
+def test_a_new_client_id_on_a_connection_replaces_the_old_one() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
     assert beat(clients, 1, a_beat("b", a_consumer("g", "T"), producers=["p"])).changed == ["g"]
@@ -214,7 +214,7 @@ def test_a_connection_whose_client_changes_its_name_has_the_new_one() -> None:
     assert clients.producer_of("b") is not None
 
 
-def test_who_leaves_is_gone_and_the_others_are_told() -> None:
+def test_a_client_that_leaves_is_removed_and_the_others_are_notified() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
     beat(clients, 2, a_beat("b", a_consumer("g", "T")))
@@ -222,11 +222,11 @@ def test_who_leaves_is_gone_and_the_others_are_told() -> None:
     assert ids(clients, "g") == ["b"]
     assert clients.producers("p") == ()
     assert clients.leave(1, producer_group="p", consumer_group="g") == ()
-    assert clients.leave(2, consumer_group="g") == []  # nobody is left to be told
+    assert clients.leave(2, consumer_group="g") == []  # no member is left to notify
     assert clients.consumers("g") is None
 
 
-def test_with_a_connection_go_all_who_came_through_it() -> None:
+def test_a_closed_connection_removes_all_its_members() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T"), producers=["p"]))
     beat(clients, 2, a_beat("b", a_consumer("g", "T")))
@@ -236,7 +236,7 @@ def test_with_a_connection_go_all_who_came_through_it() -> None:
     assert clients.producer_of("a") is None
 
 
-def test_a_group_that_comes_back_begins_anew() -> None:
+def test_a_group_without_members_forgets_its_subscriptions() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T", version=9)))
     clients.drop(1)
@@ -245,24 +245,24 @@ def test_a_group_that_comes_back_begins_anew() -> None:
 
 
 def expired(clients: ConnectedClients, now: float) -> Expired:
-    """Return what all steps of a scan have found."""
+    """Return the result of all steps of a scan."""
     found = list(clients.expire(now))
     return Expired([peer for one in found for peer in one.peers], [name for one in found for name in one.changed])
 
 
-def test_silence_is_looked_for_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_members_are_removed_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients_module, "SCANNED_A_STEP", 4)
     clients = ConnectedClients()
     for connection in range(10):
         beat(clients, connection, a_beat(f"c{connection}", a_consumer("g", "T"), producers=["p"]))
     scan = clients.expire(EXPIRY_S + 1)
     assert [peer.connection for peer in next(scan).peers] == [0, 1]
-    clients.drop(3)  # while others are served
+    clients.drop(3)  # between two steps
     assert [[peer.connection for peer in gone.peers] for gone in scan] == [[2, 4], [5, 6], [7, 8], [9]]
     assert repr(clients) == repr(ConnectedClients())
 
 
-def test_who_is_silent_for_two_minutes_is_gone_just_after() -> None:
+def test_a_member_expires_after_two_minutes_without_a_heartbeat() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), producers=["p"]))
     beat(clients, 2, a_beat("b", a_consumer("g", "T")), now=60.0)
@@ -274,7 +274,7 @@ def test_who_is_silent_for_two_minutes_is_gone_just_after() -> None:
     assert clients.drop(1) == ()
 
 
-def test_a_group_that_a_client_no_longer_speaks_of_loses_it_while_its_connection_stays() -> None:
+def test_a_group_missing_in_heartbeats_expires_while_its_connection_stays() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T"), a_consumer("h", "T")))
     beat(clients, 2, a_beat("b", a_consumer("h", "T")))
@@ -288,7 +288,7 @@ def test_a_group_that_a_client_no_longer_speaks_of_loses_it_while_its_connection
 # -------------------------------------------------------------------------------------------------------- producers
 
 
-def test_producers_take_turns_and_those_that_are_gone_have_none() -> None:
+def test_connected_producers_take_turns() -> None:
     clients = ConnectedClients()
     peers = [a_peer(number)[0] for number in range(3)]
     for number, peer in enumerate(peers):
@@ -301,7 +301,7 @@ def test_producers_take_turns_and_those_that_are_gone_have_none() -> None:
     assert clients.next_producer("q") is None
 
 
-def test_a_producer_is_found_as_long_as_it_is_in_a_group() -> None:
+def test_a_producer_is_found_by_client_id_while_it_is_in_a_group() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", producers=["p", "q"]))
     clients.leave(1, producer_group="p")
@@ -310,7 +310,7 @@ def test_a_producer_is_found_as_long_as_it_is_in_a_group() -> None:
     assert clients.producer_of("a") is None
 
 
-def test_a_consumer_is_no_producer() -> None:
+def test_a_consumer_is_not_found_as_a_producer() -> None:
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T")))
     assert clients.producer_of("a") is None
@@ -327,7 +327,7 @@ def test_a_consumer_is_no_producer() -> None:
         ("SUBSCRIPTION_BYTES_MAX", 1000),
     ],
 )
-def test_a_heartbeat_for_which_there_is_no_room_is_refused_whole(
+def test_a_heartbeat_beyond_a_limit_is_refused_completely(
     monkeypatch: pytest.MonkeyPatch, bound: str, most: int
 ) -> None:
     monkeypatch.setattr(clients_module, bound, most)
@@ -342,7 +342,7 @@ def test_a_heartbeat_for_which_there_is_no_room_is_refused_whole(
     beat(clients, 1, a_beat("a", a_consumer("h", "T", "U")))
 
 
-def test_a_group_has_so_many_members_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_has_at_most_group_members_max_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients_module, "GROUP_MEMBERS_MAX", 1)
     clients = ConnectedClients()
     beat(clients, 1, a_beat("a", a_consumer("g", "T")))

@@ -30,11 +30,11 @@ def write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_some_groups_are_there_from_the_start(path: Path) -> None:
+def test_predefined_groups_exist_from_the_start(path: Path) -> None:
     assert set(loaded(path).all()) == PREDEFINED_GROUPS
 
 
-def test_a_group_comes_to_be_when_it_is_looked_for(path: Path) -> None:
+def test_a_group_is_created_at_its_first_use(path: Path) -> None:
     groups = loaded(path)
     assert groups.get("readers") is None
     assert groups.find("readers") == GroupConfig("readers")
@@ -43,11 +43,11 @@ def test_a_group_comes_to_be_when_it_is_looked_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 121, "a.b"])
-def test_what_is_no_name_is_no_group(path: Path, name: str) -> None:
+def test_a_group_with_an_invalid_name_is_not_created(path: Path, name: str) -> None:
     assert loaded(path).find(name) is None
 
 
-def test_where_groups_are_not_made_by_coming_only_the_systems_own_are(path: Path) -> None:
+def test_without_auto_creation_only_system_groups_are_created(path: Path) -> None:
     groups = loaded(path, settings(auto_create_groups=False))
     assert groups.find("readers") is None
     assert groups.find("CID_RMQ_SYS_inner") is not None
@@ -56,7 +56,7 @@ def test_where_groups_are_not_made_by_coming_only_the_systems_own_are(path: Path
     assert strict.find("TOOLS_CONSUMER") is not None
 
 
-def test_only_a_change_is_a_new_edition(path: Path) -> None:
+def test_only_a_change_gives_a_new_data_version(path: Path) -> None:
     groups = loaded(path)
     assert groups.put(GroupConfig("readers", retry_times_max=3))
     assert not groups.put(GroupConfig("readers", retry_times_max=3))
@@ -65,7 +65,7 @@ def test_only_a_change_is_a_new_edition(path: Path) -> None:
     assert groups.version.counter == 2
 
 
-def test_there_are_no_more_groups_than_the_bound_says(path: Path) -> None:
+def test_the_number_of_groups_is_bounded(path: Path) -> None:
     groups = loaded(path)
     for number in range(GROUPS_MAX - len(groups.all())):
         groups.find(f"g{number}")
@@ -88,7 +88,7 @@ def test_a_group_may_be_forbidden_a_topic_and_allowed_it_again(path: Path) -> No
     assert not groups.is_forbidden("g", "B")
 
 
-def test_other_bits_of_apaches_table_stay(path: Path) -> None:
+def test_other_bits_of_apaches_forbidden_table_are_kept(path: Path) -> None:
     write(path, b'{"subscriptionGroupTable":{},"forbiddenTable":{"g":{"A":6}}}')
     groups = loaded(path)
     assert groups.is_forbidden("g", "A")
@@ -96,7 +96,7 @@ def test_other_bits_of_apaches_table_stay(path: Path) -> None:
     assert groups.forbidden() == {"g": {"A": 2}}
 
 
-def test_a_table_of_apache_is_opened_and_written_back(path: Path) -> None:
+def test_a_group_file_of_apache_is_read_and_written_back(path: Path) -> None:
     write(path, golden_line("client/group-configs.txt"))
     groups = loaded(path)
     assert groups.get("two-group") == GroupConfig("two-group", retry_times_max=3)
@@ -107,7 +107,7 @@ def test_a_table_of_apache_is_opened_and_written_back(path: Path) -> None:
     assert after == before
 
 
-def test_what_a_group_may_subscribe_and_what_only_apache_understands_is_kept(path: Path) -> None:
+def test_unknown_members_of_a_group_are_written_back(path: Path) -> None:
     group = {"groupName": "g", "subscriptionDataSet": [{"topic": "A", "version": 1}], "liteBindTopic": "L"}
     write(path, json.dumps({"subscriptionGroupTable": {"g": group}}).encode())
     groups = loaded(path)
@@ -121,7 +121,7 @@ def test_what_a_group_may_subscribe_and_what_only_apache_understands_is_kept(pat
 @pytest.mark.parametrize(
     "content", [b"[]", b'{"subscriptionGroupTable":{"g":1}}', b'{"forbiddenTable":{"g":{"t":"x"}}}']
 )
-def test_a_table_that_makes_no_sense_is_not_taken_for_an_empty_one(path: Path, content: bytes) -> None:
+def test_a_damaged_table_is_refused_and_not_read_as_empty(path: Path, content: bytes) -> None:
     write(path, content)
     with pytest.raises(StoreDamagedError):
         loaded(path)

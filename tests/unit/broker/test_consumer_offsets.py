@@ -31,7 +31,7 @@ def write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_the_last_word_of_a_group_counts_also_if_it_goes_back(path: Path) -> None:
+def test_a_commit_may_lower_an_offset(path: Path) -> None:
     offsets = loaded(path)
     assert offsets.get("g", "T", 0) is None
     assert offsets.commit("g", "T", 0, 7)
@@ -41,7 +41,7 @@ def test_the_last_word_of_a_group_counts_also_if_it_goes_back(path: Path) -> Non
     assert offsets.get("other", "T", 0) is None
 
 
-def test_who_has_been_sent_elsewhere_is_not_heard_until_a_pull_was_told(path: Path) -> None:
+def test_commits_are_ignored_until_a_pull_has_received_the_reset(path: Path) -> None:
     offsets = loaded(path)
     offsets.commit("g", "T", 0, 7)
     offsets.reset("g", "T", 0, 3)
@@ -54,7 +54,7 @@ def test_who_has_been_sent_elsewhere_is_not_heard_until_a_pull_was_told(path: Pa
     assert offsets.commit("g", "T", 0, 4)
 
 
-def test_up_to_where_messages_were_given_is_known_until_the_end(path: Path) -> None:
+def test_pulled_offsets_are_kept_in_memory_only(path: Path) -> None:
     offsets = loaded(path)
     assert offsets.pulled("g", "T", 0) is None
     offsets.commit("g", "T", 0, 2)
@@ -65,7 +65,7 @@ def test_up_to_where_messages_were_given_is_known_until_the_end(path: Path) -> N
     assert loaded(path).pulled("g", "T", 0) == 2
 
 
-def test_topics_and_groups_are_found_by_each_other_and_forgotten(path: Path) -> None:
+def test_topics_and_groups_are_found_by_each_other_and_deleted(path: Path) -> None:
     offsets = loaded(path)
     for group, topic in (("g", "A"), ("g", "B"), ("h", "A")):
         offsets.commit(group, topic, 0, 1)
@@ -81,7 +81,7 @@ def test_topics_and_groups_are_found_by_each_other_and_forgotten(path: Path) -> 
     assert repr(offsets) == "<ConsumerOffsets 0 resets=0>"
 
 
-def test_a_group_goes_on_where_another_does(path: Path) -> None:
+def test_offsets_are_cloned_from_another_group(path: Path) -> None:
     offsets = loaded(path)
     offsets.commit("g", "T", 0, 5)
     offsets.commit("g", "T", 1, 6)
@@ -93,7 +93,7 @@ def test_a_group_goes_on_where_another_does(path: Path) -> None:
     assert offsets.of("h", "T") == {0: 5, 1: 6}
 
 
-def test_there_are_no_more_offsets_than_the_bound_says(path: Path) -> None:
+def test_the_number_of_offsets_is_bounded(path: Path) -> None:
     offsets = loaded(path, offsets_max=3)
     for queue_id in range(3):
         offsets.commit("g", "T", queue_id, 1)
@@ -110,7 +110,7 @@ def test_there_are_no_more_offsets_than_the_bound_says(path: Path) -> None:
     assert offsets.commit("h", "T", 0, 1)
 
 
-def test_now_and_then_the_table_is_a_new_edition(path: Path) -> None:
+def test_the_data_version_changes_every_commits_per_version_commits(path: Path) -> None:
     offsets = loaded(path)
     for number in range(COMMITS_PER_VERSION * 2):
         offsets.commit("g", "T", 0, number)
@@ -120,7 +120,7 @@ def test_now_and_then_the_table_is_a_new_edition(path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the file
 
 
-def test_the_largest_table_is_opened_again(tmp_path: Path) -> None:
+def test_the_largest_table_is_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
     offsets = loaded(path)
     for number in range(OFFSETS_MAX // QUEUES_MAX):
@@ -132,7 +132,7 @@ def test_the_largest_table_is_opened_again(tmp_path: Path) -> None:
     assert again.get("g7", "T", QUEUES_MAX - 1) == 7
 
 
-def test_a_table_of_apache_is_opened(path: Path) -> None:
+def test_an_offset_file_of_apache_is_read(path: Path) -> None:
     write(
         path,
         b'{"dataVersion":{"counter":4,"stateVersion":0,"timestamp":9},"groupTopicMap":{"g":["T"]},'
@@ -157,14 +157,14 @@ def test_the_file_is_written_as_apaches_broker_reads_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[]", b'{"offsetTable":{"T@g":{"x":1}}}', b'{"offsetTable":{"T@g":1}}'])
-def test_a_table_that_makes_no_sense_is_not_taken_for_an_empty_one(path: Path, content: bytes) -> None:
+def test_a_damaged_table_is_refused_and_not_read_as_empty(path: Path, content: bytes) -> None:
     write(path, content)
     with pytest.raises(StoreDamagedError):
         loaded(path)
 
 
 class Model:
-    """The same in one slow and obvious table for each thing."""
+    """The model: one plain table for each kind of offset."""
 
     def __init__(self) -> None:
         self.offsets: dict[tuple[str, str, int], int] = {}
@@ -215,13 +215,13 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=30))
 @settings(max_examples=80, deadline=None)
-def test_whatever_is_done_it_is_as_in_the_model_and_again_so_after_a_restart(steps: list[tuple[str, Any]]) -> None:
+def test_offsets_match_the_model_before_and_after_a_restart(steps: list[tuple[str, Any]]) -> None:
     with TemporaryDirectory() as folder:
         path, model = Path(folder) / "consumerOffset.json", Model()
         offsets = loaded(path)
         for name, arguments in steps:
             outcome = getattr(offsets, name)(*arguments)
-            if isinstance(outcome, Iterator):  # it is done in steps
+            if isinstance(outcome, Iterator):  # deletes in steps
                 outcome = next((step for step in outcome if step), None)
             assert outcome == getattr(model, name)(*arguments)
             for group in "gh":

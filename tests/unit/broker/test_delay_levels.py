@@ -20,25 +20,25 @@ def waiting(tmp_path: Path) -> Iterator[Waiting]:
     waiting.store.close()
 
 
-def test_a_message_without_a_level_does_not_wait(waiting: Waiting) -> None:
+def test_a_message_without_a_delay_level_is_not_scheduled(waiting: Waiting) -> None:
     for properties in ({}, {"DELAY": "0"}, {"DELAY": "-1"}, {"XDELAY": "3"}):
         plain = draft(properties)
         assert waiting.delays.schedule(plain) is plain
 
 
-def test_a_message_with_a_level_is_put_aside(waiting: Waiting) -> None:
+def test_a_message_with_a_delay_level_is_redirected_to_the_schedule_topic(waiting: Waiting) -> None:
     scheduled = waiting.delays.schedule(draft({"TAGS": "paid", "DELAY": "2"}))
     assert (scheduled.topic, scheduled.queue_id) == (SCHEDULE_TOPIC, 1)
     assert scheduled.raw_properties == b"TAGS\x01paid\x02DELAY\x012\x02REAL_TOPIC\x01Orders\x02REAL_QID\x012\x02"
 
 
-def test_a_level_beyond_the_last_is_the_last(waiting: Waiting) -> None:
+def test_a_level_above_the_last_counts_as_the_last(waiting: Waiting) -> None:
     scheduled = waiting.delays.schedule(draft({"DELAY": "99"}))
     assert scheduled.queue_id == 2
     assert b"DELAY\x013\x02" in scheduled.raw_properties
 
 
-def test_a_level_wins_over_times(waiting: Waiting) -> None:
+def test_a_delay_level_takes_precedence_over_a_timer(waiting: Waiting) -> None:
     times = {"TIMER_DELAY_SEC": "9", "TIMER_DELAY_MS": "9", "TIMER_DELIVER_MS": "9"}
     scheduled = waiting.delays.schedule(draft({**times, "DELAY": "1"}))
     assert b"TIMER_" not in scheduled.raw_properties
@@ -46,27 +46,27 @@ def test_a_level_wins_over_times(waiting: Waiting) -> None:
     assert waiting.timers.schedule(plain, START_MS) is plain
 
 
-def test_a_level_that_is_no_number_is_refused(waiting: Waiting) -> None:
+def test_a_level_that_is_not_a_number_is_refused(waiting: Waiting) -> None:
     with pytest.raises(RefusedError) as refused:
         waiting.delays.schedule(draft({"DELAY": "1_0"}))
     assert refused.value.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_half_messages_do_not_wait(waiting: Waiting) -> None:
+def test_half_messages_are_not_delayed(waiting: Waiting) -> None:
     half = draft({"DELAY": "1"}, sys_flag=int(TransactionState.PREPARED))
     assert waiting.delays.schedule(half) is half
     committed = draft({"DELAY": "1"}, sys_flag=int(TransactionState.COMMITTED))
     assert waiting.delays.schedule(committed).topic == SCHEDULE_TOPIC
 
 
-def test_what_is_put_aside_again_and_again_does_not_grow(waiting: Waiting) -> None:
+def test_repeated_delays_do_not_grow_the_properties(waiting: Waiting) -> None:
     once = waiting.delays.schedule(draft({"DELAY": "1"}))
     again = waiting.delays.schedule(draft({}))
     again = waiting.delays.schedule(type(once)("Orders", 2, once.body, once.raw_properties, 0, PRODUCER, HOST))
     assert len(again.raw_properties) == len(once.raw_properties)
 
 
-def test_a_message_comes_when_it_is_due_and_not_before(waiting: Waiting) -> None:
+def test_a_message_is_delivered_when_it_is_due_and_not_before(waiting: Waiting) -> None:
     waiting.put(draft({"DELAY": "1", "TAGS": "paid"}, reconsume_times=4, flag=7))
     assert waiting.delays.deliver_due(START_MS) == START_MS + 1_000
     waiting.pass_ms(999)
@@ -81,7 +81,7 @@ def test_a_message_comes_when_it_is_due_and_not_before(waiting: Waiting) -> None
     assert waiting.delays.deliver_due(waiting.time_ms) is None
 
 
-def test_a_clock_that_was_ahead_does_not_hold_messages_back(waiting: Waiting) -> None:
+def test_messages_stored_while_the_clock_was_ahead_are_delivered(waiting: Waiting) -> None:
     waiting.time_ms += 3_600_000
     waiting.put(draft({"DELAY": "3"}))
     waiting.time_ms = START_MS
@@ -89,7 +89,7 @@ def test_a_clock_that_was_ahead_does_not_hold_messages_back(waiting: Waiting) ->
     assert waiting.bodies() == [b"coffee"]
 
 
-def test_messages_bound_for_nowhere_are_discarded(waiting: Waiting) -> None:
+def test_messages_without_a_real_topic_are_discarded(waiting: Waiting) -> None:
     waiting.put(draft({"DELAY": "1"}, topic=HALF_TOPIC))
     waiting.put_plain(draft({"DELAY": "1"}, topic=SCHEDULE_TOPIC, queue_id=0))
     waiting.put_plain(draft({"DELAY": "1", "REAL_TOPIC": "Orders", "REAL_QID": "x"}, topic=SCHEDULE_TOPIC, queue_id=0))
@@ -100,7 +100,7 @@ def test_messages_bound_for_nowhere_are_discarded(waiting: Waiting) -> None:
     assert waiting.messages(HALF_TOPIC) == []
 
 
-def test_after_a_failure_it_is_tried_again_ever_more_rarely(waiting: Waiting) -> None:
+def test_failed_deliveries_are_retried_with_backoff(waiting: Waiting) -> None:
     waiting.put(draft({"DELAY": "1"}))
     waiting.failures = 3
     now_ms = waiting.time_ms = START_MS + 1_000
@@ -113,7 +113,7 @@ def test_after_a_failure_it_is_tried_again_ever_more_rarely(waiting: Waiting) ->
     assert waiting.bodies() == [b"coffee"]
 
 
-def test_others_get_their_turn_in_between(waiting: Waiting) -> None:
+def test_delivery_yields_after_a_batch_of_messages(waiting: Waiting) -> None:
     for _ in range(40):
         waiting.put(draft({"DELAY": "1"}))
     waiting.time_ms += 1_000
@@ -123,7 +123,7 @@ def test_others_get_their_turn_in_between(waiting: Waiting) -> None:
     assert len(waiting.messages()) == 40
 
 
-def test_how_far_it_has_come_is_kept_in_javas_form(waiting: Waiting) -> None:
+def test_offsets_are_saved_in_the_format_of_apache(waiting: Waiting) -> None:
     waiting.put(draft({"DELAY": "1"}))
     waiting.put(draft({"DELAY": "3"}))
     waiting.pass_ms(1_000)
@@ -134,7 +134,7 @@ def test_how_far_it_has_come_is_kept_in_javas_form(waiting: Waiting) -> None:
     assert waiting.delays.offsets() == {1: (1, 1)}
 
 
-def test_offsets_that_cannot_be_are_corrected(waiting: Waiting) -> None:
+def test_offsets_outside_the_queue_are_corrected(waiting: Waiting) -> None:
     waiting.put(draft({"DELAY": "1"}))
     waiting.pass_ms(1_000)
     waiting.stop()
@@ -143,12 +143,12 @@ def test_offsets_that_cannot_be_are_corrected(waiting: Waiting) -> None:
     assert waiting.delays.offsets() == {1: (1, 1), 2: (0, 0)}
 
 
-def test_only_what_is_on_the_disk_counts_as_delivered(waiting: Waiting) -> None:
+def test_only_flushed_deliveries_are_saved(waiting: Waiting) -> None:
     waiting.put(draft({"DELAY": "1"}))
     waiting.pass_ms(1_000)
     waiting.delays.note(waiting.time_ms)
     waiting.delays.note(waiting.time_ms)
-    assert waiting.delays.render()["offsetTable"] == {}  # type: ignore[index]  # what a file holds has no type
+    assert waiting.delays.render()["offsetTable"] == {}  # type: ignore[index]  # a parsed file has no type
     waiting.store.flush()
     waiting.delays.note(waiting.time_ms)
     assert waiting.delays.render()["offsetTable"] == {1: 1}  # type: ignore[index]  # as above
@@ -162,7 +162,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-def test_each_comes_exactly_once_and_never_early(
+def test_each_message_is_delivered_once_and_never_early(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     waiting = Waiting(tmp_path_factory.mktemp("store"))

@@ -27,18 +27,18 @@ def record(**properties: str) -> bytes:
 
 
 @pytest.mark.parametrize("subscription", [Subscription("T"), Subscription("T", "*", "TAG", 7, ("A",), (65,))])
-def test_who_wants_everything_is_asked_nothing(subscription: Subscription) -> None:
+def test_a_subscription_to_all_messages_has_no_filter(subscription: Subscription) -> None:
     assert make_filter(subscription) == (None, None)
 
 
-def test_tags_are_chosen_by_their_codes() -> None:
+def test_tags_are_matched_by_their_hashes() -> None:
     accept_code, accept_record = make_filter(make_subscription("T", "TagA || TagB", 0))
     assert accept_code is not None
     assert accept_record is None
     assert [accept_code(tag_code(tag)) for tag in ("TagA", "TagB", "TagC", None)] == [True, True, False, False]
 
 
-def test_the_codes_that_were_sent_count_and_not_the_expression() -> None:
+def test_the_hashes_in_a_subscription_count_and_not_its_expression() -> None:
     accept_code, _ = make_filter(Subscription("T", "TagA", codes=(tag_code("TagB"),)))
     assert accept_code is not None
     assert not accept_code(tag_code("TagA"))
@@ -46,11 +46,11 @@ def test_the_codes_that_were_sent_count_and_not_the_expression() -> None:
 
 
 BLANKS = "".join(map(chr, range(0x21)))
-"""What Java trims."""
+"""Characters that Java trims."""
 
 
 @given(st.lists(st.text(min_size=1).filter(lambda tag: "|" not in tag and tag.strip(BLANKS)), min_size=1), st.text())
-def test_the_choice_is_that_of_the_expression(tags: list[str], sent: str) -> None:
+def test_the_tag_filter_matches_the_tag_expression(tags: list[str], sent: str) -> None:
     text = "||".join(tags)
     accept_code, _ = make_filter(make_subscription("T", text, 0))
     wanted = parse_tag_expression(text)
@@ -58,7 +58,7 @@ def test_the_choice_is_that_of_the_expression(tags: list[str], sent: str) -> Non
         assert (accept_code is None or accept_code(tag_code(tag))) == wanted.may_want(tag_code(tag))
 
 
-def test_properties_are_asked_of_the_record() -> None:
+def test_an_sql92_filter_tests_the_properties_of_the_record() -> None:
     accept_code, accept_record = make_filter(make_subscription("T", sql("amount > 10 AND TAGS = 'A'"), 0))
     assert accept_code is None
     assert accept_record is not None
@@ -68,38 +68,38 @@ def test_properties_are_asked_of_the_record() -> None:
     assert not accept_record(record(amount="much", TAGS="A"))
 
 
-def test_what_is_no_record_is_not_wanted() -> None:
+def test_a_damaged_record_matches_no_filter() -> None:
     _, accept_record = make_filter(make_subscription("T", sql("a IS NULL"), 0))
     assert accept_record is not None
     assert not accept_record(b"no record")
 
 
 @pytest.mark.parametrize("expression", ["a >", "a > 'b'", "x" * (EXPRESSION_CHARS_MAX + 1), "*"])
-def test_what_is_no_condition_is_refused(expression: str) -> None:
+def test_an_invalid_sql92_expression_is_refused(expression: str) -> None:
     with pytest.raises(RefusedError) as refused:
         make_filter(Subscription("T", expression, "SQL92"))
     assert refused.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_a_kind_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_filter_type_is_refused() -> None:
     with pytest.raises(RefusedError, match="unknown filter type 'CLASS'") as refused:
         make_filter(Subscription("T", "a", "CLASS"))
     assert refused.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_conditions_may_be_forbidden_and_tags_may_not() -> None:
+def test_sql92_can_be_disabled_and_tags_cannot() -> None:
     with pytest.raises(RefusedError, match="by SQL92") as refused:
         make_filter(Subscription("T", "a = 1", "SQL92"), by_properties=False)
     assert refused.value.code == ResponseCode.SYSTEM_ERROR
     assert make_filter(Subscription("T", "A", codes=(65,)), by_properties=False).accept_code is not None
 
 
-def test_a_condition_is_compiled_once() -> None:
+def test_an_expression_is_compiled_once() -> None:
     first = make_filter(Subscription("T", "once = 1", "SQL92", version=1))
     assert make_filter(Subscription("U", "once = 1", "SQL92", version=2)) is first
 
 
-def test_conditions_are_kept_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_conditions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = filters._CompiledConditions()
     monkeypatch.setattr(filters, "COMPILED_CHARS_MAX", 12)
     first, second = compiled.filter_of("a = 1"), compiled.filter_of("b = 1")
@@ -109,7 +109,7 @@ def test_conditions_are_kept_as_long_as_there_is_room(monkeypatch: pytest.Monkey
     assert compiled.filter_of("b = 1") is not second
 
 
-def test_an_expression_longer_than_the_room_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expression_longer_than_the_cache_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = filters._CompiledConditions()
     monkeypatch.setattr(filters, "COMPILED_CHARS_MAX", 3)
     assert compiled.filter_of("a = 1").accept_record is not None

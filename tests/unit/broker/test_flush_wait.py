@@ -1,4 +1,4 @@
-"""When what was stored reaches the disk: who shares a flush, who is told what, and how it ends."""
+"""Flushing: shared flushes, timeouts, failures, and the stop."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -23,13 +23,13 @@ class CountingDisk(Disk):
 
 
 class Room:
-    """A store, what flushes it, and what those who wait were told."""
+    """A store, its flushing, and the outcomes of waits."""
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
         self.timeout_s = 10.0
         self.flushes = 0
-        self.told: list[tuple[str, Flushed]] = []
+        self.outcomes_by_name: list[tuple[str, Flushed]] = []
         self.flushing = Flushing(store, interval_s=0.01, timeout_s=lambda: self.timeout_s, on_flushed=self._on_flushed)
 
     def _on_flushed(self) -> None:
@@ -39,14 +39,14 @@ class Room:
         return self.store.append(draft(), NOW_MS).log_end
 
     def wait(self, name: str) -> None:
-        self.flushing.wait_for(self.append(), lambda outcome: self.told.append((name, outcome)))
+        self.flushing.wait_for(self.append(), lambda outcome: self.outcomes_by_name.append((name, outcome)))
 
     def is_told(self, *names: str) -> bool:
-        return [name for name, _ in self.told] == list(names)
+        return [name for name, _ in self.outcomes_by_name] == list(names)
 
     @property
     def outcomes(self) -> list[Flushed]:
-        return [outcome for _, outcome in self.told]
+        return [outcome for _, outcome in self.outcomes_by_name]
 
 
 Make = Callable[[Disk], Room]
@@ -65,13 +65,13 @@ def make(tmp_path: Path) -> Iterator[Make]:
         store.kill()
 
 
-async def test_those_of_one_turn_share_a_flush(make: Make) -> None:
+async def test_appends_of_one_turn_share_a_flush(make: Make) -> None:
     disk = CountingDisk()
     room = make(disk)
     disk.syncs = 0
     for name in "abc":
         room.wait(name)
-    assert room.told == []
+    assert room.outcomes_by_name == []
     await eventually(lambda: room.is_told("a", "b", "c"))
     assert disk.syncs == 1
     assert set(room.outcomes) == {Flushed.DONE}
@@ -79,7 +79,7 @@ async def test_those_of_one_turn_share_a_flush(make: Make) -> None:
     await room.flushing.stop()
 
 
-async def test_those_who_come_during_a_flush_share_the_next(make: Make) -> None:
+async def test_appends_during_a_flush_share_the_next_flush(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     disk.stick()
@@ -95,7 +95,7 @@ async def test_those_who_come_during_a_flush_share_the_next(make: Make) -> None:
     await room.flushing.stop()
 
 
-async def test_each_is_told_in_its_own_time_that_the_disk_hangs(make: Make) -> None:
+async def test_each_wait_ends_at_its_own_timeout_if_the_disk_hangs(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     disk.stick()
@@ -112,9 +112,7 @@ async def test_each_is_told_in_its_own_time_that_the_disk_hangs(make: Make) -> N
     await room.flushing.stop()
 
 
-async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_flush_fails_all_waits_and_stops_the_store(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     disk = ForgetfulDisk()
     room = make(disk)
     disk.forgets = True
@@ -128,12 +126,12 @@ async def test_a_failed_flush_fails_all_who_wait_and_closes_the_store(
     disk.forgets = False
     room.flushing.flush_soon()
     async with asyncio.timeout(5):
-        await room.flushing.run()  # it has nothing to do any more
+        await room.flushing.run()  # it ends after a failure
     assert (room.flushes, room.store.flushed_position) == (1, 0)
     await room.flushing.stop()
 
 
-async def test_what_nobody_waits_for_is_flushed_soon_if_somebody_hurries(make: Make) -> None:
+async def test_flush_soon_flushes_without_a_wait(make: Make) -> None:
     room = make(CountingDisk())
     room.append()
     room.flushing.flush_soon()
@@ -144,7 +142,7 @@ async def test_what_nobody_waits_for_is_flushed_soon_if_somebody_hurries(make: M
     assert room.flushes == 1
 
 
-async def test_what_is_wanted_while_a_flush_is_under_way_is_not_forgotten(make: Make) -> None:
+async def test_a_flush_requested_during_a_flush_follows_it(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     disk.stick()
@@ -160,19 +158,20 @@ async def test_what_is_wanted_while_a_flush_is_under_way_is_not_forgotten(make: 
     await room.flushing.stop()
 
 
-async def test_now_and_then_whatever_there_is_is_flushed(make: Make) -> None:
+async def test_the_background_task_flushes_the_log_and_the_queues(make: Make) -> None:
     room = make(CountingDisk())
     running = asyncio.ensure_future(room.flushing.run())
     room.append()
     await eventually(lambda: room.store.flushed_position == room.store.max_position)
-    # Others may open the files of a broker that runs: a queue's unit is there too.
+    # Other processes may read the files of a running broker, so the unit of the queue is written, too.
     segment = room.store.folder / "consumequeue" / "T" / "0" / f"{0:020d}"
     await eventually(lambda: segment.exists() and any(segment.read_bytes()[:20]))
     running.cancel()
     await room.flushing.stop()
+    assert room.flushes >= 1
 
 
-async def test_those_who_wait_now_can_be_waited_for(make: Make) -> None:
+async def test_drain_returns_after_all_present_waits(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     await room.flushing.drain()
@@ -183,11 +182,11 @@ async def test_those_who_wait_now_can_be_waited_for(make: Make) -> None:
     assert not drained.done()
     disk.move()
     await drained
-    assert room.told == [("a", Flushed.DONE)]
+    assert room.outcomes_by_name == [("a", Flushed.DONE)]
     await room.flushing.stop()
 
 
-async def test_the_end_waits_for_the_flush_under_way_and_fails_the_rest(make: Make) -> None:
+async def test_stop_waits_for_the_current_flush_and_fails_the_other_waits(make: Make) -> None:
     disk = StuckDisk()
     room = make(disk)
     disk.stick()
@@ -200,22 +199,20 @@ async def test_the_end_waits_for_the_flush_under_way_and_fails_the_rest(make: Ma
     assert not stopping.done()
     disk.move()
     await stopping
-    assert room.told == [("a", Flushed.DONE), ("b", Flushed.FAILED)]
+    assert room.outcomes_by_name == [("a", Flushed.DONE), ("b", Flushed.FAILED)]
     room.wait("c")
     room.flushing.flush_soon()
-    assert room.told[-1] == ("c", Flushed.FAILED)
+    assert room.outcomes_by_name[-1] == ("c", Flushed.FAILED)
 
 
-async def test_who_waits_and_was_not_begun_for_is_failed_at_the_end(make: Make) -> None:
+async def test_stop_fails_a_wait_whose_flush_has_not_begun(make: Make) -> None:
     room = make(CountingDisk())
     room.wait("a")
     await room.flushing.stop()
-    assert room.told == [("a", Flushed.FAILED)]
+    assert room.outcomes_by_name == [("a", Flushed.FAILED)]
 
 
-async def test_a_store_that_cannot_begin_a_flush_tells_those_who_wait(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_flush_that_cannot_begin_fails_the_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     room = make(CountingDisk())
 
     def refuse(_descriptor: int) -> int:

@@ -17,7 +17,7 @@ from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.queue_maps import quote_object_keys
-from tests.unit.broker.clients import NotingLine, a_beat, a_consumer, a_peer
+from tests.unit.broker.clients import RecordingLine, a_beat, a_consumer, a_peer
 from tests.unit.broker.state import BROKER, HOST, State
 
 
@@ -26,7 +26,7 @@ def on(state: State) -> ForwardingHandlers:
     return ForwardingHandlers(state.clients, state.store, state.topics, state.groups, state.identity)
 
 
-def join(state: State, connection: int, client_id: str, version: int = 479) -> NotingLine:
+def join(state: State, connection: int, client_id: str, version: int = 479) -> RecordingLine:
     peer, line = a_peer(connection)
     state.clients.beat(peer, a_beat(client_id, a_consumer("g", "T")), "JAVA", version, 0.0)
     return line
@@ -39,7 +39,12 @@ async def test_a_consumers_word_on_itself_is_passed_on_as_it_is(state: State, on
     line = join(state, 1, "c1")
     line.answer = Response(0, "remark", {"a": "b"}, b"body")
     answer = await state.ask(on.running, RUNNING)
-    assert (answer.code, answer.remark, answer.fields, answer.body) == (0, "remark", {"a": "b"}, b"body")
+    assert (answer.code, answer.remark, answer.fields, answer.body) == (
+        ResponseCode.SUCCESS,
+        "remark",
+        {"a": "b"},
+        b"body",
+    )
     ((request, timeout_s),) = line.calls
     assert (request.code, request.fields) == (RequestCode.GET_CONSUMER_RUNNING_INFO, RUNNING.fields)
     assert timeout_s == 10
@@ -62,7 +67,7 @@ async def test_a_consumer_that_does_not_answer_is_late(state: State, on: Forward
 
 
 async def test_a_consumer_that_goes_meanwhile_is_said_to_have_gone(state: State, on: ForwardingHandlers) -> None:
-    class Cut(NotingLine):
+    class Cut(RecordingLine):
         async def call(self, request: Request, timeout_s: float) -> Response:
             raise ConnectionLostError(f"cut {request.code} {timeout_s}")
 

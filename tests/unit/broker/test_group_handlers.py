@@ -13,7 +13,7 @@ from skyroute.wire.calls.groups import (
     encode_group_update,
 )
 from skyroute.wire.calls.topics import PAGE_MAX, TopicConfig, decode_topic_list
-from skyroute.wire.codes import RequestCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request
 from tests.unit.broker.state import State, settings
 
@@ -34,7 +34,7 @@ def mode(**changes: Any) -> Request:
 
 async def test_a_group_is_on_the_disk_when_its_creation_is_answered(state: State) -> None:
     response = await state.ask(state.on_groups.update, encode_group_update(GroupConfig("g", retry_times_max=3)))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert stored(state)["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 3
     assert state.groups.get("g") == GroupConfig("g", retry_times_max=3)
 
@@ -68,9 +68,11 @@ async def test_several_groups_come_at_once_or_not_at_all(state: State) -> None:
         body = {"groupConfigList": [{"groupName": name} for name in names]}
         return Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=json.dumps(body).encode())
 
-    assert (await state.ask(state.on_groups.update_many, many("a", "not a name"))).code == 29
+    assert (
+        await state.ask(state.on_groups.update_many, many("a", "not a name"))
+    ).code == ResponseCode.INVALID_PARAMETER
     assert state.groups.get("a") is None
-    assert (await state.ask(state.on_groups.update_many, many("a", "b"))).code == 0
+    assert (await state.ask(state.on_groups.update_many, many("a", "b"))).code == ResponseCode.SUCCESS
     assert {"a", "b"} <= stored(state)["subscriptionGroupTable"].keys()
 
 
@@ -79,10 +81,12 @@ async def test_a_deleted_group_leaves_its_offsets_unless_told_otherwise(state: S
     state.groups.find("g")
     state.offsets.commit("g", "T", 0, 1)
     response = await state.ask(state.on_groups.delete, encode_group_deletion("g", with_offsets=with_offsets))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert state.groups.get("g") is None
     assert state.offsets.get("g", "T", 0) == (None if with_offsets else 1)
-    assert (await state.ask(state.on_groups.delete, encode_group_deletion("g", with_offsets=True))).code == 0
+    assert (
+        await state.ask(state.on_groups.delete, encode_group_deletion("g", with_offsets=True))
+    ).code == ResponseCode.SUCCESS
 
 
 async def test_groups_are_told_whole_and_in_pages(state: State) -> None:
@@ -109,7 +113,7 @@ async def test_who_asks_for_a_group_makes_it_where_that_is_allowed(state: State)
     strict = State(state.folder / "strict", state.config)
     response = await strict.ask(strict.on_groups.get, encode_group_config_query("g"))
     strict.close()
-    assert (response.code, response.remark) == (26, "No group in this broker")
+    assert (response.code, response.remark) == (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
 
 
 async def test_reading_may_be_forbidden_and_asked_about(state: State) -> None:
@@ -131,7 +135,7 @@ async def test_the_topics_of_a_group_are_told_with_the_brokers_address(state: St
 
 async def test_request_modes_are_kept_and_told(state: State) -> None:
     state.topics.put(TopicConfig("T"))
-    assert (await state.ask(state.on_groups.set_request_mode, mode())).code == 0
+    assert (await state.ask(state.on_groups.set_request_mode, mode())).code == ResponseCode.SUCCESS
     response = await state.ask(state.on_groups.all_request_modes, Request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE))
     kept = {"topic": "T", "consumerGroup": "g", "mode": "POP", "popShareQueueNum": 2}
     assert json.loads(response.body) == {"messageRequestModeMap": {"T": {"g": kept}}}

@@ -1,4 +1,4 @@
-"""What happens when nobody speaks: work that is repeated, tables that are saved, messages that go."""
+"""Periodic work: saving tables, deleting expired messages."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.support.disks import draft, small_store
 
 
 class Work:
-    """Something that fails when it is told to, and says when it has been done often enough."""
+    """Work that fails on demand, and signals after a number of runs."""
 
     def __init__(self, times: int, error: Exception | None = None) -> None:
         self.times = times
@@ -41,7 +41,7 @@ class Work:
 
 @pytest.mark.parametrize("awaited", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-async def test_work_is_done_again_and_again_also_if_it_fails(
+async def test_periodic_work_continues_after_a_store_error(
     awaited: bool, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     work = Work(3, DiskFullError("no room") if fails else None)
@@ -53,13 +53,13 @@ async def test_work_is_done_again_and_again_also_if_it_fails(
     assert (f"{name} failed reason=no room" in caplog.text) == fails
 
 
-async def test_a_mistake_of_ours_is_not_hidden() -> None:
+async def test_periodic_work_raises_other_errors() -> None:
     work = Work(1, ZeroDivisionError("ours"))
     with pytest.raises(ZeroDivisionError):
         await every(0.001, work.plain)
 
 
-async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
+async def test_all_changed_tables_are_saved(tmp_path: Path) -> None:
     table_files = [TableFile(JsonFile(tmp_path / name), lambda: [b"{}"]) for name in ("a", "b", "c")]
     for table_file in table_files[:2]:
         table_file.touch()
@@ -68,7 +68,7 @@ async def test_all_that_was_touched_is_saved(tmp_path: Path) -> None:
 
 
 class MeasuredDisk(Disk):
-    """As full as the test says."""
+    """A disk whose used share the test sets."""
 
     used = 0.1
 
@@ -89,7 +89,7 @@ def store(tmp_path: Path, disk: MeasuredDisk) -> Iterator[MessageStore]:
 
 
 def filled(store: MessageStore, clock: ManualClock) -> int:
-    """Fill a few segments; gives how many there are."""
+    """Fill a few segments; return their number."""
     for _ in range(5):
         store.append(draft(body=bytes(3000)), int(clock.wall() * 1000))
     return len(store._log.segments)
@@ -100,39 +100,39 @@ def clock_at(hour: int) -> ManualClock:
     return ManualClock(wall=day.timestamp())
 
 
-def test_old_messages_go_at_the_hour_that_is_set(store: MessageStore) -> None:
+def test_expired_messages_are_deleted_at_the_configured_hour(store: MessageStore) -> None:
     clock = clock_at(3)
     retention = Retention(store, BrokerConfig(delete_hour_list="05;17"), clock)
     before = filled(store, clock)
     retention.clean()
     clock.advance(3600)
     retention.clean()
-    assert len(store._log.segments) == before  # old enough, but it is not time
+    assert len(store._log.segments) == before  # expired, but at another hour
     clock.advance(3600)
     retention.clean()
     assert len(store._log.segments) == 1
 
 
-def test_an_operator_need_not_wait_for_the_hour(store: MessageStore) -> None:
+def test_clean_now_deletes_expired_messages_at_any_hour(store: MessageStore) -> None:
     clock = clock_at(3)
     retention = Retention(store, BrokerConfig(delete_hour_list="05"), clock)
     before = filled(store, clock)
     clock.advance(60)
     retention.clean_now()
-    assert len(store._log.segments) == before  # too young
+    assert len(store._log.segments) == before  # not expired
     clock.advance(3600)
     retention.clean_now()
     assert len(store._log.segments) == 1
 
 
-def test_a_clock_that_was_set_back_removes_nothing(store: MessageStore) -> None:
+def test_a_clock_that_is_set_back_deletes_nothing(store: MessageStore) -> None:
     clock = clock_at(5)
     before = filled(store, clock)
     Retention(store, BrokerConfig(delete_hour_list="05"), clock_at(4)).clean_now()
     assert len(store._log.segments) == before
 
 
-def test_a_full_disk_is_said_once_and_so_is_room(
+def test_a_full_disk_is_logged_once_and_so_is_its_end(
     store: MessageStore, disk: MeasuredDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -143,7 +143,7 @@ def test_a_full_disk_is_said_once_and_so_is_room(
     for _ in range(3):
         retention.clean()
     assert caplog.text.count("disk full, messages are refused used_percent=97") == 1
-    assert len(store._log.segments) == 1  # whatever can go has gone
+    assert len(store._log.segments) == 1  # nothing more can be deleted
     with pytest.raises(StorageError, match="is full"):
         store.append(draft(), 0)
     disk.used = 0.2

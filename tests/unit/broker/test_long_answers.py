@@ -17,7 +17,7 @@ from skyroute.routing.topology import QUEUES_MAX
 from skyroute.wire import fastjson
 from skyroute.wire.calls.groups import GroupConfig, RequestMode, decode_consume_stats, decode_reset_offsets
 from skyroute.wire.calls.topics import TopicConfig, decode_topic_page, decode_topic_stats
-from skyroute.wire.codes import RequestCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from tests.unit.broker.state import State
 
@@ -79,7 +79,7 @@ async def test_a_topic_with_many_queues_is_looked_at_in_steps(
         RequestCode.QUERY_CORRECTION_OFFSET: wide.on_offsets.corrections,
     }
     response = await wide.ask(on[code], Request(code, fields))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert response.body.count(b":") >= WIDE
     assert wide.step_runner.steps >= WIDE // PARTS_MAX
     assert longest() <= 4 * PARTS_MAX
@@ -179,7 +179,7 @@ async def test_offsets_of_a_group_with_many_topics_are_forgotten_in_steps(state:
     for number in range(3 * OFFSETS_A_STEP):
         state.offsets.commit("g", f"T{number}", 0, 1)
     request = Request(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g", "cleanOffset": "true"})
-    assert (await state.ask(state.on_groups.delete, request)).code == 0
+    assert (await state.ask(state.on_groups.delete, request)).code == ResponseCode.SUCCESS
     assert state.step_runner.steps >= 3
     assert state.offsets.topics_of("g") == []
     assert repr(state.offsets).startswith("<ConsumerOffsets 0 ")
@@ -214,11 +214,14 @@ async def test_a_list_is_bounded_and_taken_in_steps(state: State, what: str) -> 
     name = "topicName" if what == "topicConfigList" else "groupName"
     entries = ",".join(f'{{"{name}":"N{number}"}}' for number in range(2000))
     body = f'{{"{what}":[{entries}]}}'.encode()
-    assert (await state.ask(handler, Request(body=body))).code == 0
+    assert (await state.ask(handler, Request(body=body))).code == ResponseCode.SUCCESS
     assert state.step_runner.steps >= 2 * 2000 // STEP_PARTS
     assert (state.topics.get("N1999") is not None) or (state.groups.get("N1999") is not None)
     response = await state.ask(handler, Request(body=body.ljust(long_answers.LIST_BYTES_MAX + 1)))
-    assert (response.code, "send it in several parts" in (response.remark or "")) == (29, True)
+    assert (response.code, "send it in several parts" in (response.remark or "")) == (
+        ResponseCode.INVALID_PARAMETER,
+        True,
+    )
 
 
 def test_an_answer_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

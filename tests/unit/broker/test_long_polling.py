@@ -1,4 +1,4 @@
-"""Pulls that wait: who is woken by what, who is given up when, and who is forgotten."""
+"""Long polling: wake-ups, timeouts, and closed connections."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,12 +9,13 @@ from skyroute.broker.delivery import long_polling
 from skyroute.broker.delivery.long_polling import LongPolling, SuspendedPull
 from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import RefusedError
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Response
 from tests.support.clock import ManualClock
 
 
 class Reader(SuspendedPull):
-    """A pull that finds what the test puts there."""
+    """A suspended pull whose response the test sets."""
 
     def __init__(self, queue: tuple[str, int] = ("T", 0), *, connection: int = 1, deadline: float = 15.0) -> None:
         super().__init__(Peer(connection, "10.0.0.9:1"), queue, deadline)
@@ -39,11 +40,11 @@ def suspended(*readers: Reader, clock: ManualClock | None = None) -> LongPolling
 
 
 async def turn() -> None:
-    """Let everything run that is due in this turn of the loop."""
+    """Run all callbacks of this turn of the loop."""
     await asyncio.sleep(0)
 
 
-async def test_many_messages_of_one_turn_wake_once() -> None:
+async def test_messages_of_one_turn_wake_a_pull_once() -> None:
     reader, other = Reader(), Reader(("T", 1))
     pulls = suspended(reader, other)
     for _ in range(3):
@@ -60,7 +61,7 @@ async def test_many_messages_of_one_turn_wake_once() -> None:
     assert len(pulls) == 1
 
 
-async def test_each_who_waits_at_a_queue_looks_for_itself() -> None:
+async def test_each_suspended_pull_of_a_queue_reads_again() -> None:
     readers = [Reader() for _ in range(3)]
     readers[1].finds = Response
     pulls = suspended(*readers)
@@ -70,7 +71,7 @@ async def test_each_who_waits_at_a_queue_looks_for_itself() -> None:
     assert [len(reader.answers) for reader in readers] == [0, 1, 0]
 
 
-async def test_messages_that_are_not_shown_yet_wake_nobody() -> None:
+async def test_messages_before_a_flush_wake_no_pull() -> None:
     reader = Reader()
     pulls = suspended(reader)
     pulls.wake_after_flush = True
@@ -83,7 +84,7 @@ async def test_messages_that_are_not_shown_yet_wake_nobody() -> None:
     assert reader.looks == 1
 
 
-def test_a_queue_is_looked_at_for_other_reasons_at_once() -> None:
+def test_wake_queue_checks_the_pulls_of_one_queue() -> None:
     reader = Reader()
     reader.finds = lambda: Response(21)
     pulls = suspended(reader)
@@ -92,7 +93,7 @@ def test_a_queue_is_looked_at_for_other_reasons_at_once() -> None:
     assert reader.answers == [Response(21)]
 
 
-def test_nobody_is_given_up_early_nor_much_too_late() -> None:
+def test_pulls_time_out_neither_early_nor_much_too_late() -> None:
     readers = [Reader(deadline=deadline) for deadline in (10.0, 10.1, 10.24, 10.25, 30.0)]
     pulls = suspended(*readers)
     given_up_at: dict[float, float] = {}
@@ -107,14 +108,14 @@ def test_nobody_is_given_up_early_nor_much_too_late() -> None:
     assert len(pulls) == 1
 
 
-def test_who_is_given_up_is_given_what_there_is() -> None:
+def test_a_pull_that_times_out_gets_its_response() -> None:
     reader = Reader(deadline=1.0)
     reader.finds = lambda: Response(body=b"late")
     suspended(reader).expire(2.0)
     assert [answer.body for answer in reader.answers] == [b"late"]
 
 
-def test_those_of_an_ended_connection_are_forgotten() -> None:
+def test_the_pulls_of_a_closed_connection_are_dropped() -> None:
     mine = [Reader(connection=1), Reader(("T", 1), connection=1)]
     other = Reader(connection=2)
     pulls = suspended(*mine, other)
@@ -126,7 +127,7 @@ def test_those_of_an_ended_connection_are_forgotten() -> None:
     assert [len(reader.answers) for reader in (*mine, other)] == [0, 0, 1]
 
 
-def test_there_is_an_end_to_how_many_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_suspended_pulls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_polling, "SUSPENDED_MAX", 2)
     pulls = suspended(Reader())
     before = pulls.is_full
@@ -136,9 +137,9 @@ def test_there_is_an_end_to_how_many_may_wait(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("expires", [False, True])
-def test_one_that_fails_is_told_why_and_hinders_nobody(expires: bool) -> None:
+def test_a_failing_pull_gets_an_error_and_does_not_block_others(expires: bool) -> None:
     def refuse() -> Response:
-        raise RefusedError(24, "not subscribed")
+        raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, "not subscribed")
 
     def fail() -> Response:
         raise ZeroDivisionError("a mistake of ours")
@@ -150,13 +151,13 @@ def test_one_that_fails_is_told_why_and_hinders_nobody(expires: bool) -> None:
         pulls.expire(5)
     else:
         pulls.wake_queue("T", 0)
-    assert refused.answers == [Response(24, "not subscribed")]
-    assert failed.answers == [Response(1, "ZeroDivisionError: a mistake of ours")]
+    assert refused.answers == [Response(ResponseCode.SUBSCRIPTION_NOT_EXIST, "not subscribed")]
+    assert failed.answers == [Response(ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: a mistake of ours")]
     assert served.answers == [Response()]
     assert len(pulls) == 0
 
 
-async def test_time_is_watched_all_the_time() -> None:
+async def test_the_background_task_times_pulls_out() -> None:
     reader = Reader(deadline=5.0)
     pulls = suspended(reader)
     running = asyncio.ensure_future(pulls.run())
@@ -165,10 +166,11 @@ async def test_time_is_watched_all_the_time() -> None:
     async with asyncio.timeout(5):
         await given
     running.cancel()
+    assert len(pulls) == 0
 
 
 class Slow(Reader):
-    """A pull that takes two milliseconds to look."""
+    """A pull that takes two milliseconds to read."""
 
     def __init__(self, clock: ManualClock, connection: int = 1, queue_id: int = 0) -> None:
         super().__init__(("T", queue_id), connection=connection, deadline=clock.monotonic() + 1)
@@ -183,7 +185,7 @@ class Slow(Reader):
         return super().time_out()
 
 
-async def test_many_who_wait_look_a_few_at_a_time_and_once_for_each_arrival() -> None:
+async def test_many_pulls_are_checked_in_steps_once_per_arrival() -> None:
     clock = ManualClock()
     readers = [Slow(clock) for _ in range(50)]
     pulls = suspended(*readers, clock=clock)
@@ -198,7 +200,7 @@ async def test_many_who_wait_look_a_few_at_a_time_and_once_for_each_arrival() ->
     assert [reader.looks for reader in readers] == [2] * 50
 
 
-async def test_many_queues_are_looked_at_a_few_at_a_time() -> None:
+async def test_many_queues_are_checked_in_steps() -> None:
     clock = ManualClock()
     readers = [Slow(clock, queue_id=number) for number in range(30)]
     pulls = suspended(*readers, clock=clock)
@@ -211,7 +213,7 @@ async def test_many_queues_are_looked_at_a_few_at_a_time() -> None:
     assert [reader.looks for reader in readers] == [1] * 30
 
 
-async def test_many_are_given_up_a_few_at_a_time() -> None:
+async def test_many_pulls_time_out_in_steps() -> None:
     clock = ManualClock()
     readers = [Slow(clock) for _ in range(50)]
     pulls = suspended(*readers, clock=clock)
@@ -225,7 +227,7 @@ async def test_many_are_given_up_a_few_at_a_time() -> None:
     assert len(pulls) == 0
 
 
-async def test_one_that_was_dropped_meanwhile_is_not_served() -> None:
+async def test_a_pull_that_is_dropped_between_steps_is_not_served() -> None:
     clock = ManualClock()
     readers = [Slow(clock, connection) for connection in range(20)]
     pulls = suspended(*readers, clock=clock)
@@ -241,13 +243,13 @@ async def test_one_that_was_dropped_meanwhile_is_not_served() -> None:
     assert repr(pulls) == "<LongPolling 0 on 0 queues>"
 
 
-async def test_a_tick_whose_pulls_were_all_answered_meanwhile_is_passed_over() -> None:
+async def test_a_tick_without_pulls_left_is_skipped() -> None:
     clock = ManualClock()
     slow = [Slow(clock) for _ in range(5)]
     later, last = Reader(("T", 1), deadline=clock.monotonic() + 1.5), Reader(("T", 2), deadline=clock.monotonic() + 2)
     pulls = suspended(*slow, later, last, clock=clock)
     clock.advance(3)
-    pulls.expire(clock.monotonic())  # some of the first tick are answered, the others wait for the next turn
+    pulls.expire(clock.monotonic())  # some pulls of the first tick are completed, the others in the next turn
     assert len(pulls) > 2
     later.finds = Response
     pulls._remove(later)  # as an arrival does

@@ -110,7 +110,7 @@ def room(state: State) -> Room:
 async def test_the_first_heartbeat_of_a_group_makes_its_retry_topic_known_before_it_is_answered(room: Room) -> None:
     room.state.topics.put(TopicConfig("T", 4, 4))
     response = await room.beat(a_consumer("g", "T"))
-    assert (response.code, response.fields) == (0, GREETING)
+    assert (response.code, response.fields) == (ResponseCode.SUCCESS, GREETING)
     assert response.version >= 232  # or Java's clients would not pull by SQL
     assert room.state.announced == [TopicConfig(RETRY, 1, 1)]
     assert RETRY in (room.state.folder / "config" / "topics.json").read_text()
@@ -141,7 +141,7 @@ async def test_a_group_that_may_not_be_made_is_passed_over_silently(room: Room) 
     room.state.config.auto_create_groups = False
     room.state.groups.put(GroupConfig("known"))
     response = await room.beat(a_consumer("g", "T"), a_consumer("known", "T"), producers=("p",))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert room.state.clients.consumers("g") is None
     assert room.state.clients.consumers("known") is not None
     assert room.state.clients.producers("p")
@@ -177,8 +177,8 @@ async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
     room.let_the_gap_pass()
     room.let_the_gap_pass()
     told = len(line.told)
-    assert room.ask(room.on.leave, encode_unregistration("c", producer_group="p")).code == 0
-    assert room.ask(room.on.leave, encode_unregistration("c", consumer_group="g")).code == 0
+    assert room.ask(room.on.leave, encode_unregistration("c", producer_group="p")).code == ResponseCode.SUCCESS
+    assert room.ask(room.on.leave, encode_unregistration("c", consumer_group="g")).code == ResponseCode.SUCCESS
     assert room.state.clients.producers("p") == ()
     assert len(line.told) == told + 1
 
@@ -206,7 +206,7 @@ def test_a_client_can_ask_how_it_may_filter(
 
 def test_a_client_that_asks_about_no_subscription_may_filter_so(room: Room) -> None:
     request = Request(46, body=b'{"clientId":"c","group":"g"}')
-    assert room.ask(room.on.check_client, request).code == 0
+    assert room.ask(room.on.check_client, request).code == ResponseCode.SUCCESS
 
 
 # ----------------------------------------------------------------------------------------------------------- locks
@@ -218,7 +218,7 @@ def test_queues_are_locked_and_unlocked(room: Room) -> None:
 
     assert lock("one") == {QUEUE}
     assert lock("two") == frozenset()
-    assert room.ask(room.on.unlock, encode_unlock("one", "g", [QUEUE])).code == 0
+    assert room.ask(room.on.unlock, encode_unlock("one", "g", [QUEUE])).code == ResponseCode.SUCCESS
     assert lock("two") == {QUEUE}
     room.state.clock.advance(61)
     assert lock("one") == {QUEUE}
@@ -232,7 +232,7 @@ async def test_members_are_listed_for_those_who_share_queues_out(room: Room) -> 
     room.ask(room.on.heartbeat, encode_heartbeat("two", [], [a_consumer("g", "T")]), a_peer(2)[0])
     assert decode_members(room.ask(room.on.client_ids, encode_member_query("g")).body) == ["one", "two"]
     response = room.ask(room.on.client_ids, encode_member_query("h"))
-    assert (response.code, response.remark) == (1, "no consumer for this group, h")
+    assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, "no consumer for this group, h")
 
 
 async def test_who_consumes_is_told_as_our_own_tools_read_it(room: Room) -> None:
@@ -258,7 +258,7 @@ async def test_who_produces_is_told(room: Room) -> None:
     response = room.ask(room.on.producer_connections, encode_producer_connections_query("p"))
     assert decode_producer_connections(response.body) == (Connection("c", "10.0.0.1:40001", "GO", 317),)
     missing = room.ask(room.on.producer_connections, encode_producer_connections_query("q"))
-    assert (missing.code, missing.remark) == (1, "the producer group[q] not exist")
+    assert (missing.code, missing.remark) == (ResponseCode.SYSTEM_ERROR, "the producer group[q] not exist")
 
 
 async def test_all_producers_are_told_with_the_time_they_were_heard(room: Room) -> None:
@@ -304,7 +304,7 @@ async def test_a_heartbeat_of_many_groups_is_taken_in_steps(room: Room) -> None:
     request = encode_heartbeat("c", [f"p-{name}" for name in names], [a_consumer(name) for name in names])
     counts: list[int] = []
     room.state.step_runner.on_step = lambda: counts.append(len(room.state.clients.consumer_groups))
-    assert (await finish(room, room.on.heartbeat, request)).code == 0
+    assert (await finish(room, room.on.heartbeat, request)).code == ResponseCode.SUCCESS
     assert len(room.state.clients.consumer_groups) == len(room.state.clients.producer_groups) == len(names)
     assert max(after - before for before, after in pairwise(counts)) <= PART_GROUPS
     assert room.state.topics.get("%RETRY%group-7") in room.state.announced
@@ -313,7 +313,7 @@ async def test_a_heartbeat_of_many_groups_is_taken_in_steps(room: Room) -> None:
 async def test_a_heartbeat_of_many_topics_is_taken_in_steps(room: Room) -> None:
     topics = [f"topic-{number}" for number in range(1000)]
     consumers = [a_consumer(f"g{number}", *topics) for number in range(6)]
-    assert (await finish(room, room.on.heartbeat, encode_heartbeat("c", [], consumers))).code == 0
+    assert (await finish(room, room.on.heartbeat, encode_heartbeat("c", [], consumers))).code == ResponseCode.SUCCESS
     assert room.state.step_runner.steps >= 5
     assert all(len(group.subscriptions) == 1000 for group in room.state.clients.consumer_groups.values())
 
@@ -325,7 +325,7 @@ async def test_many_queues_are_locked_and_given_back_in_steps(room: Room) -> Non
     answer = await finish(room, room.on.lock, encode_lock("c", "g", queues))
     assert decode_locked(answer.body) == frozenset(queues)
     assert max(after - before for before, after in pairwise(counts)) <= STEP_PARTS
-    assert (await finish(room, room.on.unlock, encode_unlock("c", "g", queues))).code == 0
+    assert (await finish(room, room.on.unlock, encode_unlock("c", "g", queues))).code == ResponseCode.SUCCESS
     assert len(room.locks) == 0
 
 

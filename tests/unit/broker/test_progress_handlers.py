@@ -12,7 +12,7 @@ from skyroute.wire.calls.groups import (
     encode_reset_order,
 )
 from skyroute.wire.calls.topics import TopicConfig
-from skyroute.wire.codes import RequestCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request
 from skyroute.wire.queue_maps import quote_object_keys
 from tests.unit.broker.clients import a_beat, a_consumer, a_peer
@@ -96,7 +96,7 @@ async def test_when_messages_were_stored_and_how_long_the_next_waits_is_told(sta
     }
     assert (second["minTimeStamp"], second["maxTimeStamp"], second["delayTime"]) == (-1, -1, 0)
     missing = Request(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "Unknown", "group": "g"})
-    assert (await state.ask(state.on_progress.times, missing)).code == 17
+    assert (await state.ask(state.on_progress.times, missing)).code == ResponseCode.TOPIC_NOT_EXIST
 
 
 # ------------------------------------------------------------------------------------------------------------- moving
@@ -120,7 +120,10 @@ async def test_a_group_is_sent_to_an_offset_of_one_queue(state: State) -> None:
     assert decode_reset_offsets(response.body) == {ORDERS[0]: 7}
     assert state.offsets.get("g", "Orders", 1) is None
     response = await state.ask(state.on_progress.reset, encode_reset_order("Orders", "g", END, queue_id=0, offset=99))
-    assert (response.code, response.remark) == (1, "Target offset 99 not in consume queue range [0-10]")
+    assert (response.code, response.remark) == (
+        ResponseCode.SYSTEM_ERROR,
+        "Target offset 99 not in consume queue range [0-10]",
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,7 @@ async def test_only_what_is_there_can_be_moved(state: State, topic: str, group: 
 
 async def test_a_queue_that_no_topic_can_have_is_refused(state: State) -> None:
     order = encode_reset_order("Orders", "g", END, queue_id=1 << 30)
-    assert (await state.ask(state.on_progress.reset, order)).code == 1
+    assert (await state.ask(state.on_progress.reset, order)).code == ResponseCode.SYSTEM_ERROR
 
 
 @pytest.mark.parametrize("queue_id", [0, 1])
@@ -147,7 +150,7 @@ async def test_a_queue_that_no_topic_can_have_is_refused(state: State) -> None:
 async def test_an_offset_is_taken_within_the_queue_and_just_behind_it(state: State, queue_id: int, offset: int) -> None:
     order = encode_reset_order("Orders", "g", END, queue_id=queue_id, offset=offset)
     end = 10 if queue_id == 0 else 0
-    assert ((await state.ask(state.on_progress.reset, order)).code == 0) == (0 <= offset <= end + 1)
+    assert ((await state.ask(state.on_progress.reset, order)).code == ResponseCode.SUCCESS) == (0 <= offset <= end + 1)
 
 
 # ------------------------------------------------------------------------------------------------------ the old way
@@ -182,15 +185,15 @@ async def test_without_force_nobody_is_sent_forwards(old: State) -> None:
 
 async def test_the_old_way_needs_members_that_understand_it(old: State) -> None:
     response = await old.ask(old.on_progress.reset, encode_reset_order("Orders", "g", END))
-    assert (response.code, response.remark) == (1, "THe consumer group <g> not exist")
+    assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, "THe consumer group <g> not exist")
     for queue_id in range(2):
         old.offsets.commit("g", "Orders", queue_id, 4)
     response = await old.ask(old.on_progress.reset, encode_reset_order("Orders", "g", END))
-    assert response.code == 206
+    assert response.code == ResponseCode.CONSUMER_NOT_ONLINE
     assert "Consumer not online" in (response.remark or "")
     old.clients.beat(old.peer, a_beat("c", a_consumer("g", "Orders")), "JAVA", 20, 0)
     response = await old.ask(old.on_progress.reset, encode_reset_order("Orders", "g", END))
-    assert response.code == 1
+    assert response.code == ResponseCode.SYSTEM_ERROR
     assert "the client does not support this feature" in (response.remark or "")
     response = await old.ask(old.on_progress.reset, encode_reset_order("Unknown", "g", END))
-    assert response.code == 17
+    assert response.code == ResponseCode.TOPIC_NOT_EXIST

@@ -82,7 +82,7 @@ def test_a_search_ends_after_a_while_and_goes_on_from_there(state: State, handle
         offset, pulls = next_offset(response), pulls + 1
         response = handlers.pull(a_pull("a = 39", offset), state.peer)
     assert isinstance(response, Response)
-    assert (response.code, next_offset(response)) == (0, 40)
+    assert (response.code, next_offset(response)) == (ResponseCode.SUCCESS, 40)
     assert pulls >= 6
 
 
@@ -91,7 +91,7 @@ def test_what_was_found_in_time_is_given(state: State, handlers: PullHandlers) -
         store(state, a=str(number))
     response = handlers.pull(a_pull("a < 2"), state.peer)
     assert isinstance(response, Response)
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert 2 <= next_offset(response) <= 6
 
 

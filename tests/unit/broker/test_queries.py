@@ -87,7 +87,10 @@ async def test_a_message_is_viewed_by_its_place(state: State, store: MessageStor
     assert [message.body for message in decode_records(answer.body)] == [b"two"]
     for wrong in (position + 1, 1 << 40, -5):
         answer = await state.ask(on.at_position, encode_view("T", wrong))
-        assert (answer.code, answer.remark) == (1, f"can not find message by the offset, {wrong}")
+        assert (answer.code, answer.remark) == (
+            ResponseCode.SYSTEM_ERROR,
+            f"can not find message by the offset, {wrong}",
+        )
 
 
 async def test_units_of_a_queue_are_shown(state: State, store: MessageStore, on: QueryHandlers) -> None:
@@ -121,9 +124,9 @@ async def test_units_that_are_not_there_are_said_to_be_missing(
 ) -> None:
     put(store, b"x")
     answer = await state.ask(on.queue_units, encode_units_query(UnitsQuery("T", 9, 0, 1)))
-    assert (answer.code, answer.remark) == (1, "9@T is not exist!")
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "9@T is not exist!")
     state.topics.put(TopicConfig("Empty", 1, 1))
     answer = await state.ask(on.queue_units, encode_units_query(UnitsQuery("Empty", 0, 0, 1)))
-    assert (answer.code, answer.remark) == (0, "Index 0 of 0@Empty is not exist!")
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "Index 0 of 0@Empty is not exist!")
     answer = await state.ask(on.queue_units, encode_units_query(UnitsQuery("T", 0, 7, 1)))
-    assert (answer.code, answer.remark, answer.body) == (0, "Index 7 of 0@T is not exist!", b"")
+    assert (answer.code, answer.remark, answer.body) == (ResponseCode.SUCCESS, "Index 7 of 0@T is not exist!", b"")

@@ -11,7 +11,7 @@ FIRST = QueueRef("Orders", "broker-a", 0)
 SECOND = QueueRef("Orders", "broker-a", 1)
 
 
-def test_a_queue_is_given_to_one_client_of_a_group() -> None:
+def test_one_client_of_a_group_holds_the_lock_of_a_queue() -> None:
     locks = QueueLocks()
     assert locks.lock("g", "one", [FIRST, SECOND], now=0.0) == [FIRST, SECOND]
     assert locks.lock("g", "two", [FIRST, SECOND], now=1.0) == []
@@ -20,7 +20,7 @@ def test_a_queue_is_given_to_one_client_of_a_group() -> None:
     assert not locks.is_locked_by("g", FIRST, "two", now=1.0)
 
 
-def test_a_lock_lasts_a_minute_from_the_last_time_it_was_asked_for() -> None:
+def test_a_lock_expires_a_minute_after_its_last_renewal() -> None:
     locks = QueueLocks()
     locks.lock("g", "one", [FIRST], now=0.0)
     locks.lock("g", "one", [FIRST], now=30.0)
@@ -29,7 +29,7 @@ def test_a_lock_lasts_a_minute_from_the_last_time_it_was_asked_for() -> None:
     assert locks.lock("g", "one", [FIRST], now=30.2 + LOCK_LIFE_S) == []
 
 
-def test_only_its_owner_gives_a_queue_back() -> None:
+def test_only_the_holder_unlocks_a_queue() -> None:
     locks = QueueLocks()
     locks.lock("g", "one", [FIRST], now=0.0)
     locks.unlock("g", "two", [FIRST])
@@ -39,7 +39,7 @@ def test_only_its_owner_gives_a_queue_back() -> None:
     assert locks.lock("g", "two", [FIRST], now=1.0) == [FIRST]
 
 
-def test_a_group_whose_locks_are_all_old_holds_none() -> None:
+def test_a_group_with_expired_locks_only_holds_none() -> None:
     locks = QueueLocks()
     locks.lock("g", "one", [FIRST], now=0.0)
     assert locks.holds_any("g", now=LOCK_LIFE_S)
@@ -47,7 +47,7 @@ def test_a_group_whose_locks_are_all_old_holds_none() -> None:
     assert not locks.holds_any("nobody", now=0.0)
 
 
-def test_old_locks_are_forgotten() -> None:
+def test_expired_locks_are_removed() -> None:
     locks = QueueLocks()
     locks.lock("g", "one", [FIRST], now=0.0)
     locks.lock("h", "one", [FIRST, SECOND], now=50.0)
@@ -57,14 +57,14 @@ def test_old_locks_are_forgotten() -> None:
     assert repr(locks) == "<QueueLocks 0 of 0 groups>"
 
 
-def test_a_queue_that_is_named_twice_is_given_once() -> None:
+def test_a_queue_listed_twice_is_locked_once() -> None:
     locks = QueueLocks()
     assert locks.lock("g", "one", [FIRST, FIRST], now=0.0) == [FIRST]
     assert len(locks) == 1
 
 
 @pytest.mark.parametrize("bound", ["LOCKS_MAX", "GROUP_LOCKS_MAX"])
-def test_one_lock_too_many_is_not_given(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+def test_a_lock_beyond_the_limit_is_not_granted(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     monkeypatch.setattr(queue_locks, bound, 2)
     locks = QueueLocks()
     queues = [QueueRef("Orders", "broker-a", number) for number in range(4)]
@@ -75,7 +75,7 @@ def test_one_lock_too_many_is_not_given(monkeypatch: pytest.MonkeyPatch, bound: 
 
 
 class LocksAgainstAModel(RuleBasedStateMachine):
-    """The model remembers who asked last and when, and forgets nothing."""
+    """The model keeps the last client and time of each lock for ever."""
 
     groups = st.sampled_from(["g", "h"])
     clients = st.sampled_from(["one", "two", "three"])

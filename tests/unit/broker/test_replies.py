@@ -70,7 +70,7 @@ def room(state: State) -> Room:
 
 async def test_a_reply_goes_to_the_one_who_asked(room: Room) -> None:
     response = await room.reply(REPLY_TO_CLIENT="asker")
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     ((pushed, timeout_s),) = room.line.calls
     assert (pushed.code, timeout_s) == (326, PUSH_TIMEOUT_S)
     reply = decode_pushed_reply(pushed)
@@ -116,16 +116,22 @@ async def test_a_disk_that_is_full_does_not_keep_a_reply_from_its_asker(room: Ro
 
 async def test_a_reply_to_nobody_is_refused(room: Room) -> None:
     response = await room.reply()
-    assert (response.code, response.remark) == (1, "reply message properties[REPLY_TO_CLIENT] is null")
+    assert (response.code, response.remark) == (
+        ResponseCode.SYSTEM_ERROR,
+        "reply message properties[REPLY_TO_CLIENT] is null",
+    )
     response = await room.reply(REPLY_TO_CLIENT="stranger")
-    assert (response.code, response.remark) == (1, "push reply message fail, channel of <stranger> not found.")
+    assert (response.code, response.remark) == (
+        ResponseCode.SYSTEM_ERROR,
+        "push reply message fail, channel of <stranger> not found.",
+    )
 
 
 @pytest.mark.parametrize("answer", [None, Response.error("no request has this id")])
 async def test_a_reply_that_does_not_arrive_is_refused(room: Room, answer: Response | None) -> None:
     room.line.answer = answer
     response = await room.reply(REPLY_TO_CLIENT="asker")
-    assert response.code == 1
+    assert response.code == ResponseCode.SYSTEM_ERROR
     assert response.remark is not None
     assert response.remark.startswith("push reply message to asker fail.")
 
@@ -153,4 +159,4 @@ async def test_a_reply_that_could_not_be_sent_reaches_nobody(
 
 
 async def test_the_broker_chooses_a_queue_for_a_reply_that_names_none(room: Room) -> None:
-    assert (await room.reply(queue_id=-1, REPLY_TO_CLIENT="asker")).code == 0
+    assert (await room.reply(queue_id=-1, REPLY_TO_CLIENT="asker")).code == ResponseCode.SUCCESS

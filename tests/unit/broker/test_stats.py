@@ -1,4 +1,4 @@
-"""Counting what passes, and telling it for spans of time."""
+"""Counters, and rates over periods."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def of_topic(stats: Stats, topic: str, measure: Measure = Measure.MESSAGES) -> B
     return found
 
 
-def test_what_was_just_stored_is_told_at_once() -> None:
+def test_stored_messages_are_counted_at_once() -> None:
     clock = ManualClock()
     stats = Stats(clock)
     clock.advance(10)
@@ -34,7 +34,7 @@ def test_what_was_just_stored_is_told_at_once() -> None:
     assert stats.put_rate("Others") == 0.0
 
 
-def test_each_span_forgets_what_is_older() -> None:
+def test_each_period_forgets_older_messages() -> None:
     clock = ManualClock()
     stats = Stats(clock)
     stats.stored("Orders", 100, 1000)
@@ -48,7 +48,7 @@ def test_each_span_forgets_what_is_older() -> None:
     assert (spans.minute.sum, spans.hour.sum, spans.day.sum) == (1, 1, 106)
 
 
-def test_rates_are_told_over_ten_seconds_a_minute_and_ten() -> None:
+def test_rates_cover_ten_seconds_one_minute_and_ten_minutes() -> None:
     clock = ManualClock()
     stats = Stats(clock)
     for _ in range(590):
@@ -67,7 +67,7 @@ def test_rates_are_told_over_ten_seconds_a_minute_and_ten() -> None:
     assert minute.found == pytest.approx(50 / 60)
 
 
-def test_a_young_broker_tells_rates_over_its_life() -> None:
+def test_rates_cover_the_uptime_if_it_is_shorter() -> None:
     clock = ManualClock()
     stats = Stats(clock)
     stats.stored("T", 10, 10)
@@ -75,7 +75,7 @@ def test_a_young_broker_tells_rates_over_its_life() -> None:
     assert [rate.stored for rate in stats.rates()] == [2, 2, 2]
 
 
-def test_groups_are_counted_by_topic() -> None:
+def test_pulls_are_counted_by_group_and_topic() -> None:
     stats = Stats(ManualClock())
     stats.fetched("g", "T", 3, 300)
     stats.fetched("h", "T", 1, 100)
@@ -94,7 +94,7 @@ def test_groups_are_counted_by_topic() -> None:
     assert (stats.totals().found, stats.totals().fetched) == (2, 4)
 
 
-def test_deleted_topics_and_groups_are_forgotten() -> None:
+def test_counters_of_deleted_topics_and_groups_are_dropped() -> None:
     stats = Stats(ManualClock())
     for group in ("g", "h"):
         for topic in ("T", "U"):
@@ -110,7 +110,7 @@ def test_deleted_topics_and_groups_are_forgotten() -> None:
     assert stats.totals().stored == 4
 
 
-def test_too_many_topics_are_counted_for_the_broker_only() -> None:
+def test_topics_beyond_the_limit_count_for_the_broker_only() -> None:
     stats = Stats(ManualClock())
     for n in range(KEYS_MAX + 7):
         stats.stored(f"T{n}", 1, 10)
@@ -119,7 +119,7 @@ def test_too_many_topics_are_counted_for_the_broker_only() -> None:
     assert stats.totals().stored == KEYS_MAX + 7
 
 
-def test_totals_are_kept_from_morning_to_morning() -> None:
+def test_totals_are_sampled_at_midnight() -> None:
     clock = ManualClock()
     stats = Stats(clock)
     stats.stored("T", 5, 10)
@@ -133,7 +133,7 @@ def test_totals_are_kept_from_morning_to_morning() -> None:
     assert (stats.midnight_totals.yesterday.stored, stats.midnight_totals.today.stored) == (5, 7)
 
 
-def test_many_flows_are_marked_in_steps() -> None:
+def test_many_flows_are_sampled_in_steps() -> None:
     clock = ManualClock()
     stats = Stats(clock)
     for number in range(KEYS_MAX):
@@ -142,5 +142,5 @@ def test_many_flows_are_marked_in_steps() -> None:
     clock.advance(10)
     steps = stats.sample_in_steps()
     next(steps)
-    assert stats.put_rate("T0") == stats.put_rate(f"T{KEYS_MAX - 1}") == 0.1  # the same, marked or not
+    assert stats.put_rate("T0") == stats.put_rate(f"T{KEYS_MAX - 1}") == 0.1  # the same, sampled or not
     assert sum(1 for _ in steps) == 2 * KEYS_MAX // FLOWS_A_STEP - 1

@@ -1,4 +1,4 @@
-"""Keeping a table on the disk: what is written, who shares a write, and what happens when it fails."""
+"""Table files: changes, shared writes, and failed writes."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.lines import eventually
 
 
 class Table:
-    """A number that is kept."""
+    """A table with one number."""
 
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.path = folder / "table.json"
@@ -31,23 +31,23 @@ class Table:
         self.table_file.touch()
 
     @property
-    def kept(self) -> object:
+    def stored(self) -> object:
         return Table(self.path.parent).table_file.load(dict)
 
 
-async def test_what_was_touched_is_written_and_nothing_else(tmp_path: Path) -> None:
+async def test_only_changes_are_written(tmp_path: Path) -> None:
     table = Table(tmp_path)
     await table.table_file.save()
     table.table_file.save_now()
-    assert (table.kept, table.renders) == (None, [])
+    assert (table.stored, table.renders) == (None, [])
     table.change()
     await table.table_file.save()
     await table.table_file.save()
-    assert (table.kept, table.renders) == ({"value": 1}, [1])
+    assert (table.stored, table.renders) == ({"value": 1}, [1])
     assert repr(table.table_file) == f"<TableFile {table.path} unsaved=0>"
 
 
-async def test_many_who_ask_during_a_write_share_the_next(tmp_path: Path) -> None:
+async def test_saves_during_a_write_share_the_next_write(tmp_path: Path) -> None:
     disk = StuckDisk()
     table = Table(tmp_path, disk)
     disk.stick()
@@ -59,10 +59,10 @@ async def test_many_who_ask_during_a_write_share_the_next(tmp_path: Path) -> Non
         await asyncio.sleep(0)
     disk.move()
     await asyncio.gather(*saves)
-    assert (table.kept, table.renders) == ({"value": 4}, [1, 4])
+    assert (table.stored, table.renders) == ({"value": 4}, [1, 4])
 
 
-async def test_who_no_longer_waits_does_not_end_the_others_write(tmp_path: Path) -> None:
+async def test_a_cancelled_save_does_not_cancel_the_write_of_others(tmp_path: Path) -> None:
     disk = StuckDisk()
     table = Table(tmp_path, disk)
     disk.stick()
@@ -74,10 +74,10 @@ async def test_who_no_longer_waits_does_not_end_the_others_write(tmp_path: Path)
     disk.move()
     await second
     assert first.cancelled()
-    assert table.kept == {"value": 1}
+    assert table.stored == {"value": 1}
 
 
-async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
+async def test_finish_writes_waits_for_the_current_write(tmp_path: Path) -> None:
     disk = StuckDisk()
     table = Table(tmp_path, disk)
     await table.table_file.finish_writes()
@@ -93,12 +93,12 @@ async def test_the_end_waits_for_the_write_under_way(tmp_path: Path) -> None:
     assert not finished.done()
     disk.move()
     await finished
-    assert table.kept == {"value": 1}
+    assert table.stored == {"value": 1}
     table.table_file.save_now()
-    assert table.kept == {"value": 2}
+    assert table.stored == {"value": 2}
 
 
-async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path) -> None:
+async def test_a_failed_write_is_repeated_by_the_next_save(tmp_path: Path) -> None:
     disk = ForgetfulDisk()
     table = Table(tmp_path, disk)
     table.change()
@@ -110,13 +110,13 @@ async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path
             await table.table_file.save()
     with pytest.raises(FileWriteError):
         table.table_file.save_now()
-    assert table.kept == {"value": 1}
+    assert table.stored == {"value": 1}
     disk.forgets = False
     await table.table_file.save()
-    assert table.kept == {"value": 2}
+    assert table.stored == {"value": 2}
 
 
-async def test_a_failed_write_that_nobody_waits_for_is_no_loose_end(
+async def test_a_failed_write_without_a_caller_leaves_no_unretrieved_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = ForgetfulDisk()
@@ -130,5 +130,5 @@ async def test_a_failed_write_that_nobody_waits_for_is_no_loose_end(
     await table.table_file.finish_writes()
     disk.forgets = False
     table.table_file.save_now()
-    assert table.kept == {"value": 1}
+    assert table.stored == {"value": 1}
     assert "never retrieved" not in caplog.text

@@ -37,7 +37,7 @@ def mark(deliver_ms: int, unique_id: str, topic: str = "Orders") -> Draft:
     return at(deliver_ms, b"0", TIMER_DEL_UNIQKEY=recall_key(topic, unique_id))
 
 
-# Parking
+# Scheduling
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,9 @@ def mark(deliver_ms: int, unique_id: str, topic: str = "Orders") -> Draft:
         ({"TIMER_DELAY_MS": "2000", "TIMER_DELIVER_MS": "1"}, START_MS + 1_000),
     ],
 )
-def test_a_message_with_a_time_is_put_aside(waiting: Waiting, properties: dict[str, str], slot_ms: int) -> None:
+def test_a_message_with_a_time_is_redirected_to_the_timer_topic(
+    waiting: Waiting, properties: dict[str, str], slot_ms: int
+) -> None:
     scheduled = waiting.timers.schedule(draft(properties), START_MS)
     assert (scheduled.topic, scheduled.queue_id) == (TIMER_TOPIC, 0)
     assert scheduled.raw_properties.endswith(
@@ -68,7 +70,7 @@ def test_a_message_with_a_time_is_put_aside(waiting: Waiting, properties: dict[s
         {"TIMER_DELAY_SEC": "5", "DELAY": "2"},
     ],
 )
-def test_what_does_not_wait_stays_as_it_is(waiting: Waiting, properties: dict[str, str]) -> None:
+def test_a_message_that_is_due_or_has_no_time_is_not_changed(waiting: Waiting, properties: dict[str, str]) -> None:
     plain = draft(properties)
     assert waiting.timers.schedule(plain, START_MS) is plain
 
@@ -81,13 +83,13 @@ def test_what_does_not_wait_stays_as_it_is(waiting: Waiting, properties: dict[st
         {"TIMER_DELIVER_MS": str(START_MS), "TIMER_DEL_UNIQKEY": "Orders+x"},
     ],
 )
-def test_times_that_may_not_be_are_refused(waiting: Waiting, properties: dict[str, str]) -> None:
+def test_invalid_times_are_refused(waiting: Waiting, properties: dict[str, str]) -> None:
     with pytest.raises(RefusedError) as refused:
         waiting.timers.schedule(draft(properties), START_MS)
     assert refused.value.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_times_are_refused_when_timers_are_off(waiting: Waiting) -> None:
+def test_times_are_refused_if_timers_are_disabled(waiting: Waiting) -> None:
     check = TimerCheck(waiting.folder / "config" / "timercheck", 1_000)
     timers = Timers(waiting.store, waiting, check, enabled=False)
     with pytest.raises(RefusedError, match="timerWheelEnable") as refused:
@@ -97,7 +99,7 @@ def test_times_are_refused_when_timers_are_off(waiting: Waiting) -> None:
     assert timers.schedule(plain, START_MS) is plain
 
 
-def test_what_waits_can_be_recalled_by_its_handle(waiting: Waiting) -> None:
+def test_a_timer_message_has_a_recall_handle(waiting: Waiting) -> None:
     scheduled = waiting.timers.schedule(at(START_MS + 5_000), START_MS)
     handle = recall_handle(scheduled, "broker-a")
     assert handle is not None
@@ -111,7 +113,7 @@ def test_what_waits_can_be_recalled_by_its_handle(waiting: Waiting) -> None:
 # Delivering
 
 
-def test_a_message_comes_when_it_is_due_and_not_before(waiting: Waiting) -> None:
+def test_a_message_is_delivered_when_it_is_due_and_not_before(waiting: Waiting) -> None:
     waiting.time_ms = START_MS + 300
     waiting.put(at(START_MS + 2_500, TAGS="paid"))
     waiting.deliver()
@@ -131,14 +133,14 @@ def test_a_message_comes_when_it_is_due_and_not_before(waiting: Waiting) -> None
     assert len(waiting.timers) == 0
 
 
-def test_messages_come_in_the_order_of_their_times(waiting: Waiting) -> None:
+def test_messages_are_delivered_in_the_order_of_their_times(waiting: Waiting) -> None:
     for delay_ms in (9_000, 3_000, 6_000, 2_999):
         waiting.put(at(START_MS + delay_ms, str(delay_ms).encode()))
     waiting.pass_ms(20_000)
     assert waiting.bodies() == [b"3000", b"2999", b"6000", b"9000"]
 
 
-def test_a_mark_withdraws_a_message_of_its_topic(waiting: Waiting) -> None:
+def test_a_mark_recalls_a_message_of_its_topic(waiting: Waiting) -> None:
     due_ms = START_MS + 5_000
     waiting.put(at(due_ms, b"one"))
     waiting.put(at(due_ms, b"two"))
@@ -148,7 +150,7 @@ def test_a_mark_withdraws_a_message_of_its_topic(waiting: Waiting) -> None:
     assert waiting.bodies() == [b"two"]
 
 
-def test_a_mark_that_comes_too_late_withdraws_nothing_and_is_no_message(waiting: Waiting) -> None:
+def test_a_late_mark_recalls_nothing_and_is_not_delivered(waiting: Waiting) -> None:
     waiting.put(at(START_MS + 5_000, b"one"))
     waiting.pass_ms(5_000)
     waiting.put(mark(START_MS + 7_000, "one"))
@@ -157,7 +159,7 @@ def test_a_mark_that_comes_too_late_withdraws_nothing_and_is_no_message(waiting:
     assert waiting.bodies(queue_id=0) == []
 
 
-def test_what_makes_no_sense_in_the_topic_does_not_stop_the_rest(waiting: Waiting) -> None:
+def test_damaged_records_in_the_topic_do_not_stop_delivery(waiting: Waiting) -> None:
     waiting.put_plain(draft({}, topic=TIMER_TOPIC, queue_id=0))
     waiting.put_plain(draft({"TIMER_OUT_MS": "x", "REAL_TOPIC": "Orders"}, topic=TIMER_TOPIC, queue_id=0))
     waiting.put(at(START_MS + 1_000))
@@ -165,7 +167,7 @@ def test_what_makes_no_sense_in_the_topic_does_not_stop_the_rest(waiting: Waitin
     assert waiting.bodies() == [b"coffee"]
 
 
-def test_after_a_failure_it_is_tried_again(waiting: Waiting) -> None:
+def test_a_failed_delivery_is_retried(waiting: Waiting) -> None:
     for body in (b"one", b"two"):
         waiting.put(at(START_MS + 1_000, body))
     waiting.failures = 2
@@ -178,7 +180,7 @@ def test_after_a_failure_it_is_tried_again(waiting: Waiting) -> None:
     assert waiting.bodies() == [b"one", b"two"]
 
 
-def test_a_clock_that_is_set_back_neither_loses_nor_hurries(waiting: Waiting) -> None:
+def test_a_clock_that_is_set_back_loses_no_message_and_delivers_none_early(waiting: Waiting) -> None:
     waiting.pass_ms(3_600_000)
     waiting.time_ms = START_MS
     waiting.put(at(START_MS + 5_000))
@@ -189,7 +191,7 @@ def test_a_clock_that_is_set_back_neither_loses_nor_hurries(waiting: Waiting) ->
     assert waiting.bodies() == [b"coffee"]
 
 
-def test_a_message_that_waits_for_days_is_stored_anew_before_the_log_expires(waiting: Waiting) -> None:
+def test_a_message_with_a_delay_of_days_is_rolled_before_the_log_expires(waiting: Waiting) -> None:
     due_ms = START_MS + 3 * DAY_MS
     waiting.put(at(due_ms))
     waiting.put(at(due_ms, b"withdrawn"))
@@ -206,10 +208,10 @@ def test_a_message_that_waits_for_days_is_stored_anew_before_the_log_expires(wai
     assert waiting.bodies() == [b"coffee"]
 
 
-# How far it has come
+# Progress
 
 
-def test_a_stop_in_the_middle_of_a_slot_repeats_nothing(waiting: Waiting) -> None:
+def test_a_stop_within_a_slot_delivers_nothing_twice(waiting: Waiting) -> None:
     for number in range(100):
         waiting.put(at(START_MS + 1_000, str(number).encode()))
     waiting.time_ms += 1_000
@@ -220,7 +222,7 @@ def test_a_stop_in_the_middle_of_a_slot_repeats_nothing(waiting: Waiting) -> Non
     assert waiting.bodies() == [str(number).encode() for number in range(100)]
 
 
-def test_only_what_is_on_the_disk_counts_as_delivered(waiting: Waiting) -> None:
+def test_only_flushed_deliveries_are_saved(waiting: Waiting) -> None:
     waiting.put(at(START_MS + 1_000))
     waiting.pass_ms(1_000)
     waiting.timers.note(waiting.time_ms)
@@ -240,7 +242,7 @@ def test_a_crash_loses_nothing(waiting: Waiting) -> None:
     assert waiting.bodies() == [b"one", b"one", b"two"]
 
 
-def test_the_file_is_apaches(waiting: Waiting) -> None:
+def test_the_timercheck_file_is_in_the_format_of_apache(waiting: Waiting) -> None:
     waiting.put(at(START_MS + 1_000, b"one"))
     waiting.put(at(START_MS + 9_000, b"two"))
     waiting.put(at(START_MS + 2_000, b"three"))
@@ -248,12 +250,12 @@ def test_the_file_is_apaches(waiting: Waiting) -> None:
     waiting.stop()
     page = (waiting.folder / "config" / "timercheck").read_bytes()
     assert len(page) == 4096
-    # Apache's broker, which has no timer log here, reads on from the oldest message that waits.
+    # Apache's broker has no timer log here, and reads from the oldest message that is not due.
     assert CHECK.unpack_from(page) == (START_MS + 2_000, 0, 1, 3, 0, START_MS + 2_500, 1)
     waiting.start()
 
 
-def test_what_apaches_broker_has_in_its_wheel_is_delivered(waiting: Waiting) -> None:
+def test_messages_in_the_timer_wheel_of_apaches_broker_are_delivered(waiting: Waiting) -> None:
     for delay_s in (1, 60, 2):
         waiting.put(at(START_MS + delay_s * 1_000, str(delay_s).encode()))
     waiting.put(at(START_MS + 90_000, b"not read there"))
@@ -267,7 +269,7 @@ def test_what_apaches_broker_has_in_its_wheel_is_delivered(waiting: Waiting) -> 
     assert waiting.bodies() == [b"60", b"not read there"]
 
 
-def test_what_apaches_broker_has_stored_anew_is_delivered_once(waiting: Waiting) -> None:
+def test_messages_rolled_by_apaches_broker_are_delivered_once(waiting: Waiting) -> None:
     due_ms = START_MS + 3 * DAY_MS
     renewed = waiting.timers.schedule(at(due_ms, b"renewed"), START_MS)
     waiting.put_plain(renewed)
@@ -287,7 +289,7 @@ def test_what_apaches_broker_has_stored_anew_is_delivered_once(waiting: Waiting)
     assert sorted(waiting.bodies()) == [b"not yet", b"renewed"]
 
 
-def test_progress_survives_as_it_was_written(tmp_path: Path) -> None:
+def test_progress_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     check = TimerCheck(tmp_path / "config" / "timercheck", 1_000)
     assert check.load() == TimerProgress()
     progress = TimerProgress(START_MS + 1, 7, 12, 3)
@@ -299,7 +301,7 @@ def test_progress_survives_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", range(88))
-def test_a_damaged_number_gives_way_to_its_copy(tmp_path: Path, at: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_number_is_replaced_by_its_copy(tmp_path: Path, at: int, caplog: pytest.LogCaptureFixture) -> None:
     check = TimerCheck(tmp_path / "timercheck", 1_000)
     check.save(TimerProgress(START_MS, 7, 12, 3), START_MS)
     progress = TimerProgress(START_MS + 1_001, 7, 15, 3)
@@ -311,7 +313,7 @@ def test_a_damaged_number_gives_way_to_its_copy(tmp_path: Path, at: int, caplog:
     assert ("its copy is used" in caplog.text) == (not 48 <= at < 56 or at == 48), "a later edition counts"
 
 
-def test_a_damaged_copy_does_not_matter(tmp_path: Path) -> None:
+def test_a_damaged_copy_is_ignored(tmp_path: Path) -> None:
     check = TimerCheck(tmp_path / "timercheck", 1_000)
     progress = TimerProgress(START_MS, 7, 12, 3)
     check.save(progress, START_MS)
@@ -328,7 +330,7 @@ def test_without_a_copy_negative_numbers_are_refused(tmp_path: Path) -> None:
         check.load()
 
 
-# More than fit into memory
+# More messages than fit into memory
 
 
 def test_slots_beyond_the_horizon_are_only_counted() -> None:
@@ -360,7 +362,7 @@ def test_slots_beyond_the_horizon_are_only_counted() -> None:
     assert len(slots) == 13
 
 
-def test_more_than_fit_into_memory_are_delivered_in_order(tmp_path: Path) -> None:
+def test_more_messages_than_fit_into_memory_are_delivered_in_order(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path, near_max=10)
     bodies = [f"{number * 37 % 101:03}".encode() for number in range(101)]
     for body in bodies:
@@ -384,7 +386,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, near_max=st.sampled_from([2, 5, 1000]))
-def test_each_comes_exactly_once_and_never_early(
+def test_each_message_is_delivered_once_and_never_early(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], near_max: int
 ) -> None:
     waiting = Waiting(tmp_path_factory.mktemp("store"), near_max=near_max)
@@ -423,7 +425,7 @@ CRASHES = st.lists(
 
 
 @given(steps=CRASHES, near_max=st.sampled_from([2, 1000]))
-def test_crashes_lose_nothing_and_repeat_only_what_was_not_noted(
+def test_crashes_lose_no_message_and_repeat_only_unsaved_deliveries(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], near_max: int
 ) -> None:
     waiting = Waiting(tmp_path_factory.mktemp("store"), near_max=near_max)

@@ -24,7 +24,7 @@ from skyroute.wire.calls.topics import (
     encode_topic_stats_query,
     encode_topic_update,
 )
-from skyroute.wire.codes import RequestCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request
 from tests.unit.broker.state import BROKER, State, settings
 
@@ -41,7 +41,7 @@ def many(*configs: dict[str, Any]) -> Request:
 async def test_a_topic_is_on_the_disk_and_known_to_name_servers_when_its_creation_is_answered(state: State) -> None:
     response = await state.ask(state.on_topics.update, encode_topic_update(ORDERS, {"message.type": "FIFO"}))
     made = msgspec.structs.replace(ORDERS, attributes={"message.type": "FIFO"})
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert state.announced == [made]
     assert json.loads((state.folder / "config/topics.json").read_bytes())["topicConfigTable"]["Orders"]["perm"] == 6
 
@@ -49,7 +49,7 @@ async def test_a_topic_is_on_the_disk_and_known_to_name_servers_when_its_creatio
 async def test_what_changes_nothing_is_not_made_known_again(state: State) -> None:
     request = encode_topic_update(ORDERS, {"message.type": "FIFO"})
     await state.ask(state.on_topics.update, request)
-    assert (await state.ask(state.on_topics.update, request)).code == 0
+    assert (await state.ask(state.on_topics.update, request)).code == ResponseCode.SUCCESS
     assert len(state.announced) == 1
     assert state.topics.version.counter == 1
 
@@ -104,7 +104,7 @@ async def test_of_a_topic_that_is_there_not_all_may_change(
 ) -> None:
     state.topics.put(ORDERS)
     response = await state.ask(state.on_topics.update, encode_topic_update(ORDERS, changes))
-    assert (response.code, response.remark) == (1, remark)
+    assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, remark)
 
 
 async def test_several_topics_come_at_once_and_those_that_are_there_do_not_stop_the_others(state: State) -> None:
@@ -116,7 +116,7 @@ async def test_several_topics_come_at_once_and_those_that_are_there_do_not_stop_
             {"topicName": "New", "perm": 6, "attributes": {"+message.type": "DELAY"}},
         ),
     )
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert state.announced == [TopicConfig("New", attributes={"message.type": "DELAY"})]
 
 
@@ -133,7 +133,7 @@ async def test_a_deleted_topic_leaves_nothing_behind(state: State) -> None:
         state.write(name)
         state.offsets.commit("readers", name, 0, 1)
     response = await state.ask(state.on_topics.delete, encode_topic_deletion("Orders"))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert state.store.topics() == {"Other"}
     assert state.offsets.topics_of("readers") == ["Other"]
     assert state.topics.get("%RETRY%readers_Orders") is None
@@ -166,7 +166,7 @@ async def test_two_requests_may_delete_one_topic(state: State) -> None:
 @pytest.mark.parametrize(("topic", "remark"), [(" ", "The specified topic is blank."), ("TBW102", "conflict with")])
 async def test_not_everything_may_be_deleted(state: State, topic: str, remark: str) -> None:
     response = await state.ask(state.on_topics.delete, encode_topic_deletion(topic))
-    assert response.code == 29
+    assert response.code == ResponseCode.INVALID_PARAMETER
     assert remark in (response.remark or "")
 
 
@@ -176,19 +176,19 @@ async def test_no_name_reaches_a_folder_outside_the_queues(state: State, outside
     beside.mkdir()
     for name in (outside, str(beside)):
         response = await state.ask(state.on_topics.delete, Request(215, {"topic": name}))
-        assert response.code == 29
+        assert response.code == ResponseCode.INVALID_PARAMETER
         assert "contains illegal characters" in (response.remark or "")
     assert beside.is_dir()
 
 
 async def test_who_deletes_what_is_not_there_is_told_that_all_is_well(state: State) -> None:
-    assert (await state.ask(state.on_topics.delete, encode_topic_deletion("Unknown"))).code == 0
+    assert (await state.ask(state.on_topics.delete, encode_topic_deletion("Unknown"))).code == ResponseCode.SUCCESS
 
 
 async def test_system_topics_may_be_changed_where_the_settings_say_so(state: State) -> None:
     state.config = settings(protect_system_topics=False)
     response = await state.ask(state.on_topics.update, encode_topic_update(TopicConfig("TBW102", 2, 2, 7)))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert state.topics.get("TBW102") == TopicConfig("TBW102", 2, 2, 7)
 
 
@@ -231,7 +231,7 @@ async def test_pages_give_all_topics_once_and_begin_anew_after_a_change(state: S
 @pytest.mark.parametrize("text", ["x", "[]", '{"counter":"x"}'])
 async def test_an_edition_that_makes_no_sense_is_refused(state: State, text: str) -> None:
     request = Request(RequestCode.GET_ALL_TOPIC_CONFIG, {"topicSeq": "0", "dataVersion": text})
-    assert (await state.ask(state.on_topics.all, request)).code == 1
+    assert (await state.ask(state.on_topics.all, request)).code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_one_topic_is_told(state: State) -> None:
@@ -239,7 +239,7 @@ async def test_one_topic_is_told(state: State) -> None:
     response = await state.ask(state.on_topics.get, encode_topic_config_query("Orders"))
     assert decode_topic_config(response.body) == ORDERS
     response = await state.ask(state.on_topics.get, encode_topic_config_query("Unknown"))
-    assert (response.code, response.remark) == (17, "No topic in this broker. topic: Unknown")
+    assert (response.code, response.remark) == (ResponseCode.TOPIC_NOT_EXIST, "No topic in this broker. topic: Unknown")
 
 
 async def test_where_queues_begin_and_end_is_told_of_those_to_read_and_to_write(state: State) -> None:
@@ -254,7 +254,7 @@ async def test_where_queues_begin_and_end_is_told_of_those_to_read_and_to_write(
         QueueRef("Orders", BROKER, 1): QueueSpan(0, 0, 0),
     }
     response = await state.ask(state.on_topics.status, encode_topic_stats_query("Unknown"))
-    assert (response.code, response.remark) == (17, "topic[Unknown] not exist")
+    assert (response.code, response.remark) == (ResponseCode.TOPIC_NOT_EXIST, "topic[Unknown] not exist")
 
 
 async def test_who_reads_a_topic_is_told_also_if_nobody_is_there(state: State) -> None:
@@ -277,7 +277,7 @@ async def test_queues_of_topics_that_are_gone_are_removed(state: State) -> None:
     for topic in ("Orders", "Gone", "rmq_sys_x", "%LMQ%x"):
         state.write(topic)
     response = await state.ask(state.on_topics.clean_unused_topics, Request(RequestCode.CLEAN_UNUSED_TOPIC))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert state.store.topics() == {"Orders", "rmq_sys_x", "%LMQ%x"}
 
 
@@ -292,12 +292,12 @@ async def test_cleaning_keeps_a_topic_that_is_created_meanwhile(state: State) ->
 
     state.step_runner.on_step = create
     response = await state.ask(state.on_topics.clean_unused_topics, Request(RequestCode.CLEAN_UNUSED_TOPIC))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert (state.store.topics(), state.store.max_offset("Orders", 0)) == ({"Orders"}, 2)
 
 
 async def test_cleaning_queues_takes_nothing_that_is_still_there(state: State) -> None:
     state.write("Orders", count=3)
     response = await state.ask(state.on_topics.clean_expired_queues, Request(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE))
-    assert response.code == 0
+    assert response.code == ResponseCode.SUCCESS
     assert (state.store.min_offset("Orders", 0), state.store.max_offset("Orders", 0)) == (0, 3)

@@ -41,7 +41,7 @@ def queues(topics: Topics, name: str) -> tuple[int, int, int]:
 # -------------------------------------------------------------------------------------------------------- at the start
 
 
-def test_every_broker_has_these_topics_from_its_start(path: Path) -> None:
+def test_every_broker_has_the_boot_topics(path: Path) -> None:
     topics = loaded(path)
     assert {name: queues(topics, name) for name in topics.all()} == {
         "SELF_TEST_TOPIC": (1, 1, 6),
@@ -60,7 +60,7 @@ def test_every_broker_has_these_topics_from_its_start(path: Path) -> None:
     }
 
 
-def test_settings_say_which_of_them_there_are(path: Path) -> None:
+def test_settings_turn_boot_topics_off(path: Path) -> None:
     config = settings(
         auto_create_topics=False,
         cluster_topic_enabled=False,
@@ -77,17 +77,17 @@ def test_settings_say_which_of_them_there_are(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["broker-a", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "TBW102", "rmq_sys_x"])
-def test_names_of_the_broker_and_its_cluster_are_the_systems_own(path: Path, name: str) -> None:
+def test_topics_named_as_the_broker_and_its_cluster_are_system_topics(path: Path, name: str) -> None:
     topics = loaded(path)
     assert topics.is_system(name)
     assert not topics.is_system("Orders")
     assert {"broker-a", "CHECKPOINT_TOPIC"} <= set(topics.system_topics())
 
 
-# ------------------------------------------------------------------------------------------------------- coming to be
+# ------------------------------------------------------------------------------------------------------------ creation
 
 
-def test_a_topic_that_is_sent_to_is_made_after_the_default_topic(path: Path) -> None:
+def test_a_topic_is_created_after_the_default_topic_at_its_first_message(path: Path) -> None:
     topics = loaded(path)
     made = topics.create_for_send("Orders", DEFAULT_TOPIC, 4, sys_flag=1)
     assert made == TopicConfig("Orders", 4, 4, 6, sys_flag=1)
@@ -98,26 +98,26 @@ def test_a_topic_that_is_sent_to_is_made_after_the_default_topic(path: Path) -> 
 
 
 @pytest.mark.parametrize(("asked", "given"), [(4, 4), (100, 8), (0, 1), (-3, 1)])
-def test_it_has_no_more_queues_than_the_default_topic_and_at_least_one(path: Path, asked: int, given: int) -> None:
+def test_a_created_topic_has_from_one_queue_to_those_of_the_default_topic(path: Path, asked: int, given: int) -> None:
     made = loaded(path).create_for_send("Orders", DEFAULT_TOPIC, asked)
     assert made is not None
     assert (made.read_queues, made.write_queues) == (given, given)
 
 
-def test_without_a_model_that_may_be_copied_there_is_no_topic(path: Path) -> None:
+def test_without_an_inheritable_default_topic_no_topic_is_created(path: Path) -> None:
     topics = loaded(path)
     assert topics.create_for_send("Orders", "BenchmarkTest", 4) is None
     assert topics.create_for_send("Orders", "NoSuchTopic", 4) is None
     assert topics.version.counter == 0
 
 
-def test_where_topics_are_not_made_by_sending_retry_topics_still_are(path: Path) -> None:
+def test_without_auto_creation_retry_topics_are_still_created(path: Path) -> None:
     topics = loaded(path, settings(auto_create_topics=False))
     assert topics.create_for_send("Orders", DEFAULT_TOPIC, 4) is None
     assert topics.create_for_send(retry_topic("g"), DEFAULT_TOPIC, 4) == TopicConfig("%RETRY%g", 1, 1, 6)
 
 
-def test_a_default_topic_from_another_time_is_dropped_where_it_may_not_be_used(path: Path) -> None:
+def test_without_auto_creation_a_stored_default_topic_is_dropped(path: Path) -> None:
     topics = loaded(path)
     topics.table_file.touch()
     topics.table_file.save_now()
@@ -125,14 +125,14 @@ def test_a_default_topic_from_another_time_is_dropped_where_it_may_not_be_used(p
     assert loaded(path, settings(auto_create_topics=False)).get(DEFAULT_TOPIC) is None
 
 
-def test_what_is_there_already_is_not_made_again(path: Path) -> None:
+def test_an_existing_topic_is_not_created_again(path: Path) -> None:
     topics = loaded(path)
     first = TopicConfig("%DLQ%g", 1, 1)
     assert topics.create(first) is first
     assert topics.create(TopicConfig("%DLQ%g", 2, 2)) is first
 
 
-def test_only_a_change_is_a_new_edition(path: Path) -> None:
+def test_only_a_change_gives_a_new_data_version(path: Path) -> None:
     topics = loaded(path)
     assert topics.put(TopicConfig("Orders", 4, 4))
     assert not topics.put(TopicConfig("Orders", 4, 4))
@@ -143,7 +143,7 @@ def test_only_a_change_is_a_new_edition(path: Path) -> None:
     assert topics.version.timestamp_ms == int(ManualClock().wall() * 1000)
 
 
-def test_there_are_no_more_topics_than_the_bound_says(path: Path) -> None:
+def test_the_number_of_topics_is_bounded(path: Path) -> None:
     topics = loaded(path)
     for number in range(TOPICS_MAX - len(topics.all())):
         topics.put(TopicConfig(f"T{number}"))
@@ -152,7 +152,7 @@ def test_there_are_no_more_topics_than_the_bound_says(path: Path) -> None:
     assert topics.put(TopicConfig("T0", 1, 1))
 
 
-def test_topics_that_name_servers_say_are_ordered_become_so(path: Path) -> None:
+def test_topics_reported_as_ordered_are_marked(path: Path) -> None:
     topics = loaded(path)
     topics.put(TopicConfig("Orders"))
     assert topics.mark_ordered(["Orders", "Unknown"]) == [TopicConfig("Orders", ordered=True)]
@@ -163,7 +163,7 @@ def test_topics_that_name_servers_say_are_ordered_become_so(path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the file
 
 
-def test_a_table_of_apache_is_opened_with_all_it_says(path: Path) -> None:
+def test_a_topic_file_of_apache_is_read_completely(path: Path) -> None:
     write(path, golden_line("client/topic-configs.txt"))
     topics = loaded(path)
     assert topics.get("Orders") == TopicConfig("Orders", 2, 2, attributes={"message.type": "FIFO"})
@@ -172,7 +172,7 @@ def test_a_table_of_apache_is_opened_with_all_it_says(path: Path) -> None:
     assert (topics.version.counter, topics.version.timestamp_ms) == (6, 1794732974999)
 
 
-def test_the_file_is_written_in_apaches_form(path: Path) -> None:
+def test_the_file_is_written_in_the_format_of_apache(path: Path) -> None:
     topics = loaded(path)
     topics.put(TopicConfig("Orders", 4, 8, attributes={"message.type": "FIFO"}))
     topics.table_file.save_now()
@@ -191,7 +191,7 @@ def test_the_file_is_written_in_apaches_form(path: Path) -> None:
     assert set(stored["topicConfigTable"]) == set(topics.all())
 
 
-def test_what_only_apache_understands_is_written_back(path: Path) -> None:
+def test_unknown_members_are_written_back(path: Path) -> None:
     topic = {"topicName": "Orders", "perm": 6, "tierOf": {"a": [1, "x"]}, "ratio": 0.5}
     write(path, json.dumps({"topicConfigTable": {"Orders": topic}, "newTable": {"a": 1}}).encode())
     topics = loaded(path)
@@ -202,7 +202,7 @@ def test_what_only_apache_understands_is_written_back(path: Path) -> None:
     assert stored["topicConfigTable"]["Orders"]["tierOf"] == {"a": [1, "x"]}
 
 
-def test_all_of_it_is_there_again_after_a_restart(path: Path) -> None:
+def test_topics_are_the_same_after_a_restart(path: Path) -> None:
     topics = loaded(path)
     topics.put(TopicConfig("Orders", 4, 8, sys_flag=2, ordered=True))
     topics.delete("BenchmarkTest")
@@ -216,7 +216,7 @@ def test_all_of_it_is_there_again_after_a_restart(path: Path) -> None:
     "stored",
     [[], {"topicConfigTable": []}, {"topicConfigTable": {"T": {"perm": "x"}}}, {"dataVersion": {"counter": []}}],
 )
-def test_a_table_that_makes_no_sense_is_not_taken_for_an_empty_one(path: Path, stored: Any) -> None:
+def test_a_damaged_table_is_refused_and_not_read_as_empty(path: Path, stored: Any) -> None:
     write(path, json.dumps(stored).encode())
     with pytest.raises(StoreDamagedError):
         loaded(path)

@@ -1,4 +1,4 @@
-"""Transactions: half messages, their end, and asking for it."""
+"""Transactions: half messages, commit and rollback, and checks."""
 
 import asyncio
 from collections.abc import Iterator
@@ -37,10 +37,10 @@ def room(tmp_path: Path) -> Iterator[Room]:
     room.store.kill()
 
 
-# ----------------------------------------------------------------------------------------------------------- the half
+# ------------------------------------------------------------------------------------------------------ half messages
 
 
-def test_a_half_waits_in_a_topic_of_its_own_and_knows_where_it_belongs(room: Room) -> None:
+def test_a_half_message_is_in_the_half_topic_with_its_real_topic(room: Room) -> None:
     room.begin("ID1", b"coffee")
     (half,) = read_all(room.store, HALF_TOPIC)
     assert half.body == b"coffee"
@@ -52,21 +52,21 @@ def test_a_half_waits_in_a_topic_of_its_own_and_knows_where_it_belongs(room: Roo
     assert not room.delivered()
 
 
-def test_a_producer_cannot_pass_its_message_for_one_that_was_asked_for(room: Room) -> None:
+def test_check_properties_of_a_producer_are_removed(room: Room) -> None:
     room.begin(TRANSACTION_CHECK_TIMES="99", TRAN_PREPARED_QUEUE_OFFSET="0")
     (half,) = read_all(room.store, HALF_TOPIC)
     assert "TRANSACTION_CHECK_TIMES" not in half.properties
     assert "TRAN_PREPARED_QUEUE_OFFSET" not in half.properties
 
 
-def test_properties_without_room_for_the_halfs_own_are_refused(room: Room) -> None:
+def test_a_half_message_with_too_long_properties_is_refused(room: Room) -> None:
     sent = draft("Orders", 3, properties={"TRAN_MSG": "true", "x": "y" * 32_740})
     with pytest.raises(RefusedError) as refused:
         room.transactions.prepare(sent)
     assert refused.value.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_no_more_transactions_are_begun_than_are_kept_in_mind(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_open_transactions_is_bounded(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_transactions, "OPEN_MAX", 3)
     halves = [room.begin(f"ID{n}") for n in range(3)]
     with pytest.raises(RefusedError) as refused:
@@ -81,10 +81,10 @@ def test_no_more_transactions_are_begun_than_are_kept_in_mind(room: Room, monkey
         room.begin()
 
 
-# ------------------------------------------------------------------------------------------------------------- the end
+# ------------------------------------------------------------------------------------------------ commit and rollback
 
 
-def test_a_committed_message_is_delivered_where_it_belongs(room: Room) -> None:
+def test_a_committed_message_is_delivered_to_its_real_topic(room: Room) -> None:
     half = room.begin("ID1", b"coffee")
     room.end(half)
     (message,) = room.delivered()
@@ -99,20 +99,20 @@ def test_a_committed_message_is_delivered_where_it_belongs(room: Room) -> None:
     assert not room.check()
 
 
-def test_a_message_that_is_rolled_back_is_not_delivered_and_not_asked_for(room: Room) -> None:
+def test_a_rolled_back_message_is_neither_delivered_nor_checked(room: Room) -> None:
     room.end(room.begin(), ROLLBACK)
     assert not room.delivered()
     assert room.done_bodies() == [b"0,"]
     assert not room.check()
 
 
-def test_a_producer_that_does_not_know_is_asked(room: Room) -> None:
+def test_an_unknown_outcome_leaves_the_transaction_open(room: Room) -> None:
     room.end(room.begin(), TransactionOutcome.UNKNOWN)
     assert not room.done_bodies()
     assert len(room.check()) == 1
 
 
-def test_halves_that_end_together_share_a_record(room: Room) -> None:
+def test_transactions_that_end_together_share_an_op_message(room: Room) -> None:
     for half in [room.begin(f"ID{n}") for n in range(3)]:
         end = TransactionEnd(GROUP, half.queue_offset, half.log_position, TransactionOutcome.COMMIT)
         room.transactions.end(end, room.now_ms())
@@ -121,7 +121,7 @@ def test_halves_that_end_together_share_a_record(room: Room) -> None:
     assert room.transactions.write_op_messages() is None
 
 
-def test_a_record_of_ended_halves_is_as_long_as_the_settings_say(room: Room) -> None:
+def test_the_size_of_an_op_message_is_bounded(room: Room) -> None:
     room.config.op_message_bytes_max = 4
     for half in [room.begin(f"ID{n}") for n in range(5)]:
         end = TransactionEnd(GROUP, half.queue_offset, half.log_position, ROLLBACK)
@@ -139,7 +139,9 @@ def test_a_record_of_ended_halves_is_as_long_as_the_settings_say(room: Room) -> 
         ({"log_position": 1 << 40}, "Find prepared transaction message failed"),
     ],
 )
-def test_an_end_that_does_not_fit_its_half_is_refused(room: Room, changes: dict[str, object], reason: str) -> None:
+def test_an_end_that_does_not_match_its_half_message_is_refused(
+    room: Room, changes: dict[str, object], reason: str
+) -> None:
     half = room.begin()
     fields = {"producer_group": GROUP, "half_offset": half.queue_offset, "log_position": half.log_position, **changes}
     with pytest.raises(RefusedError, match=reason) as refused:
@@ -148,7 +150,7 @@ def test_an_end_that_does_not_fit_its_half_is_refused(room: Room, changes: dict[
     assert not room.delivered()
 
 
-def test_only_halves_can_be_committed(room: Room) -> None:
+def test_only_half_messages_can_be_committed(room: Room) -> None:
     other = room.appender.put_plain(
         draft("Orders", 3, properties={"PGROUP": GROUP, "REAL_TOPIC": "T", "REAL_QID": "0"})
     )
@@ -167,7 +169,7 @@ def test_a_transaction_ends_once(room: Room) -> None:
     assert len(room.delivered()) == 1
 
 
-def test_a_message_the_disk_refuses_stays_half(tmp_path: Path) -> None:
+def test_a_commit_that_cannot_be_stored_leaves_the_transaction_open(tmp_path: Path) -> None:
     disk = FullDisk()
     room = Room(tmp_path, disk=disk)
     half = room.begin("ID1", b"x" * 1000)
@@ -180,7 +182,7 @@ def test_a_message_the_disk_refuses_stays_half(tmp_path: Path) -> None:
     room.store.kill()
 
 
-def test_what_the_disk_refuses_to_note_is_noted_later(tmp_path: Path) -> None:
+def test_an_op_message_that_cannot_be_stored_is_stored_later(tmp_path: Path) -> None:
     disk = FullDisk()
     room = Room(tmp_path, disk=disk)
     half = room.begin()
@@ -193,10 +195,10 @@ def test_what_the_disk_refuses_to_note_is_noted_later(tmp_path: Path) -> None:
     room.store.kill()
 
 
-# ---------------------------------------------------------------------------------------------------------- asking
+# ---------------------------------------------------------------------------------------------------------- checks
 
 
-def test_a_silent_producer_is_asked_with_its_own_message(room: Room) -> None:
+def test_a_check_has_the_message_of_the_producer(room: Room) -> None:
     half = room.begin("ID1", b"coffee")
     (question,) = room.check()
     check = question.check
@@ -215,7 +217,7 @@ def test_a_silent_producer_is_asked_with_its_own_message(room: Room) -> None:
     assert copies[1].flag == 7
 
 
-def test_the_answer_ends_the_transaction(room: Room) -> None:
+def test_the_response_to_a_check_ends_the_transaction(room: Room) -> None:
     room.begin("ID1", b"coffee")
     (question,) = room.check()
     room.answer(question)
@@ -223,7 +225,7 @@ def test_the_answer_ends_the_transaction(room: Room) -> None:
     assert not room.check()
 
 
-def test_a_late_word_of_the_producer_counts_for_the_copy(room: Room) -> None:
+def test_a_late_end_with_the_first_offset_ends_the_copy(room: Room) -> None:
     half = room.begin()
     room.check()
     (question,) = room.check()
@@ -234,18 +236,18 @@ def test_a_late_word_of_the_producer_counts_for_the_copy(room: Room) -> None:
         room.answer(question)
 
 
-def test_young_transactions_are_left_alone(room: Room) -> None:
+def test_young_transactions_are_not_checked(room: Room) -> None:
     room.begin()
     assert not room.check(6)
     assert len(room.check(0.001)) == 1
 
 
-def test_a_producer_is_asked_at_every_round_until_it_answers(room: Room) -> None:
+def test_a_transaction_is_checked_every_round_until_it_ends(room: Room) -> None:
     room.begin()
     assert [len(room.check(1)) for _ in range(9)] == [0, 0, 0, 0, 0, 0, 1, 1, 1]
 
 
-def test_a_message_may_ask_to_be_left_alone_for_longer(room: Room) -> None:
+def test_a_message_can_delay_its_first_check(room: Room) -> None:
     half = room.begin(CHECK_IMMUNITY_TIME_IN_SECONDS="60")
     assert not room.check(60)
     room.end(half)
@@ -259,7 +261,7 @@ def test_a_message_may_ask_to_be_left_alone_for_longer(room: Room) -> None:
     assert len(room.delivered()) == 2
 
 
-def test_a_message_may_ask_to_be_left_alone_for_less_and_can_still_be_ended_as_any_other(room: Room) -> None:
+def test_a_message_can_have_an_earlier_check_and_still_be_ended(room: Room) -> None:
     half = room.begin(CHECK_IMMUNITY_TIME_IN_SECONDS="1")
     assert not room.check(1)
     room.clock.advance(5)
@@ -271,13 +273,13 @@ def test_a_message_may_ask_to_be_left_alone_for_less_and_can_still_be_ended_as_a
     assert len(room.check(0.01)) == 2
 
 
-def test_a_wish_that_is_no_number_is_none(room: Room) -> None:
+def test_a_check_delay_that_is_not_a_number_is_ignored(room: Room) -> None:
     room.begin(CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
     assert not room.check(6)
     assert len(room.check(0.001)) == 1
 
 
-def test_the_age_of_a_message_counts_from_its_birth(room: Room) -> None:
+def test_the_age_of_a_transaction_counts_from_its_born_time(room: Room) -> None:
     room.begin("ID1", b"body", 5)
     assert not room.check(1)
     assert len(room.check(0.001)) == 1
@@ -288,7 +290,7 @@ def test_the_age_of_a_message_counts_from_its_birth(room: Room) -> None:
     assert refused.value.code == ResponseCode.ILLEGAL_OPERATION
 
 
-def test_a_producer_whose_clock_is_ahead_is_asked_as_any_other(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_with_a_clock_ahead_gets_checks(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     room.begin("ID1", b"body", -3600)
     assert not room.check(6)
     assert len(room.check(0.001)) == 1
@@ -298,13 +300,13 @@ def test_a_producer_whose_clock_is_ahead_is_asked_as_any_other(room: Room, monke
     assert "ID2" in asked
 
 
-def test_nobody_is_left_alone_for_longer_than_messages_are_kept(room: Room) -> None:
+def test_a_check_is_not_delayed_beyond_the_retention_time(room: Room) -> None:
     room.begin(CHECK_IMMUNITY_TIME_IN_SECONDS="9" * 18)
     assert not room.check(73 * 3600)
     assert len(read_all(room.store, HALF_GIVEN_UP_TOPIC)) == 1
 
 
-def test_what_was_asked_too_often_is_given_up(room: Room) -> None:
+def test_a_transaction_is_given_up_after_its_last_check(room: Room) -> None:
     room.config.transaction_checks_max = 3
     room.begin("ID1", b"coffee")
     assert [len(room.check()) for _ in range(5)] == [1, 1, 1, 0, 0]
@@ -314,13 +316,13 @@ def test_what_was_asked_too_often_is_given_up(room: Room) -> None:
     assert room.topics.get(HALF_GIVEN_UP_TOPIC) is not None
 
 
-def test_what_is_older_than_anything_that_is_kept_is_given_up(room: Room) -> None:
+def test_a_transaction_older_than_the_retention_time_is_given_up(room: Room) -> None:
     room.begin()
     assert not room.check(73 * 3600)
     assert len(read_all(room.store, HALF_GIVEN_UP_TOPIC)) == 1
 
 
-def test_a_half_that_was_given_up_can_be_asked_for_again(room: Room) -> None:
+def test_a_transaction_that_was_given_up_can_be_checked_again(room: Room) -> None:
     room.config.transaction_checks_max = 1
     room.begin("ID1", b"coffee")
     room.check()
@@ -338,7 +340,7 @@ def test_a_half_that_was_given_up_can_be_asked_for_again(room: Room) -> None:
             handlers.resume(encode_resume_check(HALF_GIVEN_UP_TOPIC, wrong), peer)
 
 
-def test_resuming_an_open_half_does_not_make_two_of_it(room: Room) -> None:
+def test_resuming_an_open_transaction_does_not_duplicate_it(room: Room) -> None:
     half = room.begin()
     room.transactions.resume(half.log_position)
     (question,) = room.check()
@@ -347,7 +349,9 @@ def test_resuming_an_open_half_does_not_make_two_of_it(room: Room) -> None:
     assert len(room.delivered()) == 1
 
 
-def test_halves_that_may_not_be_asked_about_do_not_stay_behind(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_messages_without_a_check_are_moved_to_the_end_of_the_queue(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "SPAN_MAX", 5)
     patient = room.begin("patient", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
     for turn in range(3):
@@ -366,7 +370,7 @@ def test_halves_that_may_not_be_asked_about_do_not_stay_behind(room: Room, monke
     assert not room.check(4000)
 
 
-def test_a_half_without_room_for_the_books_own_properties_stops_nobody(
+def test_a_half_message_without_room_for_properties_blocks_no_other(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SPAN_MAX", 0)
@@ -382,7 +386,7 @@ def test_a_half_without_room_for_the_books_own_properties_stops_nobody(
     assert len(read_all(room.store, HALF_GIVEN_UP_TOPIC)) == 1
 
 
-def test_a_carried_half_that_was_asked_for_ends_once(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_and_checked_half_message_ends_once(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPAN_MAX", 0)
     patient = room.begin("patient", CHECK_IMMUNITY_TIME_IN_SECONDS="100")
     assert not room.check()
@@ -403,7 +407,7 @@ def test_a_carried_half_that_was_asked_for_ends_once(room: Room, monkeypatch: py
 
 
 @pytest.mark.parametrize("how", ["reopen", "crash"])
-def test_open_transactions_are_found_again(room: Room, how: str) -> None:
+def test_open_transactions_are_found_after_a_restart(room: Room, how: str) -> None:
     ended, *_ = (room.begin(name) for name in ("ended", "silent", "mute"))
     room.end(ended)
     getattr(room, how)()
@@ -421,7 +425,7 @@ def test_open_transactions_are_found_again(room: Room, how: str) -> None:
     assert room.transactions.open_count == 0
 
 
-def test_nothing_that_ended_is_asked_for_after_a_restart(room: Room) -> None:
+def test_ended_transactions_are_not_checked_after_a_restart(room: Room) -> None:
     for n in range(50):
         room.end(room.begin(f"ID{n}"), ROLLBACK if n % 2 else TransactionOutcome.COMMIT)
     open_half = room.begin("open")
@@ -433,14 +437,14 @@ def test_nothing_that_ended_is_asked_for_after_a_restart(room: Room) -> None:
     assert question.check.message_id == "open"
     assert decode_record(question.check.record).properties["TRANSACTION_CHECK_TIMES"] == "4"
     with pytest.raises(RefusedError, match="ended already"):
-        room.end(open_half)  # nobody knows any more what became of it, and it is asked for again
+        room.end(open_half)  # its op message is lost, so it is checked again
     room.answer(question)
     room.reopen()
     assert not room.check()
     assert len(room.delivered()) == 26
 
 
-def test_how_far_both_topics_are_done_with_is_kept(room: Room) -> None:
+def test_the_floors_of_both_topics_are_saved(room: Room) -> None:
     for n in range(10):
         room.end(room.begin(f"ID{n}"), ROLLBACK)
     held = room.begin("held", CHECK_IMMUNITY_TIME_IN_SECONDS="3600")
@@ -459,7 +463,7 @@ def test_how_far_both_topics_are_done_with_is_kept(room: Room) -> None:
     assert room.transactions.open_count == 0
 
 
-def test_a_log_that_lost_its_end_is_read_from_its_start(room: Room) -> None:
+def test_transactions_are_read_from_the_start_if_the_log_lost_its_end(room: Room) -> None:
     room.begin("open")
     room.offsets.commit("CID_RMQ_SYS_TRANS", HALF_TOPIC, 0, 99)
     room.offsets.commit("CID_RMQ_SYS_TRANS", HALF_DONE_TOPIC, 0, 99)
@@ -467,8 +471,8 @@ def test_a_log_that_lost_its_end_is_read_from_its_start(room: Room) -> None:
     assert room.transactions.open_count == 1
 
 
-def test_halves_of_apaches_brokers_are_understood(room: Room) -> None:
-    """One done by its offset without a comma, as old ones write it; one carried on; one carried on and done."""
+def test_half_messages_of_apaches_brokers_are_read(room: Room) -> None:
+    """One ended by an op message without a comma, as of old brokers; one moved; one moved and ended."""
     known = {"TRAN_MSG": "true", "PGROUP": GROUP, "REAL_TOPIC": "Orders", "REAL_QID": "3", "WAIT": "true"}
 
     def put(unique_id: str, **more: str) -> None:
@@ -496,7 +500,7 @@ def test_halves_of_apaches_brokers_are_understood(room: Room) -> None:
     assert room.transactions.open_count == 0
 
 
-def test_very_many_ends_between_two_rounds_are_not_kept_in_mind(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_ends_between_two_rounds_are_bounded_in_memory(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_transactions, "ENDED_UNREAD_MAX", 10)
     open_half = room.begin("open")
     for n in range(100):
@@ -509,7 +513,7 @@ def test_very_many_ends_between_two_rounds_are_not_kept_in_mind(room: Room, monk
 # -------------------------------------------------------------------------------------------------------- the edges
 
 
-async def test_producers_are_asked_in_turn(room: Room) -> None:
+async def test_checks_go_to_the_producers_in_turn(room: Room) -> None:
     lines = []
     for connection in (1, 2):
         peer, line = a_peer(connection)
@@ -524,7 +528,7 @@ async def test_producers_are_asked_in_turn(room: Room) -> None:
     assert {check.message_id for check in checks} == {"ID0", "ID1", "ID2", "ID3"}
 
 
-async def test_others_have_their_turn_while_very_many_are_given_up(room: Room) -> None:
+async def test_giving_up_many_transactions_yields_to_other_tasks(room: Room) -> None:
     room.config.transaction_checks_max = 0
     for n in range(500):
         room.begin(f"ID{n}")
@@ -538,7 +542,7 @@ async def test_others_have_their_turn_while_very_many_are_given_up(room: Room) -
     assert len(read_all(room.store, HALF_GIVEN_UP_TOPIC)) == 500
 
 
-async def test_a_group_without_producers_loses_nothing(room: Room) -> None:
+async def test_a_group_without_producers_keeps_its_transactions(room: Room) -> None:
     room.config.transaction_checks_max = 2
     room.begin()
     for _ in range(3):
@@ -548,7 +552,7 @@ async def test_a_group_without_producers_loses_nothing(room: Room) -> None:
     assert room.announced == [HALF_GIVEN_UP_TOPIC]
 
 
-async def test_ends_without_an_answer_are_noted_together_in_the_same_turn(room: Room) -> None:
+async def test_one_way_ends_of_one_turn_share_an_op_message(room: Room) -> None:
     handlers = TransactionHandlers(room.transactions, room.appender, room.identity)
     peer, _ = a_peer(1)
     for half in [room.begin(f"ID{n}") for n in range(3)]:
@@ -562,7 +566,7 @@ async def test_ends_without_an_answer_are_noted_together_in_the_same_turn(room: 
     assert room.done_bodies() == [b"0,1,2,"]
 
 
-async def test_whoever_waits_for_an_answer_has_it_noted_first(room: Room) -> None:
+async def test_an_op_message_is_stored_before_the_response(room: Room) -> None:
     handlers = TransactionHandlers(room.transactions, room.appender, room.identity)
     peer, _ = a_peer(1)
     half = room.begin()

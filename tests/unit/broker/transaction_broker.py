@@ -1,4 +1,4 @@
-"""A store with all that transactions need around it, and no sockets."""
+"""A store with the components that transactions need, and no sockets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GROUP = "payments"
 
 
 class Room:
-    """Can be closed and opened again, as a broker is."""
+    """Can be closed and opened again, like a broker."""
 
     def __init__(self, folder: Path, *, disk: Disk | None = None) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ class Room:
         self.open()
 
     def crash(self) -> None:
-        """Die, and be started again on the same machine."""
+        """Crash and restart on the same machine."""
         self.store.kill()
         self.open()
 
@@ -115,12 +115,12 @@ class Room:
         self.transactions.write_op_messages()
 
     def check(self, after_s: float = 31) -> list[PendingCheck]:
-        """Let time pass, and return what producers are asked."""
+        """Advance the clock, and return the checks for producers."""
         self.clock.advance(after_s)
         return [question for question in self.transactions.check(self.now_ms()) if question is not None]
 
     def answer(self, question: PendingCheck, outcome: TransactionOutcome = TransactionOutcome.COMMIT) -> None:
-        """Say what became of a transaction, as one who was asked."""
+        """End a transaction in response to a check."""
         check = question.check
         end = TransactionEnd(question.group, check.half_offset, check.log_position, outcome, from_check=True)
         self.transactions.end(end, self.now_ms())

@@ -1,4 +1,4 @@
-"""A store whose messages can wait, a clock that tests move, and what came of it."""
+"""A store with delay levels and timers, and a manual clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draft(properties: dict[str, str], topic: str = "Orders", body: bytes = b"cof
 
 
 class Waiting:
-    """DelayLevels and timers of a broker that can be stopped, killed and started again."""
+    """Delay levels and timers of a broker that can be stopped, killed and restarted."""
 
     def __init__(self, folder: Path, *, near_max: int = NEAR_MAX, settings: StoreSettings = SETTINGS) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Waiting:
         self.store.close()
 
     def save(self) -> None:
-        """Have all of it noted and saved, as happens now and then."""
+        """Flush the store and save the progress."""
         self.store.flush()
         self.delays.close()
         self.timers.close()
@@ -68,11 +68,11 @@ class Waiting:
         self.start()
 
     def crash(self) -> None:
-        """Die, with everything in the log on the disk and nothing more said of how far it has come."""
+        """Restart with the whole log, but without saving the progress."""
         self.store.kill()
         self.start()
 
-    # What they deliver through.
+    # PlainAppender
 
     def now_ms(self) -> int:
         return self.time_ms
@@ -80,7 +80,7 @@ class Waiting:
     def put_plain(self, draft: Draft) -> Appended:
         if self.failures:
             self.failures -= 1
-            raise FileWriteError("the disk has a bad day")
+            raise FileWriteError("the write failed")
         return self.store.append(draft, self.time_ms)
 
     def put(self, draft: Draft) -> Appended:
@@ -89,10 +89,10 @@ class Waiting:
             scheduled = self.timers.schedule(draft, self.time_ms)
         return self.put_plain(scheduled)
 
-    # Time.
+    # Time
 
     def pass_ms(self, ms: int) -> None:
-        """Let time pass, and have all delivered that is due then."""
+        """Advance the clock, and deliver all due messages."""
         self.time_ms += ms
         self.deliver()
 

@@ -179,7 +179,7 @@ async def test_a_removed_write_permission_does_not_count_as_behind(pair: Pair) -
 
 
 async def test_the_order_config_of_a_topic_is_compared(tmp_path: Path) -> None:
-    async with two_servers(tmp_path, order_message_enable=True) as pair:
+    async with two_servers(tmp_path, ordered_topics_enabled=True) as pair:
         fields = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
         await pair.lines[pair.first].call(RequestCode.PUT_KV_CONFIG, fields)
         assert await pair.values() == [("T", None, "order config", ["broker-a:4", None])]
@@ -235,7 +235,7 @@ async def test_a_difference_that_is_gone_at_the_second_comparison_is_not_reporte
 
 
 async def test_without_route_history_the_time_of_the_change_is_unknown(tmp_path: Path) -> None:
-    async with two_servers(tmp_path, watch_enable=False) as pair:
+    async with two_servers(tmp_path, watch_enabled=False) as pair:
         await pair.lines[pair.second].call(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "U"})
         (difference,) = await pair.differences()
         assert difference["since_ms"] is None

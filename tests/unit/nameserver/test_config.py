@@ -57,10 +57,10 @@ def test_the_defaults_are_javas(caplog: pytest.LogCaptureFixture) -> None:
     config = NameServerConfig.load()
     assert (config.bind_address, config.listen_port) == ("0.0.0.0", 9876)
     assert config.kv_config_path == str(Path.home() / "namesrv" / "kvConfig.json")
-    assert config.config_store_path == str(Path.home() / "namesrv" / "namesrv.properties")
+    assert config.settings_file == str(Path.home() / "namesrv" / "namesrv.properties")
     assert config.scan_interval_s == 5.0
     assert config.idle_timeout_s == 120.0
-    assert config.wait_for_service_s == 45.0
+    assert config.wait_for_brokers_s == 45.0
     assert config.connect_timeout_s == 3.0
     assert config.shutdown_wait_s == 30.0
     assert config.prologue_timeout_s == 10.0
@@ -73,13 +73,13 @@ def test_the_defaults_are_javas(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_file_wins_over_defaults_and_the_command_line_over_the_file(tmp_path: Path) -> None:
     path = properties_file(tmp_path, "listenPort=1111\nclusterTest=TRUE \nwaitSecondsForService = 7\t\n")
     config = NameServerConfig.load(path, options={"listenPort": " 2222 "})
-    assert (config.listen_port, config.cluster_test, config.wait_seconds_for_service) == (2222, True, 7)
+    assert (config.listen_port, config.cluster_test_mode, config.wait_for_brokers_s) == (2222, True, 7)
 
 
 def test_the_settings_file_is_the_one_that_was_read(tmp_path: Path) -> None:
     path = properties_file(tmp_path, "configStorePath=/elsewhere")
-    assert NameServerConfig.load(path, options={"configStorePath": "/there"}).config_store_path == path
-    assert NameServerConfig.load(options={"configStorePath": "/there"}).config_store_path == "/there"
+    assert NameServerConfig.load(path, options={"configStorePath": "/there"}).settings_file == path
+    assert NameServerConfig.load(options={"configStorePath": "/there"}).settings_file == "/there"
 
 
 def test_the_home_directory_comes_from_many_places(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_properties_of_the_java_machine_stand_behind_settings(tmp_path: Path) ->
         ("tls.test.mode.enable=1", "tls.test.mode.enable='1' from {path} is wrong: it must be true or false"),
         (
             "enableControllerInNamesrv=true",
-            "no embedded controller here, run Apache RocketMQ's controller on its own",
+            "this name server has no controller, run Apache RocketMQ's controller on its own",
         ),
         (
             "writeBufferLowWaterMark=9\nwriteBufferHighWaterMark=8",

@@ -31,9 +31,9 @@ def changed(*keys: str) -> frozenset[str]:
 
 def test_a_flag_takes_effect_at_once_and_survives_a_restart(config: NameServerConfig, path: Path) -> None:
     assert config.apply_update("supportActingMaster=true") == changed("supportActingMaster")
-    assert config.support_acting_master
+    assert config.acting_master_enabled
     assert parse_properties(config.render())["supportActingMaster"] == "true"
-    assert NameServerConfig.load(str(path)).support_acting_master
+    assert NameServerConfig.load(str(path)).acting_master_enabled
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_file_that_could_not_be_started_from_is_not_written(config: NameServer
     config._in_file["brokersMax"] = "none"  # by an earlier version
     with pytest.raises(ConfigError, match="brokersMax='none' from the update is wrong"):
         config.apply_update("enableTopicList=false")
-    assert config.enable_topic_list
+    assert config.topic_list_enabled
     assert path.read_text(encoding="ascii") == FILE
 
 
@@ -99,7 +99,7 @@ def test_the_file_keeps_what_the_operator_set_and_gains_what_was_updated(config:
 
 def test_without_a_file_the_updates_make_one(tmp_path: Path) -> None:
     path = tmp_path / "new" / "namesrv.properties"
-    NameServerConfig(config_store_path=str(path)).apply_update("enableTopicList=false")
+    NameServerConfig(settings_file=str(path)).apply_update("enableTopicList=false")
     assert read_properties(path) == {"enableTopicList": "false"}
 
 

@@ -247,19 +247,19 @@ def test_settings_say_where_and_what(tmp_path: Path) -> None:
     assert beside.path == tmp_path / "memory-9877"
     assert beside == MemorySettings(beside.path), "the defaults are those of the parts"
     assert NameServerConfig(kv_config_path=kv, listen_port=0).memory is None
-    named = NameServerConfig(memory_path="/elsewhere", listen_port=0, journal_enable=False).memory
+    named = NameServerConfig(memory_path="/elsewhere", listen_port=0, journal_enabled=False).memory
     assert named is not None
     assert (named.path, named.journal) == (Path("/elsewhere"), None)
-    assert NameServerConfig(journal_enable=False, warm_restart_enable=False).memory is None
+    assert NameServerConfig(journal_enabled=False, warm_restart_enabled=False).memory is None
 
 
 def test_a_quiet_table_is_kept_fresh_however_seldom_snapshots_are_wanted() -> None:
-    memory = NameServerConfig(snapshot_interval_seconds=600, snapshot_max_age_seconds=60).memory
+    memory = NameServerConfig(snapshot_interval_s=600, snapshot_age_max_s=60).memory
     assert memory is not None
     assert memory.warm_restart == WarmRestart(interval_s=30.0, age_s_max=60.0)
 
 
 def test_the_folder_cannot_be_moved_from_afar(tmp_path: Path) -> None:
-    config = NameServerConfig(config_store_path=str(tmp_path / "namesrv.properties"))
+    config = NameServerConfig(settings_file=str(tmp_path / "namesrv.properties"))
     with pytest.raises(BlackListedError):
         config.apply_update("memoryPath=/etc")

@@ -27,7 +27,7 @@ SOME = "10.0.0.5, 192.168.0.0/16,fd00::/8,"
         ("10.0.0.5:4711", False),
     ],
 )
-def test_an_address_is_in_a_list_or_not(address: str, inside: bool) -> None:
+def test_an_address_is_found_in_a_list_of_networks(address: str, inside: bool) -> None:
     assert parse_networks(SOME).contains(address) is inside
 
 
@@ -38,6 +38,6 @@ def test_an_empty_list_contains_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["localhost", "10.0.0.5/8", "10.0.0.256", "10.0.0.0/33", "10.0.0.1 10.0.0.2", "*"])
-def test_what_is_no_network_is_refused_by_name(text: str) -> None:
+def test_an_invalid_network_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         parse_networks(f"127.0.0.1,{text}")

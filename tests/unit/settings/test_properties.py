@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from skyroute.settings.errors import ConfigError, MalformedPropertiesError
 from skyroute.settings.properties import format_properties, parse_properties, read_properties
 
-# Surrogates are halves of characters, which neither side can write down.
+# A single surrogate is half of a character, and cannot be encoded.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 
@@ -43,12 +43,12 @@ def test_a_line_is_split_and_unescaped_as_java_does(line: str, key: str, value: 
 
 
 @pytest.mark.parametrize("text", ["", "\n\r\n \t\f\n", "# comment", " ! comment", "# continued?\\\n", "\\", "\\\n\n"])
-def test_blank_lines_and_comments_say_nothing(text: str) -> None:
+def test_blank_lines_and_comments_are_ignored(text: str) -> None:
     assert parse_properties(text) == {}
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r", "\r\n"])
-def test_any_line_end_will_do(line_end: str) -> None:
+def test_every_line_end_is_accepted(line_end: str) -> None:
     assert parse_properties(f"a=1{line_end}b=2{line_end}{line_end}c=3") == {"a": "1", "b": "2", "c": "3"}
 
 
@@ -70,7 +70,7 @@ def test_an_odd_backslash_at_the_end_continues_the_line(text: str, expected: dic
     assert parse_properties(text) == expected
 
 
-def test_of_duplicates_the_last_one_wins() -> None:
+def test_the_last_of_two_duplicates_wins() -> None:
     assert parse_properties("a=1\nb=2\na=3") == {"a": "3", "b": "2"}
 
 
@@ -87,7 +87,7 @@ def test_half_a_surrogate_pair_is_refused(text: str) -> None:
 
 
 @given(st.dictionaries(TEXTS, TEXTS))
-def test_what_is_formatted_reads_back_the_same(properties: dict[str, str]) -> None:
+def test_formatted_properties_are_parsed_back_the_same(properties: dict[str, str]) -> None:
     text = format_properties(properties)
     assert text.isascii()
     assert parse_properties(text) == properties
@@ -120,7 +120,7 @@ def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path: Path) -> None:
     assert read_properties(path) == {"listenPort": "1"}
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_the_error_for_an_unreadable_file_has_its_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.properties: No such file or directory"):
         read_properties(tmp_path / "missing.properties")
     with pytest.raises(ConfigError, match="Is a directory"):
@@ -129,7 +129,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_properties("a\0b")
 
 
-def test_a_malformed_file_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_malformed_file_has_its_path(tmp_path: Path) -> None:
     path = tmp_path / "namesrv.properties"
     path.write_text(r"a=\u12")
     with pytest.raises(MalformedPropertiesError, match=r"namesrv\.properties"):

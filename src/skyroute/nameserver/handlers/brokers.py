@@ -53,7 +53,7 @@ class BrokerHandlers:
         """Process a registration: a small one at once, one with a long body or response in steps."""
         registration = decode_registration(request)
         steps = self._register(registration, request, peer, self.table.take_ticket())
-        delete_missing = self.config.delete_topic_with_broker_registration
+        delete_missing = self.config.delete_missing_topics
         is_short = len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= KV_ENTRIES_A_STEP
         if is_short and not self.table.is_long(registration.broker_name, 0, delete_missing_topics=delete_missing):
             return run_through(steps)
@@ -68,7 +68,7 @@ class BrokerHandlers:
         registration = replace(registration, fingerprint=fingerprint)
         if not self.table.remembers(registration):
             now_ms = int(self.clock.wall() * 1000)
-            table = yield from decode_topic_table(request, self.config.registration_max_length, now_ms=now_ms)
+            table = yield from decode_topic_table(request, self.config.registration_frame_bytes_max, now_ms=now_ms)
             registration = replace(registration, table=table)
             if table.left_out and peer.count_refusal():
                 topic, reason = next(iter(table.left_out.items()))
@@ -77,7 +77,7 @@ class BrokerHandlers:
                     *(registration.broker_name, peer.address, len(table.left_out), topic, reason),
                 )
             yield
-        delete_missing = self.config.delete_topic_with_broker_registration
+        delete_missing = self.config.delete_missing_topics
         try:
             preparation = yield from self.table.prepare(registration, delete_missing_topics=delete_missing)
             if peer.gone:
@@ -110,7 +110,7 @@ class BrokerHandlers:
             )
         self.publish(outcome.events)
         order_topics = None
-        if self.config.return_order_topic_config_to_broker:
+        if self.config.return_ordered_topics:
             order_topics = yield from self.kv.write_namespace(ORDER_TOPICS)
         return encode_registration_reply(outcome, order_topics or b"")
 

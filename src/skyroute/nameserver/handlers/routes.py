@@ -80,7 +80,7 @@ class RouteHandlers:
 
     def get_route(self, request: Request, _peer: Peer) -> Response:
         query = decode_route_query(request)
-        if self._config.need_wait_for_service and self.is_new:
+        if self._config.wait_for_brokers and self.is_new:
             # No response is found by the request's bytes while other topics have to wait.
             return _NOT_READY if self._is_waiting(query.topic) else _not_cacheable(self._look_up(query))
         return self._look_up(query)
@@ -101,7 +101,7 @@ class RouteHandlers:
     @property
     def is_new(self) -> bool:
         """Brokers may not have had the time to register yet."""
-        return self._clock.monotonic() - self._started_at < self._config.wait_for_service_s
+        return self._clock.monotonic() - self._started_at < self._config.wait_for_brokers_s
 
     def _look_up(self, query: RouteQuery) -> Response:
         zone = query.zone
@@ -118,7 +118,7 @@ class RouteHandlers:
 
     def _encode(self, topic: str, dialect: Dialect, zone: str | None = None) -> PreparedResponse | None:
         """Encode the route of a topic. A response with an unconfirmed broker is not cached: each one is counted."""
-        acting_master = self._config.support_acting_master
+        acting_master = self._config.acting_master_enabled
         route = discovery.find_route(self._table, topic, acting_master=acting_master, zone=zone)
         if route is None:
             return None
@@ -127,7 +127,7 @@ class RouteHandlers:
         return PreparedResponse(body=encode_route(route, dialect), is_cacheable=not is_unconfirmed)
 
     def _order_config(self, topic: str) -> str | None:
-        if self._config.order_message_enable or self._config.cluster_test:
+        if self._config.ordered_topics_enabled or self._config.cluster_test_mode:
             return self._kv.get(ORDER_TOPICS, topic)
         return None
 
@@ -169,7 +169,7 @@ class RouteHandlers:
 
     def get_all_topics(self, _request: Request, peer: Peer) -> Answer:
         log.debug("all topics listed peer=%s", peer.address)
-        if not self._config.enable_all_topic_list:
+        if not self._config.all_topic_list_enabled:
             return _DISABLED
         return self._list_topics("all topics", partial(discovery.served_topics, self._table))
 
@@ -181,7 +181,7 @@ class RouteHandlers:
 
     def get_topics_of_cluster(self, request: Request, _peer: Peer) -> Answer:
         cluster = required_name(request.fields, "cluster")
-        if not self._config.enable_topic_list:
+        if not self._config.topic_list_enabled:
             return _DISABLED
         if not self._table.groups_of(cluster):
             return Response(body=b"".join(run_through(encode_topic_list(()))))
@@ -199,7 +199,7 @@ class RouteHandlers:
         return self._list_unit_topics("unit subscription only topics", discovery.unit_subscription_only_topics)
 
     def _list_unit_topics(self, name: str, find: Callable[[RouteTable, Iterable[str]], Iterable[str]]) -> Answer:
-        if not self._config.enable_topic_list:
+        if not self._config.topic_list_enabled:
             return _DISABLED
         return self._list_topics(name, partial(find, self._table))
 
