@@ -1,12 +1,13 @@
 """The responses of one connection that handlers give later."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from skyroute.remoting.dispatch import Answer, DeferredResponse, OrderedResponse, Peer, failure
 from skyroute.remoting.response_writer import ResponseWriter
+from skyroute.remoting.server_context import ServerContext
 from skyroute.wire.codes import CANCELLABLE_CODES
 from skyroute.wire.command import Request, Response
 
@@ -20,6 +21,7 @@ DEFERRED_MAX: Final = 100_000
 class Responder(Protocol):
     """A connection, as its pending responses know it."""
 
+    context: ServerContext
     peer: Peer
     writer: ResponseWriter
 
@@ -63,14 +65,7 @@ class PendingResponses:
         if self._ordered_task is not None and self._is_cancellable:
             self._ordered_task.cancel()
 
-    def add(
-        self,
-        connection: Responder,
-        request: Request,
-        frame_bytes: int,
-        answer: Answer,
-        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
-    ) -> None:
+    def add(self, connection: Responder, request: Request, frame_bytes: int, answer: Answer) -> None:
         """Write a handler's response once it is there."""
         if isinstance(answer, DeferredResponse):
             self._deferred += 1
@@ -83,7 +78,7 @@ class PendingResponses:
         connection.count_bytes()
         is_ordered = isinstance(answer, OrderedResponse)
         work = cast("Awaitable[Response]", answer.work if isinstance(answer, OrderedResponse) else answer)
-        task = spawn(self._finish(connection, request, work))
+        task = connection.context.spawn(self._finish(connection, request, work))
         task.add_done_callback(partial(self._end_task, connection, work, frame_bytes))
         if is_ordered:
             self._ordered_task = task
