@@ -19,6 +19,7 @@ from skyroute.remoting.peer_calls import CALLS_MAX
 from skyroute.remoting.server import Server
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from tests.support.clock import ManualClock
 from tests.support.lines import AsyncLine, eventually, line_to
@@ -99,7 +100,7 @@ async def reply(line: AsyncLine, opaque: int, body: bytes = b"", code: int = 0) 
 
 
 @pytest.mark.parametrize("form", ["json", "binary"])
-async def test_a_peer_is_told_something_one_way(host: Host, form: Form) -> None:
+async def test_a_one_way_request_is_sent_to_a_peer(host: Host, form: Form) -> None:
     async with line_to(host.address, form=form) as line:
         await line.call(GREET, {"name": "guest"})
         host.peers["guest"].send_oneway(Request(40, {"consumerGroup": "g"}, body=b"body"))
@@ -109,7 +110,7 @@ async def test_a_peer_is_told_something_one_way(host: Host, form: Form) -> None:
         assert not heard.is_reply
 
 
-async def test_answers_find_their_questions_in_any_order(host: Host, guest: AsyncLine) -> None:
+async def test_responses_are_matched_to_calls_in_any_order(host: Host, guest: AsyncLine) -> None:
     peer = host.peers["guest"]
     calls = [asyncio.ensure_future(peer.call(Request(39, {"n": str(number)}), 5)) for number in range(3)]
     heard = [await guest.receive() for _ in range(3)]
@@ -123,7 +124,7 @@ async def test_answers_find_their_questions_in_any_order(host: Host, guest: Asyn
     ]
 
 
-async def test_a_question_may_be_asked_while_the_peer_waits_for_an_answer_of_ours(host: Host, guest: AsyncLine) -> None:
+async def test_a_peer_can_be_called_while_it_waits_for_our_response(host: Host, guest: AsyncLine) -> None:
     waiting = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 5))
@@ -134,7 +135,7 @@ async def test_a_question_may_be_asked_while_the_peer_waits_for_an_answer_of_our
     assert (await guest.answer(waiting)).body == b"done"
 
 
-async def test_a_peer_that_does_not_answer_is_not_waited_for_for_ever(host: Host, guest: AsyncLine) -> None:
+async def test_a_call_without_a_response_times_out(host: Host, guest: AsyncLine) -> None:
     peer = host.peers["guest"]
     with pytest.raises(CallTimeoutError, match=r"did not respond to request 39 in 0\.01 s"):
         await peer.call(Request(39), 0.01)
@@ -144,7 +145,7 @@ async def test_a_peer_that_does_not_answer_is_not_waited_for_for_ever(host: Host
     assert (await guest.call(ECHO, body=b"still here")).body == b"still here"
 
 
-async def test_an_answer_that_came_while_we_stood_still_counts(host: Host, guest: AsyncLine) -> None:
+async def test_a_response_received_while_the_process_was_stalled_counts(host: Host, guest: AsyncLine) -> None:
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 1))
     asked = await guest.receive()
     await reply(guest, asked.opaque, b"in time")
@@ -152,7 +153,7 @@ async def test_an_answer_that_came_while_we_stood_still_counts(host: Host, guest
     assert (await call).body == b"in time"
 
 
-async def test_a_peer_that_hangs_up_fails_the_question(host: Host, guest: AsyncLine) -> None:
+async def test_a_call_fails_when_the_peer_hangs_up(host: Host, guest: AsyncLine) -> None:
     peer = host.peers["guest"]
     call = asyncio.ensure_future(peer.call(Request(39), 5))
     await guest.receive()
@@ -166,7 +167,7 @@ async def test_a_peer_that_hangs_up_fails_the_question(host: Host, guest: AsyncL
     assert host.gone == [peer.connection]
 
 
-async def test_a_peer_has_only_so_many_questions_at_once(host: Host, guest: AsyncLine) -> None:
+async def test_open_calls_to_a_peer_are_limited(host: Host, guest: AsyncLine) -> None:
     peer = host.peers["guest"]
     calls = [asyncio.ensure_future(peer.call(Request(39), 5)) for _ in range(CALLS_MAX)]
     heard = [await guest.receive() for _ in range(CALLS_MAX)]
@@ -180,7 +181,7 @@ async def test_a_peer_has_only_so_many_questions_at_once(host: Host, guest: Asyn
     await another
 
 
-async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: AsyncLine) -> None:
+async def test_nothing_is_sent_to_a_peer_that_does_not_read(host: Host, guest: AsyncLine) -> None:
     peer = host.peers["guest"]
     guest.stop_listening()
     asked = [await guest.send(WAIT) for _ in range(16)]
@@ -192,21 +193,21 @@ async def test_a_peer_that_takes_nothing_is_told_nothing(host: Host, guest: Asyn
         await peer.call(Request(39), 5)
     guest.listen_again()
     assert [len((await guest.answer(opaque)).body) for opaque in asked] == [1 << 20] * 16
-    assert (await guest.call(ECHO)).code == 0
+    assert (await guest.call(ECHO)).code == ResponseCode.SUCCESS
     assert guest.strays == []
 
 
 # ------------------------------------------------------------------------------------------------------ answering later
 
 
-async def test_answers_given_later_reach_those_who_asked(host: Host, guest: AsyncLine) -> None:
+async def test_deferred_responses_reach_their_requests(host: Host, guest: AsyncLine) -> None:
     asked = [await guest.send(WAIT) for _ in range(3)]
     assert (await guest.call(ECHO, body=b"meanwhile")).body == b"meanwhile"
     host.give_all()
     assert [(await guest.answer(opaque)).body for opaque in asked] == [b"0", b"1", b"2"]
 
 
-async def test_one_way_requests_are_not_answered_later_either(host: Host, guest: AsyncLine) -> None:
+async def test_a_one_way_request_gets_no_deferred_response(host: Host, guest: AsyncLine) -> None:
     await guest.tell(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     host.give_all()
@@ -214,17 +215,17 @@ async def test_one_way_requests_are_not_answered_later_either(host: Host, guest:
     assert guest.strays == []
 
 
-async def test_a_late_answer_for_one_who_has_gone_is_dropped(host: Host, guest: AsyncLine) -> None:
+async def test_a_deferred_response_for_a_closed_connection_is_dropped(host: Host, guest: AsyncLine) -> None:
     await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     guest.abort()
     await eventually(lambda: len(host.gone) == 1)
     host.give_all()
     async with line_to(host.address) as other:
-        assert (await other.call(ECHO)).code == 0
+        assert (await other.call(ECHO)).code == ResponseCode.SUCCESS
 
 
-async def test_a_late_answer_given_just_before_the_end_is_sent(host: Host, guest: AsyncLine) -> None:
+async def test_a_deferred_response_given_just_before_the_stop_is_sent(host: Host, guest: AsyncLine) -> None:
     asked = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     host.give_all(b"just in time")
@@ -235,7 +236,7 @@ async def test_a_late_answer_given_just_before_the_end_is_sent(host: Host, guest
 @pytest.mark.skipif(
     not str(pending_responses.__file__).endswith(".py"), reason="compiled code has its constants inlined"
 )
-async def test_who_waits_for_too_much_is_not_read_from_until_there_is_less(
+async def test_reading_pauses_above_the_limit_of_deferred_responses(
     host: Host, guest: AsyncLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_responses, "DEFERRED_MAX", 2)
@@ -245,10 +246,10 @@ async def test_who_waits_for_too_much_is_not_read_from_until_there_is_less(
     assert guest.strays == []
     host.give_all()
     assert (await guest.answer(echoed)).body == b"at last"
-    assert [(await guest.answer(opaque)).code for opaque in asked] == [0, 0]
+    assert [(await guest.answer(opaque)).code for opaque in asked] == [ResponseCode.SUCCESS, ResponseCode.SUCCESS]
 
 
-async def test_late_answers_that_pile_up_end_the_connection() -> None:
+async def test_too_many_unread_deferred_responses_close_the_connection() -> None:
     async with hosted(Limits(unsent_bytes_max=4 << 20)) as host, line_to(host.address) as slow:
         slow.stop_listening()
         for _ in range(40):
@@ -264,7 +265,7 @@ async def test_late_answers_that_pile_up_end_the_connection() -> None:
 # ---------------------------------------------------------------------------------------------------------------- life
 
 
-async def test_a_server_that_has_its_address_turns_away_who_comes_too_early() -> None:
+async def test_a_bound_server_refuses_connections_until_it_serves() -> None:
     host = Host()
     await host.server.bind("127.0.0.1", 0)
     port = host.server.port
@@ -277,7 +278,7 @@ async def test_a_server_that_has_its_address_turns_away_who_comes_too_early() ->
     await host.server.stop()
 
 
-async def test_an_address_that_somebody_else_serves_first_cannot_be_served() -> None:
+async def test_a_bound_address_that_another_server_took_cannot_be_served() -> None:
     host, other = Host(), Host()
     await host.server.bind("127.0.0.1", 0)
     await other.server.bind("127.0.0.1", host.server.port)
@@ -300,7 +301,7 @@ async def test_an_address_has_one_server() -> None:
     await host.server.stop()
 
 
-async def test_a_server_that_dies_answers_nobody_and_tells_nobody(host: Host, guest: AsyncLine) -> None:
+async def test_an_aborted_server_sends_no_responses_and_reports_no_disconnects(host: Host, guest: AsyncLine) -> None:
     asked = await guest.send(WAIT)
     await eventually(lambda: len(host.waiting) == 1)
     call = asyncio.ensure_future(host.peers["guest"].call(Request(39), 5))
@@ -332,7 +333,7 @@ def has_heard(client: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("more", [0, 10])
-async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered_unless_they_are_many(
+async def test_all_reads_of_a_turn_are_processed_before_the_first_write_up_to_the_batch_limit(
     host: Host, more: int
 ) -> None:
     count = BATCH_MAX + more
@@ -352,7 +353,7 @@ async def test_all_who_ask_in_one_turn_are_heard_before_the_first_is_answered_un
     assert answered_before == [0] * BATCH_MAX + [BATCH_MAX] * more
 
 
-async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_turn(host: Host, guest: AsyncLine) -> None:
+async def test_a_response_is_sent_if_the_connection_is_closed_in_the_same_turn(host: Host, guest: AsyncLine) -> None:
     connection = next(iter(host.server._connections.values()))
 
     def answer_and_close(_request: Request, _peer: Peer) -> Response:
@@ -364,7 +365,7 @@ async def test_an_answer_is_sent_though_the_connection_is_closed_in_the_same_tur
     await eventually(lambda: not host.server._connections)
 
 
-async def test_who_says_that_nothing_follows_is_still_answered(host: Host) -> None:
+async def test_a_request_gets_its_response_after_the_end_of_the_stream(host: Host) -> None:
     with ExitStack() as stack:
         client = connect_plainly(stack, host)
         client.sendall(encode(RawRequest(GREET, {"name": "brief"}), 7))
@@ -374,7 +375,7 @@ async def test_who_says_that_nothing_follows_is_still_answered(host: Host) -> No
         await eventually(lambda: not host.server._connections)
 
 
-async def test_what_a_server_asks_does_not_overtake_what_it_answered(host: Host, guest: AsyncLine) -> None:
+async def test_a_request_to_the_peer_does_not_overtake_an_earlier_response(host: Host, guest: AsyncLine) -> None:
     peer = host.peers["guest"]
 
     def answer_and_ask(request: Request, _peer: Peer) -> Response:

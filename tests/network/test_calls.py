@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from skyroute.wire.codes import RequestCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, SLAVE, register
 from tests.support.lines import line_to
 from tests.support.raw import VERSION_4, VERSION_5, Command, Form, Registration, Request, Topic, compact
@@ -73,10 +73,12 @@ peers = pytest.mark.parametrize(("generation", "form"), PEERS, ids=[f"{number}.x
 VERSIONS = {4: VERSION_4, 5: VERSION_5}
 
 
-async def test_no_call_is_left_out(nameserver: Running) -> None:
+async def test_every_call_has_a_test(nameserver: Running) -> None:
     """Whatever code there is, either it is in the list above, or this server does not know it."""
     async with line_to(nameserver.address) as line:
-        unknown = {code for code in RequestCode if (await line.call(int(code))).code == 3}
+        unknown = {
+            code for code in RequestCode if (await line.call(int(code))).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        }
     assert {call.code for call in CALLS} | TOLD_BELOW == set(RequestCode) - unknown
 
 
@@ -93,7 +95,7 @@ async def ask(nameserver: Running, generation: int, form: Form, request: Request
 
 @peers
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: str(call.code))
-async def test_a_call_is_answered_in_the_form_it_came_in(
+async def test_a_response_has_the_header_form_of_its_request(
     nameserver: Running, call: Call, generation: int, form: Form
 ) -> None:
     request = Request(call.code, call.fields, call.body.encode(), VERSIONS[generation])
@@ -102,7 +104,9 @@ async def test_a_call_is_answered_in_the_form_it_came_in(
 
 
 @peers
-async def test_a_slave_that_registers_is_told_of_its_master(nameserver: Running, generation: int, form: Form) -> None:
+async def test_a_slave_that_registers_gets_the_address_of_its_master(
+    nameserver: Running, generation: int, form: Form
+) -> None:
     slave: Registration = SLAVE.but(topics=BROKER.topics, generation=generation)
     answer = await ask(nameserver, generation, form, slave.request)
     assert (answer.code, answer.remark, answer.text) == (0, None, "")
@@ -110,7 +114,7 @@ async def test_a_slave_that_registers_is_told_of_its_master(nameserver: Running,
 
 
 @peers
-async def test_a_route_is_told_in_the_dialect_of_the_asker(nameserver: Running, generation: int, form: Form) -> None:
+async def test_a_route_is_sent_in_the_dialect_of_the_client(nameserver: Running, generation: int, form: Form) -> None:
     request = Request(105, {"topic": "Ordered"}, version=399 if generation == 4 else VERSION_5)
     answer = await ask(nameserver, generation, form, request)
     expected = ROUTE if generation == 4 else ROUTE.replace('{0:"', '{"0":"')
@@ -118,7 +122,7 @@ async def test_a_route_is_told_in_the_dialect_of_the_asker(nameserver: Running, 
 
 
 @peers
-async def test_settings_are_told_as_sorted_lines(nameserver: Running, generation: int, form: Form) -> None:
+async def test_settings_are_sent_as_sorted_lines(nameserver: Running, generation: int, form: Form) -> None:
     answer = await ask(nameserver, generation, form, Request(319, version=VERSIONS[generation]))
     lines = answer.text.splitlines()
     assert (answer.code, answer.remark, answer.fields) == (0, None, {})
@@ -127,7 +131,7 @@ async def test_settings_are_told_as_sorted_lines(nameserver: Running, generation
 
 
 @peers
-async def test_a_version_is_compared_and_told(nameserver: Running, generation: int, form: Form) -> None:
+async def test_a_version_is_compared_and_returned(nameserver: Running, generation: int, form: Form) -> None:
     version = BROKER.data_version.wire(generation)
     same = Request(322, KNOWN, compact(version).encode(), VERSIONS[generation])
     answer = await ask(nameserver, generation, form, same)

@@ -12,6 +12,7 @@ import pytest
 
 from skyroute.remoting.client import Channel, connect
 from skyroute.remoting.connection import Connection
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.frame import FrameDecoder
 from tests.network.certificates import client_that_trusts_anyone
 from tests.support.lines import AsyncLine, eventually, line_to
@@ -65,7 +66,7 @@ async def test_a_connection_is_freed_when_its_peer_hangs_up(
             for line in lines:
                 await line.write(said)
                 if said[: len(WHOLE)] == WHOLE:
-                    assert (await line.receive()).code == 17
+                    assert (await line.receive()).code == ResponseCode.TOPIC_NOT_EXIST
                 if HALF in said:
                     await eventually(lambda: here.buffered_bytes > len(HALF) // 2)
             await eventually(lambda: here.connections == 5)
@@ -93,7 +94,7 @@ async def test_a_connection_is_freed_when_its_peer_breaks_the_protocol(tmp_path:
         assert alive(FrameDecoder) == 0
 
 
-async def test_a_connection_that_is_being_closed_counts_no_input(tmp_path: Path) -> None:
+async def test_a_closing_connection_counts_no_input(tmp_path: Path) -> None:
     async with running(tmp_path) as here, line_to(here.address) as line:
         await line.write(HALF)
         await eventually(lambda: here.buffered_bytes > 0)
@@ -102,7 +103,7 @@ async def test_a_connection_that_is_being_closed_counts_no_input(tmp_path: Path)
         assert (here.connections, here.buffered_bytes) == (1, 0)
 
 
-async def test_a_connection_is_freed_though_its_peer_is_still_known(tmp_path: Path) -> None:
+async def test_a_connection_is_freed_while_its_peer_is_still_referenced(tmp_path: Path) -> None:
     async with running(tmp_path) as here:
         async with line_to(here.address) as line:
             await line.call(206)
@@ -114,7 +115,7 @@ async def test_a_connection_is_freed_though_its_peer_is_still_known(tmp_path: Pa
         assert peer.gone
 
 
-async def test_a_channel_frees_half_an_answer_when_it_ends(tmp_path: Path) -> None:
+async def test_a_channel_frees_an_incomplete_response_when_it_ends(tmp_path: Path) -> None:
     async with running(tmp_path) as here:
         channel = await connect(here.address)
         channel.data_received(HALF)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, NOWHERE, OTHER, SLAVE, addresses, register, topics, world
 from tests.support.lines import AsyncLine, eventually, line_to, until
 from tests.support.raw import Request, encode
@@ -18,7 +19,7 @@ FRAME = encode(MASTER.request, 1)
 # Silence
 
 
-async def test_a_silent_connection_lives_until_the_idle_limit(nameserver: Running, line: AsyncLine) -> None:
+async def test_an_idle_connection_is_closed_after_the_idle_limit(nameserver: Running, line: AsyncLine) -> None:
     await eventually(lambda: nameserver.connections == 1)
     nameserver.pass_time(120)
     assert await topics(line) == []
@@ -28,17 +29,17 @@ async def test_a_silent_connection_lives_until_the_idle_limit(nameserver: Runnin
 
 
 @pytest.mark.parametrize("one_way", [False, True])
-async def test_every_request_counts_as_a_sign_of_life(nameserver: Running, line: AsyncLine, one_way: bool) -> None:
+async def test_every_request_resets_the_idle_time(nameserver: Running, line: AsyncLine, one_way: bool) -> None:
     for _ in range(3):
         nameserver.pass_time(100)
         if one_way:
             await line.tell(9999)
-        assert (await line.call(206)).code == 0
+        assert (await line.call(206)).code == ResponseCode.SUCCESS
     nameserver.pass_time(121)
     await line.until_closed()
 
 
-async def test_an_idle_connection_is_no_ones_fault(
+async def test_an_idle_connection_is_closed_without_a_warning(
     nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     await line.call(206)
@@ -48,14 +49,14 @@ async def test_an_idle_connection_is_no_ones_fault(
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
-async def test_without_an_idle_limit_silence_may_last(tmp_path: Path) -> None:
+async def test_without_an_idle_limit_a_connection_stays_open(tmp_path: Path) -> None:
     async with running(tmp_path, idle_timeout_s=0) as here, line_to(here.address) as line:
         await line.call(206)
         here.pass_time(10_000)
-        assert (await line.call(206)).code == 0
+        assert (await line.call(206)).code == ResponseCode.SUCCESS
 
 
-async def test_a_frame_that_drips_in_does_not_count_as_activity(nameserver: Running, line: AsyncLine) -> None:
+async def test_bytes_of_an_incomplete_frame_do_not_reset_the_idle_time(nameserver: Running, line: AsyncLine) -> None:
     await line.call(206)
     (connection,) = nameserver.remoting._connections.values()
     buffered = connection._conversation.decoder
@@ -70,7 +71,9 @@ async def test_a_frame_that_drips_in_does_not_count_as_activity(nameserver: Runn
     await eventually(lambda: nameserver.buffered_bytes == 0)
 
 
-async def test_a_connection_that_begins_and_stalls_has_little_time(nameserver: Running, line: AsyncLine) -> None:
+async def test_an_incomplete_first_request_is_closed_after_the_opening_limit(
+    nameserver: Running, line: AsyncLine
+) -> None:
     nameserver.pass_time(60)  # counted from its first byte on
     await line.write(FRAME[:5])
     await eventually(lambda: nameserver.buffered_bytes == 5)
@@ -80,17 +83,17 @@ async def test_a_connection_that_begins_and_stalls_has_little_time(nameserver: R
     await line.until_closed()
 
 
-async def test_a_connection_that_begins_in_time_goes_on(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_first_request_within_the_opening_limit_gets_its_response(nameserver: Running, line: AsyncLine) -> None:
     await line.write(FRAME[:5])
     await eventually(lambda: nameserver.buffered_bytes == 5)
     nameserver.pass_time(9)
     await line.write(FRAME[5:])
-    assert (await line.receive()).code == 0
+    assert (await line.receive()).code == ResponseCode.SUCCESS
     nameserver.pass_time(100)
-    assert (await line.call(206)).code == 0
+    assert (await line.call(206)).code == ResponseCode.SUCCESS
 
 
-async def test_a_sweep_that_comes_late_closes_nobody_before_it_has_read(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_late_sweep_closes_no_connection_before_reading(nameserver: Running, line: AsyncLine) -> None:
     """This process stood still: what peers said meanwhile waits in their sockets, and is read before the next one."""
     await line.call(206)
     async with line_to(nameserver.address) as silent:
@@ -98,17 +101,19 @@ async def test_a_sweep_that_comes_late_closes_nobody_before_it_has_read(nameserv
         nameserver.pass_time(1)
         nameserver.clock.advance(300)
         nameserver.sweep()
-        assert (await line.call(206)).code == 0
+        assert (await line.call(206)).code == ResponseCode.SUCCESS
         nameserver.pass_time(1)
         await silent.until_closed()
-        assert (await line.call(206)).code == 0
+        assert (await line.call(206)).code == ResponseCode.SUCCESS
 
 
 # The end of a connection is the end of its brokers
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-async def test_a_broker_goes_with_its_connection_at_once(nameserver: Running, line: AsyncLine, end: str) -> None:
+async def test_a_broker_is_removed_as_soon_as_its_connection_ends(
+    nameserver: Running, line: AsyncLine, end: str
+) -> None:
     async with line_to(nameserver.address) as broker:
         await register(broker, MASTER)
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
@@ -123,7 +128,7 @@ async def is_gone(line: AsyncLine, topic: str = "TopicA") -> bool:
     return await addresses(line, topic) == {}
 
 
-async def test_a_broker_that_is_idle_goes_with_its_connection(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_broker_is_removed_when_its_idle_connection_is_closed(nameserver: Running, line: AsyncLine) -> None:
     await line.call(206)
     async with line_to(nameserver.address) as broker:
         await register(broker, MASTER.but(heartbeat_ms=1_000_000))
@@ -134,7 +139,9 @@ async def test_a_broker_that_is_idle_goes_with_its_connection(nameserver: Runnin
         assert await is_gone(line)
 
 
-async def test_all_brokers_of_a_container_go_with_their_connection(nameserver: Running, line: AsyncLine) -> None:
+async def test_all_brokers_of_a_container_are_removed_with_their_connection(
+    nameserver: Running, line: AsyncLine
+) -> None:
     await register(line, SLAVE)
     async with line_to(nameserver.address) as container:
         await register(container, MASTER, OTHER)
@@ -143,7 +150,7 @@ async def test_all_brokers_of_a_container_go_with_their_connection(nameserver: R
     assert await addresses(line) == {"broker-a": {"1": "10.0.0.2:10911"}}
 
 
-async def test_the_late_end_of_an_old_connection_does_not_end_a_broker_that_came_back(nameserver: Running) -> None:
+async def test_the_end_of_an_old_connection_does_not_remove_a_broker_that_registered_again(nameserver: Running) -> None:
     async with line_to(nameserver.address) as new:
         async with line_to(nameserver.address) as old:
             await register(old, MASTER)
@@ -152,7 +159,7 @@ async def test_the_late_end_of_an_old_connection_does_not_end_a_broker_that_came
         assert await addresses(new) == {"broker-a": {"0": "10.0.0.1:10911"}}
 
 
-async def test_a_connection_closed_for_bad_bytes_takes_its_brokers_with_it(
+async def test_brokers_are_removed_when_their_connection_is_closed_for_malformed_bytes(
     nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with line_to(nameserver.address) as broker:
@@ -174,13 +181,13 @@ async def test_a_connection_closed_for_bad_bytes_takes_its_brokers_with_it(
         b"\x00\x00\x00\x08\x01\x00\x00\x04abcd" + bytes(4),  # no binary header
     ],
 )
-async def test_what_came_before_bad_bytes_is_answered_and_what_comes_after_is_not(line: AsyncLine, bad: bytes) -> None:
+async def test_requests_before_malformed_bytes_get_responses_and_later_ones_do_not(line: AsyncLine, bad: bytes) -> None:
     await line.write(encode(MASTER.request, 1) + encode(Request(206), 2) + bad + encode(Request(206), 3))
     await line.until_closed()
     assert [answer.opaque for answer in line.strays] == [1, 2]
 
 
-async def test_connections_beyond_the_limit_are_turned_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_connections_above_the_limit_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with running(tmp_path, connections_max=2) as here, line_to(here.address) as line:
         async with line_to(here.address) as second:
             assert [await topics(line), await topics(second)] == [[], []]

@@ -6,11 +6,13 @@ import logging
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, NOWHERE, OTHER, SLAVE, addresses, register, topics, world
 from tests.support.lines import AsyncLine, line_to
 from tests.support.raw import VERSION_4, VERSION_5, Form, Request, encode, frame
 from tests.support.servers import Running
 
+SUCCESS, NO_TOPIC = ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST
 FORMS: tuple[Form, ...] = ("json", "binary")
 
 
@@ -19,18 +21,18 @@ FORMS: tuple[Form, ...] = ("json", "binary")
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("version", [VERSION_4, VERSION_5])
-async def test_an_unknown_code_is_answered_with_javas_text_and_its_leading_blank(
+async def test_an_unknown_code_gets_apaches_text_with_its_leading_blank(
     nameserver: Running, form: Form, version: int
 ) -> None:
     async with line_to(nameserver.address, form=form) as line:
         answer = await line.call(Request(9999, {"topic": "TopicA"}, b"body", version))
         assert (answer.code, answer.remark, answer.form) == (3, " request type 9999 not supported", form)
         assert (answer.fields, answer.body) == ({}, b"")
-        assert (await line.call(206)).code == 0
+        assert (await line.call(206)).code == ResponseCode.SUCCESS
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_one_way_request_is_carried_out_and_never_answered(nameserver: Running, form: Form) -> None:
+async def test_a_one_way_request_is_processed_without_a_response(nameserver: Running, form: Form) -> None:
     async with line_to(nameserver.address, form=form) as line:
         await line.tell(MASTER.request)
         await line.tell(9999)
@@ -68,7 +70,17 @@ async def test_pipelined_requests_take_effect_in_order(line: AsyncLine) -> None:
     await line.write(b"".join(encode(request, 100 + at) for at, request in enumerate(conversation)))
     answers = [await line.receive() for _ in conversation]
     assert [answer.opaque for answer in answers] == list(range(100, 109))
-    assert [answer.code for answer in answers] == [17, 0, 0, 0, 0, 0, 0, 0, 17]
+    assert [answer.code for answer in answers] == [
+        NO_TOPIC,
+        SUCCESS,
+        SUCCESS,
+        SUCCESS,
+        SUCCESS,
+        SUCCESS,
+        SUCCESS,
+        SUCCESS,
+        NO_TOPIC,
+    ]
     seen = [answers[at].value["brokerDatas"][0]["brokerAddrs"] for at in (2, 4, 6)]
     master, slave = {"0": "10.0.0.1:10911"}, {"1": "10.0.0.2:10911"}
     assert seen == [master, {**master, **slave}, slave]
@@ -91,7 +103,7 @@ async def test_both_header_forms_may_be_mixed_on_one_connection(line: AsyncLine)
     ]
 
 
-async def test_two_connections_may_use_the_same_numbers(nameserver: Running, line: AsyncLine) -> None:
+async def test_two_connections_may_use_the_same_request_ids(nameserver: Running, line: AsyncLine) -> None:
     async with line_to(nameserver.address) as other:
         for at in range(3):
             assert await line.send(Request(206)) == await other.send(Request(304)) == at + 1
@@ -100,7 +112,7 @@ async def test_two_connections_may_use_the_same_numbers(nameserver: Running, lin
             assert (await other.answer(at + 1)).value == {"topicList": []}
 
 
-async def test_a_request_that_stops_halfway_is_answered_after_its_other_half(line: AsyncLine) -> None:
+async def test_a_request_in_two_reads_gets_its_response_after_the_second(line: AsyncLine) -> None:
     whole = encode(MASTER.request, 1)
     await line.write(encode(Request(206), 0) + whole[:-1])
     assert (await line.receive()).opaque == 0
@@ -108,11 +120,11 @@ async def test_a_request_that_stops_halfway_is_answered_after_its_other_half(lin
     assert (await line.receive()).opaque == 1
 
 
-async def test_a_peer_that_closes_its_half_is_still_answered(nameserver: Running) -> None:
+async def test_a_peer_that_closes_its_sending_side_gets_its_responses(nameserver: Running) -> None:
     async with line_to(nameserver.address) as line:
         question = await line.send(Request(206))
         line.say_no_more()
-        assert (await line.answer(question)).code == 0
+        assert (await line.answer(question)).code == ResponseCode.SUCCESS
         await line.until_closed()
 
 
@@ -148,21 +160,21 @@ def refusals(code: int, missing: str) -> set[str]:
 @pytest.mark.parametrize(
     ("code", "missing"), [(code, name) for code, fields in REQUIRED.items() for name in fields], ids=str
 )
-async def test_a_missing_field_is_named_and_nothing_is_done(line: AsyncLine, code: int, missing: str) -> None:
+async def test_a_missing_field_is_named_and_nothing_changes(line: AsyncLine, code: int, missing: str) -> None:
     fields = {name: value for name, value in REQUIRED[code].items() if name != missing}
     answer = await line.call(code, fields, MASTER.body if code == 103 else b"")
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark in refusals(code, missing)
     assert await world(line) == NOWHERE
-    assert (await line.call(219, {"namespace": "n"})).code == 22
+    assert (await line.call(219, {"namespace": "n"})).code == ResponseCode.QUERY_NOT_FOUND
 
 
 @pytest.mark.parametrize("code", REQUIRED)
-async def test_a_request_without_any_fields_is_refused_in_words(line: AsyncLine, code: int) -> None:
+async def test_a_request_without_fields_is_refused_with_a_reason(line: AsyncLine, code: int) -> None:
     for header in (f'{{"code":{code},"version":479}}', f'{{"code":{code},"extFields":null,"version":479}}'):
         await line.write(frame(header.encode()))
         answer = await line.receive()
-        assert answer.code == 1
+        assert answer.code == ResponseCode.SYSTEM_ERROR
         assert answer.remark in set().union(*(refusals(code, name) for name in REQUIRED[code]))
 
 
@@ -177,10 +189,12 @@ async def test_a_request_without_any_fields_is_refused_in_words(line: AsyncLine,
         (104, "brokerId", ""),
     ],
 )
-async def test_a_malformed_number_is_refused_by_name(line: AsyncLine, code: int, field: str, value: str) -> None:
+async def test_a_malformed_number_is_refused_with_the_name_of_its_field(
+    line: AsyncLine, code: int, field: str, value: str
+) -> None:
     fields = {**MASTER.request.fields, field: value}
     answer = await line.call(code, fields, MASTER.body if code == 103 else b"")
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert field in (answer.remark or "")
     assert await world(line) == NOWHERE
 
@@ -201,33 +215,31 @@ async def test_a_name_that_could_forge_a_log_line_is_refused(
     forged = "x\nERROR all is lost\x1b[2J"
     fields = {**MASTER.request.fields, "topic": "TopicA", "cluster": CLUSTER, field: forged}
     answer = await line.call(code, fields, MASTER.body if code == 103 else b"")
-    assert answer.code == 1
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert field in (answer.remark or "")
     assert await world(line) == NOWHERE
     assert not [record for record in caplog.records if "\n" in record.getMessage() or "\x1b" in record.getMessage()]
 
 
-async def test_a_peer_that_errs_again_and_again_does_not_flood_the_log(
+async def test_repeated_errors_of_a_peer_do_not_flood_the_log(
     line: AsyncLine, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(20):
-        assert (await line.call(105)).code == 1
+        assert (await line.call(105)).code == ResponseCode.SYSTEM_ERROR
     warned = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.getMessage().startswith("request refused") for record in warned] == [True] * 5  # 1, 2, 4, 8, 16
 
 
-async def test_one_peers_mistakes_do_not_hide_anothers(
-    nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_log_limits_are_per_peer(nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(20):
         await line.call(105)
     caplog.clear()
     async with line_to(nameserver.address) as other:
-        assert (await other.call(105)).code == 1
+        assert (await other.call(105)).code == ResponseCode.SYSTEM_ERROR
         assert f"peer={other.own_address}" in caplog.text
 
 
-async def test_after_a_refusal_the_connection_goes_on(line: AsyncLine) -> None:
+async def test_a_connection_stays_open_after_a_refusal(line: AsyncLine) -> None:
     assert (await line.call(105)).remark == "topic is required"
     await register(line, MASTER)
     assert await topics(line) == ["TopicA", "TopicB"]

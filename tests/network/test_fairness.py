@@ -20,7 +20,7 @@ from skyroute.remoting.server import Server
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsSettings
-from skyroute.wire.codes import RequestCode
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fast_path import PreparedResponse
 from tests.network.certificates import client_that_trusts_anyone
@@ -148,7 +148,7 @@ async def lines(asked: Asked, count: int) -> AsyncIterator[list[AsyncLine]]:
         yield [await stack.enter_async_context(line_to(asked.address)) for _ in range(count)]
 
 
-async def test_everything_one_peer_asked_is_answered_in_order(asked: Asked) -> None:
+async def test_requests_of_a_connection_get_responses_in_order(asked: Asked) -> None:
     async with line_to(asked.address) as line:
         sending = asyncio.ensure_future(line.write(many(DEAR, 3_000)))
         assert [(await line.receive()).opaque for _ in range(3_000)] == list(range(1, 3_001))
@@ -157,7 +157,7 @@ async def test_everything_one_peer_asked_is_answered_in_order(asked: Asked) -> N
 
 
 @pytest.mark.parametrize("flag", [0, 2], ids=["answered", "one-way"])
-async def test_a_peer_is_answered_while_another_one_asks_for_much(asked: Asked, flag: int) -> None:
+async def test_a_cheap_request_is_processed_while_another_connection_is_expensive(asked: Asked, flag: int) -> None:
     async with lines(asked, 2) as (hostile, polite):
         await be_known(polite)
         sending = asyncio.ensure_future(hostile.write(many(EFFECT, 10_000, flag=flag)))
@@ -171,7 +171,7 @@ async def test_a_peer_is_answered_while_another_one_asks_for_much(asked: Asked, 
         await asyncio.gather(sending, return_exceptions=True)
 
 
-async def test_a_peer_is_answered_while_a_hundred_ask_for_much(asked: Asked) -> None:
+async def test_a_cheap_request_is_processed_while_a_hundred_connections_are_expensive(asked: Asked) -> None:
     async with lines(asked, 101) as (polite, *hostile):
         await be_known(polite)
         for line in hostile:
@@ -189,7 +189,7 @@ async def test_a_peer_is_answered_while_a_hundred_ask_for_much(asked: Asked) -> 
             line.abort()
 
 
-async def test_those_that_ask_for_much_get_the_same(asked: Asked) -> None:
+async def test_expensive_connections_get_equal_shares(asked: Asked) -> None:
     async with lines(asked, 10) as hostile:
         for line in hostile:
             await line.write(many(DEAR, 200))
@@ -200,7 +200,7 @@ async def test_those_that_ask_for_much_get_the_same(asked: Asked) -> None:
         assert max(counts) - min(counts) <= A_TURN
 
 
-async def test_a_peer_that_asked_for_much_waits_until_it_asked_for_less(asked: Asked) -> None:
+async def test_an_expensive_connection_queues_until_it_becomes_cheap(asked: Asked) -> None:
     async with line_to(asked.address) as line:
         await be_known(line)
         (connection,) = asked.server._connections.values()
@@ -212,7 +212,7 @@ async def test_a_peer_that_asked_for_much_waits_until_it_asked_for_less(asked: A
         assert not waits[-1]
 
 
-async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:
+async def test_cached_responses_count_towards_the_share(asked: Asked) -> None:
     fast_path = asked.server._context.dispatcher.fast_path
     async with lines(asked, 2) as (hostile, polite):
         await be_known(polite)
@@ -225,7 +225,7 @@ async def test_answers_that_are_ready_count_as_well(asked: Asked) -> None:
         assert fast_path.found - before <= 8 * CACHED_PER_CHECK
 
 
-async def test_requests_are_answered_after_the_peer_has_said_that_nothing_follows(asked: Asked) -> None:
+async def test_requests_get_responses_after_the_end_of_the_stream(asked: Asked) -> None:
     async with line_to(asked.address) as line:
         await line.write(many(DEAR, 300))
         line.say_no_more()
@@ -234,13 +234,13 @@ async def test_requests_are_answered_after_the_peer_has_said_that_nothing_follow
     await eventually(lambda: asked.server.connection_count == 0)
 
 
-async def test_requests_in_tls_are_answered_in_order_as_well(asked: Asked) -> None:
+async def test_requests_over_tls_get_responses_in_order(asked: Asked) -> None:
     async with line_to(asked.address, tls=client_that_trusts_anyone()) as line:
         await line.write(many(DEAR, 300))
         assert [(await line.receive()).opaque for _ in range(300)] == list(range(1, 301))
 
 
-async def test_what_waits_before_a_broken_frame_is_answered(asked: Asked) -> None:
+async def test_waiting_requests_before_a_malformed_frame_get_responses(asked: Asked) -> None:
     async with line_to(asked.address) as line:
         await line.write(many(DEAR, 300) + bytes(40))
         await line.until_closed()
@@ -250,26 +250,26 @@ async def test_what_waits_before_a_broken_frame_is_answered(asked: Asked) -> Non
 # One-way
 
 
-async def test_a_question_that_wants_no_answer_is_not_carried_out(asked: Asked) -> None:
+async def test_a_one_way_request_that_only_reads_is_dropped(asked: Asked) -> None:
     async with line_to(asked.address) as line:
         await line.write(many(QUESTION, 100, flag=2))
-        assert (await line.call(CHEAP)).code == 0
+        assert (await line.call(CHEAP)).code == ResponseCode.SUCCESS
         assert asked.order == []
-        assert (await line.call(QUESTION)).code == 0
+        assert (await line.call(QUESTION)).code == ResponseCode.SUCCESS
         assert len(asked.order) == 1
 
 
-async def test_what_has_an_effect_is_carried_out_one_way(asked: Asked) -> None:
+async def test_a_one_way_request_with_an_effect_is_processed(asked: Asked) -> None:
     async with line_to(asked.address) as line:
         await line.write(many(EFFECT, 100, flag=2))
-        assert (await line.call(CHEAP)).code == 0
+        assert (await line.call(CHEAP)).code == ResponseCode.SUCCESS
         assert len(asked.order) == 100
 
 
 # Long work
 
 
-async def test_long_work_ends_with_its_connection(asked: Asked) -> None:
+async def test_long_work_that_only_reads_is_cancelled_with_its_connection(asked: Asked) -> None:
     async with lines(asked, 2) as (first, second):
         await first.send(LONG)
         await eventually(lambda: len(asked.order) > 3)
@@ -285,7 +285,7 @@ async def test_long_work_ends_with_its_connection(asked: Asked) -> None:
         assert len(asked.order) == done
 
 
-async def test_a_long_change_is_finished_though_its_connection_has_ended(asked: Asked) -> None:
+async def test_a_long_change_is_finished_after_its_connection_has_ended(asked: Asked) -> None:
     async with line_to(asked.address) as line:
         await line.send(LONG_CHANGE)
         await eventually(lambda: asked.change_steps > 3)

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, NOWHERE, OTHER, addresses, register, topics, world
 from tests.support.lines import AsyncLine, eventually, line_to
 from tests.support.raw import Command, Form, Request, Topic, encode
 from tests.support.servers import Running, running
 
+SUCCESS, NO_TOPIC, ERROR = ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR
 MIB = 1024 * 1024
 FORMS: tuple[Form, ...] = ("json", "binary")
 
@@ -41,19 +43,19 @@ def big_registration(count: int = 100_000) -> Request:
 @pytest.mark.parametrize("form", FORMS)
 async def test_a_broker_may_register_a_hundred_thousand_topics(nameserver: Running, form: Form) -> None:
     async with line_to(nameserver.address, form=form) as line:
-        assert (await line.call(big_registration())).code == 0
+        assert (await line.call(big_registration())).code == ResponseCode.SUCCESS
         assert len(nameserver.server.table.topics) == 100_000
         assert await addresses(line, "topic-of-many-099999") == {"broker-a": {"0": "10.0.0.1:10911"}}
         assert nameserver.buffered_bytes == 0
 
 
-async def test_requests_behind_a_long_registration_find_it_done(nameserver: Running) -> None:
+async def test_requests_after_a_long_registration_see_its_result(nameserver: Running) -> None:
     async with line_to(nameserver.address) as line, line_to(nameserver.address) as other:
         last = Request(105, {"topic": "topic-of-many-099999"})
         stream = [last, big_registration(), last, MASTER.unregistration, last]
         asked = [await line.send(request) for request in stream]
-        assert (await other.call(206)).code == 0
-        assert [(await line.answer(opaque)).code for opaque in asked] == [17, 0, 0, 0, 17]
+        assert (await other.call(206)).code == ResponseCode.SUCCESS
+        assert [(await line.answer(opaque)).code for opaque in asked] == [NO_TOPIC, SUCCESS, SUCCESS, SUCCESS, NO_TOPIC]
         assert await world(other) == NOWHERE
 
 
@@ -87,7 +89,7 @@ async def test_a_long_registration_may_be_one_way(line: AsyncLine) -> None:
     assert line.strays == []
 
 
-async def test_long_registrations_over_two_connections_do_not_get_mixed_up(nameserver: Running) -> None:
+async def test_long_registrations_over_two_connections_are_kept_apart(nameserver: Running) -> None:
     async with line_to(nameserver.address) as first, line_to(nameserver.address) as second:
         other = {**big_registration().fields, "brokerName": "broker-b", "brokerAddr": "10.0.0.3:10911"}
         asked = [await first.send(big_registration()), await second.send(103, other, big_registration().body)]
@@ -100,7 +102,7 @@ async def test_long_registrations_over_two_connections_do_not_get_mixed_up(names
 
 
 @pytest.mark.parametrize("end", ["close", "abort", "stop"])
-async def test_a_long_registration_is_not_left_behind_by_a_peer_that_leaves(nameserver: Running, end: str) -> None:
+async def test_a_long_registration_is_dropped_when_its_peer_hangs_up(nameserver: Running, end: str) -> None:
     async with line_to(nameserver.address) as line:
         await line.send(big_registration())
         if end == "stop":
@@ -133,7 +135,7 @@ def announcement(length: int, request: Request, form: Form = "json", flag: int =
         (2**32 - 1, 103, 0),
     ],
 )
-async def test_a_long_frame_is_refused_on_sight(
+async def test_a_frame_above_the_limit_is_refused_at_its_length_word(
     line: AsyncLine, caplog: pytest.LogCaptureFixture, form: Form, length: int, code: int, flag: int
 ) -> None:
     await line.write(announcement(length, Request(code, {"topic": "TopicA"}), form, flag))
@@ -143,39 +145,39 @@ async def test_a_long_frame_is_refused_on_sight(
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_the_longest_frame_of_any_kind_is_taken(line: AsyncLine, form: Form) -> None:
+async def test_a_frame_of_the_maximum_length_is_accepted(line: AsyncLine, form: Form) -> None:
     line.form = form
     empty = len(encode(Request(9999), 1, form=form))
     answer = await line.call(9999, body=bytes(16 * MIB - empty))
-    assert answer.code == 3
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 async def test_limits_on_frames_can_be_set(tmp_path: Path) -> None:
     async with running(tmp_path, frame_bytes_max=2048, registration_frame_bytes_max=4096) as here:
         async with line_to(here.address) as line:
-            assert (await line.call(9999, body=bytes(1800))).code == 3
+            assert (await line.call(9999, body=bytes(1800))).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
             await line.write(announcement(2049, Request(9999)))
             await line.until_closed()
         async with line_to(here.address) as line:
             long = MASTER.but(topics=[Topic(f"topic-{number}") for number in range(18)])
             assert 2048 < len(encode(long.request, 1)) <= 4096
-            assert (await line.call(long.request)).code == 0
+            assert (await line.call(long.request)).code == ResponseCode.SUCCESS
             await line.write(announcement(4097, MASTER.request))
             await line.until_closed()
 
 
 @pytest.mark.parametrize("flagged", [True, False])
-async def test_a_body_that_inflates_beyond_measure_is_refused(tmp_path: Path, flagged: bool) -> None:
+async def test_a_body_that_inflates_above_the_limit_is_refused(tmp_path: Path, flagged: bool) -> None:
     bomb = MASTER.but(topics=[Topic("t" * 200_000), Topic("u")], deflate=True, flag_compressed=flagged)
     assert len(bomb.body) < 4096
     async with running(tmp_path, registration_frame_bytes_max=64 * 1024) as here, line_to(here.address) as line:
         answer = await line.call(bomb.request)
-        assert answer.code == 1
+        assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "inflates to more than 65536 bytes" in (answer.remark or "")
         assert await world(line) == NOWHERE
 
 
-async def test_unfinished_frames_of_all_peers_together_have_a_bound(
+async def test_incomplete_frames_of_all_connections_have_a_limit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, buffered_bytes_max=100_000) as here, line_to(here.address) as good:
@@ -190,7 +192,7 @@ async def test_unfinished_frames_of_all_peers_together_have_a_bound(
             assert await topics(good) == []
             assert here.buffered_bytes == held
             await first.write(encode(Request(9999, body=bytes(80_000)), 1)[60_000:])
-            assert (await first.receive()).code == 3
+            assert (await first.receive()).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
             assert here.buffered_bytes == 0
     assert "too many incomplete frames in all" in caplog.text
 
@@ -208,7 +210,7 @@ def slow_to_read(here: Running) -> AbstractAsyncContextManager[AsyncLine]:
     return line_to(here.address, receive_buffer_bytes=16_384)
 
 
-async def test_a_peer_that_asks_faster_than_it_reads_is_slowed_down(tmp_path: Path) -> None:
+async def test_reading_pauses_while_a_peer_does_not_read_its_responses(tmp_path: Path) -> None:
     async with slow_to_send(tmp_path) as here, slow_to_read(here) as slow:
         await register(slow, LONG_LIST)
         one_answer = len((await slow.call(206)).body)
@@ -223,10 +225,10 @@ async def test_a_peer_that_asks_faster_than_it_reads_is_slowed_down(tmp_path: Pa
         answers = [await slow.answer(opaque) for opaque in asked]
         assert {len(answer.body) for answer in answers} == {one_answer}
         await eventually(lambda: here.unsent_bytes == here.buffered_bytes == 0)
-        assert (await slow.call(206)).code == 0
+        assert (await slow.call(206)).code == ResponseCode.SUCCESS
 
 
-async def test_requests_that_wait_for_their_turn_keep_their_order(tmp_path: Path) -> None:
+async def test_waiting_requests_keep_their_order(tmp_path: Path) -> None:
     async with slow_to_send(tmp_path) as here, slow_to_read(here) as slow:
         await register(slow, LONG_LIST)
         stream = [*([Request(206)] * 30), OTHER.request, Request(105, {"topic": "TopicC"}), OTHER.unregistration]
@@ -237,10 +239,15 @@ async def test_requests_that_wait_for_their_turn_keep_their_order(tmp_path: Path
         slow.listen_again()
         answers = [await slow.receive() for _ in stream]
         assert [answer.opaque for answer in answers] == list(range(len(stream)))
-        assert [answer.code for answer in answers if len(answer.body) < 100_000] == [0, 0, 0, 17]
+        assert [answer.code for answer in answers if len(answer.body) < 100_000] == [
+            SUCCESS,
+            SUCCESS,
+            SUCCESS,
+            NO_TOPIC,
+        ]
 
 
-async def test_a_peer_that_takes_no_answers_is_parted_with(tmp_path: Path) -> None:
+async def test_a_peer_that_does_not_read_is_closed(tmp_path: Path) -> None:
     async with slow_to_send(tmp_path) as here, slow_to_read(here) as stuck:
         await register(stuck, LONG_LIST)
         stuck.stop_listening()
@@ -269,27 +276,27 @@ async def test_water_marks_can_be_set(tmp_path: Path) -> None:
 # Full tables
 
 
-async def test_a_full_table_refuses_newcomers_and_still_takes_heartbeats(tmp_path: Path) -> None:
+async def test_a_full_table_refuses_new_brokers_and_accepts_heartbeats(tmp_path: Path) -> None:
     async with running(tmp_path, brokers_max=1) as here, line_to(here.address) as line:
         await register(line, MASTER)
         answer = await line.call(OTHER.request)
-        assert answer.code == 1
+        assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "brokersMax" in (answer.remark or "")
         await register(line, MASTER)
         assert await topics(line) == ["TopicA", "TopicB"]
 
 
-async def test_topics_that_find_no_room_are_refused_together(tmp_path: Path) -> None:
+async def test_a_registration_with_topics_above_the_limit_is_refused_whole(tmp_path: Path) -> None:
     async with running(tmp_path, topic_entries_max=3) as here, line_to(here.address) as line:
         await register(line, MASTER)
         before = await world(line)
         answer = await line.call(OTHER.request)
-        assert answer.code == 1
+        assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "topicEntriesMax" in (answer.remark or "")
         assert await world(line) == before
 
 
-async def test_registrations_have_a_bound_in_bytes(tmp_path: Path) -> None:
+async def test_registrations_have_a_limit_in_bytes(tmp_path: Path) -> None:
     """Compressed they are small: a few hundred kilobytes of frames become gigabytes of names."""
     long_names = tuple(Topic(f"{'x' * 190}{number:06}") for number in range(5_000))
     async with running(tmp_path, registration_bytes_max=4 * MIB) as here, line_to(here.address) as line:
@@ -299,13 +306,13 @@ async def test_registrations_have_a_bound_in_bytes(tmp_path: Path) -> None:
             sizes.append(len(broker.request.body))
             answers.append(await line.call(broker.request))
         assert max(sizes) < 60_000
-        assert [answer.code for answer in answers] == [0, 0, 1, 1, 1]
+        assert [answer.code for answer in answers] == [SUCCESS, SUCCESS, ERROR, ERROR, ERROR]
         assert "registrationBytesMax" in (answers[-1].remark or "")
         assert here.server.table.census(0.0).held_bytes <= 4 * MIB
 
 
-async def test_a_key_value_table_has_a_bound(tmp_path: Path) -> None:
+async def test_the_key_value_table_has_a_limit(tmp_path: Path) -> None:
     async with running(tmp_path, kv_config_bytes_max=1024) as here, line_to(here.address) as line:
         answer = await line.call(100, {"namespace": "n", "key": "k", "value": "x" * 2000})
-        assert answer.code == 1
-        assert (await line.call(101, {"namespace": "n", "key": "k"})).code == 22
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert (await line.call(101, {"namespace": "n", "key": "k"})).code == ResponseCode.QUERY_NOT_FOUND

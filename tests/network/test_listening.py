@@ -28,7 +28,7 @@ LOOPBACKS = ["127.0.0.1", *(["::1"] if _has_ipv6() else [])]
 
 
 @pytest.mark.parametrize("host", LOOPBACKS)
-async def test_port_zero_lets_the_system_choose_and_the_choice_is_told(
+async def test_port_zero_lets_the_system_choose_a_port(
     tmp_path: Path, host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, bind_address=host) as here:
@@ -63,7 +63,7 @@ def unstarted(folder: Path, host: str, port: int) -> NameServer:
     return NameServer(NameServerConfig(listen_port=port, bind_address=host, **own_files(folder)))
 
 
-async def test_a_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(BindError) as caught:
@@ -75,7 +75,7 @@ async def test_a_taken_port_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "300.300.300.300"])
-async def test_an_address_that_is_not_ours_is_said_in_one_line(tmp_path: Path, host: str) -> None:
+async def test_an_address_of_another_machine_is_reported_in_one_line(tmp_path: Path, host: str) -> None:
     with pytest.raises(BindError) as caught:
         await unstarted(tmp_path, host, 0).start()
     assert "\n" not in str(caught.value)
@@ -95,7 +95,7 @@ async def test_after_a_failed_start_the_server_can_be_started(tmp_path: Path) ->
     await server.stop()
 
 
-async def test_it_says_what_it_is(tmp_path: Path) -> None:
+async def test_the_server_has_a_repr(tmp_path: Path) -> None:
     server = unstarted(tmp_path, "127.0.0.1", 0)
     assert repr(server).startswith("<NameServer not started")
     await server.start()
@@ -105,7 +105,7 @@ async def test_it_says_what_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("buffers", [0, 32 * 1024])
-async def test_sizes_of_the_systems_buffers_are_handed_down(tmp_path: Path, buffers: int) -> None:
+async def test_socket_buffer_sizes_are_passed_on(tmp_path: Path, buffers: int) -> None:
     sized = running(tmp_path, send_buffer_bytes=buffers, receive_buffer_bytes=buffers)
     async with sized as here, line_to(here.address) as line:
         await topics(line)

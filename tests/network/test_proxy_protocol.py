@@ -11,6 +11,7 @@ import pytest
 import trustme
 
 from skyroute.remoting.tls_settings import TlsMode
+from skyroute.wire.codes import ResponseCode
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import MASTER, addresses, register
 from tests.support.lines import AsyncLine, eventually, line_to
@@ -64,7 +65,7 @@ async def shows(nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureF
 
 
 @headers
-async def test_a_peer_behind_a_proxy_is_shown_by_its_own_address(
+async def test_a_peer_behind_a_proxy_has_its_own_address(
     nameserver: Running, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
     async with line_to(nameserver.address, prologue=header) as line:
@@ -72,7 +73,7 @@ async def test_a_peer_behind_a_proxy_is_shown_by_its_own_address(
 
 
 @headers
-async def test_tls_may_follow(
+async def test_tls_may_follow_a_proxy_header(
     nameserver: Running, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
     async with line_to(nameserver.address, prologue=header, tls=client_that_trusts_anyone()) as line:
@@ -81,7 +82,7 @@ async def test_tls_may_follow(
 
 @headers
 @pytest.mark.parametrize("trusted", ["", "10.0.0.0/8,::1"])
-async def test_a_header_from_an_address_that_is_not_trusted_ends_the_connection(
+async def test_a_proxy_header_from_an_untrusted_address_closes_the_connection(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None, trusted: str
 ) -> None:
     async with (
@@ -94,10 +95,10 @@ async def test_a_header_from_an_address_that_is_not_trusted_ends_the_connection(
         assert line.strays == []
         expected = "a PROXY header from an address that trustedProxies does not name"
         assert f"connection closed peer={line.own_address} reason={expected}" in caplog.text
-        assert (await other.call(206)).code == 0, "a peer without a header is served"
+        assert (await other.call(206)).code == ResponseCode.SUCCESS, "a peer without a header is served"
 
 
-async def test_tls_must_follow_where_it_is_demanded(tmp_path: Path) -> None:
+async def test_tls_must_follow_a_proxy_header_where_it_is_required(tmp_path: Path) -> None:
     authority = trustme.CA()
     tls = Files(tmp_path / "tls", authority).settings(mode=TlsMode.ENFORCING)
     header = v1("TCP4 203.0.113.7 192.0.2.1 4711 9876")
@@ -111,14 +112,14 @@ async def test_tls_must_follow_where_it_is_demanded(tmp_path: Path) -> None:
 
 
 @headers
-async def test_the_header_may_come_in_pieces_and_with_the_first_request(
+async def test_a_proxy_header_may_come_in_pieces_and_with_the_first_request(
     line: AsyncLine, caplog: pytest.LogCaptureFixture, header: bytes, shown: str | None
 ) -> None:
     stream = header + encode(Request(205, {"brokerName": "broker-a"}), 1)
     step = max(1, len(stream) // 40)
     for at in range(0, len(stream), step):
         await line.write(stream[at : at + step])
-    assert (await line.receive()).code == 0
+    assert (await line.receive()).code == ResponseCode.SUCCESS
     assert f"writes forbidden by operator peer={shown or line.own_address} broker=broker-a" in caplog.text
 
 
@@ -137,7 +138,7 @@ async def test_the_header_may_come_in_pieces_and_with_the_first_request(
         SIGNATURE + b"\x21\x11\x00\x04" + bytes(4),
     ],
 )
-async def test_a_malformed_header_ends_the_connection(
+async def test_a_malformed_proxy_header_closes_the_connection(
     nameserver: Running, line: AsyncLine, caplog: pytest.LogCaptureFixture, header: bytes
 ) -> None:
     await line.write(header + encode(Request(206), 1))
@@ -148,21 +149,21 @@ async def test_a_malformed_header_ends_the_connection(
     assert "\x1b" not in caplog.text
 
 
-async def test_a_header_alone_has_little_time(nameserver: Running, line: AsyncLine) -> None:
+async def test_a_proxy_header_alone_is_closed_after_the_opening_limit(nameserver: Running, line: AsyncLine) -> None:
     await line.write(header := v1("TCP4 203.0.113.7 192.0.2.1 4711 9876"))
     await eventually(lambda: nameserver.buffered_bytes == len(header))
     nameserver.pass_time(11)
     await line.until_closed()
 
 
-async def test_one_header_is_all_there_is(line: AsyncLine) -> None:
+async def test_a_second_proxy_header_closes_the_connection(line: AsyncLine) -> None:
     header = v1("TCP4 203.0.113.7 192.0.2.1 4711 9876")
     await line.write(header + header + encode(Request(206), 1))
     await line.until_closed()
     assert line.strays == []
 
 
-async def test_a_header_that_comes_after_a_request_is_no_header(line: AsyncLine) -> None:
+async def test_a_proxy_header_after_a_request_is_malformed(line: AsyncLine) -> None:
     await line.call(206)
     await line.write(v2("203.0.113.7", 4711))
     await line.until_closed()

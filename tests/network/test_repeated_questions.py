@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import CLUSTER, MASTER, NEWER, OTHER, SLAVE, register
 from tests.support.lines import AsyncLine, eventually, line_to
 from tests.support.raw import Command, Request, Topic, encode, frame, mapping
@@ -21,7 +22,7 @@ Change = Callable[[Running, AsyncLine], Awaitable[None]]
 def telling(*requests: Request) -> Change:
     async def tell(_: Running, line: AsyncLine) -> None:
         for request in requests:
-            assert (await line.call(request)).code == 0
+            assert (await line.call(request)).code == ResponseCode.SUCCESS
 
     return tell
 
@@ -67,7 +68,7 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-async def test_no_kept_answer_outlives_a_change(nameserver: Running, line: AsyncLine, change: Change) -> None:
+async def test_no_cached_response_outlives_a_change(nameserver: Running, line: AsyncLine, change: Change) -> None:
     await register(line, MASTER.but(acting=True), SHORT)
     await line.call(100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
     before = await ask_repeatedly(line)
@@ -86,7 +87,7 @@ async def ask_repeatedly(line: AsyncLine) -> Command:
     return answers[0]
 
 
-async def test_order_config_follows_every_change_of_it(tmp_path: Path) -> None:
+async def test_a_cached_route_has_the_latest_order_config(tmp_path: Path) -> None:
     where = {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA"}
     async with running(tmp_path, ordered_topics_enabled=True) as here, line_to(here.address) as line:
         await register(line, MASTER)
@@ -98,7 +99,7 @@ async def test_order_config_follows_every_change_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-async def test_every_asker_is_answered_by_its_own_number(line: AsyncLine, known: bool) -> None:
+async def test_every_response_has_the_id_of_its_request(line: AsyncLine, known: bool) -> None:
     if known:
         await register(line, MASTER)
     numbers = [0, 1, 7, 9, 10, 42, 99, 100, 12_345, 99_999_999, 999_999_999, 1_000_000_000, 2**31 - 1, -1, -(2**31)]
@@ -109,7 +110,7 @@ async def test_every_asker_is_answered_by_its_own_number(line: AsyncLine, known:
     assert {answer.code for answer in answers} == {0 if known else 17}
 
 
-async def test_questions_that_look_alike_are_told_apart(line: AsyncLine) -> None:
+async def test_similar_requests_are_distinguished(line: AsyncLine) -> None:
     other = OTHER.but(zone="z2", topics=(Topic("TopicA"), Topic("TopicC", 2, 2)))
     await register(line, MASTER.but(zone="z1"), other)
     alike = {
@@ -149,7 +150,7 @@ def written(header: str, number: int, flag: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-async def test_however_a_question_is_written_its_number_comes_back(line: AsyncLine, header: str) -> None:
+async def test_the_request_id_comes_back_in_any_form_of_header(line: AsyncLine, header: str) -> None:
     await register(line, MASTER)
     numbers = [3, 4, 5, 55, 6]
     await line.write(b"".join(written(header, number) for number in numbers))
@@ -158,11 +159,11 @@ async def test_however_a_question_is_written_its_number_comes_back(line: AsyncLi
     # The same words as a one-way request, or as a response, are not answered though the question is well known.
     for flag in (2, 1, 3):
         await line.write(written(header, 7, flag))
-    assert (await line.call(206)).code == 0
+    assert (await line.call(206)).code == ResponseCode.SUCCESS
     assert line.strays == []
 
 
-async def test_a_question_with_a_body_is_a_question_all_the_same(line: AsyncLine) -> None:
+async def test_a_route_request_with_a_body_gets_its_response(line: AsyncLine) -> None:
     await register(line, MASTER)
     for body in (b"", b"x", b'"opaque":9,', b""):
         answer = await line.call(105, {"topic": "TopicA"}, body)
@@ -170,7 +171,7 @@ async def test_a_question_with_a_body_is_a_question_all_the_same(line: AsyncLine
 
 
 @pytest.mark.parametrize("number", [b"0x1", b"1.5", b"nul"])
-async def test_a_malformed_number_is_no_question_however_often_it_was_asked(nameserver: Running, number: bytes) -> None:
+async def test_a_malformed_request_id_is_refused_however_often_it_is_sent(nameserver: Running, number: bytes) -> None:
     async with line_to(nameserver.address) as line:
         await register(line, MASTER)
         well = json.dumps({"code": 105, "extFields": {"topic": "TopicA"}, "opaque": 111, "version": 479}).encode()

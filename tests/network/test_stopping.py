@@ -13,6 +13,7 @@ import pytest
 
 from skyroute.nameserver.config import NameServerConfig
 from skyroute.nameserver.server import NameServer
+from skyroute.wire.codes import ResponseCode
 from tests.network.cluster import MASTER, OTHER, register, topics
 from tests.network.notices import at
 from tests.support.lines import AsyncLine, ear, eventually, line_to, until
@@ -35,26 +36,28 @@ async def draining(folder: Path) -> AsyncIterator[tuple[Running, AsyncLine, asyn
 
 
 async def is_sent_away(line: AsyncLine) -> bool:
-    return (await line.call(9999)).code == 1500
+    return (await line.call(9999)).code == ResponseCode.GO_AWAY
 
 
 @pytest.mark.parametrize("version", [476, VERSION_5, 500])
 @pytest.mark.parametrize("code", [103, 105, 9999])
-async def test_a_peer_that_understands_it_is_sent_away(tmp_path: Path, version: int, code: int) -> None:
+async def test_a_draining_server_responds_go_away_to_peers_that_understand_it(
+    tmp_path: Path, version: int, code: int
+) -> None:
     async with draining(tmp_path) as (_, line, _):
         answer = await line.call(Request(code, {"topic": "TopicA"}, version=version))
         assert (answer.code, answer.remark, answer.body) == (1500, "please go away", b"")
 
 
 @pytest.mark.parametrize("version", [0, 317, 401, VERSION_4, 475])
-async def test_an_older_peer_is_still_served(tmp_path: Path, version: int) -> None:
+async def test_a_draining_server_serves_older_peers(tmp_path: Path, version: int) -> None:
     async with draining(tmp_path) as (_, line, _):
-        assert (await line.call(Request(105, {"topic": "TopicA"}, version=version))).code == 0
-        assert (await line.call(OTHER.but(generation=4).request)).code == 0
-        assert (await line.call(Request(105, {"topic": "TopicC"}, version=version))).code == 0
+        assert (await line.call(Request(105, {"topic": "TopicA"}, version=version))).code == ResponseCode.SUCCESS
+        assert (await line.call(OTHER.but(generation=4).request)).code == ResponseCode.SUCCESS
+        assert (await line.call(Request(105, {"topic": "TopicC"}, version=version))).code == ResponseCode.SUCCESS
 
 
-async def test_a_one_way_request_of_a_peer_that_would_be_sent_away_is_dropped(tmp_path: Path) -> None:
+async def test_a_draining_server_drops_one_way_requests_of_newer_peers(tmp_path: Path) -> None:
     async with draining(tmp_path) as (_, line, _):
         await line.tell(OTHER.request)
         answer = await line.call(Request(206, version=VERSION_4))
@@ -62,13 +65,13 @@ async def test_a_one_way_request_of_a_peer_that_would_be_sent_away_is_dropped(tm
         assert line.strays == []
 
 
-async def test_a_connection_that_comes_while_the_server_drains_is_answered(tmp_path: Path) -> None:
+async def test_a_draining_server_accepts_connections(tmp_path: Path) -> None:
     async with draining(tmp_path) as (here, _, _), line_to(here.address) as late:
-        assert (await late.call(Request(105, {"topic": "TopicA"}, version=VERSION_5))).code == 1500
-        assert (await late.call(Request(105, {"topic": "TopicA"}, version=401))).code == 0
+        assert (await late.call(Request(105, {"topic": "TopicA"}, version=VERSION_5))).code == ResponseCode.GO_AWAY
+        assert (await late.call(Request(105, {"topic": "TopicA"}, version=401))).code == ResponseCode.SUCCESS
 
 
-async def test_the_stop_ends_as_soon_as_the_last_peer_has_left(tmp_path: Path) -> None:
+async def test_draining_ends_with_the_last_connection(tmp_path: Path) -> None:
     async with draining(tmp_path) as (here, line, stopping):
         assert not stopping.done()
         await line.close()
@@ -77,7 +80,7 @@ async def test_the_stop_ends_as_soon_as_the_last_peer_has_left(tmp_path: Path) -
         assert here.connections == 0
 
 
-async def test_peers_that_stay_are_parted_with_when_the_time_is_over(tmp_path: Path) -> None:
+async def test_connections_are_closed_after_the_drain_time(tmp_path: Path) -> None:
     waiting = running(tmp_path, graceful_shutdown=True, shutdown_wait_s=1)
     async with waiting as here, line_to(here.address) as line:
         await register(line, MASTER)
@@ -88,7 +91,7 @@ async def test_peers_that_stay_are_parted_with_when_the_time_is_over(tmp_path: P
         await line.until_closed()
 
 
-async def test_a_plain_stop_is_at_once_and_closes_every_connection(nameserver: Running, line: AsyncLine) -> None:
+async def test_stopping_without_draining_closes_all_connections_at_once(nameserver: Running, line: AsyncLine) -> None:
     async with line_to(nameserver.address) as other:
         await register(line, MASTER)
         await topics(other)
@@ -102,9 +105,7 @@ async def test_a_plain_stop_is_at_once_and_closes_every_connection(nameserver: R
         socket.create_connection(address)
 
 
-async def test_our_own_stop_is_not_taken_for_the_brokers_departure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_stopping_the_server_does_not_remove_brokers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with ear() as slaves, running(tmp_path, notify_min_broker_id=True) as here:
         async with line_to(here.address) as line, line_to(here.address) as other:
             await register(line, at("127.0.0.1:1", 0))
@@ -116,17 +117,17 @@ async def test_our_own_stop_is_not_taken_for_the_brokers_departure(
         assert slaves.is_silent
 
 
-async def test_answers_that_are_ready_are_handed_over_before_the_end(nameserver: Running, line: AsyncLine) -> None:
+async def test_ready_responses_are_sent_before_the_end(nameserver: Running, line: AsyncLine) -> None:
     await register(line, MASTER)
     asked = [await line.send(105, {"topic": "TopicA"}) for _ in range(100)]
     last = await line.answer(asked[-1])  # the server has answered all of them
     await nameserver.server.stop()
     await line.until_closed()
-    assert last.code == 0
+    assert last.code == ResponseCode.SUCCESS
     assert [answer.opaque for answer in line.strays] == asked[:-1]
 
 
-async def test_stopping_twice_or_before_the_start_is_no_error(tmp_path: Path) -> None:
+async def test_stopping_twice_or_before_the_start_does_nothing(tmp_path: Path) -> None:
     server = NameServer(NameServerConfig(listen_port=0, bind_address="127.0.0.1", **own_files(tmp_path)))
     await server.stop()
     await server.start()
@@ -134,7 +135,7 @@ async def test_stopping_twice_or_before_the_start_is_no_error(tmp_path: Path) ->
     await server.stop()
 
 
-async def test_a_stopped_server_leaves_no_task_behind(tmp_path: Path) -> None:
+async def test_a_stopped_server_leaves_no_tasks(tmp_path: Path) -> None:
     before = asyncio.all_tasks()
     async with running(tmp_path) as here:
         async with line_to(here.address) as line:
@@ -143,7 +144,7 @@ async def test_a_stopped_server_leaves_no_task_behind(tmp_path: Path) -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_the_same_port_can_be_served_again_at_once(tmp_path: Path) -> None:
+async def test_the_port_can_be_used_again_at_once(tmp_path: Path) -> None:
     port = 0
     for _ in range(3):
         async with running(tmp_path, listen_port=port) as here, line_to(here.address) as line:
@@ -152,7 +153,7 @@ async def test_the_same_port_can_be_served_again_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.asyncio(loop_factories=["uvloop"])  # it takes as long as a closing connection may
-async def test_a_peer_that_takes_no_answers_cannot_hold_up_the_stop(tmp_path: Path) -> None:
+async def test_a_peer_that_does_not_read_does_not_delay_the_stop(tmp_path: Path) -> None:
     async with (
         running(tmp_path, send_buffer_bytes=8192) as here,
         line_to(here.address, receive_buffer_bytes=8192) as line,

@@ -14,6 +14,7 @@ import trustme
 
 from skyroute.remoting.errors import TlsError
 from skyroute.remoting.tls_settings import ClientAuth, TlsClientSettings, TlsMode, TlsSettings
+from skyroute.wire.codes import ResponseCode
 from tests.network.certificates import Files, client_of, client_that_trusts_anyone
 from tests.network.cluster import CLUSTER, MASTER, addresses, register, topics
 from tests.support.lines import ear, eventually, line_to, until
@@ -40,7 +41,7 @@ async def is_served(address: str, tls: ssl.SSLContext | None) -> bool:
     """Whether a peer that speaks so gets an answer."""
     try:
         async with line_to(address, tls=tls) as line:
-            return (await line.call(206)).code == 0
+            return (await line.call(206)).code == ResponseCode.SUCCESS
     except (ClosedError, ConnectionError, ssl.SSLError):
         return False
 
@@ -52,7 +53,7 @@ async def is_served(address: str, tls: ssl.SSLContext | None) -> bool:
     ("mode", "plain", "encrypted"),
     [(TlsMode.PERMISSIVE, True, True), (TlsMode.ENFORCING, False, True), (TlsMode.DISABLED, True, False)],
 )
-async def test_the_mode_decides_who_is_served(
+async def test_the_tls_mode_decides_which_peers_are_served(
     tmp_path: Path, authority: trustme.CA, files: Files, mode: TlsMode, plain: bool, encrypted: bool
 ) -> None:
     async with running(tmp_path, tls=files.settings(mode=mode)) as here:
@@ -68,7 +69,7 @@ async def test_the_mode_decides_who_is_served(
         (TlsMode.PERMISSIVE, b"\x16\x03\x01\x00\x10" + bytes(20), "tls failed"),
     ],
 )
-async def test_why_a_peer_is_not_served_is_in_the_log(
+async def test_the_log_says_why_a_peer_is_refused(
     tmp_path: Path, files: Files, caplog: pytest.LogCaptureFixture, mode: TlsMode, first_bytes: bytes, said: str
 ) -> None:
     async with running(tmp_path, tls=files.settings(mode=mode)) as here, line_to(here.address) as line:
@@ -81,7 +82,7 @@ async def test_why_a_peer_is_not_served_is_in_the_log(
         assert said in caplog.text
 
 
-async def test_test_mode_makes_up_a_certificate(nameserver: Running, caplog: pytest.LogCaptureFixture) -> None:
+async def test_test_mode_makes_a_self_signed_certificate(nameserver: Running, caplog: pytest.LogCaptureFixture) -> None:
     async with line_to(nameserver.address, tls=client_that_trusts_anyone()) as line:
         await register(line, MASTER)
         assert await addresses(line) == {"broker-a": {"0": "10.0.0.1:10911"}}
@@ -92,7 +93,7 @@ async def test_test_mode_makes_up_a_certificate(nameserver: Running, caplog: pyt
     assert not await is_served(nameserver.address, client_of(trustme.CA()))
 
 
-async def test_a_server_without_certificate_says_what_it_needs(tmp_path: Path) -> None:
+async def test_a_missing_certificate_is_reported_with_its_settings(tmp_path: Path) -> None:
     with pytest.raises(TlsError, match=r"tls\.server\.certPath"):
         async with running(tmp_path, tls=TlsSettings(test_mode=False)):
             pass  # pragma: no cover
@@ -102,7 +103,7 @@ async def test_a_server_without_certificate_says_what_it_needs(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("form", ["json", "binary"])
-async def test_brokers_and_clients_speak_as_over_plain_text(
+async def test_brokers_and_clients_work_over_tls_as_over_plain_text(
     tmp_path: Path, authority: trustme.CA, files: Files, form: Form
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
@@ -113,13 +114,13 @@ async def test_brokers_and_clients_speak_as_over_plain_text(
             asked = [await line.send(206) for _ in range(50)]  # more than either side buffers
             assert len({(await line.answer(opaque)).body for opaque in asked}) == 1
             await line.tell(9999)
-            assert (await line.call(9999)).code == 3
+            assert (await line.call(9999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         await eventually(lambda: here.connections == 0)
         async with line_to(here.address) as plain:
             assert await topics(plain) == []
 
 
-async def test_an_encrypted_stream_cut_short_takes_its_broker_with_it(
+async def test_a_broker_is_removed_when_its_tls_stream_is_cut(
     tmp_path: Path, authority: trustme.CA, files: Files
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here, line_to(here.address) as plain:
@@ -130,7 +131,7 @@ async def test_an_encrypted_stream_cut_short_takes_its_broker_with_it(
         assert await topics(plain) == []
 
 
-async def test_a_handshake_that_stalls_has_little_time(tmp_path: Path, files: Files) -> None:
+async def test_an_incomplete_handshake_is_closed_after_the_opening_limit(tmp_path: Path, files: Files) -> None:
     async with running(tmp_path, tls=files.settings()) as here, line_to(here.address) as line:
         await line.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(20))
         await eventually(lambda: any(each.writer.tls is not None for each in here.remoting._connections.values()))
@@ -140,9 +141,7 @@ async def test_a_handshake_that_stalls_has_little_time(tmp_path: Path, files: Fi
         await line.until_closed()
 
 
-async def test_an_encrypted_connection_may_be_idle_as_long_as_any(
-    tmp_path: Path, authority: trustme.CA, files: Files
-) -> None:
+async def test_a_tls_connection_has_the_same_idle_limit(tmp_path: Path, authority: trustme.CA, files: Files) -> None:
     serving, context = running(tmp_path, tls=files.settings()), client_of(authority)
     async with serving as here, line_to(here.address, tls=context) as line:
         await topics(line)
@@ -152,7 +151,7 @@ async def test_an_encrypted_connection_may_be_idle_as_long_as_any(
         await line.until_closed()
 
 
-async def test_a_peer_can_tell_the_end_of_an_encrypted_stream_from_a_cut(
+async def test_a_tls_peer_can_tell_the_end_of_a_stream_from_a_cut(
     tmp_path: Path, authority: trustme.CA, files: Files
 ) -> None:
     def listen_to_the_end(address: str) -> bytes:
@@ -188,7 +187,7 @@ async def test_a_peer_can_tell_the_end_of_an_encrypted_stream_from_a_cut(
         (ClientAuth.REQUIRE, False, True, False),
     ],
 )
-async def test_peers_show_certificates_as_the_settings_demand(
+async def test_client_certificates_are_required_by_the_settings(
     tmp_path: Path,
     authority: trustme.CA,
     stranger: trustme.CA,
@@ -204,7 +203,7 @@ async def test_peers_show_certificates_as_the_settings_demand(
         assert await is_served(here.address, client_of(authority, presenting=stranger)) is with_wrong
 
 
-async def test_a_certificate_that_nobody_checks_is_refused_as_a_setting(tmp_path: Path, files: Files) -> None:
+async def test_requiring_a_certificate_without_verifying_it_is_refused(tmp_path: Path, files: Files) -> None:
     unchecked = TlsSettings(
         test_mode=False,
         need_client_auth=ClientAuth.REQUIRE,
@@ -229,7 +228,7 @@ async def serves(here: Running, authority: trustme.CA) -> bool:
     return await is_served(here.address, client_of(authority))
 
 
-async def test_a_new_pair_is_taken_up_and_old_connections_live_on(
+async def test_a_new_key_pair_is_loaded_and_old_connections_stay_open(
     tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
@@ -243,7 +242,7 @@ async def test_a_new_pair_is_taken_up_and_old_connections_live_on(
         assert not reload(here)
 
 
-async def test_the_server_looks_at_its_files_by_itself(
+async def test_the_server_reloads_changed_files(
     tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, files: Files
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
@@ -253,7 +252,7 @@ async def test_the_server_looks_at_its_files_by_itself(
 
 
 @pytest.mark.parametrize("first", ["key", "certificate"])
-async def test_a_half_rotation_waits_for_its_other_half(
+async def test_an_incomplete_rotation_is_not_loaded(
     tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, files: Files, first: str
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
@@ -269,7 +268,7 @@ async def test_a_half_rotation_waits_for_its_other_half(
 
 
 @pytest.mark.usefixtures("expects_errors")
-async def test_bad_files_keep_the_old_certificate_until_good_ones_come(
+async def test_invalid_files_keep_the_old_certificate_until_they_are_valid(
     tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
@@ -284,7 +283,7 @@ async def test_bad_files_keep_the_old_certificate_until_good_ones_come(
 
 
 @pytest.mark.usefixtures("expects_errors")
-async def test_a_rotation_seen_halfway_through_is_taken_up_when_it_is_complete(
+async def test_a_rotation_is_loaded_once_it_is_complete(
     tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, files: Files
 ) -> None:
     """Both files have changed, but the certificate is not yet the one for the key: only one more file will change."""
@@ -299,7 +298,7 @@ async def test_a_rotation_seen_halfway_through_is_taken_up_when_it_is_complete(
         assert await serves(here, stranger)
 
 
-async def test_a_file_that_is_away_for_a_moment_is_no_change(
+async def test_a_file_that_is_missing_for_a_moment_is_no_change(
     tmp_path: Path, authority: trustme.CA, files: Files
 ) -> None:
     async with running(tmp_path, tls=files.settings()) as here:
@@ -311,7 +310,7 @@ async def test_a_file_that_is_away_for_a_moment_is_no_change(
         assert not reload(here)
 
 
-async def test_whom_to_trust_can_change_alone(
+async def test_the_trust_file_can_change_alone(
     tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, files: Files
 ) -> None:
     async with running(tmp_path, tls=files.settings(need_client_auth=ClientAuth.REQUIRE)) as here:
@@ -347,7 +346,7 @@ def broker_side(authority: trustme.CA) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("checked", [False, True])
-async def test_brokers_are_called_over_tls_if_that_is_wanted(
+async def test_brokers_are_called_over_tls_if_it_is_enabled(
     tmp_path: Path, authority: trustme.CA, files: Files, checked: bool
 ) -> None:
     client = TlsClientSettings(enabled=True, auth_server=checked, trust_cert_path=str(files.trust) if checked else None)
@@ -357,7 +356,7 @@ async def test_brokers_are_called_over_tls_if_that_is_wanted(
         assert (await broker.hear()).code == 905
 
 
-async def test_a_broker_that_shows_a_strange_certificate_is_told_nothing(
+async def test_nothing_is_sent_to_a_broker_with_an_untrusted_certificate(
     tmp_path: Path, stranger: trustme.CA, files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = TlsClientSettings(enabled=True, auth_server=True, trust_cert_path=str(files.trust))

@@ -3,22 +3,17 @@
 import asyncio
 import logging
 import select
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final, cast
 
-from skyroute.clock import Clock
 from skyroute.remoting.address import UNKNOWN_ADDRESS, join_address
-from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
 from skyroute.remoting.connection_opening import OpeningStream, UntrustedProxyError
-from skyroute.remoting.dispatch import Dispatcher, Peer
+from skyroute.remoting.dispatch import Peer
 from skyroute.remoting.errors import ConnectionLostError, TlsError
-from skyroute.remoting.fair_queue import LIGHT_S, SHARE_S, FairQueue, Share
-from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
+from skyroute.remoting.fair_queue import LIGHT_S, SHARE_S, Share
 from skyroute.remoting.peer_calls import PeerCalls, PeerConversation
 from skyroute.remoting.pending_responses import PendingResponses
 from skyroute.remoting.response_writer import ResponseWriter
-from skyroute.remoting.tls import ServerTls
+from skyroute.remoting.server_context import ServerContext
 from skyroute.remoting.waiting_input import WaitingInput
 from skyroute.wire.codes import CANCELLABLE_CODES, READ_CODES
 from skyroute.wire.command import FLAG_ONEWAY, FLAG_RESPONSE, Response
@@ -36,27 +31,6 @@ _HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
 """Linux reports a closed peer behind unread bytes; other systems report a reset only."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerContext:
-    """What the connections of one server share."""
-
-    dispatcher: Dispatcher
-    tls: ServerTls
-    clock: Clock
-    limits: Limits
-    buffered: ByteBudget
-    unsent: ByteBudget
-    close_log: CloseLog
-    polling: BusyPolling
-    write_batch: WriteBatch
-    queue: FairQueue
-    on_made: "Callable[[Connection], None]"
-    on_lost: "Callable[[Connection, Exception | None], None]"
-    """Called exactly once for every connection that was made."""
-    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-    """Runs something in the background until it ends or the server stops."""
-
-
 class Connection(asyncio.Protocol):
     """Reads frames, has them processed in order, and writes the responses.
 
@@ -65,7 +39,6 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_context",
         "_conversation",
         "_input",
         "_opening",
@@ -73,6 +46,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "active_at",
         "closing_since",
+        "context",
         "peer",
         "share",
         "writer",
@@ -80,7 +54,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, context: ServerContext, number: int) -> None:
         limits = context.limits
-        self._context = context
+        self.context = context
         self._transport = cast("asyncio.Transport", None)  # asyncio sets it before anything else is called
         self._opening: OpeningStream | None = None
         """Set while the connection opens, and until its end if it uses TLS."""
@@ -91,14 +65,7 @@ class Connection(asyncio.Protocol):
         self.active_at = context.clock.monotonic()
         self.closing_since: float | None = None
         self.peer = Peer(number, UNKNOWN_ADDRESS)
-        self.writer = ResponseWriter(
-            self.peer,
-            self._conversation,
-            batch=context.write_batch,
-            budget=context.unsent,
-            close_log=context.close_log,
-            clock=context.clock,
-        )
+        self.writer = ResponseWriter(self.peer, self._conversation, context)
         self.peer.caller = PeerCalls(self.peer, self._conversation, self.writer)
 
     def __repr__(self) -> str:
@@ -109,7 +76,7 @@ class Connection(asyncio.Protocol):
     # Events of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        context = self._context
+        context = self.context
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(context.limits.write_high_bytes, context.limits.write_low_bytes)
         self.writer.attach(self._transport)
@@ -134,7 +101,7 @@ class Connection(asyncio.Protocol):
                 )
         self._drop_input()
         self._pending.hang_up()
-        self._context.on_lost(self, exc)
+        self.context.on_lost(self, exc)
 
     def eof_received(self) -> bool:
         """Flush the responses; keep the connection open while its requests wait in the queue."""
@@ -187,15 +154,15 @@ class Connection(asyncio.Protocol):
         if self.closing_since is not None:
             return
         self.writer.finish()
-        self.closing_since = self._context.clock.monotonic()
-        self._context.close_log.add(self.peer.address, reason, self.closing_since)
+        self.closing_since = self.context.clock.monotonic()
+        self.context.close_log.add(self.peer.address, reason, self.closing_since)
         self._drop_input()
         self._transport.close()
 
     def abort(self, reason: str | None = None) -> None:
         """End the connection at once. A reason is logged as the peer's fault."""
-        self.closing_since = self._context.clock.monotonic()
-        self._context.close_log.add(self.peer.address, reason, self.closing_since)
+        self.closing_since = self.context.clock.monotonic()
+        self.context.close_log.add(self.peer.address, reason, self.closing_since)
         self._drop_input()
         self._transport.abort()
 
@@ -222,7 +189,7 @@ class Connection(asyncio.Protocol):
     def _open(self, opening: OpeningStream, data: bytes) -> bytes:
         """Return the plain bytes, without a PROXY header."""
         try:
-            data = opening.feed(data, self._context.clock.monotonic())
+            data = opening.feed(data, self.context.clock.monotonic())
         finally:
             if pending := opening.pending():
                 self._transport.write(pending)
@@ -231,7 +198,7 @@ class Connection(asyncio.Protocol):
         self.writer.tls = opening.tls
         if opening.needs_context:
             self._input.pause(self._transport)
-            self._context.spawn(self._open_with_context())
+            self.context.spawn(self._open_with_context())
         elif opening.is_open and opening.tls is None:
             self._opening = None
         self.count_bytes()
@@ -239,7 +206,7 @@ class Connection(asyncio.Protocol):
 
     async def _open_with_context(self) -> None:
         try:
-            await self._context.tls.prepare()
+            await self.context.tls.prepare()
         except TlsError as error:
             self.close(str(error))
         if not self._transport.is_closing():
@@ -248,7 +215,7 @@ class Connection(asyncio.Protocol):
 
     def _receive(self, data: bytes) -> None:
         """Process bytes now or keep them for later; pause reading if some are kept already."""
-        share, context = self.share, self._context
+        share, context = self.share, self.context
         must_wait = share.is_queued or (share.cost_s > LIGHT_S and context.queue.must_wait(share))
         if not must_wait and not self._is_stalled():
             self._process(data, context.clock.monotonic())
@@ -268,7 +235,7 @@ class Connection(asyncio.Protocol):
             self.count_bytes()
         if frames and self.closing_since is None:
             self.active_at = now
-            self._context.polling.note_read(now)
+            self.context.polling.note_read(now)
             self._answer(frames)
         if decoder.failure is not None:
             self._close_if_broken()
@@ -284,13 +251,13 @@ class Connection(asyncio.Protocol):
 
     def _queue_up(self) -> None:
         if not self.share.is_queued and not self._is_stalled() and not self._transport.is_closing():
-            self._context.queue.add(self)
+            self.context.queue.add(self)
 
     def resume(self) -> None:
         """Continue with waiting requests after a stall."""
         if self.share.is_queued:
             return
-        if not self._input.is_empty and self._context.queue.must_wait(self.share):
+        if not self._input.is_empty and self.context.queue.must_wait(self.share):
             self._queue_up()
         else:
             self.take_turn()
@@ -302,10 +269,10 @@ class Connection(asyncio.Protocol):
         waiting = self._input
         try:
             if waiting.has_frames:
-                self.active_at = self._context.clock.monotonic()
+                self.active_at = self.context.clock.monotonic()
                 self._answer(waiting.take_frames())
             elif waiting.unread:
-                self._process(waiting.take_unread(), self._context.clock.monotonic())
+                self._process(waiting.take_unread(), self.context.clock.monotonic())
         except FrameError as error:
             self.close(str(error))
         if self._transport.is_closing() or self._is_stalled() or self.share.is_queued:
@@ -322,7 +289,7 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, frames: list[bytes]) -> None:
         """Process frames in order for one share of time; the rest waits."""
-        context, pending, writer = self._context, self._pending, self.writer
+        context, pending, writer = self.context, self._pending, self.writer
         find_cached, monotonic = context.dispatcher.fast_path.find, context.clock.monotonic
         context.dispatcher.read_at = began = now = self.active_at
         out: list[Piece] = []
@@ -359,7 +326,7 @@ class Connection(asyncio.Protocol):
 
     def _carry_out(self, frame: bytes, out: list[Piece]) -> int:
         """Process one request; add its response, if it is ready, to `out` and return the size of its body."""
-        dispatcher = self._context.dispatcher
+        dispatcher = self.context.dispatcher
         request = dispatcher.fast_path.decode(frame)
         if request.flag & FLAG_RESPONSE:
             call = self._conversation.match(request)
@@ -375,7 +342,7 @@ class Connection(asyncio.Protocol):
             return 0
         response = dispatcher.answer(request, self.peer)
         if not isinstance(response, Response):
-            self._pending.add(self, request, len(frame), response, self._context.spawn)
+            self._pending.add(self, request, len(frame), response)
             return 0
         if is_oneway:
             return 0

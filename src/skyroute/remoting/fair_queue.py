@@ -1,4 +1,4 @@
-"""Shares the event loop between connections: cheap requests are answered before expensive ones.
+"""Shares the event loop between connections: cheap requests are processed before expensive ones.
 
 A connection is served as soon as it is read if it is cheap, or if the loop is not busy. Otherwise it waits here; the
 loop serves waiting connections for `TURN_S` between two polls of the sockets.

@@ -48,8 +48,7 @@ class PeerCalls:
             raise ConnectionLostError(f"{self._peer.address} is gone")
         if self._writer.is_blocked or len(conversation.calls) >= CALLS_MAX:
             raise CallTimeoutError(
-                f"{self._peer.address} has too many open calls: {len(conversation.calls)} (at most {CALLS_MAX}), "
-                "or does not read"
+                f"{self._peer.address} has too many open calls: {len(conversation.calls)}, or does not read"
             )
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Response] = loop.create_future()

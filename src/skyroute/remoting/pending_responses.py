@@ -1,12 +1,13 @@
 """The responses of one connection that handlers give later."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from skyroute.remoting.dispatch import Answer, DeferredResponse, OrderedResponse, Peer, failure
 from skyroute.remoting.response_writer import ResponseWriter
+from skyroute.remoting.server_context import ServerContext
 from skyroute.wire.codes import CANCELLABLE_CODES
 from skyroute.wire.command import Request, Response
 
@@ -20,6 +21,7 @@ DEFERRED_MAX: Final = 100_000
 class Responder(Protocol):
     """A connection, as its pending responses know it."""
 
+    context: ServerContext
     peer: Peer
     writer: ResponseWriter
 
@@ -33,7 +35,7 @@ class Responder(Protocol):
 class PendingResponses:
     """Counts them, and writes each when it is there."""
 
-    __slots__ = ("_deferred", "_in_turn", "_is_cancellable", "frame_bytes", "has_hung_up", "tasks")
+    __slots__ = ("_deferred", "_is_cancellable", "_ordered_task", "frame_bytes", "has_hung_up", "tasks")
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -41,7 +43,7 @@ class PendingResponses:
         self._deferred = 0
         self.frame_bytes = 0
         """Bytes of the requests under work."""
-        self._in_turn: asyncio.Task[None] | None = None
+        self._ordered_task: asyncio.Task[None] | None = None
         """Work on a response that all later requests wait for."""
         self._is_cancellable = False
         self.has_hung_up = False
@@ -50,27 +52,20 @@ class PendingResponses:
     @property
     def is_full(self) -> bool:
         """Whether the next request must wait."""
-        return self._in_turn is not None or self.tasks >= TASKS_MAX or self._deferred >= DEFERRED_MAX
+        return self._ordered_task is not None or self.tasks >= TASKS_MAX or self._deferred >= DEFERRED_MAX
 
     @property
     def has_cancellable_work(self) -> bool:
         """Whether later requests wait for work that is cancelled if the peer hangs up."""
-        return self._in_turn is not None and self._is_cancellable
+        return self._ordered_task is not None and self._is_cancellable
 
     def hang_up(self) -> None:
         """Note that the peer has hung up: cancel work that only served to respond. Other work is finished."""
         self.has_hung_up = True
-        if self._in_turn is not None and self._is_cancellable:
-            self._in_turn.cancel()
+        if self._ordered_task is not None and self._is_cancellable:
+            self._ordered_task.cancel()
 
-    def add(
-        self,
-        connection: Responder,
-        request: Request,
-        frame_bytes: int,
-        answer: Answer,
-        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
-    ) -> None:
+    def add(self, connection: Responder, request: Request, frame_bytes: int, answer: Answer) -> None:
         """Write a handler's response once it is there."""
         if isinstance(answer, DeferredResponse):
             self._deferred += 1
@@ -81,12 +76,12 @@ class PendingResponses:
         self.tasks += 1
         self.frame_bytes += frame_bytes
         connection.count_bytes()
-        in_turn = isinstance(answer, OrderedResponse)
+        is_ordered = isinstance(answer, OrderedResponse)
         work = cast("Awaitable[Response]", answer.work if isinstance(answer, OrderedResponse) else answer)
-        task = spawn(self._finish(connection, request, work))
+        task = connection.context.spawn(self._finish(connection, request, work))
         task.add_done_callback(partial(self._end_task, connection, work, frame_bytes))
-        if in_turn:
-            self._in_turn = task
+        if is_ordered:
+            self._ordered_task = task
             self._is_cancellable = request.code in CANCELLABLE_CODES
 
     def _end_deferred(self, connection: Responder, request_id: int | None, form: int, response: Response) -> None:
@@ -113,7 +108,7 @@ class PendingResponses:
             work.close()  # avoids a warning for a coroutine that was cancelled before it started
         self.tasks -= 1
         self.frame_bytes -= frame_bytes
-        if self._in_turn is task:
-            self._in_turn = None
+        if self._ordered_task is task:
+            self._ordered_task = None
         connection.count_bytes()
         connection.resume()

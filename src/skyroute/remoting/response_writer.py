@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-from skyroute.clock import Clock
-from skyroute.remoting.busy_polling import WriteBatch
 from skyroute.remoting.dispatch import Peer
-from skyroute.remoting.limits import ByteBudget, ByteCount, CloseLog
+from skyroute.remoting.limits import ByteCount
+from skyroute.remoting.server_context import ServerContext
 from skyroute.remoting.tls import TlsStream
 from skyroute.wire.command import Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX, Conversation, Piece
@@ -17,36 +16,14 @@ from skyroute.wire.fast_path import response_pieces
 class ResponseWriter:
     """Collects output in the outbox, writes it at the end of the turn, and counts what the peer does not read."""
 
-    __slots__ = (
-        "_batch",
-        "_clock",
-        "_close_log",
-        "_conversation",
-        "_peer",
-        "_seen_unsent",
-        "_transport",
-        "_unsent",
-        "is_blocked",
-        "tls",
-    )
+    __slots__ = ("_context", "_conversation", "_peer", "_seen_unsent", "_transport", "_unsent", "is_blocked", "tls")
 
-    def __init__(
-        self,
-        peer: Peer,
-        conversation: Conversation[Any],
-        *,
-        batch: WriteBatch,
-        budget: ByteBudget,
-        close_log: CloseLog,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, peer: Peer, conversation: Conversation[Any], context: ServerContext) -> None:
         self._peer = peer
         self._conversation = conversation
-        self._batch = batch
-        self._close_log = close_log
-        self._clock = clock
+        self._context = context
         self._transport = cast("asyncio.Transport", None)  # set by `attach`, before anything is written
-        self._unsent = ByteCount(budget)
+        self._unsent = ByteCount(context.unsent)
         self._seen_unsent = 0
         """Unsent bytes at the last `has_progress`."""
         self.is_blocked = False
@@ -68,7 +45,7 @@ class ResponseWriter:
         if conversation.outbox_bytes > OUTBOX_BYTES_MAX:
             self.flush()
         elif is_first and pieces:
-            self._batch.add(self.flush)
+            self._context.write_batch.add(self.flush)
 
     def respond(self, response: Response, request_id: int, form: int) -> None:
         """Write a response."""
@@ -101,7 +78,8 @@ class ResponseWriter:
 
     def _count(self) -> None:
         if not self._unsent.set(self._transport.get_write_buffer_size()):
-            self._close_log.add(self._peer.address, "too many unread responses in all", self._clock.monotonic())
+            now = self._context.clock.monotonic()
+            self._context.close_log.add(self._peer.address, "too many unread responses in all", now)
             self._transport.abort()
 
     def has_progress(self) -> bool:

@@ -13,12 +13,13 @@ from typing import Any, Final
 from skyroute.clock import Clock
 from skyroute.remoting.address import join_address
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
-from skyroute.remoting.connection import Connection, ServerContext
+from skyroute.remoting.connection import Connection
 from skyroute.remoting.dispatch import Dispatcher
 from skyroute.remoting.errors import BindError
 from skyroute.remoting.fair_queue import FairQueue
 from skyroute.remoting.free_memory import Trimming, trim
 from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
+from skyroute.remoting.server_context import ServerContext
 from skyroute.remoting.stall_detection import StallDetector
 from skyroute.remoting.tls import ServerTls
 

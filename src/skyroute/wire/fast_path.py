@@ -230,18 +230,18 @@ class FastPath:
             return None
         try:
             route = self._by_topic.get(topic.decode())
-            answer = None if route is None else route.strict if dialect is _STRICT else route.legacy
-            if answer is None:
-                answer = self._look_up(topic, dialect)
-                if answer is None:
+            encoded = None if route is None else route.strict if dialect is _STRICT else route.legacy
+            if encoded is None:
+                encoded = self._look_up(topic, dialect)
+                if encoded is None:
                     return None
-            start = answer.starts[len(number)]
+            start = encoded.starts[len(number)]
         except (UnicodeDecodeError, IndexError):
             return None  # the topic is not text, the response is not cached, or the request id has too many digits
         self.found += 1
         if not self._is_many:
-            self._remember_request(before, after, (start, _HEADER_END, answer.body))
-        return start, number, _HEADER_END, answer.body
+            self._remember_request(before, after, (start, _HEADER_END, encoded.body))
+        return start, number, _HEADER_END, encoded.body
 
     def _look_up(self, topic: bytes, dialect: Dialect) -> EncodedRoute | None:
         # With a backslash, these bytes are an escaped form of the topic's name.

@@ -64,9 +64,11 @@ def decode_request_header(form: int, header: bytes) -> Request:
     raise HeaderError(f"a header of form {form}; 0 (JSON) and 1 (binary) are known")
 
 
-def as_response(request: Request) -> Response:
-    """Return a received response."""
-    return Response(request.code, request.remark, request.fields, request.body, request.version)
+def as_response(request: Request, body: bytes | None = None) -> Response:
+    """Return a received response; `body` replaces a body that was received apart from the header."""
+    return Response(
+        request.code, request.remark, request.fields, request.body if body is None else body, request.version
+    )
 
 
 def _decode_lenient_json(header: bytes) -> Request:

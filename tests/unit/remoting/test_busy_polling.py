@@ -57,21 +57,21 @@ def looks_without_traffic(rests: int) -> int:
     return selector.looks
 
 
-def test_seldom_words_cost_nothing() -> None:
+def test_reads_far_apart_do_not_poll() -> None:
     assert polls_of_loop([5.0]) == 0
     assert polls_of_loop([5.0, 5.0 + 2 * NEAR_S, 6.0, 7.0]) == 0
 
 
 @pytest.mark.parametrize("words", [2, 3, 50])
-def test_near_words_keep_the_loop_awake_for_a_while(words: int) -> None:
+def test_reads_close_together_keep_the_loop_polling(words: int) -> None:
     assert polls_of_loop([5.0 + NEAR_S / 2 * word for word in range(words)]) == POLLS
 
 
-def test_it_stays_awake_again_after_it_has_slept() -> None:
+def test_polling_starts_again_after_a_pause() -> None:
     assert polls_of_loop([5.0, 5.0], [9.0], [9.0]) == 2 * POLLS
 
 
-async def test_what_is_to_be_written_waits_for_the_end_of_the_turn() -> None:
+async def test_writes_wait_for_the_end_of_the_turn() -> None:
     written: list[int] = []
     end = WriteBatch()
     for number in range(BATCH_MAX - 1):
@@ -83,7 +83,7 @@ async def test_what_is_to_be_written_waits_for_the_end_of_the_turn() -> None:
     assert len(written) == BATCH_MAX - 1
 
 
-async def test_many_do_not_wait_for_more() -> None:
+async def test_a_full_batch_is_written_at_once() -> None:
     written: list[int] = []
     end = WriteBatch()
     for number in range(BATCH_MAX + 3):
@@ -93,7 +93,7 @@ async def test_many_do_not_wait_for_more() -> None:
     assert written == list(range(BATCH_MAX + 3))
 
 
-async def test_one_that_fails_fails_alone() -> None:
+async def test_a_write_that_fails_does_not_stop_the_others() -> None:
     written: list[int] = []
     failures: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
@@ -110,7 +110,7 @@ async def test_one_that_fails_fails_alone() -> None:
     assert (written, failures) == ([1, 2, 3], [failure])
 
 
-async def test_who_writes_may_have_more_to_write() -> None:
+async def test_a_write_may_add_another_write() -> None:
     written: list[str] = []
     end = WriteBatch()
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from skyroute.remoting.busy_polling import BusyPolling, WriteBatch
-from skyroute.remoting.connection import Connection, ServerContext
+from skyroute.remoting.connection import Connection
 from skyroute.remoting.dispatch import Answer, DeferredResponse, Dispatcher, OrderedResponse, Peer
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError
 from skyroute.remoting.fair_queue import SHARE_S, TURN_S, FairQueue
 from skyroute.remoting.limits import ByteBudget, CloseLog, Limits
+from skyroute.remoting.server_context import ServerContext
 from skyroute.remoting.tls import ServerTls
 from skyroute.remoting.tls_settings import TlsMode, TlsSettings
 from skyroute.wire.command import FLAG_RESPONSE, Request, Response

@@ -14,7 +14,7 @@ YES = Response(body=b"yes")
 
 
 @pytest.mark.parametrize("given_first", [False, True])
-def test_an_answer_reaches_whoever_wants_it_in_either_order(given_first: bool) -> None:
+def test_a_deferred_response_reaches_its_receiver_in_either_order(given_first: bool) -> None:
     answer, heard = DeferredResponse(), list[Response]()
     if given_first:
         answer.give(YES)
@@ -24,7 +24,7 @@ def test_an_answer_reaches_whoever_wants_it_in_either_order(given_first: bool) -
     assert heard == [YES]
 
 
-async def test_an_answer_can_be_waited_for() -> None:
+async def test_a_deferred_response_can_be_awaited() -> None:
     assert await wait_for_response(YES) is YES
     early, late = DeferredResponse(), DeferredResponse()
     early.give(YES)
@@ -36,7 +36,7 @@ async def test_an_answer_can_be_waited_for() -> None:
     assert await waiting is YES
 
 
-async def test_an_answer_that_nobody_waits_for_any_longer_is_no_error() -> None:
+async def test_a_response_after_the_wait_was_cancelled_is_no_error() -> None:
     answer = DeferredResponse()
     waiting = asyncio.ensure_future(wait_for_response(answer))
     await asyncio.sleep(0)
@@ -60,7 +60,7 @@ class Line:
         return Response(body=b"%d" % timeout_s)
 
 
-async def test_a_peer_is_told_and_asked_through_its_line_as_long_as_it_is_there() -> None:
+async def test_requests_reach_a_peer_until_its_connection_ends() -> None:
     line = Line()
     peer = Peer(1, "10.0.0.9:1", caller=line)
     peer.send_oneway(Request(40))
@@ -73,7 +73,7 @@ async def test_a_peer_is_told_and_asked_through_its_line_as_long_as_it_is_there(
     assert len(line.told) == 2
 
 
-async def test_a_peer_without_a_line_is_gone() -> None:
+async def test_a_peer_without_a_connection_cannot_be_called() -> None:
     peer = Peer(1, "10.0.0.9:1")
     peer.send_oneway(Request(40))
     with pytest.raises(ConnectionLostError):
@@ -88,14 +88,14 @@ async def test_a_peer_without_a_line_is_gone() -> None:
         (ZeroDivisionError("ours"), Response(1, "ZeroDivisionError: ours")),
     ],
 )
-def test_whatever_a_handler_raises_is_an_answer(error: Exception, response: Response) -> None:
+def test_exceptions_of_handlers_become_responses(error: Exception, response: Response) -> None:
     def fail(_request: Request, _peer: Peer) -> Response:
         raise error
 
     assert Dispatcher({1: fail}).answer(Request(1), Peer(1, "?")) == response
 
 
-def test_who_answers_what_can_be_said_later() -> None:
+def test_handlers_can_be_set_later() -> None:
     dispatcher = Dispatcher({})
     peer = Peer(1, "?")
     assert dispatcher.answer(Request(7), peer) == Response(3, " request type 7 not supported")
@@ -103,7 +103,7 @@ def test_who_answers_what_can_be_said_later() -> None:
     assert dispatcher.answer(Request(7), peer) is YES
 
 
-def test_a_peer_that_makes_a_handler_fail_again_and_again_does_not_flood_the_log(
+def test_repeated_failures_of_a_handler_do_not_flood_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(_request: Request, _peer: Peer) -> Response:

@@ -51,7 +51,7 @@ class Costly:
             self._bench.queue.add(self)
 
 
-async def test_one_that_waits_is_answered_in_the_next_turn() -> None:
+async def test_a_queued_connection_is_served_in_the_next_turn() -> None:
     bench = Bench()
     bench.queue.add(bench.connection("a", SHARE_S))
     assert bench.answered == []
@@ -60,7 +60,7 @@ async def test_one_that_waits_is_answered_in_the_next_turn() -> None:
     assert len(bench.queue) == 0
 
 
-async def test_the_loop_turns_after_a_bounded_time() -> None:
+async def test_the_queue_yields_to_the_loop_after_turn_s() -> None:
     bench = Bench()
     for number in range(100):
         bench.queue.add(bench.connection(str(number), SHARE_S, turns=3))
@@ -69,7 +69,7 @@ async def test_the_loop_turns_after_a_bounded_time() -> None:
     assert len(bench.answered) == 300
 
 
-async def test_those_that_cost_the_same_take_turns() -> None:
+async def test_connections_of_equal_cost_take_turns() -> None:
     bench = Bench()
     for name in "abc":
         bench.queue.add(bench.connection(name, SHARE_S, turns=3))
@@ -77,7 +77,7 @@ async def test_those_that_cost_the_same_take_turns() -> None:
     assert bench.answered == list("abcabcabc")
 
 
-async def test_one_that_costs_little_is_answered_before_a_hundred_that_cost_much() -> None:
+async def test_a_cheap_connection_is_served_before_a_hundred_expensive_ones() -> None:
     bench = Bench()
     for number in range(100):
         bench.queue.add(bench.connection(f"dear {number}", 5 * SHARE_S, turns=10))
@@ -89,7 +89,7 @@ async def test_one_that_costs_little_is_answered_before_a_hundred_that_cost_much
         assert bench.answered[before:].index("cheap") <= 1
 
 
-async def test_a_new_connection_is_answered_before_most_of_those_that_cost_much() -> None:
+async def test_a_new_connection_is_served_before_most_expensive_ones() -> None:
     bench = Bench()
     for number in range(100):
         bench.queue.add(bench.connection(f"dear {number}", 5 * SHARE_S, turns=10))
@@ -102,7 +102,7 @@ async def test_a_new_connection_is_answered_before_most_of_those_that_cost_much(
     assert bench.answered[before:].index("new") < 10
 
 
-async def test_one_that_costs_much_is_not_left_waiting_by_many_that_cost_little() -> None:
+async def test_an_expensive_connection_is_not_starved_by_cheap_ones() -> None:
     bench = Bench()
     bench.queue.add(bench.connection("dear", 10 * SHARE_S))
     for number in range(5):
@@ -113,7 +113,7 @@ async def test_one_that_costs_much_is_not_left_waiting_by_many_that_cost_little(
     assert max(counts.values()) <= 101, "none had more time meanwhile than it had itself"
 
 
-async def test_time_spent_outside_the_queue_is_forgotten_once_it_had_its_turn() -> None:
+async def test_time_spent_outside_the_queue_is_reset_by_its_turn() -> None:
     bench = Bench()
     bench.queue.spent_s = 2 * TURN_S
     bench.queue.add(bench.connection("a", SHARE_S))
@@ -121,7 +121,7 @@ async def test_time_spent_outside_the_queue_is_forgotten_once_it_had_its_turn() 
     assert bench.queue.spent_s == 0.0
 
 
-async def test_one_that_fails_does_not_stop_the_others() -> None:
+async def test_a_turn_that_fails_does_not_stop_the_others() -> None:
     bench = Bench()
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["exception"]))

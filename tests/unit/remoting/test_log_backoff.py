@@ -2,24 +2,24 @@ from skyroute.remoting import log_backoff
 from skyroute.remoting.log_backoff import LogBackoff
 
 
-def test_the_first_line_comes_at_once_and_the_others_ever_later() -> None:
+def test_the_first_line_is_due_at_once_and_later_ones_after_growing_gaps() -> None:
     lines = LogBackoff()
     written = [(second, unsaid) for second in range(200) if (unsaid := lines.unsaid("a:1", float(second))) is not None]
     assert written == [(0, 0), (10, 9), (30, 19), (70, 39), (150, 79)]
 
 
-def test_a_gap_does_not_grow_for_ever() -> None:
+def test_a_gap_has_a_maximum() -> None:
     lines = LogBackoff()
     written = [second for second in range(0, 86_400, 60) if lines.unsaid("a:1", float(second)) is not None]
     assert {after - before for before, after in zip(written[-5:], written[-4:], strict=False)} == {3_600}
 
 
-def test_each_thing_has_its_own_line() -> None:
+def test_each_subject_has_its_own_gaps() -> None:
     lines = LogBackoff()
     assert [lines.unsaid(thing, 0.0) for thing in ("a:1", "b:1", "a:1")] == [0, 0, None]
 
 
-def test_what_works_again_is_written_about_at_once_when_it_fails() -> None:
+def test_a_reset_subject_is_logged_at_its_next_failure() -> None:
     lines = LogBackoff()
     assert lines.unsaid("a:1", 0.0) == 0
     lines.works_again("a:1")
@@ -27,7 +27,7 @@ def test_what_works_again_is_written_about_at_once_when_it_fails() -> None:
     assert lines.unsaid("a:1", 1.0) == 0
 
 
-def test_what_failed_long_ago_is_new() -> None:
+def test_a_subject_is_reset_after_a_long_time() -> None:
     lines = LogBackoff()
     for second in range(100):
         lines.unsaid("a:1", float(second))
@@ -36,7 +36,7 @@ def test_what_failed_long_ago_is_new() -> None:
     assert lines.unsaid("a:1", 10_010.0) == 1
 
 
-def test_it_does_not_remember_for_ever() -> None:
+def test_the_number_of_subjects_has_a_limit() -> None:
     lines = LogBackoff()
     for number in range(log_backoff.SUBJECTS_MAX + 1):
         assert lines.unsaid(f"a:{number}", 0.0) == 0

@@ -49,13 +49,13 @@ class Bench:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 1000])
-def test_work_in_one_go_does_all_steps_in_order_and_gives_the_result(steps: int) -> None:
+def test_run_through_runs_all_steps_and_returns_the_result(steps: int) -> None:
     bench = Bench()
     assert run_through(bench.work("a", steps)) == "result of a"
     assert bench.done == [*(f"a{number}" for number in range(steps)), "a ends"]
 
 
-def test_work_in_one_go_goes_on_where_it_was_left() -> None:
+def test_run_through_continues_a_started_generator() -> None:
     bench = Bench()
     steps = bench.work("a", 3)
     next(steps)
@@ -63,7 +63,7 @@ def test_work_in_one_go_goes_on_where_it_was_left() -> None:
     assert bench.done == ["a0", "a1", "a2", "a ends"]
 
 
-def test_what_work_in_one_go_raises_is_raised() -> None:
+def test_run_through_passes_exceptions_on() -> None:
     bench = Bench()
     with pytest.raises(RuntimeError, match="broken"):
         run_through(bench.broken(2))
@@ -74,14 +74,14 @@ def test_what_work_in_one_go_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 100])
-async def test_paced_work_does_all_steps_in_order_and_gives_the_result(steps: int) -> None:
+async def test_a_step_runner_runs_all_steps_and_returns_the_result(steps: int) -> None:
     bench = Bench()
     async with asyncio.timeout(30):
         assert await bench.step_runner.run(bench.work("a", steps)) == "result of a"
     assert bench.done == [*(f"a{number}" for number in range(steps)), "a ends"]
 
 
-async def test_one_long_work_is_done_at_a_time_in_the_order_they_came() -> None:
+async def test_works_run_one_at_a_time_in_order_of_arrival() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
         results = await asyncio.gather(*(bench.step_runner.run(bench.work(name, 3, ROUND_S / 5)) for name in "abc"))
@@ -89,7 +89,7 @@ async def test_one_long_work_is_done_at_a_time_in_the_order_they_came() -> None:
     assert bench.done == [line for name in "abc" for line in (*(f"{name}{n}" for n in range(3)), f"{name} ends")]
 
 
-async def test_works_that_take_longer_than_a_round_take_turns() -> None:
+async def test_works_longer_than_a_round_take_turns() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
         works = [
@@ -102,7 +102,7 @@ async def test_works_that_take_longer_than_a_round_take_turns() -> None:
     assert " ".join(bench.done) == rounds
 
 
-async def test_work_is_closed_when_nobody_waits_for_it_any_more() -> None:
+async def test_cancelled_work_closes_its_generator() -> None:
     bench = Bench()
     closed: list[str] = []
 
@@ -123,7 +123,7 @@ async def test_work_is_closed_when_nobody_waits_for_it_any_more() -> None:
     assert closed == ["running", "waiting"]
 
 
-async def test_work_on_another_pace_is_not_waited_for() -> None:
+async def test_step_runners_do_not_wait_for_each_other() -> None:
     first, second = Bench(), Bench()
     second.done = first.done
     async with asyncio.timeout(30):
@@ -131,7 +131,7 @@ async def test_work_on_another_pace_is_not_waited_for() -> None:
     assert first.done.index("b0") < first.done.index("a ends")
 
 
-async def test_what_paced_work_raises_is_raised_and_the_next_has_its_turn() -> None:
+async def test_an_exception_is_passed_on_and_the_next_work_runs() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
         broken, good = await asyncio.gather(
@@ -142,7 +142,7 @@ async def test_what_paced_work_raises_is_raised_and_the_next_has_its_turn() -> N
     assert bench.done == ["broken0", "broken ends", "a0", "a ends"]
 
 
-async def test_work_that_is_cancelled_stops_and_the_next_has_its_turn() -> None:
+async def test_cancelled_work_stops_and_the_next_work_runs() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
         endless = asyncio.ensure_future(bench.step_runner.run(bench.work("endless", 1_000_000_000)))
@@ -155,7 +155,7 @@ async def test_work_that_is_cancelled_stops_and_the_next_has_its_turn() -> None:
     assert "endless ends" not in bench.done
 
 
-async def test_work_that_is_cancelled_while_it_rests_stops_and_the_next_has_its_turn() -> None:
+async def test_work_cancelled_in_its_pause_stops_and_the_next_work_runs() -> None:
     bench = Bench()
     async with asyncio.timeout(30):
         resting = asyncio.ensure_future(bench.step_runner.run(bench.work("resting", 2)))
@@ -172,7 +172,7 @@ async def test_work_that_is_cancelled_while_it_rests_stops_and_the_next_has_its_
 # ------------------------------------------------------------------------------------------------- turns and rests
 
 
-async def test_others_have_their_turn_between_any_two_steps() -> None:
+async def test_other_tasks_run_between_two_steps() -> None:
     bench = Bench()
     loop = asyncio.get_running_loop()
 
@@ -188,7 +188,7 @@ async def test_others_have_their_turn_between_any_two_steps() -> None:
     assert all("turn" in bench.done[before:after] for before, after in pairwise(steps_at))
 
 
-async def test_work_does_not_rest_while_nobody_has_anything_to_say() -> None:
+async def test_work_does_not_pause_without_reads() -> None:
     bench = Bench()
     # By their own clock these steps take forty hours, so a single rest would outlast the test.
     async with asyncio.timeout(30):
@@ -196,7 +196,7 @@ async def test_work_does_not_rest_while_nobody_has_anything_to_say() -> None:
     assert bench.clock.monotonic() - ManualClock().monotonic() == 40 * AN_HOUR
 
 
-async def test_what_was_read_before_or_during_a_step_is_no_reason_to_rest() -> None:
+async def test_reads_before_or_during_a_step_cause_no_pause() -> None:
     bench = Bench()
 
     def busy() -> Generator[None, None, str]:
@@ -211,7 +211,7 @@ async def test_what_was_read_before_or_during_a_step_is_no_reason_to_rest() -> N
         assert await bench.step_runner.run(busy()) == "done"
 
 
-async def test_work_rests_as_long_as_its_step_took_once_something_was_read() -> None:
+async def test_after_a_read_work_pauses_as_long_as_its_step_took() -> None:
     bench = Bench()
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(30):
@@ -225,7 +225,7 @@ async def test_work_rests_as_long_as_its_step_took_once_something_was_read() -> 
     assert rested_s >= 0.9 * A_MOMENT
 
 
-async def test_work_rests_for_an_hour_if_its_step_took_one() -> None:
+async def test_a_pause_may_be_as_long_as_an_hour() -> None:
     bench = Bench()
     running = asyncio.ensure_future(bench.step_runner.run(bench.work("a", 2)))
     bench.speak_once()
@@ -235,7 +235,7 @@ async def test_work_rests_for_an_hour_if_its_step_took_one() -> None:
     assert bench.done == ["a0", "read"]
 
 
-async def test_a_step_that_took_no_time_needs_no_rest() -> None:
+async def test_a_step_that_took_no_time_needs_no_pause() -> None:
     bench = Bench()
     loop = asyncio.get_running_loop()
 

@@ -26,7 +26,7 @@ def test_languages_stand_at_their_numbers() -> None:
     }
 
 
-def test_the_releases_that_decide_something_have_their_ordinals() -> None:
+def test_versions_have_apaches_ordinals() -> None:
     assert (V3_0_11, V4_9_4, V5_0_0, V5_3_1) == (37, 401, 413, 475)
 
 
@@ -37,19 +37,19 @@ def test_every_code_has_the_number_it_has_in_java(codes: type[IntEnum], kind: st
     assert {code.name: code.value for code in of_java} == {code.name: in_java.get(code.name) for code in of_java}
 
 
-def test_the_one_code_of_our_own_is_none_of_javas() -> None:
+def test_our_own_code_is_not_one_of_apaches() -> None:
     in_java = json.loads(golden_line("apache-5.5.0/codes.json"))["requests"]
     assert RequestCode.WATCH_ROUTES.name not in in_java
     assert RequestCode.WATCH_ROUTES.value not in in_java.values()
 
 
-def test_every_answer_that_a_client_may_meet_has_its_code() -> None:
+def test_every_response_code_of_clients_is_defined() -> None:
     """All of Java's, but for those between controllers, inside a proxy, and of transactions that nobody sends."""
     in_java = json.loads(golden_line("apache-5.5.0/codes.json"))["responses"]
     elsewhere = ("CONTROLLER_", "RPC_", "TRANSACTION_S", "LITE_", "LMQ_")
     assert {name for name in in_java if not name.startswith(elsewhere)} == {code.name for code in ResponseCode}
 
 
-def test_every_request_of_a_name_server_has_its_code() -> None:
+def test_every_request_code_of_name_servers_is_defined() -> None:
     asked = {100, 101, 102, 103, 104, 105, 106, 205, 206, 216, 217, 219, 224, 304, 311, 312, 313, 318, 319, 322, 327}
     assert set(map(int, RequestCode)) >= asked | {901, 904, 905}

@@ -68,20 +68,20 @@ def assert_never_found(remembered: bytes, *asked: bytes) -> None:
 # ------------------------------------------------------------------------------------------------- what is found
 
 
-def test_nothing_is_found_before_anything_was_remembered() -> None:
+def test_nothing_is_found_in_an_empty_cache() -> None:
     assert FastPath().find(question()) is None
 
 
 @pytest.mark.parametrize("response", RESPONSES)
 @pytest.mark.parametrize(("first", "then"), [(7, 8), (7, 7), (99, 10), (123456789, 987654321), (100000000, 999999999)])
-def test_the_same_question_under_another_number_has_the_same_answer(response: Response, first: int, then: int) -> None:
+def test_an_equal_request_with_another_id_gets_the_same_response(response: Response, first: int, then: int) -> None:
     fast_path = remembering(question(first), response=response)
     found = fast_path.find(question(then))
     assert found is not None
     assert b"".join(found) == in_the_ordinary_way(question(then), response)
 
 
-def test_an_answer_comes_in_four_pieces_with_the_number_second_and_the_body_last() -> None:
+def test_a_cached_response_has_four_pieces_with_the_id_second_and_the_body_last() -> None:
     found = remembering(question(10)).find(question(42))
     assert found is not None
     start, number, tail, body = found
@@ -91,7 +91,7 @@ def test_an_answer_comes_in_four_pieces_with_the_number_second_and_the_body_last
     assert body is ROUTE.body
 
 
-def test_the_question_of_an_apache_client_is_remembered() -> None:
+def test_a_route_request_of_apaches_client_is_cached() -> None:
     asked = golden_bytes("apache-5.5.0/route-json.hex")
     request = decode_command(asked)
     fast_path = remembering(asked)
@@ -101,14 +101,14 @@ def test_the_question_of_an_apache_client_is_remembered() -> None:
     assert b"".join(found) == in_the_ordinary_way(again, ROUTE)
 
 
-def test_our_own_question_is_remembered() -> None:
+def test_a_route_request_of_our_client_is_cached() -> None:
     request = Request(105, {"topic": "T"})
     found = remembering(encode_request(request, 7)).find(encode_request(request, 8))
     assert found is not None
     assert b"".join(found) == in_the_ordinary_way(encode_request(request, 8), ROUTE)
 
 
-def test_each_question_has_its_own_answer() -> None:
+def test_different_requests_have_different_responses() -> None:
     fast_path = FastPath()
     for name in ("A", "B", "C"):
         asked = question(7, extFields={"topic": name})
@@ -119,7 +119,7 @@ def test_each_question_has_its_own_answer() -> None:
         assert found[3] == name.encode()
 
 
-def test_the_last_answer_remembered_is_the_one_that_counts() -> None:
+def test_the_last_cached_response_is_found() -> None:
     fast_path = remembering(question(7))
     fast_path.remember(question(8), decode_command(question(8)), Response(body=b"newer"))
     found = fast_path.find(question(9))
@@ -127,7 +127,7 @@ def test_the_last_answer_remembered_is_the_one_that_counts() -> None:
     assert found[3] == b"newer"
 
 
-def test_finding_does_not_use_an_answer_up() -> None:
+def test_a_response_can_be_found_again() -> None:
     fast_path = remembering(question(7))
     assert fast_path.find(question(8)) == fast_path.find(question(8))
 
@@ -150,31 +150,31 @@ def test_finding_does_not_use_an_answer_up() -> None:
         question(8) + b" ",
     ],
 )
-def test_a_question_that_differs_in_more_than_its_number_is_another(other: bytes) -> None:
+def test_a_request_that_differs_in_more_than_its_id_is_not_found(other: bytes) -> None:
     assert remembering(question(7)).find(other) is None
 
 
 @pytest.mark.parametrize("flag", [1, 2, 3])
-def test_a_question_that_wants_no_answer_is_never_taken_for_one_that_does(flag: int) -> None:
+def test_a_one_way_request_is_not_found_as_a_two_way_one(flag: int) -> None:
     fast_path = remembering(question(7, flag=0))
     assert fast_path.find(question(7, flag=flag)) is None
     assert remembering(question(7, flag=flag)).find(question(7, flag=0)) is None
 
 
 @pytest.mark.parametrize("number", [10, 100, 1234567890])
-def test_a_number_of_more_digits_is_not_found(number: int) -> None:
+def test_an_id_of_more_digits_is_not_found(number: int) -> None:
     assert remembering(question(7)).find(question(number)) is None
 
 
 @pytest.mark.parametrize("number", [-1, -7, -123456789, 1234567890, 2147483647, "7", 7.0, None, True])
-def test_a_number_that_is_not_plain_is_not_remembered(number: object) -> None:
+def test_an_id_that_is_not_plain_digits_is_not_cached(number: object) -> None:
     assert_never_found(question(number), question(8), question(-8), question(1234567899))
 
 
 @pytest.mark.parametrize(
     "number", ["x", " 7", "7 ", "-7", "+7", "7.", ".7", "0x", "1e", "1_", '""', "[]", "{}", "\t7", "٣", "²"]
 )
-def test_what_stands_for_the_number_must_be_digits(number: str) -> None:
+def test_an_id_must_be_digits_to_be_found(number: str) -> None:
     plain = json_header(code=105, opaque=0, version=479).decode()
     size = len(number.encode())
     remembered = written(plain.replace('"opaque":0', '"opaque":' + "5" * size))
@@ -185,7 +185,7 @@ def test_what_stands_for_the_number_must_be_digits(number: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["05", "00", "01"])
-def test_a_number_with_leading_zeros_is_not_found(number: str) -> None:
+def test_an_id_with_leading_zeros_is_not_found(number: str) -> None:
     # It is no JSON: the ordinary way refuses it, and an answer that fast_path it could not be read.
     plain = json_header(code=105, opaque=55, version=479).decode()
     asked = written(plain.replace("55", number))
@@ -233,7 +233,7 @@ def test_a_number_with_leading_zeros_is_not_found(number: str) -> None:
         '{"code":105,"opaque":7,"extFields":{"topic":"a\\\\b"},"version":479}',
     ],
 )
-def test_a_question_that_its_bytes_alone_do_not_tell_apart_is_not_remembered(header: str) -> None:
+def test_a_request_with_an_ambiguous_id_is_not_cached(header: str) -> None:
     others = [header.replace("7", str(digit)) for digit in range(10)]
     assert_never_found(written(header), *map(written, others))
 
@@ -248,7 +248,7 @@ def test_a_question_that_its_bytes_alone_do_not_tell_apart_is_not_remembered(hea
         '{"code":105,\'remark\':\'"opaque":0,\',"version":479}',
     ],
 )
-def test_a_nested_number_is_not_taken_for_that_of_a_question_without_one(header: str) -> None:
+def test_a_nested_opaque_is_not_taken_for_a_missing_id(header: str) -> None:
     # A question without a number has the number 0, which is what stands there by chance.
     assert decode_command(written(header)).request_id == 0
     fast_path = remembering(written(header))
@@ -257,7 +257,7 @@ def test_a_nested_number_is_not_taken_for_that_of_a_question_without_one(header:
 
 
 @pytest.mark.parametrize("number", [7, 0, 123456789])
-def test_a_binary_question_is_neither_remembered_nor_found(number: int) -> None:
+def test_a_binary_request_is_neither_cached_nor_found(number: int) -> None:
     asked = frame(binary_header(105, request_id=number, version=479, fields={"topic": "T"}), form=BINARY)
     assert_never_found(asked, question(number))
     trap = frame(binary_header(105, request_id=7, fields={"t": '"opaque":7,'}), form=BINARY)
@@ -266,7 +266,7 @@ def test_a_binary_question_is_neither_remembered_nor_found(number: int) -> None:
 
 
 @pytest.mark.parametrize("body", [b"b", b'"opaque":7,', b"\0" * 100])
-def test_a_question_with_a_body_is_neither_remembered_nor_found(body: bytes) -> None:
+def test_a_request_with_a_body_is_neither_cached_nor_found(body: bytes) -> None:
     header = question(7)[8:]
     assert_never_found(frame(header, body), frame(header))
     assert remembering(frame(header)).find(frame(header, body)) is None
@@ -289,24 +289,24 @@ def padded(size: int, number: int = 7) -> bytes:
     return question(number, remark="x" * fill)
 
 
-def test_a_question_of_the_longest_length_is_remembered() -> None:
+def test_a_request_of_the_maximum_length_is_cached() -> None:
     assert len(padded(FRAME_BYTES_MAX)) == FRAME_BYTES_MAX
     found = remembering(padded(FRAME_BYTES_MAX)).find(padded(FRAME_BYTES_MAX, 8))
     assert found is not None
     assert b"".join(found) == in_the_ordinary_way(padded(FRAME_BYTES_MAX, 8), ROUTE)
 
 
-def test_a_longer_question_is_not_found() -> None:
+def test_a_longer_request_is_not_found() -> None:
     assert_never_found(padded(FRAME_BYTES_MAX + 1), padded(FRAME_BYTES_MAX + 1, 8))
 
 
 @pytest.mark.parametrize("size", [FRAME_BYTES_MAX + 1, 1 << 20])
-def test_a_longer_question_takes_no_memory(size: int) -> None:
+def test_a_longer_request_takes_no_memory(size: int) -> None:
     fast_path = remembering(padded(size))
     assert len(fast_path._requests) == 0
 
 
-def test_no_more_than_a_certain_number_is_remembered() -> None:
+def test_the_number_of_cached_requests_has_a_limit() -> None:
     fast_path = FastPath()
     request = decode_command(question(7))
     frames = [frame(b'{"opaque":7,"topic":"%d"}' % topic) for topic in range(REQUESTS_MAX + 5)]
@@ -316,7 +316,7 @@ def test_no_more_than_a_certain_number_is_remembered() -> None:
     assert sum(fast_path.find(asked) is not None for asked in frames) == len(fast_path._requests)
 
 
-def test_what_is_forgotten_is_not_found_until_it_is_remembered_again() -> None:
+def test_a_forgotten_response_is_not_found_until_it_is_cached_again() -> None:
     fast_path = remembering(question(7), question(7, code=106))
     fast_path.forget()
     assert fast_path.find(question(7)) is None
@@ -327,13 +327,13 @@ def test_what_is_forgotten_is_not_found_until_it_is_remembered_again() -> None:
     assert found[3] == b"newer"
 
 
-def test_two_do_not_share_what_they_remember() -> None:
+def test_two_caches_share_nothing() -> None:
     remembering(question(7))
     assert FastPath().find(question(7)) is None
 
 
 @pytest.mark.parametrize("fields", [{"opaque": "7"}, {"opaque": "", "a": "b"}, {'x"opaque': "7"}, {'"opaque': "7"}])
-def test_an_answer_may_have_a_field_of_the_same_name(fields: dict[str, str]) -> None:
+def test_a_response_may_have_a_field_named_opaque(fields: dict[str, str]) -> None:
     response = Response(fields=fields, body=b"body")
     found = remembering(question(7), response=response).find(question(8))
     if found is not None:
@@ -378,7 +378,7 @@ def number_first(number: int, topic: str, version: int = 479) -> bytes:
 
 @pytest.mark.parametrize("version", [317, 479])
 @pytest.mark.parametrize("write", [lambda n, t, v: question(n, extFields={"topic": t}, version=v), number_first])
-def test_a_topic_not_asked_for_yet_is_found_by_the_form_of_the_question(write: Any, version: int) -> None:
+def test_a_topic_not_requested_yet_is_found_by_the_form_of_the_request(write: Any, version: int) -> None:
     fast_path = having_learnt(write(77, "Orders", version))
     # As long as the first, so of the same form.
     for number, topic in ((88, "Orders"), (8888888, "T"), (88888, "a b")):
@@ -392,7 +392,7 @@ def test_a_topic_not_asked_for_yet_is_found_by_the_form_of_the_question(write: A
     assert fast_path.found == 3
 
 
-def test_a_topic_that_was_asked_for_is_not_looked_up() -> None:
+def test_a_topic_that_was_requested_is_not_looked_up_again() -> None:
     routes = OneRouteEach()
     fast_path = having_learnt(question(7777777), routes=routes)
     route = routes.by_topic["Orders"] = PreparedRoute(("broker-a",))
@@ -402,7 +402,7 @@ def test_a_topic_that_was_asked_for_is_not_looked_up() -> None:
     assert (found[3], routes.looked_up) == (b"kept", [])
 
 
-def test_an_answer_that_does_not_last_takes_the_ordinary_way() -> None:
+def test_a_response_that_is_not_cacheable_is_not_found() -> None:
     fast_path = having_learnt(question(77, extFields={"topic": "Orders"}), routes=OneRouteEach(is_cacheable=False))
     assert fast_path.find(question(7777777)) is None
     assert fast_path.found == 0
@@ -422,18 +422,18 @@ def test_an_answer_that_does_not_last_takes_the_ordinary_way() -> None:
         '{"code":106,"extFields":{"topic":"T"},"opaque":7,"version":479}',
     ],
 )
-def test_a_question_whose_topic_its_bytes_do_not_show_teaches_no_form(header: str) -> None:
+def test_a_request_with_an_ambiguous_topic_adds_no_form(header: str) -> None:
     assert having_learnt(written(header))._forms == {}
 
 
 @pytest.mark.parametrize("topic", [b"a\\nb", b"\\u0054", b"\xff\xfe", b"\xed\xa0\x80"])
-def test_a_topic_that_its_bytes_do_not_name_takes_the_ordinary_way(topic: bytes) -> None:
+def test_an_escaped_topic_is_not_found(topic: bytes) -> None:
     fast_path = having_learnt(question(7, extFields={"topic": "x" * len(topic)}))
     asked = question(8, extFields={"topic": "y" * len(topic)}).replace(b"y" * len(topic), topic)
     assert fast_path.find(asked) is None
 
 
-def test_no_more_than_a_certain_number_of_forms_is_remembered() -> None:
+def test_the_number_of_forms_has_a_limit() -> None:
     fast_path = having_learnt()
     for at in range(FORMS_MAX + 5):
         asked = question(7, remark=str(at))
@@ -441,7 +441,7 @@ def test_no_more_than_a_certain_number_of_forms_is_remembered() -> None:
         assert len(fast_path._forms) <= FORMS_MAX
 
 
-def test_more_questions_than_are_remembered_whole_are_answered_by_their_form() -> None:
+def test_requests_above_the_limit_are_found_by_their_form() -> None:
     names = [f"T{at:05}" for at in range(REQUESTS_MAX + 1)]
     fast_path = having_learnt(*(question(7, extFields={"topic": name}) for name in names))
     assert len(fast_path._forms) == 1
@@ -452,7 +452,7 @@ def test_more_questions_than_are_remembered_whole_are_answered_by_their_form() -
     assert fast_path._requests == {}
 
 
-def test_questions_that_are_signed_are_remembered_whole() -> None:
+def test_signed_requests_are_cached_whole() -> None:
     signed = [question(7, extFields={"Signature": f"{at:09}", "topic": "T"}) for at in range(OWN_FORM_REQUESTS_MAX + 9)]
     fast_path = having_learnt(*signed)
     assert len(fast_path._requests) == OWN_FORM_REQUESTS_MAX
@@ -526,7 +526,7 @@ def other_numbers(asked: bytes) -> set[bytes]:
     body=st.sampled_from([b"", b"", b"", b"b"]),
     response=st.sampled_from(RESPONSES),
 )
-def test_whatever_is_found_is_what_the_ordinary_way_would_give(
+def test_a_found_response_equals_the_ordinary_one(
     header: dict[str, Any],
     order: Any,
     separators: tuple[str, str],
@@ -565,7 +565,7 @@ def test_whatever_is_found_is_what_the_ordinary_way_would_give(
     numbers=DIGITS,
     response=st.sampled_from(RESPONSES),
 )
-def test_any_plain_question_is_found_under_any_number_of_as_many_digits(
+def test_a_plain_request_is_found_with_any_id_of_equal_length(
     header: dict[str, Any], numbers: tuple[int, int], response: Response
 ) -> None:
     header.pop("opaque", None)
@@ -586,7 +586,7 @@ def test_any_plain_question_is_found_under_any_number_of_as_many_digits(
     inserted=st.sampled_from([b"", b'"opaque":8,', b'"', b"'", b"\\", b",", b":", b"0", b"9", b"{", b"}", b" ", b"[]"]),
     number=st.sampled_from([0, 7, 42]),
 )
-def test_a_damaged_question_is_found_only_if_it_would_be_answered_so(
+def test_a_damaged_request_is_found_only_if_it_would_get_that_response(
     at: int, removed: int, inserted: bytes, number: int
 ) -> None:
     remembered = question(number)
@@ -610,7 +610,7 @@ def test_a_damaged_question_is_found_only_if_it_would_be_answered_so(
     other=st.sampled_from(NAMES) | st.sampled_from(['"', "\\", "\n", 'T"},"flag":1,"x":{"', "\x7f"]),
     digits=st.integers(1, 10),
 )
-def test_whatever_is_found_by_its_form_is_what_the_ordinary_way_would_give(
+def test_a_response_found_by_form_equals_the_ordinary_one(
     header: dict[str, Any], fields: dict[str, str], order: Any, topic: str, other: str, digits: int
 ) -> None:
     header = {**header, "code": 105, "extFields": fields | {"topic": topic}, "opaque": 7}

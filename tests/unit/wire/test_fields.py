@@ -59,7 +59,7 @@ def test_a_name_has_no_control_characters(value: str) -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "主", "😀", "\u3000"])
-def test_a_name_has_a_longest_length(letter: str) -> None:
+def test_a_name_has_a_maximum_length(letter: str) -> None:
     longest = letter * NAME_CHARS_MAX
     assert NAME_CHARS_MAX == 512
     assert is_name(longest)
@@ -122,7 +122,7 @@ def test_an_optional_number_has_a_default(fields: dict[str, str]) -> None:
     assert optional_int(fields, "bodyCrc32", 5) == 5
 
 
-def test_an_optional_number_fits_32_bits_unless_said_otherwise() -> None:
+def test_an_optional_number_fits_32_bits_by_default() -> None:
     assert optional_int({"n": "2147483647"}, "n", 0) == 2147483647
     assert optional_int({"n": "-2147483648"}, "n", 0) == -2147483648
     assert optional_int({"n": "2147483648"}, "n", 0, INT64_MAX) == 2147483648
@@ -148,7 +148,7 @@ def test_only_true_in_any_case_is_true(value: str, true: bool) -> None:
     assert truth({"compressed": value}, "compressed") is true
 
 
-def test_an_absent_truth_is_false() -> None:
+def test_an_absent_boolean_is_false() -> None:
     assert truth({}, "compressed") is False
 
 

@@ -89,7 +89,7 @@ def test_any_split_of_any_frames_gives_the_same_frames(headers: list[bytes], cut
     [words(2000, 2 << 24 | 10), words(2000, 1997), words(2000, 1 << 24 | 5000)],
     ids=["an unknown form", "a header longer than its frame", "the same in binary"],
 )
-def test_a_frame_that_contradicts_itself_is_not_waited_for(start: bytes) -> None:
+def test_an_invalid_header_word_is_refused_before_the_frame_is_complete(start: bytes) -> None:
     with pytest.raises(FrameError, match="header of"):
         FrameDecoder().feed(start)
     decoder = FrameDecoder()
@@ -120,7 +120,7 @@ def test_frames_are_bytes_that_outlive_the_decoder() -> None:
 # ------------------------------------------------------------------------------------------------------ accounting
 
 
-def test_what_is_buffered_is_what_has_come_of_an_unfinished_frame() -> None:
+def test_the_buffer_holds_the_bytes_of_an_incomplete_frame() -> None:
     decoder = FrameDecoder()
     for taken in range(1, len(ROUTE_REQUEST)):
         decoder.feed(ROUTE_REQUEST[taken - 1 : taken])
@@ -135,7 +135,7 @@ def test_whole_frames_are_not_counted_as_buffered() -> None:
     assert len(decoder.buffer) == 5
 
 
-def test_a_megabyte_dripped_byte_by_byte_takes_linear_time() -> None:
+def test_a_megabyte_sent_byte_by_byte_takes_linear_time() -> None:
     stream = frame(json_header(code=103), b"x" * (1 << 20))
     started = time.process_time()
     [taken] = drip(FrameDecoder(), stream)
@@ -151,7 +151,7 @@ def test_many_small_frames_in_one_segment_take_linear_time() -> None:
     assert time.process_time() - started < 5
 
 
-def test_a_frame_in_the_making_takes_little_more_memory_than_its_bytes() -> None:
+def test_an_incomplete_frame_takes_little_more_memory_than_its_bytes() -> None:
     stream = frame(json_header(code=103), b"x" * (4 << 20))
     decoder = FrameDecoder()
     tracemalloc.start()
@@ -206,7 +206,7 @@ def test_the_limit_counts_the_length_word() -> None:
         FrameDecoder(100).feed(bytes([0, 0, 0, 97]))
 
 
-def test_a_bad_frame_behind_good_ones_is_refused_too() -> None:
+def test_a_malformed_frame_after_valid_ones_is_refused() -> None:
     decoder = FrameDecoder()
     assert drip(decoder, STREAM) == FRAMES
     with pytest.raises(FrameError, match="at least 4"):
@@ -224,7 +224,7 @@ def test_a_bad_frame_behind_good_ones_is_refused_too() -> None:
         (frame(b"{" * 30, b"x" * 4000), "not JSON"),
     ],
 )
-def test_good_frames_before_a_bad_one_come_out_and_the_failure_is_kept(bad: bytes, reason: str) -> None:
+def test_valid_frames_before_a_malformed_one_are_returned_and_the_failure_is_kept(bad: bytes, reason: str) -> None:
     stream = ROUTE_REQUEST + HEARTBEAT
     for at in range(len(stream)):
         decoder = small_decoder()
@@ -237,14 +237,14 @@ def test_good_frames_before_a_bad_one_come_out_and_the_failure_is_kept(bad: byte
         assert reason in failures[1]
 
 
-def test_a_bad_frame_with_nothing_before_it_is_raised_and_kept() -> None:
+def test_a_malformed_first_frame_is_raised_and_kept() -> None:
     decoder = FrameDecoder()
     with pytest.raises(FrameError) as caught:
         decoder.feed(bytes(4) + ROUTE_REQUEST)
     assert decoder.failure == str(caught.value)
 
 
-def test_a_stream_without_fault_has_no_failure() -> None:
+def test_a_valid_stream_has_no_failure() -> None:
     decoder = FrameDecoder()
     decoder.feed(STREAM + ROUTE_REQUEST[:5])
     assert decoder.failure is None
@@ -362,12 +362,12 @@ def test_an_oversize_frame_whose_header_cannot_be_read_is_refused(form: int, hea
     assert refused_after(small_decoder(), stream) <= 8 + len(header)
 
 
-def test_nothing_is_exempt_unless_said_so() -> None:
+def test_nothing_is_exempt_by_default() -> None:
     header = json_header(code=REGISTER_BROKER)
     assert refused_after(FrameDecoder(1000), frame(header, b"x" * 4000)) == 4
 
 
-def test_an_exempt_megabyte_dripped_byte_by_byte_takes_linear_time() -> None:
+def test_an_exempt_megabyte_sent_byte_by_byte_takes_linear_time() -> None:
     decoder = FrameDecoder(1000, {REGISTER_BROKER: 1 << 24})
     stream = frame(json_header(code=REGISTER_BROKER), b"x" * (1 << 20))
     started = time.process_time()

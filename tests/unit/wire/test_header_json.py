@@ -119,7 +119,7 @@ def test_a_language_may_be_null(version: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["Klingon", "klingon", "", "java", "14"])
-def test_no_name_of_a_language_costs_the_connection(language: str) -> None:
+def test_an_unknown_language_name_is_accepted(language: str) -> None:
     assert read(json_header(code=105, language=language)).code == 105
 
 
@@ -171,7 +171,7 @@ def test_fields_that_are_no_object_are_refused(written: str) -> None:
         """{code :'105', 'extFields' : {topic:'TopicTest'} ,language:9,opaque:"7",remark:'hello',version:317.0}""",
     ],
 )
-def test_the_leniencies_of_javas_reader_are_shared(header: str) -> None:
+def test_json_that_java_accepts_is_accepted(header: str) -> None:
     assert read(header) == read(FULL)
 
 
@@ -213,7 +213,7 @@ def test_every_truncation_of_a_header_is_refused() -> None:
             read(FULL[:length])
 
 
-def test_a_header_nested_beyond_reason_is_refused() -> None:
+def test_a_header_nested_too_deeply_is_refused() -> None:
     with pytest.raises(HeaderError):
         read(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     with pytest.raises(HeaderError):
@@ -224,7 +224,7 @@ def test_a_header_nested_beyond_reason_is_refused() -> None:
     "member",
     ['"body":"AAAA"', '"body":5', '"body":null', '"form":1', '"form":"x"', '"form":null', '"body":"?","form":7'],
 )
-def test_body_and_form_are_the_frames_word_alone(member: str) -> None:
+def test_body_and_form_come_from_the_frame_only(member: str) -> None:
     header = f'{{{member},"code":105}}'.encode()
     request = decode_command(frame(header, b"the body"))
     assert (request.code, request.body, request.form) == (105, b"the body", FORM_JSON)
@@ -234,7 +234,7 @@ def test_body_and_form_are_the_frames_word_alone(member: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "response", "oneway"), [(0, False, False), (1, True, False), (2, False, True), (3, True, True)]
 )
-def test_only_the_two_lowest_bits_of_the_flag_mean_anything(flag: int, response: bool, oneway: bool) -> None:
+def test_only_the_two_lowest_bits_of_the_flag_are_used(flag: int, response: bool, oneway: bool) -> None:
     for others in (0, 4, 0x7FFFFFFC, -4):
         request = read(json_header(flag=flag | others))
         assert (request.is_response, request.is_oneway) == (response, oneway)

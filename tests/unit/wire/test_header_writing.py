@@ -69,7 +69,7 @@ def test_text_of_a_json_response_is_raw_but_for_what_json_forbids() -> None:
     assert r'"remark":"a \"b\" \\ / 中😀\n\t"' in written
 
 
-def test_a_binary_response_is_laid_out_by_the_book() -> None:
+def test_a_binary_response_has_the_documented_layout() -> None:
     response = Response(17, "no 中", {"masterAddr": "10.0.0.1:10911", "x": "y"}, b"body")
     header = binary_header(17, version=479, request_id=-7, flag=1, remark="no 中", fields=response.fields)
     assert response_head(response, -7, FORM_BINARY) + response.body == frame(header, b"body", BINARY)
@@ -110,7 +110,7 @@ def test_a_responses_head_counts_the_body_that_follows(form: int) -> None:
 
 
 @FORMS
-def test_a_header_longer_than_its_length_can_say_becomes_an_error(form: int) -> None:
+def test_a_header_above_the_maximum_length_becomes_an_error(form: int) -> None:
     received = read(response_head(Response(17, "x" * (1 << 24)), 7, form))
     assert (received.form, received.code, received.request_id) == (form, ResponseCode.SYSTEM_ERROR, 7)
     assert received.is_response
@@ -174,17 +174,17 @@ def test_any_json_response_is_standard_json(remark: str, fields: dict[str, str])
 
 @settings(deadline=None)
 @given(fields=st.dictionaries(TEXTS.filter(bool), TEXTS, max_size=5))
-def test_a_binary_header_says_all_but_the_empty_values(fields: dict[str, str]) -> None:
+def test_a_binary_header_has_all_but_the_empty_values(fields: dict[str, str]) -> None:
     received = read(response_head(Response(fields=fields), 7, FORM_BINARY))
     assert received.fields == {key: value for key, value in fields.items() if value}
 
 
-def test_a_request_without_a_version_goes_out_with_ours() -> None:
+def test_a_request_without_a_version_gets_ours() -> None:
     assert read(encode_request(Request(code=905), 1)).version == OUR_VERSION
     assert read(encode_request(Request(code=905, version=317), 1)).version == 317
 
 
-def test_a_request_without_fields_goes_out_without_them() -> None:
+def test_a_request_without_fields_is_encoded_without_them() -> None:
     stream = encode_request(Request(code=319, flag=FLAG_ONEWAY), 1)
     assert stream[8:] == (
         b'{"code":319,"flag":2,"language":"PYTHON","opaque":1,"serializeTypeCurrentRPC":"JSON","version":479}'

@@ -56,18 +56,18 @@ EVERY_HEADER = pytest.mark.parametrize(("header", "address"), HEADERS.values(), 
 
 
 @EVERY_HEADER
-def test_a_header_says_who_is_behind_the_proxy_and_where_it_ends(header: bytes, address: str | None) -> None:
+def test_a_header_has_the_clients_address_and_its_own_length(header: bytes, address: str | None) -> None:
     assert read_proxy_header(header) == ProxiedPeer(address, len(header))
 
 
 @EVERY_HEADER
 @pytest.mark.parametrize("following", [FRAME, b"\x16\x03\x01", b"\r\n", v1("UNKNOWN")])
-def test_what_follows_a_header_is_not_its_business(header: bytes, address: str | None, following: bytes) -> None:
+def test_bytes_after_a_header_are_not_read(header: bytes, address: str | None, following: bytes) -> None:
     assert read_proxy_header(header + following) == ProxiedPeer(address, len(header))
 
 
 @EVERY_HEADER
-def test_a_header_cut_anywhere_asks_for_more(header: bytes, address: str | None) -> None:
+def test_a_header_cut_anywhere_needs_more_bytes(header: bytes, address: str | None) -> None:
     for length in range(1, len(header)):
         assert read_proxy_header(header[:length]) is None, (length, address)
 

@@ -76,7 +76,7 @@ def test_a_table_is_written_as_java_writes_it() -> None:
     assert encode_queue_map("offsetTable", table) == golden_line("client/offset-reset.txt")
 
 
-def test_values_are_written_by_whoever_knows_how() -> None:
+def test_values_are_written_by_the_given_function() -> None:
     assert write_queue_map({QUEUE: 0.5}, repr) == '{{"brokerName":"broker-a","queueId":0,"topic":"TopicTest"}:0.5}'
 
 
@@ -108,7 +108,7 @@ def test_a_key_that_is_quoted_already_is_read() -> None:
     assert by_queue(decode_with_queue_keys(body, dict[str, int])) == {QUEUE: 12}
 
 
-def test_a_reference_that_leads_nowhere_costs_no_more_than_itself() -> None:
+def test_an_unresolvable_reference_is_skipped() -> None:
     listed = decode_with_queue_keys(golden_line("client/references-4.9.7.txt"), dict[str, Any])
     first, second = listed["consumeStatsList"][0]["g"]
     assert [queue.queue_id for queue in by_queue(first["offsetTable"])] == [1, 0]
@@ -137,7 +137,7 @@ def test_a_table_that_was_not_sent_is_empty() -> None:
         "[" * 100_000,
     ],
 )
-def test_a_key_that_stands_for_no_queue_is_refused(key: str) -> None:
+def test_a_key_that_is_not_a_queue_is_refused(key: str) -> None:
     with pytest.raises(BodyError):
         queue_of_key(key)
 
@@ -170,12 +170,12 @@ def test_every_truncation_is_refused() -> None:
 
 
 @given(st.text('{}":,\\ab01 \n[]$', max_size=60))
-def test_nothing_but_our_own_errors_comes_out(text: str) -> None:
+def test_only_our_own_errors_are_raised(text: str) -> None:
     with suppress(WireError):
         by_queue(decode_with_queue_keys(text.encode(), dict[str, Any]))
 
 
-def test_more_keys_than_anybody_has_are_refused() -> None:
+def test_more_keys_than_the_limit_are_refused() -> None:
     allowed = b"{" + b"{}:1," * (OBJECT_KEYS_MAX - 1)
     assert quote_object_keys(allowed + b"{}:1}").count(b'"{}"') == OBJECT_KEYS_MAX
     with pytest.raises(JsonError, match=f"more than {OBJECT_KEYS_MAX} objects"):

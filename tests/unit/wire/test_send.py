@@ -71,7 +71,7 @@ def encode_frame(request: Request | PreparedRequest, request_id: int) -> bytes:
 
 @pytest.mark.parametrize(("batch", "reply"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("properties", ["", PROPERTIES, 'a\x01"\\%d\x02', "k\x01名前\x02"])
-def test_what_is_written_ahead_says_what_a_send_says(properties: str, batch: bool, reply: bool) -> None:
+def test_a_prepared_send_equals_the_ordinary_one(properties: str, batch: bool, reply: bool) -> None:
     for queue in (QUEUE, QueueRef("%RETRY%CG", "字%d", 0), QUEUE):
         asked = {
             encode: decode_command(
@@ -187,7 +187,7 @@ def test_a_pushed_reply_that_lacks_something_is_refused(field: str) -> None:
         decode_pushed_reply(Request(326, fields))
 
 
-def test_a_receipt_that_is_written_at_once_says_what_any_other_says() -> None:
+def test_a_prepared_receipt_equals_the_ordinary_one() -> None:
     host = bytes([10, 0, 0, 1, 0, 0, 42, 159])
     form = ReceiptForm(host, 'Région "100 %"', trace_on=False)
     written = b"".join(response_pieces(form.fill(4096, 3, 17, b"7F0001ABCD"), 99, FORM_JSON))
@@ -225,7 +225,7 @@ def _read(fast_path: FastPath, header: bytes) -> Sending | str:
 @example({"m": "1", "k": True}, set(), {}, True)
 @example({"i": "k\x01v\x02", "j": "2", "l": "16", "n": "broker-a"}, set(), {"flag": 2}, True)
 @example({}, set(), {"flag": 1}, True)
-def test_a_send_that_is_read_in_one_go_is_what_it_is_piece_by_piece(
+def test_a_directly_decoded_send_equals_the_ordinary_one(
     changed: dict[str, object], dropped: set[str], more: dict[str, object], compact: bool
 ) -> None:
     fields = {name: value for name, value in (_PLAIN | changed).items() if name not in dropped}
@@ -234,7 +234,7 @@ def test_a_send_that_is_read_in_one_go_is_what_it_is_piece_by_piece(
     assert _read(FastPath(decoders=_DECODERS), header) == _read(FastPath(), header)
 
 
-def test_the_commonest_send_is_read_in_one_go() -> None:
+def test_a_plain_send_is_decoded_directly() -> None:
     request = encode_send("PG", QUEUE, b"hello", properties=PROPERTIES, born_at_ms=BORN_AT_MS)
     read = FastPath(decoders=_DECODERS).decode(encode_request(request, 7, "JAVA"))
     assert isinstance(read, SendRequest)

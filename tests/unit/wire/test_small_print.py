@@ -40,7 +40,7 @@ def test_escapes_mean_the_same_in_single_quotes(written: bytes, value: str) -> N
 @pytest.mark.parametrize(
     "written", ["{a:1 2}", "[1 2]", "{a:t rue}", "{a:- 3}", "[1\u00a02]", "{a:1 2,b:3}", "{a b:1}"]
 )
-def test_a_blank_does_not_glue_what_it_separates(written: str) -> None:
+def test_a_blank_separates_two_atoms(written: str) -> None:
     with pytest.raises(JsonError):
         loads(written.encode())
 

@@ -185,16 +185,17 @@ class Fetcher:
         """Read one response: the first pull's body into the buffer, another pull's into memory of its own."""
         head = pull_socket.receive()
         pull = next((each for each in self._pulls if each.request_id == head.request_id), None)
+        body = b""
         if pull is first:
             pull_socket.read_into(self._reserve(head.body_bytes))
             self._used += head.body_bytes
             self._response_bytes = max(1, head.body_bytes)
         else:
-            body = bytearray(head.body_bytes)
-            pull_socket.read_into(memoryview(body))
-            head.command.body = bytes(body)
+            buffer = bytearray(head.body_bytes)
+            pull_socket.read_into(memoryview(buffer))
+            body = bytes(buffer)
         if pull is not None:
-            response = as_response(head.command)
+            response = as_response(head.command, body)
             if response.code not in PULL_CODES:
                 raise refusal(response, pull_socket.address)
             pull.response = decode_pull_answer(response)
