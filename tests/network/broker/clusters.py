@@ -117,7 +117,7 @@ class Cluster:
 
     def consumer(self, group: str = "g", **settings: Any) -> Consumer:
         """A consumer that begins with the oldest message and is in a hurry."""
-        return Consumer(group, self.name_server.address, start=StartPosition.FIRST, pace=HURRIED, **settings)
+        return Consumer(group, self.name_server.address, start=StartPosition.FIRST, intervals=HURRIED, **settings)
 
     def producer(self) -> Producer:
         return Producer("p", self.name_server.address)

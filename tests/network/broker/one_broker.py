@@ -65,7 +65,7 @@ class OneBroker:
         return self.broker.address
 
     def consumer(self, group: str = "g", **settings: Any) -> Consumer:
-        return Consumer(group, self.name_server.address, start=StartPosition.FIRST, pace=HURRIED, **settings)
+        return Consumer(group, self.name_server.address, start=StartPosition.FIRST, intervals=HURRIED, **settings)
 
     def stored(self, topic: str = "Orders") -> list[StoredMessage]:
         return read_all(self.broker.parts.store, topic)

@@ -99,7 +99,7 @@ async def test_errors_are_those_of_the_asynchronous_client(cluster: FakeCluster)
             producer.send(Message("T", b"x"))
         with blocking.Producer("p", "127.0.0.1:1") as lost, pytest.raises(NoNameServerError):
             lost.send(Message("T", b"x"))
-        with pytest.raises(ClientError, match="not the address of a name server"):
+        with pytest.raises(ClientError, match=r"name server address .* is invalid"):
             blocking.Producer("p", "nowhere")
 
     await asyncio.to_thread(script)
@@ -199,7 +199,7 @@ async def test_a_script_that_is_interrupted_commits_how_far_it_came(cluster: Fak
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-async def test_what_was_made_before_a_fork_is_refused_after_it(cluster: FakeCluster) -> None:
+async def test_clients_created_before_a_fork_are_refused_after_it(cluster: FakeCluster) -> None:
     # In a process of its own: this one has threads, which a fork does not take along.
     script = """if True:
         import asyncio, os, sys
@@ -220,8 +220,8 @@ async def test_what_was_made_before_a_fork_is_refused_after_it(cluster: FakeClus
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "ignore", "-c", script, cluster.address, stdout=asyncio.subprocess.PIPE
     )
-    told, _ = await asyncio.wait_for(process.communicate(), 10.0)
-    assert told.splitlines() == [b"it was made before this process was forked: make it in the process that uses it"] * 2
+    printed, _ = await asyncio.wait_for(process.communicate(), 10.0)
+    assert printed.count(b"in the process that uses it") == 2
 
 
 @pytest.mark.usefixtures("expects_errors")

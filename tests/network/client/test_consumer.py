@@ -720,18 +720,18 @@ async def test_a_session_has_one_consumer_of_a_group(
         consumer = consumer_of(cluster, session=session, trace=True)
         consumer.subscribe("T", handler=inbox)
         async with Producer("g", session=session, trace=True), consumer:
-            handlers = {code: list(known) for code, known in session._handlers.items()}
+            handlers = {code: list(known) for code, known in session.requests.handlers.items()}
             listeners, tasks = set(session.routes.listeners), len(session._tasks)
             second = kind("g", session=session)
-            with pytest.raises(ClientError, match="a consumer of group g already: give this one another group"):
+            with pytest.raises(ClientError, match="already has a consumer of group g: use another group"):
                 await second.start()
-            assert session._handlers == handlers
+            assert session.requests.handlers == handlers
             assert (session.routes.listeners, len(session._tasks)) == (listeners, tasks)
             assert cluster.seen(35) == []
             cluster.put(cluster.queue("T"), b"still here")
             assert await inbox.until(1) == [b"still here"]
         async with second:
-            assert session._members
+            assert session.heartbeats.sources
 
 
 async def test_traces_say_what_was_consumed(cluster: FakeCluster) -> None:

@@ -259,7 +259,7 @@ async def test_more_is_fetched_only_when_there_is_room(cluster: FakeCluster, set
     async with consumer:
         await inbox.until(1)
         await cluster.until(lambda: len(pulls(cluster)) == 2)
-        await consumer.session.send_heartbeats()  # on the same line, after whatever else there was to say
+        await consumer.session.heartbeats.send()  # on the same line, after whatever else there was to say
         assert len(pulls(cluster)) == 2
         go_on.set()
         await inbox.until(40)

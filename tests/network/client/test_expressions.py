@@ -44,7 +44,7 @@ async def test_a_condition_that_is_refused_changes_nothing(cluster: FakeCluster)
             await consumer.subscribe("U", sql("a >"), inbox)
         cluster.put(cluster.queue("T"), b"still wanted", tag="A")
         assert await inbox.until(1) == [b"still wanted"]
-        await consumer.session.send_heartbeats()
+        await consumer.session.heartbeats.send()
     assert told(cluster, "T") == "A"
     assert told(cluster, "U") is None
 
@@ -81,7 +81,7 @@ async def test_the_last_word_about_a_topic_counts(cluster: FakeCluster) -> None:
         await early
         await gone
         await cluster.until(lambda: told(cluster, "U") == "B")
-        await consumer.session.send_heartbeats()
+        await consumer.session.heartbeats.send()
         assert told(cluster, "U") == "B"
         assert "T" not in consumer._subscriptions.topics
 
@@ -115,7 +115,7 @@ async def test_whatever_else_a_broker_says_is_a_refusal(cluster: FakeCluster, co
     async with consumer:
         with pytest.raises(BrokerRefusedError, match="no SQL here"):
             await consumer.subscribe("T", sql("a > 5"), Inbox())
-        await consumer.session.send_heartbeats()
+        await consumer.session.heartbeats.send()
         assert told(cluster, "T") == "A"
 
 
@@ -152,7 +152,7 @@ async def test_a_pull_consumer_is_refused_at_its_start_and_after_it(cluster: Fak
     async with consumer:
         with pytest.raises(ExpressionRefusedError, match="nonsense"):
             await consumer.subscribe("T", sql("a >"))
-        await consumer.session.send_heartbeats()
+        await consumer.session.heartbeats.send()
         assert told(cluster, "T") == "A"
         await consumer.subscribe("T", sql("a > 5"))
         await cluster.until(lambda: told(cluster, "T") == "a > 5")

@@ -567,7 +567,7 @@ async def test_sends_under_way_are_bounded_by_count(cluster: FakeCluster) -> Non
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         assert [number for number, each in enumerate(outcomes) if isinstance(each, BaseException)] == [2, 9]
         assert (producer._in_flight.count, producer._in_flight.bytes) == (0, 0)
-        assert all(not channel._awaited for channel in producer.session._open_channels)
+        assert all(not channel._awaited for channel in producer.session.connections.open)
 
 
 async def test_sends_under_way_are_bounded_by_bytes(cluster: FakeCluster) -> None:
@@ -625,17 +625,17 @@ async def test_a_shared_session_outlives_its_producers(cluster: FakeCluster) -> 
             assert len(cluster.broker().peers) == 1
         assert session.is_running
         assert {command.fields["producerGroup"] for command in cluster.seen(35)} == {"g1", "g2"}
-        assert session._handlers[326] == []
+        assert session.requests.handlers[326] == []
 
 
 async def test_a_session_has_one_producer_of_a_group(cluster: FakeCluster) -> None:
     async with Session(cluster.address) as session:
         second = Producer("g", session=session, trace=True)
         async with Producer("g", session=session, trace=True) as first:
-            members = list(session._members)
-            with pytest.raises(ClientError, match="a producer of group g already: give this one another group"):
+            members = list(session.heartbeats.sources)
+            with pytest.raises(ClientError, match="already has a producer of group g: use another group"):
                 await second.start()
-            assert session._members == members
+            assert session.heartbeats.sources == members
             with pytest.raises(NotRunningError):
                 await second.send(Message("T", b"x"))
             await first.send(Message("T", b"x"))

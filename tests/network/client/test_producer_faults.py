@@ -39,8 +39,8 @@ def is_at_rest(producer: Producer) -> bool:
     return (
         producer._in_flight.count == producer._in_flight.bytes == 0
         and not producer._in_flight._waiting
-        and not producer.session._connecting
-        and all(not channel._awaited for channel in producer.session._open_channels)
+        and not producer.session.connections.opening
+        and all(not channel._awaited for channel in producer.session.connections.open)
     )
 
 
@@ -192,7 +192,7 @@ async def test_sends_that_are_given_up_leave_nothing_behind(cluster: FakeCluster
         if code == 105:
             # The question stays under way: whoever asks next waits for the same answer. Here it never comes.
             producer.session.routes.stop()
-            await eventually(lambda: not producer.session.routes._asking)
+            await eventually(lambda: not producer.session.routes._refreshes)
         await eventually(lambda: is_at_rest(producer))
         cluster.heal(code)
         assert (await producer.send(Message("T", b"x"), timeout_s=WAIT_S)).ok

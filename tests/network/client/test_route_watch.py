@@ -62,7 +62,7 @@ async def watching(
 
     async with Session(server.address, route_poll_interval_s=NEVER_S, **arguments) as session:
         session.routes.listeners.add(listen)
-        session.join(User(*topics))
+        session.heartbeats.add(User(*topics))
         await eventually(lambda: parked(server) > 0)
         yield session, heard
 
@@ -91,8 +91,8 @@ async def test_a_change_is_heard_of_at_once(nameserver: Running, brokers: AsyncL
             await brokers.call(broker(edition, queues=queues).request)
             assert await next_of(heard) == queues
         assert session.watch is not None
-        assert session.watch.is_told
-        assert len(session._open_channels) == 1
+        assert session.watch.is_active
+        assert len(session.connections.open) == 1
     await eventually(lambda: parked(nameserver) == 0)
 
 
@@ -107,7 +107,7 @@ async def test_a_topic_that_is_used_later_is_watched_too(nameserver: Running, br
     async with watching(nameserver, "U") as (session, heard):
         await session.routes.find("T")
         assert await next_of(heard) == 8
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         assert session.watch is not None
         await eventually(lambda: session.watch is not None and "T" in session.watch._covered)
         await brokers.call(broker(2, queues=4).request)
@@ -121,7 +121,7 @@ async def test_a_change_between_reading_and_watching_is_not_lost(nameserver: Run
         await session.routes.find("T")
         assert await next_of(heard) == 8
         await brokers.call(broker(2, topics=[Topic("T", read=3), Topic("U", read=3)]).request)
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         assert await next_of(heard) == 3
 
 
@@ -171,7 +171,7 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
                     async with line_to(second.address) as again:
                         await again.call(broker(2, queues=4).request)
                         assert await next_of(heard) == 4
-                    assert len(session._open_channels) == 1
+                    assert len(session.connections.open) == 1
 
 
 async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: Path, nameserver: Running) -> None:
@@ -184,7 +184,7 @@ async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: P
         for each in (line, line_of_other):
             await each.call(broker().request)
         session.name_servers.prefer(nameserver.address)
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         await eventually(lambda: parked(nameserver) == 1)
         await nameserver.server.stop()
         await eventually(lambda: parked(other) == 1)
@@ -204,7 +204,7 @@ async def test_what_another_name_server_knew_already_is_read_when_it_takes_over(
         await line.call(broker().request)
         await line_of_other.call(broker(2, queues=4).request)
         session.name_servers.prefer(nameserver.address)
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         await eventually(lambda: parked(nameserver) == 1)
         assert queues_of(session, "T") == 8
         await nameserver.server.stop()
@@ -233,7 +233,7 @@ async def test_many_topics_one_after_the_other_are_few_watches(nameserver: Runni
     await brokers.call(Registration("c", "b", "10.0.0.7:1", topics).request)
     async with watching(nameserver, "t0") as (session, _):
         user = User("t0")
-        session.join(user)
+        session.heartbeats.add(user)
         for topic in topics:
             await session.routes.find(topic.name)
             user.used.append(topic.name)
@@ -269,7 +269,7 @@ async def test_a_name_server_that_does_not_know_watches_is_asked_once(
         assert asked.value == {"topics": ["T"]}
         watch = producer.session.watch
         assert watch is not None
-        assert not watch.is_told
+        assert not watch.is_active
         # On another line there may be another server.
         cluster.servers[NAME_SERVER].hang_up()
         await cluster.until_seen(WATCH, 2)
@@ -278,7 +278,7 @@ async def test_a_name_server_that_does_not_know_watches_is_asked_once(
 async def test_watching_can_be_turned_off(nameserver: Running, brokers: AsyncLine, cluster: FakeCluster) -> None:
     await brokers.call(broker().request)
     async with Session(nameserver.address, watch_routes=False) as session:
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         await session.routes.find("T")
         assert session.watch is None
     async with Producer("g", cluster.address, watch_routes=False) as producer:
@@ -323,7 +323,7 @@ async def test_a_route_that_cannot_be_read_is_tried_again(
     cluster.on(WATCH, tell)
     async with Session(cluster.address, route_poll_interval_s=NEVER_S) as session:
         cluster.refuse(ROUTE, 1, "not ready", times=3)
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         await eventually(lambda: session.routes.cached("T") is not None)
 
 

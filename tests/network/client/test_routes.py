@@ -67,7 +67,7 @@ async def test_all_who_ask_at_once_share_one_question(cluster: FakeCluster, sess
     routes = await asyncio.gather(*(session.routes.find("T") for _ in range(50)))
     assert len(cluster.seen(ROUTE)) == 1
     assert all(route is routes[0] for route in routes)
-    assert session.routes._asking == {}
+    assert session.routes._refreshes == {}
 
 
 async def test_who_gives_up_asking_does_not_end_it_for_others(cluster: FakeCluster, session: Session) -> None:
@@ -91,10 +91,10 @@ async def test_a_failure_that_nobody_waits_for_any_more_is_not_lost(cluster: Fak
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    asking = session.routes._asking["Unknown"]
+    asking = session.routes._refreshes["Unknown"]
     answer.set()
     await asyncio.wait([asking])
-    assert session.routes._asking == {}
+    assert session.routes._refreshes == {}
 
 
 async def test_a_topic_nobody_knows_is_an_error_that_says_what_to_do(session: Session) -> None:

@@ -23,8 +23,10 @@ from skyroute.client.errors import (
     SystemBusyError,
 )
 from skyroute.client.producing.producer import Producer
+from skyroute.client.session import connections
 from skyroute.client.session import session as session_module
-from skyroute.client.session.session import REQUESTS_MAX, Session
+from skyroute.client.session.incoming_requests import REQUESTS_MAX
+from skyroute.client.session.session import Session
 from skyroute.client.session.signing import Credentials
 from skyroute.message.message import Message
 from skyroute.remoting.errors import ConnectError, ConnectionLostError, RemotingError
@@ -147,7 +149,7 @@ async def test_a_session_is_of_use_between_start_and_stop(cluster: FakeCluster) 
         await session.stop()
         await session.stop()
         assert session._tasks == set()
-        assert session._open_channels == set()
+        assert session.connections.open == set()
         await eventually(lambda: not cluster.broker().peers)
         with pytest.raises(NotRunningError):
             await session.call(address, Request(ECHO))
@@ -170,14 +172,14 @@ async def test_a_stop_ends_the_wait_for_a_connection(cluster: FakeCluster) -> No
         session = Session(cluster.address, tls=True)
         await session.start()
         waiting = asyncio.create_task(session.call(address, Request(ECHO), WAIT_S))
-        await eventually(lambda: bool(session._connecting))
+        await eventually(lambda: bool(session.connections.opening))
         just_now = asyncio.create_task(session.call(cluster.broker().address, Request(ECHO), WAIT_S))
         await asyncio.sleep(0)
         await session.stop()
         for call in (waiting, just_now):
-            with pytest.raises(NotRunningError, match="stopped meanwhile"):
+            with pytest.raises(NotRunningError, match="stopped during the call"):
                 await call
-        assert session._connecting == {}
+        assert session.connections.opening == {}
 
 
 async def test_a_stop_ends_the_wait_for_a_route(cluster: FakeCluster) -> None:
@@ -187,7 +189,7 @@ async def test_a_stop_ends_the_wait_for_a_route(cluster: FakeCluster) -> None:
     waiting = asyncio.create_task(session.routes.find("T"))
     await cluster.until_seen(105)
     await session.stop()
-    with pytest.raises(NotRunningError, match="stopped meanwhile"):
+    with pytest.raises(NotRunningError, match="stopped during the call"):
         await waiting
 
 
@@ -195,7 +197,7 @@ async def test_a_stop_does_not_wait_for_brokers_that_do_not_answer(cluster: Fake
     cluster.hang(UNREGISTER)
     session = Session(cluster.address, request_timeout_s=0.05)
     await session.start()
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     await session.call(cluster.broker().address, Request(ECHO), WAIT_S)
     async with asyncio.timeout(WAIT_S / 2):
         await session.stop()
@@ -205,12 +207,12 @@ async def test_a_stop_does_not_wait_for_brokers_that_do_not_answer(cluster: Fake
 async def test_a_stop_does_not_wait_for_a_peer_that_takes_nothing(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "CLOSE_WAIT_S", 0.05)
+    monkeypatch.setattr(connections, "CLOSE_WAIT_S", 0.05)
     async with mute_server() as address:
         session = Session(cluster.address, request_timeout_s=0.02)
         await session.start()
         await session.tell(address, Request(ECHO))
-        (channel,) = session._open_channels
+        (channel,) = session.connections.open
         while channel._writable is None:
             await session.tell(address, Request(ECHO, body=bytes(1 << 20)))
         with pytest.raises(RemotingError, match="takes nothing any more"):
@@ -237,7 +239,7 @@ async def test_a_stop_does_not_wait_for_work_that_will_not_end(
     async with Session(cluster.address) as session:
         task = session.spawn(stubborn(), name="stubborn")
         await asyncio.sleep(0)
-    assert "background work does not end name=skyroute stubborn" in caplog.text
+    assert "background task does not end name=skyroute stubborn" in caplog.text
     enough.set()
     await task
 
@@ -246,7 +248,7 @@ async def test_a_stop_that_is_cancelled_still_ends_everything(cluster: FakeClust
     cluster.hang(UNREGISTER)
     session = Session(cluster.address, request_timeout_s=WAIT_S)
     await session.start()
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     await session.routes.find("T")
     await session.call(cluster.broker().address, Request(ECHO))
     stopping = asyncio.create_task(session.stop())
@@ -275,7 +277,7 @@ async def test_background_work_that_fails_is_logged(session: Session, caplog: py
     task = session.spawn(fail(), name="attempt")
     await asyncio.wait([task])
     await asyncio.sleep(0)
-    assert "background work failed name=skyroute attempt" in caplog.text
+    assert "background task failed name=skyroute attempt" in caplog.text
     assert "boom" in caplog.text
     assert task not in session._tasks
 
@@ -303,7 +305,7 @@ async def test_a_lost_connection_is_opened_again(cluster: FakeCluster, session: 
     address = cluster.broker().address
     await session.call(address, Request(ECHO))
     cluster.broker().hang_up()
-    await eventually(lambda: address not in session._channels)
+    await eventually(lambda: address not in session.connections.by_address)
     assert (await session.call(address, Request(ECHO, body=b"again"))).body == b"again"
 
 
@@ -311,20 +313,20 @@ async def test_who_gives_up_waiting_for_a_connection_does_not_end_it_for_others(
     async with mute_server() as address, Session(cluster.address, tls=True) as session:
         first = asyncio.create_task(session.call(address, Request(ECHO), WAIT_S))
         second = asyncio.create_task(session.call(address, Request(ECHO), 0.05))
-        await eventually(lambda: bool(session._connecting))
+        await eventually(lambda: bool(session.connections.opening))
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
         with pytest.raises(ConnectError, match=r"did not take the connection in 0\.05 s"):
             await second
-        assert len(session._connecting) == 1
+        assert len(session.connections.opening) == 1
 
 
 async def test_an_attempt_to_connect_that_nobody_waits_for_any_more_is_not_lost(cluster: FakeCluster) -> None:
     async with mute_server() as address, Session(cluster.address, tls=True, connect_timeout_s=0.05) as session:
         with pytest.raises(ConnectError):
             await session.call(address, Request(ECHO), 0.01)
-        await eventually(lambda: not session._connecting)
+        await eventually(lambda: not session.connections.opening)
 
 
 async def test_connecting_is_part_of_the_time_for_a_call(cluster: FakeCluster) -> None:
@@ -385,7 +387,7 @@ async def test_being_sent_away_takes_no_more_time_than_the_call_had(cluster: Fak
 
 async def member_of(session: Session, cluster: FakeCluster) -> str:
     """Make the session known to the broker, so that it can ask."""
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     await session.routes.find("T")
     await session.call(cluster.broker().address, Request(ECHO))
     await cluster.until_seen(HEARTBEAT)
@@ -411,7 +413,7 @@ async def test_without_a_consumer_no_group_is_known(
     cluster: FakeCluster, session: Session, code: int, fields: dict[str, str]
 ) -> None:
     answer = await cluster.ask_client(await member_of(session, cluster), code, fields)
-    assert (answer.code, answer.remark) == (1, "nobody here is meant by this request")
+    assert (answer.code, answer.remark) == (1, "this client has no producer or consumer of that group")
 
 
 async def test_the_first_handler_that_answers_wins(cluster: FakeCluster, session: Session) -> None:
@@ -424,13 +426,13 @@ async def test_the_first_handler_that_answers_wins(cluster: FakeCluster, session
         return Response(0, None, {"had": request.fields["a"]})
 
     for handler in (not_mine, mine, not_mine):
-        session.on_request(999, handler)
+        session.requests.add(999, handler)
     client_id = await member_of(session, cluster)
     answer = await cluster.ask_client(client_id, 999, {"a": "1"})
     assert (answer.code, answer.fields, asked) == (0, {"had": "1"}, [cluster.broker().address])
-    session.off_request(999, mine)
+    session.requests.remove(999, mine)
     answer = await cluster.ask_client(client_id, 999, {"a": "1"})
-    assert (answer.code, answer.remark) == (1, "nobody here is meant by this request")
+    assert (answer.code, answer.remark) == (1, "this client has no producer or consumer of that group")
 
 
 @pytest.mark.usefixtures("expects_errors")
@@ -441,8 +443,8 @@ async def test_a_handler_that_fails_is_an_answer_too(cluster: FakeCluster, sessi
     async def refuse(_: Request, __: str) -> Response:
         raise ClientError("not like this")
 
-    session.on_request(998, fail)
-    session.on_request(999, refuse)
+    session.requests.add(998, fail)
+    session.requests.add(999, refuse)
     client_id = await member_of(session, cluster)
     failed, refused = await cluster.ask_client(client_id, 998), await cluster.ask_client(client_id, 999)
     assert (failed.code, failed.remark) == (1, "RuntimeError: boom")
@@ -456,15 +458,15 @@ async def test_what_is_answered_at_once_is_bounded(cluster: FakeCluster, session
         await go_on.wait()
         return Response()
 
-    session.on_request(999, slow)
+    session.requests.add(999, slow)
     client_id = await member_of(session, cluster)
     for _ in range(REQUESTS_MAX):
         await cluster.tell_client(client_id, 999)
     answer = await cluster.ask_client(client_id, 999)
     assert answer.code == 2
-    assert session._answering == REQUESTS_MAX
+    assert session.requests.running == REQUESTS_MAX
     go_on.set()
-    await eventually(lambda: session._answering == 0)
+    await eventually(lambda: session.requests.running == 0)
     assert (await cluster.ask_client(client_id, 999)).code == 0
 
 
@@ -476,13 +478,13 @@ async def test_a_stop_forgets_what_was_being_answered(cluster: FakeCluster) -> N
         return Response()
 
     session = Session(cluster.address)
-    session.on_request(999, stuck)
+    session.requests.add(999, stuck)
     await session.start()
     client_id = await member_of(session, cluster)
     await cluster.tell_client(client_id, 999)
-    await eventually(lambda: session._answering == 1)
+    await eventually(lambda: session.requests.running == 1)
     await session.stop()
-    assert session._answering == 0
+    assert session.requests.running == 0
 
 
 # ----------------------------------------------------------------------------------------------------------- heartbeats
@@ -490,8 +492,8 @@ async def test_a_stop_forgets_what_was_being_answered(cluster: FakeCluster) -> N
 
 async def test_a_heartbeat_says_who_we_are(cluster: FakeCluster) -> None:
     async with Session(cluster.address, client_ip="10.0.0.1", instance_name="I") as session:
-        session.join(Member("g1", "g2"))
-        session.join(Member("g3"))
+        session.heartbeats.add(Member("g1", "g2"))
+        session.heartbeats.add(Member("g3"))
         await session.routes.find("T")
         await session.call(cluster.broker().address, Request(ECHO))
         (heartbeat,) = await cluster.until_seen(HEARTBEAT)
@@ -499,23 +501,23 @@ async def test_a_heartbeat_says_who_we_are(cluster: FakeCluster) -> None:
         assert heartbeat.value["consumerDataSet"] == []
         assert groups_of(heartbeat) == {"g1", "g2", "g3"}
         assert heartbeat.language == "PYTHON"
-        await eventually(lambda: session.broker_versions == {cluster.broker().address: raw.VERSION_5})
+        await eventually(lambda: session.heartbeats.broker_versions == {cluster.broker().address: raw.VERSION_5})
 
 
 async def test_every_new_connection_to_a_broker_begins_with_a_heartbeat(cluster: FakeCluster, session: Session) -> None:
     await session.routes.find("T")
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     for number in range(1, 4):
         await session.call(cluster.broker().address, Request(ECHO))
         assert len(await cluster.until_seen(HEARTBEAT, number, "broker-a")) == number
         cluster.broker().hang_up()
-        await eventually(lambda: cluster.broker().address not in session._channels)
+        await eventually(lambda: cluster.broker().address not in session.connections.by_address)
     assert cluster.seen(HEARTBEAT, NAME_SERVER) == []
 
 
 async def test_brokers_hear_of_us_again_and_again(cluster: FakeCluster) -> None:
     async with Session(cluster.address, heartbeat_interval_s=0.01) as session:
-        session.join(Member("g"))
+        session.heartbeats.add(Member("g"))
         await session.routes.find("T")
         await cluster.until_seen(HEARTBEAT, 3, "broker-a")
         await cluster.until_seen(HEARTBEAT, 3, "broker-b")
@@ -524,9 +526,9 @@ async def test_brokers_hear_of_us_again_and_again(cluster: FakeCluster) -> None:
 
 async def test_who_belongs_to_no_group_sends_no_heartbeat(cluster: FakeCluster, session: Session) -> None:
     await session.routes.find("T")
-    await session.send_heartbeats()
-    session.join(Member())
-    await session.send_heartbeats()
+    await session.heartbeats.send()
+    session.heartbeats.add(Member())
+    await session.heartbeats.send()
     await session.call(cluster.broker().address, Request(ECHO))
     assert cluster.seen(HEARTBEAT) == []
 
@@ -535,14 +537,14 @@ async def test_a_broker_that_does_not_take_heartbeats_is_mentioned_once(
     cluster: FakeCluster, session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     await session.routes.find("T")
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     cluster.refuse(HEARTBEAT, 1, "not today", broker="broker-a")
     for _ in range(3):
-        await session.send_heartbeats()
+        await session.heartbeats.send()
     cluster.heal(HEARTBEAT)
-    await session.send_heartbeats()
+    await session.heartbeats.send()
     cluster.refuse(HEARTBEAT, 1, "not again", broker="broker-a")
-    await session.send_heartbeats()
+    await session.heartbeats.send()
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert [("not today" in text, "not again" in text) for text in warnings] == [(True, False), (False, True)]
 
@@ -557,19 +559,19 @@ async def test_a_second_producer_is_made_known_at_once(cluster: FakeCluster, ses
 
 async def test_who_leaves_says_so_to_every_connected_broker(cluster: FakeCluster, session: Session) -> None:
     member = Member("g1", "g2")
-    session.join(member)
+    session.heartbeats.add(member)
     await session.routes.find("T")
     for broker in cluster.brokers:
         await session.call(broker.address, Request(ECHO))
-    await session.leave(member)
-    await session.leave(member)
+    await session.heartbeats.remove(member)
+    await session.heartbeats.remove(member)
     farewells = cluster.seen(UNREGISTER)
     assert sorted((each.fields["clientID"], each.fields["producerGroup"]) for each in farewells) == [
         (session.client_id, group) for group in ("g1", "g1", "g2", "g2")
     ]
     assert all("consumerGroup" not in each.fields for each in farewells)
     assert cluster.seen(UNREGISTER, NAME_SERVER) == []
-    assert session.used_topics() == set()
+    assert session.heartbeats.topics() == set()
 
 
 # -------------------------------------------------------------------------------------------------------- name servers
@@ -709,16 +711,16 @@ async def test_a_broker_that_stays_silent_is_not_written_about_each_time(
     clock = ManualClock()
     cluster.hang(34, broker="broker-a")
     async with Session(cluster.address, request_timeout_s=0.02, clock=clock) as session:
-        session.join(Producer("g", session=session))
+        session.heartbeats.add(Producer("g", session=session))
         await session.routes.find("T")
         for _ in range(5):
-            await session.send_heartbeats()
+            await session.heartbeats.send()
         written = [
             line.partition(" ")[0] for line in caplog.messages if line.startswith(("channel closed", "heartbeat"))
         ]
         assert sorted(written) == ["channel", "heartbeat"]
         clock.advance(10.0)
-        await session.send_heartbeats()
+        await session.heartbeats.send()
         again = [line for line in caplog.messages if line.startswith("heartbeat failed")]
         assert re.search(r"unsaid=[4-9]$", again[-1])  # some lines bring a heartbeat of their own
         assert len(again) == 2

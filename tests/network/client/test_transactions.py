@@ -153,7 +153,7 @@ async def test_an_outcome_that_cannot_be_told_is_left_to_the_brokers_question(
 ) -> None:
     async def lose_the_broker(*_: object) -> TransactionOutcome:
         await cluster.broker().stop()
-        await eventually(lambda: cluster.broker().address not in producer.session._channels)
+        await eventually(lambda: cluster.broker().address not in producer.session.connections.by_address)
         return COMMIT
 
     async with producer_of(cluster) as producer:
@@ -317,7 +317,7 @@ async def test_only_the_group_that_is_meant_is_asked(cluster: FakeCluster) -> No
             assert refused.code == 1
         assert asked == ["g2"]
         assert len(cluster.seen(END)) == 1
-        assert session._handlers[CHECK] == []
+        assert session.requests.handlers[CHECK] == []
 
 
 async def test_the_check_sees_names_without_the_namespace(cluster: FakeCluster) -> None:

@@ -218,11 +218,11 @@ def test_session_arguments_beside_a_shared_session_are_refused(kind: Any, other:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("", "secret"), "access_key is text that is not empty: it is empty"),
-        ((5, "secret"), "access_key is text that is not empty: it is of the type int"),
-        (("key", b"secret"), "secret_key is text that is not empty: it is of the type bytes"),
-        (("key", None), "secret_key is text that is not empty: it is of the type NoneType"),
-        (("key", "secret", 5), "security_token is text that is not empty: it is of the type int"),
+        (("", "secret"), "access_key is empty: expected text that is not empty"),
+        ((5, "secret"), "access_key is of type int: expected text that is not empty"),
+        (("key", b"secret"), "secret_key is of type bytes: expected text that is not empty"),
+        (("key", None), "secret_key is of type NoneType: expected text that is not empty"),
+        (("key", "secret", 5), "security_token is of type int: expected text that is not empty"),
     ],
 )
 def test_credentials_are_text_and_errors_do_not_contain_them(arguments: tuple[Any, ...], text: str) -> None:

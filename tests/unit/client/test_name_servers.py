@@ -42,14 +42,14 @@ def test_no_address_at_all_is_refused_with_what_to_do(given: str | Sequence[str]
         *("a:1 b:2", "a :1", "https://a:1", "http://a:1/"),
     ],
 )
-def test_what_cannot_be_an_address_is_refused(given: str) -> None:
-    with pytest.raises(ClientError, match="host:port is expected"):
+def test_an_invalid_address_is_refused(given: str) -> None:
+    with pytest.raises(ClientError, match="is invalid: expected host:port"):
         NameServers(given)
 
 
 @pytest.mark.parametrize("given", [9876, b"a:1", ["a:1", None], ("a", 9876)])
-def test_what_is_no_text_is_refused(given: object) -> None:
-    with pytest.raises(ClientError, match="name_servers is 'host:port;host:port', or a list of such"):
+def test_an_address_that_is_not_text_is_refused(given: object) -> None:
+    with pytest.raises(ClientError, match="expected 'host:port;host:port', or a list of addresses"):
         NameServers(given)  # type: ignore[arg-type]  # that is the slip
 
 

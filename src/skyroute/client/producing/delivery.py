@@ -70,7 +70,8 @@ class Delivery:
         self._session = session
         self._group = group
         self._in_flight = in_flight
-        self._encode: Callable[..., Request | WrittenRequest] = encode_send if session.signs else write_send
+        # Prepared bytes cannot be signed.
+        self._encode: Callable[..., Request | WrittenRequest] = encode_send if session.credentials else write_send
         self._clock: Clock = session.clock
         self._attempts = attempts
         self._retry_unsafe = retry_unsafe

@@ -37,11 +37,11 @@ class Replies:
 
     def start(self) -> None:
         """Begin to take replies."""
-        self._session.on_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
+        self._session.requests.add(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
 
     def stop(self) -> None:
         """Take no more replies; who waits for one waits in vain, and is told so."""
-        self._session.off_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
+        self._session.requests.remove(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
         self.ready.clear()
         for future in self._awaited.values():
             if not future.done():

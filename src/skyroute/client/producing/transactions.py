@@ -60,12 +60,12 @@ class Transactions:
         """Begin to answer the broker's questions."""
         self._threads = Threads(THREADS_MAX, "skyroute-transaction")
         if self.check is not None:
-            self._session.on_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+            self._session.requests.add(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
 
     def stop(self) -> None:
         """Leave the broker's questions to other producers of the group."""
         if self.check is not None:
-            self._session.off_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+            self._session.requests.remove(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
         if self._threads is not None:
             self._threads.stop()
 
