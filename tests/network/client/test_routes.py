@@ -260,7 +260,7 @@ async def test_a_topic_that_no_broker_would_create_has_no_route(cluster: FakeClu
 async def test_a_topic_that_cannot_be_written_now_says_why(cluster: FakeCluster, route: bytes) -> None:
     cluster.on(ROUTE, lambda *_: Reply(body=route))
     async with Producer("g", cluster.address) as producer:
-        with pytest.raises(NoRouteError, match="without a master, or its permission says so"):
+        with pytest.raises(NoRouteError, match="has no writable queue: check that its brokers have a master"):
             await producer.send(Message("T", b"x"))
         cluster.heal(ROUTE)
         await producer.session.routes.refresh("T")
@@ -378,7 +378,7 @@ async def test_a_name_server_that_hangs_does_not_hold_up_a_send_longer_than_it_m
     loop = asyncio.get_running_loop()
     async with Producer("g", cluster.address, request_timeout_s=WAIT_S) as producer:
         began = loop.time()
-        with pytest.raises(Exception, match="no name server said in time where the topic T is"):
+        with pytest.raises(Exception, match="no name server returned the route of T in"):
             await producer.send(Message("T", b"x"), timeout_s=0.1)
         assert loop.time() - began < 2.0
         assert producer._in_flight.count == 0

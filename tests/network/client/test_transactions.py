@@ -159,7 +159,7 @@ async def test_an_outcome_that_cannot_be_told_is_left_to_the_brokers_question(
     async with producer_of(cluster) as producer:
         result = await producer.send_in_transaction(Message("T", b"x"), lose_the_broker)
     assert result.outcome is COMMIT
-    assert "transaction outcome not told, the broker will ask" in caplog.text
+    assert "transaction outcome not sent, the broker will check" in caplog.text
 
 
 async def test_an_id_that_makes_no_sense_is_left_to_the_brokers_question(
@@ -169,7 +169,7 @@ async def test_an_id_that_makes_no_sense_is_left_to_the_brokers_question(
     async with producer_of(cluster) as producer:
         result = await producer.send_in_transaction(Message("T", b"x"), lambda *_: COMMIT)
     assert result.outcome is COMMIT
-    assert "the broker will ask" in caplog.text
+    assert "the broker will check" in caplog.text
     assert cluster.seen(END) == []
 
 

@@ -45,7 +45,7 @@ def test_a_refusal_says_who_refused_what_and_why() -> None:
     assert str(refusal(Response(2, "busy"), ADDRESS)) == f"{ADDRESS} refused with 2 (SYSTEM_BUSY): busy"
     assert (
         str(refusal(Response(77, None), ADDRESS))
-        == f"{ADDRESS} refused with 77 (a code nobody knows): it did not say why"
+        == f"{ADDRESS} refused with 77 (unknown code): no reason given"
     )
 
 

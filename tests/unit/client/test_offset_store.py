@@ -137,7 +137,7 @@ async def test_a_damaged_file_gives_way_to_its_backup_and_does_not_replace_it(
 
 async def test_damage_without_a_backup_is_an_error_that_says_what_to_do(store: FileOffsets) -> None:
     write(store, "{")
-    with pytest.raises(OffsetFileError, match=r"offsets\.json is damaged .* remove it to start anew"):
+    with pytest.raises(OffsetFileError, match=r"offsets\.json is damaged .* repair or remove it"):
         await store.load()
     with pytest.raises(OffsetFileError):
         await store.read(Q0)

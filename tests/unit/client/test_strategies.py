@@ -157,7 +157,7 @@ def test_queues_near_nobody_are_shared_by_all_and_others_stay_in_their_room() ->
 @pytest.mark.parametrize(("queue_room", "client_room"), [("", "north"), ("north", "")])
 def test_a_room_without_a_name_is_an_error_that_says_whose(queue_room: str, client_room: str) -> None:
     nearby = NearbyMachineRoom(lambda _: queue_room, lambda _: client_room)
-    with pytest.raises(ClientError, match=r"(T@b:0|me) is in no machine room"):
+    with pytest.raises(ClientError, match=r"(T@b:0|me) has no machine room"):
         nearby("me", [QueueRef("T", "b", 0)], ["me"])
 
 

@@ -164,7 +164,7 @@ def test_types_of_records_that_nobody_knows_are_skipped() -> None:
     ],
 )
 def test_a_broken_record_is_an_error_that_shows_it(text: str) -> None:
-    with pytest.raises(TraceError, match="not a trace of"):
+    with pytest.raises(TraceError, match="damaged trace record"):
         decode_trace(text.encode())
 
 
@@ -228,7 +228,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         decode_trace(text.encode())
     except TraceError as error:
-        assert "not a trace of" in str(error)  # noqa: PT017 - most texts are fine
+        assert "damaged trace record" in str(error)  # noqa: PT017 - most texts are fine
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ async def test_a_send_that_fails_loses_its_records_and_the_next_ones_are_sent(
     assert (await outbox.next())[1] == [sent(2), sent(3)]
     await tracer.stop()
     assert tracer.lost == 2
-    assert f"why={type(error).__name__}: {error}" in caplog.text
+    assert f"cause={type(error).__name__}: {error}" in caplog.text
 
 
 async def test_stopping_ends_even_if_sending_does_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -460,7 +460,7 @@ async def test_stopping_ends_even_if_sending_does_not(caplog: pytest.LogCaptureF
         await outbox.knocked.wait()
         await tracer.stop(timeout_s=0.01)
     assert tracer.lost == 25
-    assert "why=stopped before they were sent" in caplog.text
+    assert "cause=stopped before they were sent" in caplog.text
     assert outbox.messages.empty()
 
 

@@ -348,7 +348,7 @@ class Producer:
             check_times_or_zero(timeout_s=timeout_s)
         if self._transactions.check is None:
             raise ClientError(
-                f"the producer {self.group} has no check: pass Producer(check=...), which answers the broker's checks"
+                f"the producer {self.group} has no check: pass Producer(check=...), for the broker's transaction checks"
             )
         properties = message.to_properties()
         # Brokers cannot delay a half message; Apache's clients drop the delay level too.
