@@ -17,6 +17,7 @@ from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData
 from skyroute.wire.calls.watch import TOPICS_MAX
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Reply, fake_cluster
 from tests.support.lines import WAIT_S, AsyncLine, eventually, line_to
 from tests.support.raw import DataVersion, Registration, Topic
@@ -24,7 +25,7 @@ from tests.support.servers import Running, running
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
-WATCH, ROUTE = 21001, 105
+WATCH, ROUTE = RequestCode.WATCH_ROUTES, RequestCode.GET_ROUTEINFO_BY_TOPIC
 NEVER_S = 3600.0
 
 
@@ -83,7 +84,7 @@ async def brokers(nameserver: Running) -> AsyncIterator[AsyncLine]:
         yield line
 
 
-async def test_a_change_is_heard_of_at_once(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_route_change_arrives_at_once(nameserver: Running, brokers: AsyncLine) -> None:
     await brokers.call(broker().request)
     async with watching(nameserver, "T") as (session, heard):
         assert await next_of(heard) == 8
@@ -96,7 +97,7 @@ async def test_a_change_is_heard_of_at_once(nameserver: Running, brokers: AsyncL
     await eventually(lambda: parked(nameserver) == 0)
 
 
-async def test_a_topic_that_is_created_is_heard_of(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_new_topic_arrives_at_once(nameserver: Running, brokers: AsyncLine) -> None:
     async with watching(nameserver, "T") as (_, heard):
         await brokers.call(broker().request)
         assert await next_of(heard) == 8
@@ -135,7 +136,7 @@ async def test_a_question_that_is_under_way_does_not_hide_a_change(nameserver: R
         assert nameserver.connections == 2
 
 
-async def test_a_producer_sends_where_it_was_told_a_moment_ago(tmp_path: Path) -> None:
+async def test_a_producer_uses_a_changed_route_at_once(tmp_path: Path) -> None:
     async with fake_cluster(topics={"T": 4}, brokers=("broker-a", "broker-b")) as cluster, running(tmp_path) as server:
         first, second = (
             Registration("c", name, cluster.broker(name).address, [Topic("T"), Topic("U")])
@@ -192,9 +193,7 @@ async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: P
         await eventually(lambda: queues_of(session, "T") == 4)
 
 
-async def test_what_another_name_server_knew_already_is_read_when_it_takes_over(
-    tmp_path: Path, nameserver: Running
-) -> None:
+async def test_routes_are_read_again_from_the_next_name_server(tmp_path: Path, nameserver: Running) -> None:
     async with (
         running(tmp_path / "other") as other,
         line_to(nameserver.address) as line,
@@ -253,7 +252,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
         yield cluster
 
 
-async def test_a_name_server_that_does_not_know_watches_is_asked_once(
+async def test_a_name_server_without_watches_gets_one_request(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(route_watch, "LOOK_S", 0.001)
@@ -289,16 +288,14 @@ async def test_watching_can_be_turned_off(nameserver: Running, brokers: AsyncLin
 @pytest.mark.parametrize(
     "reply",
     [
-        Reply(2, remark="too many wait"),
-        Reply(1),
-        Reply(0),
-        Reply(0, {"life": "x", "revision": "soon"}),
-        Reply(0, {"life": "x", "revision": "1"}, b"{"),
+        Reply(ResponseCode.SYSTEM_BUSY, remark="too many wait"),
+        Reply(ResponseCode.SYSTEM_ERROR),
+        Reply(ResponseCode.SUCCESS),
+        Reply(ResponseCode.SUCCESS, {"life": "x", "revision": "soon"}),
+        Reply(ResponseCode.SUCCESS, {"life": "x", "revision": "1"}, b"{"),
     ],
 )
-async def test_a_name_server_that_answers_nonsense_is_left_alone_for_a_while(
-    cluster: FakeCluster, reply: Reply
-) -> None:
+async def test_after_an_invalid_response_the_watch_pauses(cluster: FakeCluster, reply: Reply) -> None:
     cluster.on(WATCH, lambda *_: reply)
     async with Producer("g", cluster.address) as producer:
         await producer.send(Message("T", b"x"))
@@ -318,11 +315,11 @@ async def test_a_route_that_cannot_be_read_is_tried_again(
         answered += 1
         await asyncio.sleep(0.001)
         fields = {"life": "x", "revision": str(answered)}
-        return Reply(0, fields | {"compacted": "true"} if answered == 1 else fields)
+        return Reply(ResponseCode.SUCCESS, fields | {"compacted": "true"} if answered == 1 else fields)
 
     cluster.on(WATCH, tell)
     async with Session(cluster.address, route_poll_interval_s=NEVER_S) as session:
-        cluster.refuse(ROUTE, 1, "not ready", times=3)
+        cluster.refuse(ROUTE, ResponseCode.SYSTEM_ERROR, "not ready", times=3)
         session.heartbeats.add(User("T"))
         await eventually(lambda: session.routes.cached("T") is not None)
 

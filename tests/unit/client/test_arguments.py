@@ -111,7 +111,7 @@ def test_a_session_refuses_invalid_times(name: str, value: object) -> None:
         ("clock", 5),
     ],
 )
-def test_a_producer_says_which_argument_is_invalid(name: str, value: object) -> None:
+def test_the_error_of_a_producer_names_the_invalid_argument(name: str, value: object) -> None:
     with pytest.raises(ClientError, match=rf"^{name} is "):
         Producer("g", NOWHERE, **{name: value})  # type: ignore[arg-type]  # invalid on purpose
 
@@ -141,7 +141,7 @@ def test_a_producer_says_which_argument_is_invalid(name: str, value: object) -> 
         ("session", Session),
     ],
 )
-def test_a_consumer_says_which_argument_is_invalid(name: str, value: object) -> None:
+def test_the_error_of_a_consumer_names_the_invalid_argument(name: str, value: object) -> None:
     with pytest.raises(ClientError, match=rf"^{name} is "):
         Consumer("g", NOWHERE, **{name: value})  # type: ignore[arg-type]  # invalid on purpose
 
@@ -161,7 +161,7 @@ def test_a_consumer_says_which_argument_is_invalid(name: str, value: object) -> 
         ("session", False),
     ],
 )
-def test_a_pull_consumer_says_which_argument_is_invalid(name: str, value: object) -> None:
+def test_the_error_of_a_pull_consumer_names_the_invalid_argument(name: str, value: object) -> None:
     with pytest.raises(ClientError, match=rf"^{name} is "):
         PullConsumer("g", NOWHERE, **{name: value})  # type: ignore[arg-type]  # invalid on purpose
 
@@ -270,7 +270,7 @@ def test_credentials_are_text_and_errors_do_not_contain_them(arguments: tuple[An
         ("wait_stored", None),
     ],
 )
-def test_a_message_says_which_argument_is_invalid(name: str, value: object) -> None:
+def test_the_error_of_a_message_names_the_invalid_argument(name: str, value: object) -> None:
     with pytest.raises(InvalidMessageError, match=rf"{name.removesuffix('s').removesuffix('ie')}"):
         Message("T", **({"body": b"x"} | {name: value}))  # type: ignore[arg-type]  # invalid on purpose
 

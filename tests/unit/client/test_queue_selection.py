@@ -46,7 +46,7 @@ def test_a_broker_that_is_in_no_group_is_not_written() -> None:
     assert publish_queues("T", TopicRoute((), known.queues)) == []
 
 
-def test_bits_nobody_knows_do_not_forbid_writing() -> None:
+def test_unknown_permission_bits_are_ignored() -> None:
     assert places(publish_queues("T", route(("a", 1, 1, 6 | 1 << 9)))) == ["a0"]
 
 
@@ -88,7 +88,7 @@ def test_brokers_to_avoid_are_avoided() -> None:
     assert {rotation.next({"a", "c"}).broker_name for _ in range(20)} == {"b"}
 
 
-def test_where_all_are_to_be_avoided_none_is() -> None:
+def test_if_all_brokers_are_to_be_avoided_all_are_used() -> None:
     rotation = Rotation(queues("a", "b"))
     assert {rotation.next({"a", "b"}) for _ in range(20)} == set(queues("a", "b"))
 
@@ -145,7 +145,7 @@ def test_brokers_are_judged_one_by_one() -> None:
     assert health.avoided(now=3.0) == {"b"}
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_avoided_brokers_is_bounded() -> None:
     health = BrokerHealth()
     for number in range(BROKERS_MAX + 1):
         health.report(str(number), 15.0, now=0.0)
