@@ -1,4 +1,4 @@
-"""Keeps the steps of each order in order: one sharding key means one queue, which an ordered consumer handles in order."""
+"""Keeps the steps of each order in order: one sharding key, one queue, one ordered consumer."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""The blocking face, used from threads as scripts use it, while the cluster lives on the test's own loop."""
+"""The blocking classes in threads, while the fake cluster runs on the test's event loop."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ async def test_a_handler_that_exits_ends_run(cluster: FakeCluster, error: BaseEx
 
     cluster.put(cluster.queue("T"), b"x")
     await asyncio.wait_for(asyncio.to_thread(script), 10.0)
-    assert cluster.offsets.get(("c", cluster.queue("T")), 0) == 0  # whoever comes next is given it again
+    assert cluster.offsets.get(("c", cluster.queue("T")), 0) == 0  # the next owner gets it again
     assert [
         each.fields["consumerGroup"]
         for each in cluster.seen(RequestCode.UNREGISTER_CLIENT)

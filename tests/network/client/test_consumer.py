@@ -1,4 +1,4 @@
-"""The push consumer against a cluster that speaks real bytes and obeys the test: what handlers get and may say."""
+"""The push consumer against a fake cluster on real sockets: handlers and their results."""
 
 from __future__ import annotations
 
@@ -419,7 +419,7 @@ async def test_a_message_is_consumed_when_the_next_is_requested(cluster: FakeClu
     loop = aiter(consumer)
     await anext(loop)
     await anext(loop)
-    await consumer.stop()  # by the one who is at it: there is nobody to wait for
+    await consumer.stop()  # by the loop's own task: it does not wait for itself
     assert committed(cluster) == 1
 
 

@@ -1,4 +1,4 @@
-"""What brokers, and people through them, ask of a running consumer."""
+"""Requests that brokers send to a push consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers that are left as one leaves a program: the consumer stops properly, and whoever runs it is told."""
+"""Handlers that call sys.exit(): the consumer stops properly, and `run` raises the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The push consumer in trouble: brokers that refuse, hang or vanish, and handlers that do not come back."""
+"""The push consumer and faults: brokers that refuse, hang or disconnect, and handlers that do not return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several members share the queues: who has which, and how one hands over to the other."""
+"""Rebalance and handover between the members of a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The push consumer when it keeps the order of each queue."""
+"""The ordered push consumer."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_a_lock_regained_after_a_minute_begins_anew(cluster: FakeCluster) 
         for body in (b"two", b"three"):
             cluster.put(queue, body)
         await cluster.until_seen(RequestCode.LOCK_BATCH_MQ, len(cluster.seen(RequestCode.LOCK_BATCH_MQ)) + 2)
-        cluster.offsets["g", queue] = 2  # somebody has consumed meanwhile
+        cluster.offsets["g", queue] = 2  # another member has consumed meanwhile
         cluster.heal(41)
         assert await inbox.until(2) == [b"one", b"three"]
 

@@ -1,4 +1,4 @@
-"""Conditions are shown to a broker before anybody relies on them, also when the consumer is running already."""
+"""SQL filters are checked by a broker before they take effect."""
 
 from __future__ import annotations
 

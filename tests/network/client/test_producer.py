@@ -1,4 +1,4 @@
-"""What a producer sends, to which queue, and how often it tries."""
+"""The producer: requests, queues and retries."""
 
 import asyncio
 import logging

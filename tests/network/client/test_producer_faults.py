@@ -1,4 +1,4 @@
-"""What must not happen to a producer whatever happens around it: a hang, a leak, an error that nobody hears of."""
+"""Producer faults: no hang, no leak and no unreported error."""
 
 import asyncio
 import socket
@@ -72,7 +72,7 @@ async def test_a_broker_that_accepts_no_connection_does_not_exceed_the_timeout(
     cluster: FakeCluster, fixed: bool
 ) -> None:
     with closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as full, ExitStack() as others:
-        # Nobody accepts, and those who came before us fill the queue.
+        # The server accepts no connection, and earlier ones fill its backlog.
         for _ in range(8):
             other = others.enter_context(closing(socket.socket()))
             other.setblocking(False)
@@ -191,7 +191,7 @@ async def test_cancelled_sends_leave_nothing_in_flight(cluster: FakeCluster, cod
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
         if code == 105:
-            # The question stays under way: whoever asks next waits for the same answer. Here it never comes.
+            # The request stays open: the next caller waits for the same response, which never arrives.
             producer.session.routes.stop()
             await eventually(lambda: not producer.session.routes._refreshes)
         await eventually(lambda: is_at_rest(producer))

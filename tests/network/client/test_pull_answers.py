@@ -1,4 +1,4 @@
-"""What brokers, and people through them, ask of a consumer that reads when it is told to."""
+"""Requests that brokers send to a pull consumer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_the_status_request_returns_offsets(cluster: FakeCluster, consumer
     )
     assert answer.code == ResponseCode.SUCCESS
     assert b'"queueId":0' in answer.body
-    assert b":0" in answer.body  # nobody has said yet that they are processed
+    assert b":0" in answer.body  # they do not count as processed yet
     await consumer.poll(timeout_s=0)
     answer = await cluster.ask_client(
         consumer.session.client_id, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": "T", "group": "g"}

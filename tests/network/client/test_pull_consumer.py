@@ -1,4 +1,4 @@
-"""The pull consumer against a cluster that speaks real bytes and obeys the test."""
+"""The pull consumer against a fake cluster on real sockets."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ def bodies(messages: list[StoredMessage]) -> list[bytes]:
 
 
 async def poll_bodies(consumer: PullConsumer, count: int) -> list[bytes]:
-    """Poll until so many messages have come."""
+    """Poll until this number of messages was returned."""
     found: list[bytes] = []
     while len(found) < count:
         found += bodies(await consumer.poll())
@@ -417,7 +417,7 @@ async def test_two_members_share_the_queues_and_one_takes_over(cluster: FakeClus
             assert await poll_bodies(first, 1) == [b"first's"]
             assert await poll_bodies(second, 1) == [b"second's"]
         await eventually(lambda: first.assignment == everything)
-        # It was handed out, and nobody came back for more: so it is given again.
+        # It was returned, and no poll followed: it is not committed.
         assert await poll_bodies(first, 1) == [b"second's"]
     handed_over = frozenset({cluster.queue("T", 2), cluster.queue("T", 3)})
     assert changes == [

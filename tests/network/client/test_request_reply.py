@@ -1,4 +1,4 @@
-"""Requests that wait for a reply: the side that asks, and the side that answers."""
+"""Request-reply: the requester and the replier."""
 
 import asyncio
 import logging

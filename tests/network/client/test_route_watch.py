@@ -1,4 +1,4 @@
-"""A client whose name server tells it of changed routes, and one whose name server does not."""
+"""The route watch, with name servers that support it and that do not."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ async def test_many_topics_one_after_the_other_are_few_watches(nameserver: Runni
         assert parked(nameserver) <= 4
 
 
-# ------------------------------------------------------------------------------------------------ those who do not know
+# ------------------------------------------------------------------------------------- name servers without watches
 
 
 @pytest.fixture

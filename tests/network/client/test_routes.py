@@ -1,4 +1,4 @@
-"""How a client learns where topics are, and keeps knowing it."""
+"""The route cache: reads, refreshes and addresses."""
 
 import asyncio
 import json
@@ -217,7 +217,7 @@ async def test_a_new_topic_is_sent_to_where_it_will_be_and_then_to_where_it_is()
             assert result.queue.topic == "New"
             (sent,) = cluster.seen(RequestCode.SEND_MESSAGE_V2)
             assert (sent.fields["b"], sent.fields["c"], sent.fields["d"]) == ("New", "TBW102", "2")
-            # The real route, once the second is over in which nobody asks again.
+            # The real route, after the second in which the route is not read again.
             producer._delivery._provisional["New"] = (0.0, producer._delivery._provisional["New"][1])
             assert len(await producer.queues("New")) == 4
             assert "New" not in producer._delivery._provisional

@@ -1,4 +1,4 @@
-"""Connections, heartbeats and what brokers ask, as all producers and consumers of a session share them."""
+"""The session: connections, heartbeats and requests of brokers."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Transactional messages: how they end, and what a broker asks that was not told."""
+"""Transactions: outcomes and checks."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ def producer_of(cluster: FakeCluster, check: Any = never_asked, **settings: Any)
 
 
 async def end_of(cluster: FakeCluster, number: int = 1) -> Command:
-    """Wait for the last of so many outcomes that the broker was told."""
+    """Wait for this number of outcomes, and return the last."""
     ends = await cluster.until_seen(END, number)
     assert len(ends) == number
     assert all(end.is_one_way for end in ends)
@@ -313,7 +313,7 @@ async def test_only_the_check_of_the_group_is_called(cluster: FakeCluster) -> No
             client_id = await be_known(first, cluster)
             await cluster.tell_client(client_id, CHECK, *question(cluster, group="g2"))
             assert (await end_of(cluster)).fields["producerGroup"] == "g2"
-            # Nobody here: the question goes unanswered, and the broker asks somebody else.
+            # No producer of the group: the check is refused, and the broker uses another client.
             refused = await cluster.ask_client(client_id, CHECK, *question(cluster, group="g3"))
             assert refused.code == ResponseCode.SYSTEM_ERROR
         assert asked == ["g2"]

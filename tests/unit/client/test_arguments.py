@@ -1,4 +1,4 @@
-"""Slips in what an application passes are told at once, and name the argument."""
+"""Invalid arguments raise at once, and the error names the argument."""
 
 import contextlib
 import inspect

@@ -1,4 +1,4 @@
-"""The gate against a slow and obvious model, and the ways in which waiting can end."""
+"""The limit of sends in flight against a simple model, and the ways in which waiting can end."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""How far a consumer has come: in a file that Java's client shares, and with brokers."""
+"""Offsets in a file that Java's client shares, and at brokers."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Calls about one queue, against brokers that speak real bytes."""
+"""Requests about one queue, against fake brokers on real sockets."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Members of a group, Apache's and ours, find the same shares without a word to each other."""
+"""The strategies return the same shares as Apache's."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic, and where it begins."""
+"""Filters, start positions and the messages of a pull."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

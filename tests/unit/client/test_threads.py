@@ -1,4 +1,4 @@
-"""Threads that a process need not wait for."""
+"""Daemon threads for plain functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a message is told in Apache's words, and telling it never gets in the way."""
+"""Trace records in Apache's format, and a tracer that never delays or fails the application."""
 
 import asyncio
 import json
@@ -264,7 +264,7 @@ class Outbox:
         if self.broken is not None:
             raise self.broken
         self.messages.put_nowait(message)
-        return "a result nobody looks at"
+        return "an ignored result"
 
     async def next(self) -> tuple[Message, list[TraceRecord]]:
         async with asyncio.timeout(IN_GOOD_TIME_S):

@@ -1,4 +1,4 @@
-"""What of one queue is not finished: nothing may ever be committed beyond it."""
+"""The message buffer of a queue: no offset behind an unfinished message is ever committed."""
 
 from __future__ import annotations
 

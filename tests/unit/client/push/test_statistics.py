@@ -1,4 +1,4 @@
-"""How fast a consumer says it is."""
+"""Consume rates and average times."""
 
 from __future__ import annotations
 
