@@ -1,10 +1,9 @@
-"""The whole system at work, told as it happens: two name servers, two brokers, and clients of every kind.
+"""A demonstration of the whole system: two name servers, two brokers, and clients of every kind.
 
-The servers are processes of the `skyroute` command on free ports of loopback, with their files in a temporary folder.
-One broker stands still for a while, and is later killed while messages go on. What was sent is counted, and so is what
-was consumed: if anything is lost, the exit code is 1. In the end Spark, where it is installed, reads what was sent as a
-table, and how long the brokers were there from what the name servers have recorded. Before that, whoever sits at a
-terminal is given a console in the browser, until ctrl-C. Run it with `make demo`.
+The servers are processes of the `skyroute` command on free loopback ports, with their files in a temporary folder. One
+broker is paused, and later killed, while messages are sent. Sent and consumed messages are counted: if one is lost, the
+exit code is 1. On a terminal, the web console then stays open until Ctrl-C. At the end Spark, if installed, reads the
+messages as a table, and the availability of the brokers from the route journals. Run it with `make demo`.
 """
 
 import asyncio
@@ -41,13 +40,13 @@ from skyroute.client.consuming.subscription import Expression
 
 TOPICS = ("Orders", "Steps", "Reminders", "Payments", "Readings", "Questions", "News", "Invoices", "Parcels")
 LEASE_S = 4.0
-"""So long a name server believes a broker of which it hears nothing. In earnest it is two minutes."""
+"""The broker lease at the name servers; the default is two minutes."""
 ROUTES_S = 0.5
-"""How often clients ask for routes. In earnest it is half a minute."""
+"""How often clients refresh routes; the default is 30 s."""
 ORDER_S = 0.2
-"""How often something is ordered while somebody looks at the console."""
+"""How often an order is sent while the console is open."""
 WAIT_S = 30.0
-"""Nothing here takes nearly as long, unless something is wrong."""
+"""Timeout of each step."""
 STARTED_AT = time.monotonic()
 
 
@@ -56,7 +55,7 @@ def tell(text: str) -> None:
 
 
 class BrokenPromiseError(Exception):
-    """Something did not happen as the story says."""
+    """A step of the demonstration failed."""
 
 
 def check(promise: str, *, kept: bool) -> None:
@@ -82,14 +81,14 @@ class Server:
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "skyroute", self._kind, "--log-level", "error", *words),
             stdout=PIPE,
-            start_new_session=True,  # ctrl-C is for us
+            start_new_session=True,  # Ctrl-C must not reach it
         )
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()
         check(f"{self.name} starts", kept="boot success" in line)
         self.address = next(word.strip("],.") for word in line.split() if word.startswith("127.0.0.1:"))
         tell(f"{self.name} serves at {self.address} (process {self._process.pid})")
-        self._settings["listenPort"] = self.address.rpartition(":")[2]  # should it return, then to the same place
+        self._settings["listenPort"] = self.address.rpartition(":")[2]  # it restarts at the same port
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -101,7 +100,7 @@ class Server:
         await self._process.wait()
 
     async def stop(self) -> None:
-        """Have it end in good order."""
+        """Stop it with SIGTERM."""
         assert self._process is not None
         self._process.terminate()
         async with asyncio.timeout(WAIT_S):
@@ -110,7 +109,7 @@ class Server:
         check(f"{self.name} stops in good order", kept=code == 0)
 
     async def abandon(self) -> None:
-        """End it whatever it does, if it still runs."""
+        """Kill it if it still runs."""
         if self._process is not None and self._process.returncode is None:
             await self.kill()
 
@@ -136,7 +135,7 @@ def broker(name: str, folder: Path, name_servers: str) -> Server:
             "brokerName": name,
             "storePathRootDir": str(folder / name),
             "namesrvAddr": name_servers,
-            # Only with this does a broker say every second that it is there, and how long that holds.
+            # With this setting a broker sends a heartbeat with a lease every second.
             "enableSlaveActingMaster": "true",
             "brokerNotActiveTimeoutMillis": f"{LEASE_S * 1000:.0f}",
             "transactionTimeOut": "500",
@@ -152,7 +151,7 @@ async def show_route(admin: Admin, topic: str) -> str:
 
 
 async def until_served_by(admins: Sequence[Admin], topic: str, *brokers: str) -> float:
-    """Wait until all name servers say that these brokers serve a topic, and no others; return how long it took."""
+    """Wait until the route of a topic has exactly these brokers on all name servers; return how long it took."""
     began = time.monotonic()
     async with asyncio.timeout(WAIT_S):
         for admin in admins:
@@ -165,7 +164,7 @@ async def until_served_by(admins: Sequence[Admin], topic: str, *brokers: str) ->
 
 
 class Inbox:
-    """What a handler was given, and a way to wait for it."""
+    """A handler that keeps its messages, and waits for them."""
 
     def __init__(self) -> None:
         self.bodies: Counter[str] = Counter()
@@ -187,7 +186,7 @@ class Inbox:
 
 
 class Shop:
-    """Sells coffee, and tells everybody about it."""
+    """Runs each kind of producer and consumer once."""
 
     def __init__(self, name_servers: str, folder: Path, producer: Producer) -> None:
         self._name_servers = name_servers
@@ -346,7 +345,7 @@ async def stand_still(admins: Sequence[Admin], victim: Server) -> None:
 
 
 async def kill_and_return(shop: Shop, producer: Producer, admins: Sequence[Admin], victim: Server) -> int:
-    """Send all the time, while a broker is killed and comes back; return how much was acknowledged, and consumed."""
+    """Send while a broker is killed and restarted; return the numbers of acknowledged and consumed messages."""
     taken_by: dict[str, str] = {}
     refused = 0
     progress = asyncio.Condition()
@@ -411,7 +410,7 @@ async def story(name_servers: str, folder: Path, victim: Server) -> int:
         for topic in TOPICS:
             await admins[0].create_topic(topic, read_queues=4, write_queues=4)
         await stand_still(admins, victim)
-        # A broker that failed is usually left alone for ten seconds, which is too long for a demonstration.
+        # By default a failed broker is avoided for ten seconds, which is too long for a demonstration.
         options: dict[str, Any] = {"avoid_slow": False, "route_poll_interval_s": ROUTES_S}
         producer = Producer("shop", name_servers, check=became_of, **options)
         await stack.enter_async_context(producer)
@@ -440,7 +439,7 @@ def read_topic(name_servers: str, acknowledged: int) -> None:
 
 
 async def show_console(name_servers: str, folder: Path, journals: dict[str, Path]) -> None:
-    """Let the cluster be looked at in a browser until ctrl-C, while orders go on."""
+    """Serve the web console until Ctrl-C, while orders are sent."""
     if importlib.util.find_spec("starlette") is None:
         tell("pip install 'skyroute[console]', and next time the cluster can be looked at in a browser")
         return
@@ -480,7 +479,7 @@ def show_availability(folder: Path) -> None:
 
 
 def end_on_signals() -> None:
-    """Have a closed terminal end the demonstration as ctrl-C does: servers are ended, too."""
+    """Let a closed terminal end the demonstration as Ctrl-C does, with its servers."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -514,7 +513,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    # What clients have to say of a broker that is gone, we say ourselves.
+    # The demonstration prints what happens, so the warnings of the clients are not needed.
     logging.getLogger("skyroute").setLevel(logging.ERROR)
     try:
         asyncio.run(main())

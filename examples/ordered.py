@@ -1,4 +1,4 @@
-"""Keeps the steps of each order in order: one sharding key leads to one queue, and an ordered consumer takes turns."""
+"""Keeps the steps of each order in order: one sharding key, one queue, one ordered consumer."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ async def main() -> None:
     @consumer.on(TOPIC)
     async def follow(message: StoredMessage) -> None:
         order = message.sharding_key or "?"
-        if (step := message.body.decode()) not in seen[order]:  # a message may come twice
+        if (step := message.body.decode()) not in seen[order]:  # a message may be delivered twice
             seen[order].append(step)
         if all(len(seen[order]) == len(STEPS) for order in orders):
             done.set()

@@ -1,4 +1,4 @@
-"""Reads a topic from its beginning, batch by batch, whenever it suits us."""
+"""Polls a topic from its oldest message."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Asks a question over a topic, and gets the answer from whoever consumes it."""
+"""Sends a request to a topic, and gets the reply of its consumer."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""The same without `await`, for scripts: `skyroute.blocking` has the same names."""
+"""Sends and reads messages without `await`: `skyroute.blocking` has the same names."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Sends ten orders, and consumes them as they come. Give the name servers' addresses, or set NAMESRV_ADDR."""
+"""Sends ten orders, and consumes them. Pass the name servers' addresses, or set NAMESRV_ADDR."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Sends a message that is delivered only if our own part of the transaction, here an entry in a ledger, succeeds."""
+"""Sends a message that is delivered only if the local transaction, here an entry in a ledger, succeeds."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ ledger: set[str] = set()
 
 
 async def check(message: StoredMessage) -> TransactionOutcome:
-    """The broker asks when it has not heard what became of a transaction."""
+    """Return the outcome of a transaction; the broker calls it if the outcome did not arrive."""
     return TransactionOutcome.COMMIT if message.message_id in ledger else TransactionOutcome.ROLLBACK
 
 

@@ -111,9 +111,9 @@ async def _start_session(address: str, topic: str, heard: Heard) -> Session:
     session = Session(address, request_timeout_s=60.0, connect_timeout_s=60.0)
     session.routes.listeners.add(partial(_note, heard))
     await session.start()
-    session.join(User(topic))
+    session.heartbeats.add(User(topic))
     await session.routes.find(topic)
-    while session.watch is None or not session.watch.is_told:  # noqa: ASYNC110 - it announces itself to nobody
+    while session.watch is None or not session.watch.is_active:  # noqa: ASYNC110 - it announces itself to nobody
         await asyncio.sleep(0.01)
     return session
 

@@ -152,7 +152,7 @@ async def test_both_tools_print_the_same_about_a_running_group(
             await producer.send(Message(TOPIC, b"%d" % number))
         await java_producer.send(TOPIC, b"from Java")
         await until(lambda: all_received(ours, theirs, 9), what="all messages are consumed")
-        await producer.session.send_heartbeats()
+        await producer.session.heartbeats.send()
 
         await connections_agree(tools)
         await producers_agree(tools, "admin-producers")

@@ -1,1 +1,1 @@
-"""What an application holds."""
+"""The client: producers, consumers and the admin."""

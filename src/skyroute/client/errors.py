@@ -1,4 +1,4 @@
-"""What can go wrong for an application: with finding brokers, and with what they answer."""
+"""The errors of the client: brokers that are not found, and responses that refuse a request."""
 
 from typing import ClassVar
 
@@ -8,35 +8,35 @@ from skyroute.wire.command import Response
 
 
 class ClientError(SkyrouteError):
-    """Producing, consuming or administering failed."""
+    """A producer, consumer or admin call failed."""
 
 
 class ArgumentError(ClientError, TypeError, ValueError):
-    """What was passed cannot be meant; the text names the argument, and says what is allowed. Nothing was done.
+    """An argument is invalid; the text has its name, its value, and what is expected. Nothing was done.
 
-    It is also what Python itself raises for a wrong type or value, so that code finds it that looks for those.
+    It is a TypeError and a ValueError too, so that code that catches those catches it.
     """
 
 
 class NotRunningError(ClientError):
-    """It was used before it was started, or after it was stopped: use `async with`, or call `start` first."""
+    """A client was used before `start` or after `stop`: use `async with`, or call `start` first."""
 
 
 class NoNameServerError(ClientError):
-    """None of the name servers answers."""
+    """No name server responds."""
 
     retryable = True
 
 
 class NoRouteError(ClientError):
-    """The name servers know no broker for the topic."""
+    """The name servers have no broker for the topic."""
 
     retryable = True
     stale_route = True
 
 
 class NoBrokerError(ClientError):
-    """A broker is wanted by name, and no route says where it is."""
+    """No route contains the address of a broker."""
 
     retryable = True
     stale_route = True
@@ -48,15 +48,15 @@ def no_master(broker_name: str) -> NoBrokerError:
 
 
 class RequestTimeoutError(ClientError):
-    """A request was sent, and nobody replied in time; whether it was carried out is unknown."""
+    """A request was sent, and no reply arrived in time; whether it was processed is unknown."""
 
     retryable = True
 
 
 class BrokerRefusedError(ClientError):
-    """The other side answered, and the answer was no.
+    """A broker or name server refused a request.
 
-    Codes that a caller may want to tell apart have a class of their own; for the others there is `code`.
+    Common response codes have a subclass; `code` has the number.
     """
 
     by_code: ClassVar[dict[int, type["BrokerRefusedError"]]] = {}
@@ -68,8 +68,8 @@ class BrokerRefusedError(ClientError):
         cls.by_code[code] = cls
 
     def __init__(self, code: int, remark: str | None, address: str) -> None:
-        name = ResponseCode(code).name if code in ResponseCode._value2member_map_ else "a code nobody knows"
-        super().__init__(f"{address} refused with {code} ({name}): {remark or 'it did not say why'}{self.advice}")
+        name = ResponseCode(code).name if code in ResponseCode._value2member_map_ else "unknown code"
+        super().__init__(f"{address} refused with {code} ({name}): {remark or 'no reason given'}{self.advice}")
         self.code = code
         self.remark = remark
         self.address = address
@@ -79,34 +79,34 @@ class BrokerRefusedError(ClientError):
 
 
 def refusal(response: Response, address: str) -> BrokerRefusedError:
-    """Return the error that an answer other than success stands for."""
+    """Return the error for a response whose code is not SUCCESS."""
     return BrokerRefusedError.by_code.get(response.code, BrokerRefusedError)(response.code, response.remark, address)
 
 
 class ServerFailedError(BrokerRefusedError, code=ResponseCode.SYSTEM_ERROR):
-    """The other side failed; the remark is all it says."""
+    """The server failed; the remark has the reason."""
 
     retryable = True
 
 
 class SystemBusyError(BrokerRefusedError, code=ResponseCode.SYSTEM_BUSY):
-    """The broker has more to do than it can; later may be better, another broker may be better still."""
+    """The broker is overloaded: retry later, or with another broker."""
 
     retryable = True
 
 
 class UnsupportedError(BrokerRefusedError, code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED):
-    """The other side does not know this request: it is older, newer, or not what you think it is."""
+    """The server does not support this request: it is of another release, or not the expected kind of server."""
 
     advice = "; is this the address of a broker where a name server's is wanted, or a server of another release?"
 
 
 class MessageRefusedError(BrokerRefusedError, code=ResponseCode.MESSAGE_ILLEGAL):
-    """The broker will not keep the message: too large, or with too long properties."""
+    """The broker refuses the message: its body or its properties are too long."""
 
 
 class UnavailableError(BrokerRefusedError, code=ResponseCode.SERVICE_NOT_AVAILABLE):
-    """The broker cannot store now: it is a slave, it is stopping, or its disk is full."""
+    """The broker cannot store messages now: it is a slave, it is stopping, or its disk is full."""
 
     retryable = True
 
@@ -116,38 +116,38 @@ class NoPermissionError(BrokerRefusedError, code=ResponseCode.NO_PERMISSION):
 
 
 class TopicNotFoundError(BrokerRefusedError, code=ResponseCode.TOPIC_NOT_EXIST):
-    """No queue of this topic is there."""
+    """The broker does not have the topic."""
 
     retryable = True
     stale_route = True
 
 
 class NotFoundError(BrokerRefusedError, code=ResponseCode.QUERY_NOT_FOUND):
-    """There is no such key, offset or message."""
+    """The key, offset or message does not exist."""
 
 
 class ExpressionRefusedError(BrokerRefusedError, code=ResponseCode.SUBSCRIPTION_PARSE_FAILED):
-    """The broker cannot read the subscription's expression."""
+    """The broker cannot parse the filter of the subscription."""
 
 
 class SubscriptionNotFoundError(BrokerRefusedError, code=ResponseCode.SUBSCRIPTION_NOT_EXIST):
-    """The broker has not heard of this group's subscription yet; the next heartbeat tells it."""
+    """The broker does not have the subscription yet; the next heartbeat sends it."""
 
     retryable = True
 
 
 class SubscriptionOutdatedError(BrokerRefusedError, code=ResponseCode.SUBSCRIPTION_NOT_LATEST):
-    """The broker knows an older subscription; the next heartbeat tells it the newer one."""
+    """The broker has an older subscription; the next heartbeat sends the newer one."""
 
     retryable = True
 
 
 class GroupNotFoundError(BrokerRefusedError, code=ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST):
-    """The broker knows no such consumer group, and may not create it."""
+    """The consumer group does not exist, and the broker does not create it."""
 
 
 class InvalidParameterError(BrokerRefusedError, code=ResponseCode.INVALID_PARAMETER):
-    """The broker was asked something that makes no sense to it."""
+    """The broker refuses a parameter of the request."""
 
 
 class ConsumerOfflineError(BrokerRefusedError, code=ResponseCode.CONSUMER_NOT_ONLINE):
@@ -155,13 +155,13 @@ class ConsumerOfflineError(BrokerRefusedError, code=ResponseCode.CONSUMER_NOT_ON
 
 
 class FlowControlError(BrokerRefusedError, code=ResponseCode.FLOW_CONTROL):
-    """The broker asks for patience."""
+    """The broker limits the rate: retry after a pause."""
 
     retryable = True
 
 
 class GoAwayError(BrokerRefusedError, code=ResponseCode.GO_AWAY):
-    """The other side is shutting down."""
+    """The server is shutting down."""
 
     retryable = True
     stale_route = True

@@ -1,4 +1,4 @@
-"""What became of a send."""
+"""The results of a send."""
 
 from enum import Enum
 
@@ -10,7 +10,7 @@ from skyroute.wire.codes import ResponseCode
 
 
 class SendStatus(Enum):
-    """How safe a stored message is. In every case the broker has it, and will deliver it.
+    """How safely a message is stored. In every case the broker has it, and delivers it.
 
     Examples:
         >>> if result.status is SendStatus.SLAVE_NOT_AVAILABLE:
@@ -19,15 +19,15 @@ class SendStatus(Enum):
 
     OK = int(ResponseCode.SUCCESS)
     FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
-    """The broker was to wait for its disk, and its disk took too long."""
+    """The flush to disk took longer than the broker's timeout."""
     FLUSH_SLAVE_TIMEOUT = int(ResponseCode.FLUSH_SLAVE_TIMEOUT)
-    """The broker was to wait for a slave, and that took too long."""
+    """The replication to a slave took longer than the broker's timeout."""
     SLAVE_NOT_AVAILABLE = int(ResponseCode.SLAVE_NOT_AVAILABLE)
-    """The broker was to wait for a slave, and there is none."""
+    """The broker replicates to a slave before it responds, and has no slave."""
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is now.
+    """Where a message is stored.
 
     Examples:
         >>> result = await producer.send(message)
@@ -36,25 +36,25 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
     status: SendStatus
     message_id: str
-    """The id its sender gave it: the one to look it up by, and to write into logs."""
+    """The unique id from the producer: use it for queries and logs."""
     offset_id: str
-    """The id that says where the broker put it."""
+    """The id with the broker's address and the position in its commit log."""
     queue: QueueRef
     queue_offset: int
     transaction_id: str | None = None
     recall_handle: str | None = None
-    """Of a message that waits for its time: what `Producer.recall` takes, if the broker allows it."""
+    """The argument of `Producer.recall`, of a delayed message, if the broker supports it."""
     region: str | None = None
     trace_on: bool = True
 
     @property
     def ok(self) -> bool:
-        """Whether the message is as safe as the broker is set up to make it."""
+        """Whether the message is stored as safely as the broker is configured to."""
         return self.status is SendStatus.OK
 
 
 class TransactionResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a transactional message is, and what we told the broker to do with it.
+    """Where a transactional message is stored, and the outcome that was sent to the broker.
 
     Examples:
         >>> result = await producer.send_in_transaction(message, pay)

@@ -62,7 +62,7 @@ async def cluster(cluster: Cluster) -> Cluster:
 async def client_of(cluster: Cluster) -> Client:
     session = await cluster.session()
     client = Client(session, cluster.broker.address)
-    session.on_request(40, client.note)
+    session.requests.add(40, client.note)
     return client
 
 
@@ -106,7 +106,7 @@ async def test_a_client_that_falls_silent_is_cut_off(cluster: Cluster) -> None:
         cluster.clock.advance(10)
         await scan()
     assert cluster.broker.components.clients.consumers("g") is None
-    await eventually(lambda: cluster.broker.address not in client.session._channels)
+    await eventually(lambda: cluster.broker.address not in client.session.connections.by_address)
 
 
 async def test_nobody_is_in_a_group_that_nobody_joined(cluster: Cluster) -> None:

@@ -71,7 +71,7 @@ async def test_a_producer_that_left_it_open_is_asked(place: OneBroker, outcome: 
     ledger = Ledger(outcome)
     async with Producer("p", place.name_server.address, check=ledger.check) as producer:
         await producer.send_in_transaction(Message("Orders", b"coffee", keys="k"), lambda *_: UNKNOWN)
-        await producer.session.send_heartbeats()
+        await producer.session.heartbeats.send()
         await send_checks(place)
         await eventually(lambda: len(place.stored(HALF_DONE_TOPIC)) == 2)
         await send_checks(place)
@@ -89,7 +89,7 @@ async def test_open_transactions_outlive_the_broker(place: OneBroker, by_force: 
         await eventually(lambda: len(place.stored(HALF_DONE_TOPIC)) == 1)
         await place.restart(by_force=by_force)
         assert place.broker.components.transactions.open_count == 1
-        await producer.session.send_heartbeats()
+        await producer.session.heartbeats.send()
         await eventually(lambda: len(place.broker.components.clients.producers("p")) == 1)
         await send_checks(place)
         await eventually(lambda: bodies(place.stored()) == [b"ended", b"open"])
@@ -105,7 +105,7 @@ async def test_another_producer_of_the_group_answers_for_one_that_is_gone(place:
         await leaving.send_in_transaction(Message("Orders", b"left open"), lambda *_: UNKNOWN)
     async with Producer("p", place.name_server.address, check=ledger.check) as staying:
         await staying.queues("Orders")
-        await staying.session.send_heartbeats()
+        await staying.session.heartbeats.send()
         await send_checks(place)
         await eventually(lambda: bodies(place.stored()) == [b"left open"])
     assert len(ledger.asked) == 1

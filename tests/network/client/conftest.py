@@ -1,4 +1,4 @@
-"""What tests of clients share."""
+"""Fixtures of the client tests."""
 
 import asyncio
 import gc
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 async def nothing_lost() -> AsyncIterator[None]:
-    """No exception may be lost in a task or a future that nobody looks at."""
+    """No exception may stay unretrieved in a task or a future."""
     lost: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
     yield

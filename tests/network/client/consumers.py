@@ -1,4 +1,4 @@
-"""What the tests of the push consumer share: a consumer that is in a hurry, and a handler that remembers."""
+"""Helpers for consumer tests: short intervals, and a handler that keeps its messages."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HURRIED = Intervals(
 
 
 def consumer_of(cluster: FakeCluster, group: str = "g", /, **settings: object) -> Consumer:
-    """A consumer that begins with the oldest message and never waits long."""
+    """A consumer that starts at the oldest message, with short intervals."""
     values = {"name_servers": cluster.address, "start": StartPosition.FIRST, "intervals": HURRIED, "suspend_s": 0.01}
     return Consumer(group, **(values | settings))  # type: ignore[arg-type]  # whatever a test wants
 
 
 class Inbox:
-    """A handler that keeps what it gets."""
+    """A handler that keeps its messages."""
 
     def __init__(self) -> None:
         self.messages: list[StoredMessage] = []
@@ -46,7 +46,7 @@ class Inbox:
         return [message.body for message in self.messages]
 
     async def until(self, count: int) -> list[bytes]:
-        """Wait until so many have come, and return the bodies of all."""
+        """Wait for this number of messages, and return all bodies."""
         async with asyncio.timeout(WAIT_S):
             while len(self.messages) < count:
                 self._news.clear()

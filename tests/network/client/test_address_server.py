@@ -1,11 +1,11 @@
-"""Name servers that a web server knows: found when first needed, asked for again, and kept while it is away."""
+"""Addresses from an address server: read when first needed, refreshed, and kept while it is down."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -17,13 +17,13 @@ from skyroute.client.session import session as session_module
 from skyroute.client.session.address_server import AddressServer, is_address_server
 from skyroute.client.session.name_servers import NameServers
 from tests.support.fake_broker import FakeCluster, fake_cluster
-from tests.support.lines import eventually
+from tests.support.lines import WAIT_S, eventually
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
 
 class Web:
-    """A real web server, and what it says."""
+    """A real web server with a configurable response."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -44,7 +44,7 @@ class Web:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its own name for it
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name in the base class
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -77,14 +77,14 @@ async def cluster() -> AsyncIterator[FakeCluster]:
 async def test_a_producer_finds_its_name_servers(cluster: FakeCluster, web: Web) -> None:
     web.text = f"{cluster.address}\n"
     async with Producer("g", web.url) as producer:
-        assert web.asked == []  # not before it is needed
+        assert web.asked == []  # it is read when it is first needed
         assert (await producer.send(Message("T", b"x"))).ok
         assert (await producer.send(Message("T", b"y"))).ok
         assert producer.session.name_servers.addresses == (cluster.address,)
     assert web.asked == ["/rocketmq/nsaddr"]
 
 
-async def test_a_script_and_an_admin_do_too(cluster: FakeCluster, web: Web) -> None:
+async def test_a_blocking_producer_and_an_admin_find_their_name_servers(cluster: FakeCluster, web: Web) -> None:
     def script() -> None:
         with blocking.Producer("g", name_servers=[web.url]) as producer:
             assert producer.send(Message("T", b"x")).ok
@@ -95,21 +95,23 @@ async def test_a_script_and_an_admin_do_too(cluster: FakeCluster, web: Web) -> N
         assert [queues.broker_name for queues in (await admin.route("T")).queues] == ["broker-a"]
 
 
-async def test_the_environment_may_name_it(cluster: FakeCluster, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_environment_may_contain_the_url(
+    cluster: FakeCluster, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", web.url)
     web.text = cluster.address
     async with Producer("g") as producer:
         assert (await producer.send(Message("T", b"x"))).ok
 
 
-async def test_a_unit_is_asked_for_as_java_does(cluster: FakeCluster, web: Web) -> None:
+async def test_a_unit_name_is_part_of_the_url_as_in_java(cluster: FakeCluster, web: Web) -> None:
     web.text = cluster.address
     async with Session(web.url, unit_name="north") as session:
         await session.routes.find("T")
     assert web.asked == ["/rocketmq/nsaddr-north?nofix=1"]
 
 
-async def test_it_is_asked_again_and_moves(
+async def test_addresses_are_refreshed_periodically(
     cluster: FakeCluster, web: Web, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert session_module.ADDRESSES_INTERVAL_S == 120.0
@@ -124,12 +126,12 @@ async def test_it_is_asked_again_and_moves(
         web.status = 500
         before = len(web.asked)
         await eventually(lambda: len(web.asked) > before + 3)
-        await session.routes.refresh("T")  # what was known stays
-    complaints = [line for line in caplog.messages if line.startswith("addresses of name servers not refreshed")]
-    assert len(complaints) == 1
+        await session.routes.refresh("T")  # the old addresses are kept
+    warnings = [line for line in caplog.messages if line.startswith("name server addresses not refreshed")]
+    assert len(warnings) == 1
 
 
-async def test_who_is_no_more_is_preferred_no_more(web: Web) -> None:
+async def test_a_removed_name_server_is_no_longer_preferred(web: Web) -> None:
     servers = NameServers(web.url)
     web.text = "127.0.0.1:1;127.0.0.1:2"
     assert sorted(await servers.in_turn()) == ["127.0.0.1:1", "127.0.0.1:2"]
@@ -145,16 +147,16 @@ async def test_who_is_no_more_is_preferred_no_more(web: Web) -> None:
 @pytest.mark.parametrize(
     ("text", "status", "reason"),
     [
-        ("", 200, "says that there are no name servers"),
-        (" ;\n", 200, "says that there are no name servers"),
-        ("nonsense", 200, "'nonsense' is not the address of a name server"),
-        ("<html>", 200, "is not the address of a name server"),
-        ("127.0.0.1:1", 404, "answers 404 instead"),
-        ("127.0.0.1:1", 302, "answers 302 instead"),
-        ("a:1;" * 20_000, 200, "at most 65536 are read"),
+        ("", 200, "returned no address"),
+        (" ;\n", 200, "returned no address"),
+        ("nonsense", 200, "name server address 'nonsense' is invalid"),
+        ("<html>", 200, "name server address .* is invalid"),
+        ("127.0.0.1:1", 404, "returned status 404: expected 200"),
+        ("127.0.0.1:1", 302, "returned status 302: expected 200"),
+        ("a:1;" * 20_000, 200, "longer than 65536 bytes"),
     ],
 )
-async def test_what_cannot_be_meant_is_told(web: Web, text: str, status: int, reason: str) -> None:
+async def test_an_unusable_response_raises(web: Web, text: str, status: int, reason: str) -> None:
     web.text, web.status = text, status
     async with Producer("g", web.url) as producer:
         with pytest.raises(NoNameServerError, match=reason):
@@ -162,7 +164,7 @@ async def test_what_cannot_be_meant_is_told(web: Web, text: str, status: int, re
 
 
 @pytest.mark.parametrize(("protocol", "has_length"), [("HTTP/1.1", True), ("HTTP/1.0", False)])
-async def test_servers_end_their_answers_in_several_ways(web: Web, protocol: str, has_length: bool) -> None:
+async def test_bodies_end_by_length_or_by_the_end_of_the_connection(web: Web, protocol: str, has_length: bool) -> None:
     web.text, web.protocol, web.has_length = "a:1;b:2", protocol, has_length
     assert await AddressServer(web.url).ask() == "a:1;b:2"
 
@@ -170,48 +172,82 @@ async def test_servers_end_their_answers_in_several_ways(web: Web, protocol: str
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (b"", "does not say where"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\na:1", "does not say where"),
-        (b"SSH-2.0-OpenSSH\r\n\r\n", "no answer of a web server"),
-        (b"HTTP/1.1 x\r\n\r\n", "no answer of a web server"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"a" * 100_000, "at most 65536"),
-        (b"HTTP/1.1 200 OK\r\n" + b"a" * 100_000, "does not say where"),
+        (b"", "closed connection without response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\na:1", "ended 7 bytes before its Content-Length"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", "SSH-2.0-OpenSSH"),
+        (b"HTTP/1.1 x\r\n\r\n", "HTTP/1.1 x"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"a" * 100_000, "longer than 65536 bytes"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a" * 100_000, "got more than 65536 bytes"),
     ],
 )
-async def test_who_does_not_speak_the_language_is_told_apart(answer: bytes, reason: str) -> None:
+async def test_a_response_that_is_not_http_raises(answer: bytes, reason: str) -> None:
     async with saying(answer) as url:
         with pytest.raises(NoNameServerError, match=reason):
             await AddressServer(url).ask()
 
 
-async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_respond_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address_server, "TIMEOUT_S", 0.05)
     async with saying(None) as url:
-        with pytest.raises(NoNameServerError, match=r"did not say in 0.05 s"):
+        with pytest.raises(NoNameServerError, match=r"did not return the name servers in 0\.05 s"):
             await AddressServer(url).ask()
-    with pytest.raises(NoNameServerError, match="does not say"):
+    with pytest.raises(NoNameServerError, match="did not return the name servers: "):
         await AddressServer("http://127.0.0.1:1/rocketmq/nsaddr").ask()
 
 
+async def test_a_timeout_closes_the_connection_of_a_slow_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte arrives in time, so that only the deadline of the whole request ends it."""
+    monkeypatch.setattr(address_server, "TIMEOUT_S", 0.1)
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nX: ")
+        dripping = asyncio.create_task(drip(writer))
+        await reader.read()
+        dripping.cancel()
+        writer.close()
+        closed.set()
+
+    async def drip(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"a")
+            await asyncio.sleep(0.01)
+
+    async with listening(serve) as url, asyncio.timeout(WAIT_S):
+        with pytest.raises(NoNameServerError, match=r"in 0\.1 s"):
+            await AddressServer(url).ask()
+        await closed.wait()
+    assert closed.is_set()
+
+
 @contextlib.asynccontextmanager
-async def saying(answer: bytes | None) -> AsyncIterator[str]:
-    """Somebody who says this to whoever asks, or nothing at all."""
+async def saying(response: bytes | None) -> AsyncIterator[str]:
+    """A server that sends these bytes to each client, or nothing."""
     writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.append(writer)
         await reader.readuntil(b"\r\n\r\n")
-        if answer is not None:
-            writer.write(answer)
+        if response is not None:
+            writer.write(response)
             writer.close()
 
+    async with listening(serve) as url:
+        yield url
+    for writer in writers:
+        writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/rocketmq/nsaddr"
     finally:
         server.close()
-        for writer in writers:
-            writer.transport.abort()
 
 
 @pytest.mark.parametrize(
@@ -226,7 +262,7 @@ async def saying(answer: bytes | None) -> AsyncIterator[str]:
         ("ftp://a/x", False),
     ],
 )
-def test_a_path_tells_an_address_server_from_a_name_server(text: str, is_one: bool) -> None:
+def test_only_a_url_with_a_path_is_an_address_server(text: str, is_one: bool) -> None:
     assert is_address_server(text) is is_one
 
 
@@ -237,6 +273,6 @@ def test_a_path_tells_an_address_server_from_a_name_server(text: str, is_one: bo
         *("http://a/n;b:1", ["http://a/n", "http://b/n"], "ftp://a/n"),
     ],
 )
-def test_what_nobody_could_ask_is_refused(given: str | list[str]) -> None:
-    with pytest.raises(ClientError, match=r"name_servers is no address|host:port is expected"):
+def test_an_invalid_url_is_refused(given: str | list[str]) -> None:
+    with pytest.raises(ClientError, match=r"expected (http://)?host:port"):
         Session(given)

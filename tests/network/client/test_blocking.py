@@ -1,4 +1,4 @@
-"""The blocking face, used from threads as scripts use it, while the cluster lives on the test's own loop."""
+"""The blocking classes in threads, while the fake cluster runs on the test's event loop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import pytest
 import skyroute
 from skyroute import Message, SendResult, StartPosition, StoredMessage, TransactionOutcome, blocking
 from skyroute.client.errors import ClientError, NoNameServerError, NotRunningError
+from skyroute.wire.codes import RequestCode
 from tests.support.fake_broker import FakeCluster, fake_cluster
 
-SEND = 310
+SEND = RequestCode.SEND_MESSAGE_V2
 
 
 @pytest.mark.parametrize("name", ["Producer", "Consumer", "PullConsumer", "Admin"])
@@ -99,13 +100,13 @@ async def test_errors_are_those_of_the_asynchronous_client(cluster: FakeCluster)
             producer.send(Message("T", b"x"))
         with blocking.Producer("p", "127.0.0.1:1") as lost, pytest.raises(NoNameServerError):
             lost.send(Message("T", b"x"))
-        with pytest.raises(ClientError, match="not the address of a name server"):
+        with pytest.raises(ClientError, match=r"name server address .* is invalid"):
             blocking.Producer("p", "nowhere")
 
     await asyncio.to_thread(script)
 
 
-async def test_a_blocking_call_on_the_loop_that_would_answer_it_is_refused(cluster: FakeCluster) -> None:
+async def test_a_blocking_call_on_its_own_event_loop_is_refused(cluster: FakeCluster) -> None:
     def script() -> None:
         with blocking.Consumer("c", cluster.address, start=StartPosition.FIRST) as consumer:
             consumer.subscribe("T", handler=careless)
@@ -154,7 +155,7 @@ async def test_a_handler_may_stop_its_consumer(cluster: FakeCluster) -> None:
     assert cluster.offsets["c", cluster.queue("T")] == 1
 
 
-async def test_stop_takes_the_time_that_handlers_get(cluster: FakeCluster) -> None:
+async def test_blocking_stop_takes_a_timeout(cluster: FakeCluster) -> None:
     at_work, go_on = threading.Event(), threading.Event()
 
     def script() -> None:
@@ -174,7 +175,7 @@ async def test_stop_takes_the_time_that_handlers_get(cluster: FakeCluster) -> No
     go_on.set()
 
 
-async def test_a_script_that_is_interrupted_commits_how_far_it_came(cluster: FakeCluster) -> None:
+async def test_an_interrupted_script_commits_its_offsets(cluster: FakeCluster) -> None:
     script = """if True:
         import sys
         from skyroute import StartPosition
@@ -195,11 +196,11 @@ async def test_a_script_that_is_interrupted_commits_how_far_it_came(cluster: Fak
     _, complaint = await asyncio.wait_for(process.communicate(), 10.0)
     assert complaint.endswith(b"KeyboardInterrupt\n")
     assert cluster.offsets["c", cluster.queue("T")] == 1
-    assert [each.fields["consumerGroup"] for each in cluster.seen(35)] == ["c"]
+    assert [each.fields["consumerGroup"] for each in cluster.seen(RequestCode.UNREGISTER_CLIENT)] == ["c"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-async def test_what_was_made_before_a_fork_is_refused_after_it(cluster: FakeCluster) -> None:
+async def test_clients_created_before_a_fork_are_refused_after_it(cluster: FakeCluster) -> None:
     # In a process of its own: this one has threads, which a fork does not take along.
     script = """if True:
         import asyncio, os, sys
@@ -225,7 +226,7 @@ async def test_what_was_made_before_a_fork_is_refused_after_it(cluster: FakeClus
 
 
 @pytest.mark.usefixtures("expects_errors")
-async def test_a_handler_that_exits_does_not_take_the_event_loop_along(
+async def test_an_exit_of_a_handler_does_not_end_the_event_loop(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     def script() -> None:
@@ -266,8 +267,12 @@ async def test_a_handler_that_exits_ends_run(cluster: FakeCluster, error: BaseEx
 
     cluster.put(cluster.queue("T"), b"x")
     await asyncio.wait_for(asyncio.to_thread(script), 10.0)
-    assert cluster.offsets.get(("c", cluster.queue("T")), 0) == 0  # whoever comes next is given it again
-    assert [each.fields["consumerGroup"] for each in cluster.seen(35) if "consumerGroup" in each.fields] == ["c"]
+    assert cluster.offsets.get(("c", cluster.queue("T")), 0) == 0  # the next owner gets it again
+    assert [
+        each.fields["consumerGroup"]
+        for each in cluster.seen(RequestCode.UNREGISTER_CLIENT)
+        if "consumerGroup" in each.fields
+    ] == ["c"]
 
 
 async def test_a_call_that_is_left_by_exit_is_left_in_the_thread_of_the_caller(cluster: FakeCluster) -> None:

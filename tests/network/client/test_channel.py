@@ -11,6 +11,7 @@ import pytest
 
 from skyroute.remoting.client import UNSENT_BYTES_MAX, Channel, connect
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError
+from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.conversation import OUTBOX_BYTES_MAX
 from tests.network.certificates import client_that_trusts_anyone
@@ -344,7 +345,7 @@ async def test_a_peer_that_asks_and_takes_no_answers_is_hung_up_on() -> None:
 
 async def test_the_peer_asks_and_is_answered_in_its_own_form() -> None:
     def answer(request: Request, channel: Channel) -> None:
-        channel.answer(request, Response(0, None, {"seen": str(request.code)}, request.body))
+        channel.answer(request, Response(ResponseCode.SUCCESS, None, {"seen": str(request.code)}, request.body))
 
     async with joined(answer) as (_, other):
         for form in ("json", "binary"):

@@ -1,4 +1,4 @@
-"""The push consumer against a cluster that speaks real bytes and obeys the test: what handlers get and may say."""
+"""The push consumer against a fake cluster on real sockets: handlers and their results."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from skyroute.client.trace.records import ConsumeEnded, ConsumeStarted, TracedRe
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.clients import MessageModel
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.fake_broker import FakeCluster, fake_cluster
 
@@ -42,7 +43,7 @@ def committed(cluster: FakeCluster, queue_id: int = 0, topic: str = "T") -> int 
 # ---------------------------------------------------------------------------------------------------------- messages
 
 
-async def test_a_handler_gets_what_is_there_and_what_comes(cluster: FakeCluster) -> None:
+async def test_a_handler_gets_existing_and_new_messages(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T", 1), b"before", tag="A", keys="k")
     inbox = Inbox()
     consumer = consumer_of(cluster)
@@ -66,7 +67,7 @@ async def test_last_means_from_the_return_of_start_on(cluster: FakeCluster) -> N
         assert await inbox.until(1) == [b"new"]
 
 
-async def test_a_member_goes_on_where_the_group_has_got_to(cluster: FakeCluster) -> None:
+async def test_a_member_continues_at_the_committed_offset(cluster: FakeCluster) -> None:
     for number in range(5):
         cluster.put(cluster.queue("T"), b"%d" % number)
     cluster.offsets["g", cluster.queue("T")] = 3
@@ -77,14 +78,16 @@ async def test_a_member_goes_on_where_the_group_has_got_to(cluster: FakeCluster)
         assert await inbox.until(2) == [b"3", b"4"]
 
 
-async def test_only_wanted_tags_are_handled_even_if_a_hash_is_shared(cluster: FakeCluster) -> None:
+async def test_only_subscribed_tags_are_handled_even_with_equal_hashes(cluster: FakeCluster) -> None:
     for number, tag in enumerate(("BB", "Aa", "C", None)):  # the first two have one hash
         cluster.put(cluster.queue("T"), b"%d" % number, tag=tag)
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", "Aa || D", inbox)
     async with consumer:
-        await cluster.until(lambda: any(int(each.fields["queueOffset"]) == 4 for each in cluster.seen(11)))
+        await cluster.until(
+            lambda: any(int(each.fields["queueOffset"]) == 4 for each in cluster.seen(RequestCode.PULL_MESSAGE))
+        )
         assert await inbox.until(1) == [b"1"]
     assert committed(cluster) == 4
 
@@ -107,7 +110,7 @@ async def test_a_namespace_is_for_brokers_only() -> None:
         async with consumer:
             await done.wait()
         assert seen == [("T", 0), ("T", 1)]
-        (back,) = cluster.seen(36)
+        (back,) = cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK)
         assert (back.fields["group"], back.fields["originTopic"]) == ("ns%g", "ns%T")
         assert cluster.offsets["ns%g", cluster.queue("%RETRY%ns%g")] == 1
 
@@ -148,7 +151,7 @@ async def test_a_batch_handler_gets_lists_of_one_queue(cluster: FakeCluster) -> 
     assert batches == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], [b"6"]]
 
 
-async def test_handlers_run_side_by_side_up_to_the_concurrency(cluster: FakeCluster) -> None:
+async def test_handlers_run_concurrently_up_to_the_limit(cluster: FakeCluster) -> None:
     for number in range(6):
         cluster.put(cluster.queue("T", number % 2), b"%d" % number)
     running, most = 0, 0
@@ -188,7 +191,7 @@ async def test_subscribing_and_unsubscribing_while_it_runs(cluster: FakeCluster)
         await cluster.until(lambda: ("broker-a", "g", "T") not in cluster.subscriptions)
 
 
-async def test_what_waits_when_a_topic_is_given_up_is_not_sent_back(cluster: FakeCluster) -> None:
+async def test_waiting_messages_of_an_unsubscribed_topic_are_not_sent_back(cluster: FakeCluster) -> None:
     for number in range(5):
         cluster.put(cluster.queue("T"), b"%d" % number)
     go_on = asyncio.Event()
@@ -206,7 +209,7 @@ async def test_what_waits_when_a_topic_is_given_up_is_not_sent_back(cluster: Fak
         go_on.set()
         await cluster.until(lambda: committed(cluster) == 1)
     assert inbox.bodies == [b"0"]
-    assert cluster.seen(36) == []
+    assert cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK) == []
 
 
 async def test_pausing_fetches_nothing_more(cluster: FakeCluster) -> None:
@@ -216,8 +219,8 @@ async def test_pausing_fetches_nothing_more(cluster: FakeCluster) -> None:
     consumer.pause()
     async with consumer:
         cluster.put(cluster.queue("T"), b"one")
-        await cluster.until_seen(34)
-        assert cluster.seen(11) == []
+        await cluster.until_seen(RequestCode.HEART_BEAT)
+        assert cluster.seen(RequestCode.PULL_MESSAGE) == []
         consumer.resume()
         assert await inbox.until(1) == [b"one"]
 
@@ -246,12 +249,12 @@ async def test_a_handler_that_raises_gets_the_message_again(
     lines = [record for record in caplog.records if record.message.startswith("handler failed")]
     assert len(lines) == 1
     assert lines[0].exc_info is not None
-    (back,) = cluster.seen(36)
+    (back,) = cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK)
     assert (back.fields["delayLevel"], back.fields["maxReconsumeTimes"]) == ("0", "16")
 
 
 @pytest.mark.parametrize(("wish", "level"), [(RetryLater(5), "5"), (RetryLater(), "0"), (RetryLater(2), "2")])
-async def test_a_handler_may_say_when_to_try_again(cluster: FakeCluster, wish: RetryLater, level: str) -> None:
+async def test_a_handler_may_choose_the_retry_delay(cluster: FakeCluster, wish: RetryLater, level: str) -> None:
     cluster.put(cluster.queue("T"), b"one")
     inbox = Inbox()
     consumer = consumer_of(cluster)
@@ -264,11 +267,11 @@ async def test_a_handler_may_say_when_to_try_again(cluster: FakeCluster, wish: R
 
     async with consumer:
         await inbox.until(2)
-    (back,) = cluster.seen(36)
+    (back,) = cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK)
     assert back.fields["delayLevel"] == level
 
 
-async def test_a_handler_may_give_a_message_up_at_once(cluster: FakeCluster) -> None:
+async def test_a_handler_may_make_a_dead_letter_at_once(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     consumer = consumer_of(cluster)
 
@@ -307,7 +310,9 @@ async def test_of_a_batch_only_the_rest_is_tried_again(cluster: FakeCluster) -> 
             raise RetryLater(from_index=1)
 
     async with consumer:
-        await cluster.until(lambda: committed(cluster) == 3 or len(cluster.seen(36)) == 2)
+        await cluster.until(
+            lambda: committed(cluster) == 3 or len(cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK)) == 2
+        )
         await cluster.until(lambda: cluster.stored_bodies(RETRY) == [b"1", b"2"])
     assert committed(cluster) == 3
 
@@ -336,7 +341,7 @@ async def test_retries_of_several_topics_each_go_to_their_own_handler(cluster: F
 
 
 async def test_without_a_send_back_a_copy_goes_to_the_retry_topic(cluster: FakeCluster) -> None:
-    cluster.refuse(36, 1, "cannot")
+    cluster.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR, "cannot")
     cluster.put(cluster.queue("T"), b"one", properties={"colour": "red", "TRAN_MSG": "true"})
     inbox = Inbox()
     consumer = consumer_of(cluster)
@@ -350,7 +355,7 @@ async def test_without_a_send_back_a_copy_goes_to_the_retry_topic(cluster: FakeC
         await inbox.until(2)
     again = inbox.messages[1]
     assert (again.topic, again.body, again.reconsume_times) == ("T", b"one", 1)
-    (sent,) = cluster.seen(310)
+    (sent,) = cluster.seen(RequestCode.SEND_MESSAGE_V2)
     assert (sent.fields["b"], sent.fields["j"], sent.fields["l"]) == (RETRY, "1", "16")
     (record,) = cluster.stored(cluster.queue(RETRY))
     assert (record.properties["colour"], record.properties["DELAY"]) == ("red", "3")
@@ -358,9 +363,9 @@ async def test_without_a_send_back_a_copy_goes_to_the_retry_topic(cluster: FakeC
     assert "TRAN_MSG" not in record.properties
 
 
-async def test_what_no_broker_takes_back_is_tried_again_here(cluster: FakeCluster) -> None:
-    cluster.refuse(36, 1, "cannot", times=1)
-    cluster.refuse(310, 1, "cannot", times=1)
+async def test_a_message_that_no_broker_takes_back_is_handled_again(cluster: FakeCluster) -> None:
+    cluster.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR, "cannot", times=1)
+    cluster.refuse(RequestCode.SEND_MESSAGE_V2, ResponseCode.SYSTEM_ERROR, "cannot", times=1)
     cluster.put(cluster.queue("T"), b"one")
     inbox = Inbox()
     consumer = consumer_of(cluster)
@@ -378,7 +383,7 @@ async def test_what_no_broker_takes_back_is_tried_again_here(cluster: FakeCluste
     assert cluster.stored_bodies(RETRY) == []
 
 
-async def test_a_retry_of_a_topic_nobody_handles_is_not_lost(cluster: FakeCluster) -> None:
+async def test_a_retry_without_a_handler_is_not_lost(cluster: FakeCluster) -> None:
     cluster.topics[RETRY] = 1
     cluster.put(cluster.queue(RETRY), b"one", properties={"RETRY_TOPIC": "Gone"})
     consumer = consumer_of(cluster, reconsume_times_max=1)
@@ -390,7 +395,7 @@ async def test_a_retry_of_a_topic_nobody_handles_is_not_lost(cluster: FakeCluste
 # ---------------------------------------------------------------------------------------------------------- async for
 
 
-async def test_messages_come_in_a_loop_where_there_is_no_handler(cluster: FakeCluster) -> None:
+async def test_without_a_handler_messages_come_in_a_loop(cluster: FakeCluster) -> None:
     for number in range(3):
         cluster.put(cluster.queue("T"), b"%d" % number)
     consumer = consumer_of(cluster)
@@ -405,7 +410,7 @@ async def test_messages_come_in_a_loop_where_there_is_no_handler(cluster: FakeCl
     assert committed(cluster) == 3
 
 
-async def test_a_message_counts_as_consumed_when_the_next_is_asked_for(cluster: FakeCluster) -> None:
+async def test_a_message_is_consumed_when_the_next_is_requested(cluster: FakeCluster) -> None:
     for number in range(3):
         cluster.put(cluster.queue("T"), b"%d" % number)
     consumer = consumer_of(cluster)
@@ -414,7 +419,7 @@ async def test_a_message_counts_as_consumed_when_the_next_is_asked_for(cluster: 
     loop = aiter(consumer)
     await anext(loop)
     await anext(loop)
-    await consumer.stop()  # by the one who is at it: there is nobody to wait for
+    await consumer.stop()  # by the loop's own task: it does not wait for itself
     assert committed(cluster) == 1
 
 
@@ -473,7 +478,7 @@ async def test_a_wait_in_a_loop_can_be_cut_short(cluster: FakeCluster) -> None:
     async with consumer:
         loop = aiter(consumer)
         waiting = asyncio.ensure_future(anext(loop))
-        await cluster.until_seen(11, 2)
+        await cluster.until_seen(RequestCode.PULL_MESSAGE, 2)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -481,7 +486,7 @@ async def test_a_wait_in_a_loop_can_be_cut_short(cluster: FakeCluster) -> None:
         assert (await anext(loop)).body == b"one"
 
 
-async def test_a_loop_where_there_are_handlers_is_refused(cluster: FakeCluster) -> None:
+async def test_a_loop_beside_handlers_is_refused(cluster: FakeCluster) -> None:
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
@@ -508,7 +513,7 @@ async def test_broadcasting_gives_every_member_everything(cluster: FakeCluster, 
             await inbox.until(4)
     assert [sorted(inbox.bodies) for inbox in inboxes] == [[b"0", b"1", b"2", b"3"]] * 2
     assert cluster.offsets == {}
-    assert cluster.seen(38) == []
+    assert cluster.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP) == []
     assert (tmp_path / "member-1" / "g" / "offsets.json").read_text().count(":2") == 2
 
 
@@ -529,7 +534,7 @@ async def test_a_broadcast_message_that_fails_is_dropped(
     async with consumer:
         assert await inbox.until(2) == [b"one", b"two"]
     assert offsets.cached(cluster.queue("T")) == 2
-    assert cluster.seen(36) == []
+    assert cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK) == []
     assert len([record for record in caplog.records if record.message.startswith("message dropped")]) == 2
 
 
@@ -546,27 +551,31 @@ def test_a_broadcaster_has_a_client_id_that_lasts() -> None:
 
 
 async def test_a_sql_expression_is_checked_at_the_start(cluster: FakeCluster) -> None:
-    cluster.refuse(46, 23, "the expression is nonsense")
+    cluster.refuse(
+        RequestCode.CHECK_CLIENT_CONFIG, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "the expression is nonsense"
+    )
     consumer = consumer_of(cluster)
     consumer.subscribe("T", sql("a >"), Inbox())
     with pytest.raises(ExpressionRefusedError, match="nonsense"):
         await consumer.start()
     assert not consumer.session.is_running
-    (check,) = cluster.seen(46)
+    (check,) = cluster.seen(RequestCode.CHECK_CLIENT_CONFIG)
     assert check.value["subscriptionData"]["subString"] == "a >"
 
 
-async def test_a_sql_expression_goes_to_the_broker(cluster: FakeCluster) -> None:
+async def test_an_sql_filter_is_sent_to_the_broker(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", sql("a > 5"), inbox)
     async with consumer:
         await inbox.until(1)
-    pull = next(each for each in cluster.seen(11) if each.fields["topic"] == "T")
+    pull = next(each for each in cluster.seen(RequestCode.PULL_MESSAGE) if each.fields["topic"] == "T")
     assert pull.fields["expressionType"] == "SQL92"
     (subscription,) = [
-        each for each in cluster.seen(34)[-1].value["consumerDataSet"][0]["subscriptionDataSet"] if each["topic"] == "T"
+        each
+        for each in cluster.seen(RequestCode.HEART_BEAT)[-1].value["consumerDataSet"][0]["subscriptionDataSet"]
+        if each["topic"] == "T"
     ]
     assert (subscription["subString"], subscription["expressionType"]) == ("a > 5", "SQL92")
 
@@ -579,7 +588,7 @@ async def test_without_a_name_server_it_does_not_start() -> None:
     assert not consumer.session.is_running
 
 
-async def test_a_topic_that_comes_later_is_found(cluster: FakeCluster) -> None:
+async def test_a_topic_created_later_is_found(cluster: FakeCluster) -> None:
     inbox = Inbox()
     consumer = consumer_of(cluster, route_poll_interval_s=0.01)
     consumer.subscribe("Later", handler=inbox)
@@ -607,7 +616,7 @@ async def test_a_batch_size_and_a_loop_do_not_go_together(cluster: FakeCluster) 
         await consumer.start()
 
 
-async def test_run_goes_on_until_stop(cluster: FakeCluster) -> None:
+async def test_run_returns_after_stop(cluster: FakeCluster) -> None:
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=inbox)
@@ -638,11 +647,11 @@ async def test_a_handler_may_stop_its_consumer(
     async with asyncio.timeout(5):  # less than a stop waits for a handler
         await consumer.run()
     assert committed(cluster) == 1
-    assert [each.fields["consumerGroup"] for each in cluster.seen(35)] == ["g"]
+    assert [each.fields["consumerGroup"] for each in cluster.seen(RequestCode.UNREGISTER_CLIENT)] == ["g"]
     assert not [record for record in caplog.records if "cancelled" in record.message or "leave" in record.message]
 
 
-async def test_whoever_stops_second_waits_for_the_first(cluster: FakeCluster) -> None:
+async def test_a_second_stop_waits_for_the_first(cluster: FakeCluster) -> None:
     inbox, go_on = Inbox(), asyncio.Event()
     consumer = consumer_of(cluster)
 
@@ -684,7 +693,7 @@ async def test_a_cancelled_run_stops_properly(cluster: FakeCluster) -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert committed(cluster) == 1
-    assert [each.fields["consumerGroup"] for each in cluster.seen(35)] == ["g"]
+    assert [each.fields["consumerGroup"] for each in cluster.seen(RequestCode.UNREGISTER_CLIENT)] == ["g"]
 
 
 async def test_a_consumer_can_be_started_again(cluster: FakeCluster) -> None:
@@ -708,7 +717,7 @@ async def test_a_shared_session_is_left_running(cluster: FakeCluster) -> None:
             async with consumer:
                 await inbox.until(1)
         assert session.is_running
-    assert [each.fields["consumerGroup"] for each in cluster.seen(35)] == ["a", "b"]
+    assert [each.fields["consumerGroup"] for each in cluster.seen(RequestCode.UNREGISTER_CLIENT)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", [Consumer, PullConsumer])
@@ -720,21 +729,21 @@ async def test_a_session_has_one_consumer_of_a_group(
         consumer = consumer_of(cluster, session=session, trace=True)
         consumer.subscribe("T", handler=inbox)
         async with Producer("g", session=session, trace=True), consumer:
-            handlers = {code: list(known) for code, known in session._handlers.items()}
+            handlers = {code: list(known) for code, known in session.requests.handlers.items()}
             listeners, tasks = set(session.routes.listeners), len(session._tasks)
             second = kind("g", session=session)
-            with pytest.raises(ClientError, match="a consumer of group g already: give this one another group"):
+            with pytest.raises(ClientError, match="already has a consumer of group g: use another group"):
                 await second.start()
-            assert session._handlers == handlers
+            assert session.requests.handlers == handlers
             assert (session.routes.listeners, len(session._tasks)) == (listeners, tasks)
-            assert cluster.seen(35) == []
+            assert cluster.seen(RequestCode.UNREGISTER_CLIENT) == []
             cluster.put(cluster.queue("T"), b"still here")
             assert await inbox.until(1) == [b"still here"]
         async with second:
-            assert session._members
+            assert session.heartbeats.sources
 
 
-async def test_traces_say_what_was_consumed(cluster: FakeCluster) -> None:
+async def test_traces_contain_consumed_messages(cluster: FakeCluster) -> None:
     cluster.topics["RMQ_SYS_TRACE_TOPIC"] = 1
     cluster.put(cluster.queue("T"), b"one", properties={"UNIQ_KEY": "the-id"})
     inbox = Inbox()
@@ -749,7 +758,7 @@ async def test_traces_say_what_was_consumed(cluster: FakeCluster) -> None:
     assert (before.group, before.message_id, after.success) == ("g", "the-id", True)
 
 
-async def test_traces_say_how_a_handler_came_back(cluster: FakeCluster) -> None:
+async def test_traces_contain_the_result_of_the_handler(cluster: FakeCluster) -> None:
     cluster.topics["RMQ_SYS_TRACE_TOPIC"] = 1
     inbox = Inbox()
 
@@ -782,7 +791,7 @@ async def test_traces_say_how_a_handler_came_back(cluster: FakeCluster) -> None:
     ]
 
 
-async def test_nothing_is_said_about_single_messages(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_single_messages_are_not_logged(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=inbox)

@@ -1,4 +1,4 @@
-"""What brokers, and people through them, ask of a running consumer."""
+"""Requests that brokers send to a push consumer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from skyroute.client.consuming.consumer import Consumer
 from skyroute.client.consuming.push.handlers import ConsumeResult, RetryLater
 from skyroute.message.message import StoredMessage
 from skyroute.wire.calls.consumers import decode_running_consumer
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.fake_broker import FakeCluster, fake_cluster
 
@@ -39,13 +40,13 @@ def queue_key(queue_id: int, topic: str = "T") -> str:
     return json.dumps({"brokerName": "broker-a", "queueId": queue_id, "topic": topic})
 
 
-async def test_news_about_members_makes_it_look_at_once(cluster: FakeCluster, consumer: Consumer) -> None:
-    asked = len(cluster.seen(38))
+async def test_a_change_of_members_causes_a_rebalance(cluster: FakeCluster, consumer: Consumer) -> None:
+    asked = len(cluster.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
     await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
-    await cluster.until_seen(38, asked + 1)
+    await cluster.until_seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked + 1)
 
 
-async def test_offsets_can_be_reset_from_outside(cluster: FakeCluster, consumer: Consumer, inbox: Inbox) -> None:
+async def test_a_broker_can_reset_offsets(cluster: FakeCluster, consumer: Consumer, inbox: Inbox) -> None:
     for number in range(3):
         cluster.put(cluster.queue("T"), b"%d" % number, tag="A")
     await inbox.until(3)
@@ -55,21 +56,23 @@ async def test_offsets_can_be_reset_from_outside(cluster: FakeCluster, consumer:
     assert (await inbox.until(5))[3:] == [b"1", b"2"]
 
 
-async def test_it_tells_how_far_it_has_come(cluster: FakeCluster, consumer: Consumer, inbox: Inbox) -> None:
+async def test_the_status_request_returns_offsets(cluster: FakeCluster, consumer: Consumer, inbox: Inbox) -> None:
     cluster.put(cluster.queue("T", 1), b"one", tag="A")
     await inbox.until(1)
-    answer = await cluster.ask_client(consumer.session.client_id, 221, {"topic": "T", "group": "g"})
-    assert answer.code == 0
+    answer = await cluster.ask_client(
+        consumer.session.client_id, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": "T", "group": "g"}
+    )
+    assert answer.code == ResponseCode.SUCCESS
     assert answer.body.decode().count(":1") >= 1
     assert b"broker-a" in answer.body
 
 
-async def test_it_tells_what_it_is_doing(cluster: FakeCluster, consumer: Consumer, inbox: Inbox) -> None:
+async def test_the_running_info_describes_the_consumer(cluster: FakeCluster, consumer: Consumer, inbox: Inbox) -> None:
     cluster.put(cluster.queue("T", 1), b"one", tag="B")
     await inbox.until(1)
     fields = {"consumerGroup": "g", "clientId": consumer.session.client_id, "jstackEnable": "true"}
-    answer = await cluster.ask_client(consumer.session.client_id, 307, fields)
-    assert answer.code == 0
+    answer = await cluster.ask_client(consumer.session.client_id, RequestCode.GET_CONSUMER_RUNNING_INFO, fields)
+    assert answer.code == ResponseCode.SUCCESS
     running = decode_running_consumer(answer.body)
     for name in ("NAMESERVER_ADDR", "CONSUME_TYPE", "CLIENT_VERSION", "CONSUMER_START_TIMESTAMP", "CONSUMEORDERLY"):
         assert running.properties[f"PROP_{name}"]
@@ -83,7 +86,7 @@ async def test_it_tells_what_it_is_doing(cluster: FakeCluster, consumer: Consume
     assert "MainThread" in (running.stacks or "")
 
 
-async def test_other_groups_are_not_answered_for(cluster: FakeCluster, consumer: Consumer) -> None:
+async def test_requests_about_other_groups_are_refused(cluster: FakeCluster, consumer: Consumer) -> None:
     client_id = consumer.session.client_id
     fields = {"consumerGroup": "other", "clientId": client_id}
     for code, asked in (
@@ -92,7 +95,7 @@ async def test_other_groups_are_not_answered_for(cluster: FakeCluster, consumer:
         (221, {"topic": "T", "group": "other"}),
         (220, {"topic": "T", "group": "other", "timestamp": "0"}),
     ):
-        assert (await cluster.ask_client(client_id, code, asked)).code == 1
+        assert (await cluster.ask_client(client_id, code, asked)).code == ResponseCode.SYSTEM_ERROR
 
 
 @pytest.mark.parametrize(
@@ -122,14 +125,16 @@ async def test_a_message_can_be_consumed_directly(cluster: FakeCluster, says: ob
     async with consumer:
         consumer.subscribe("U", "never", handle)
         fields = {"consumerGroup": "g", "clientId": consumer.session.client_id, "brokerName": "broker-a"}
-        answer = await cluster.ask_client(consumer.session.client_id, 309, fields, record.data)
+        answer = await cluster.ask_client(
+            consumer.session.client_id, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record.data
+        )
     assert seen == [("U", b"body", "broker-a")]
     assert answer.value["consumeResult"] == result
     assert (answer.value["order"], answer.value["autoCommit"]) == (False, True)
-    assert cluster.seen(36) == []
+    assert cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK) == []
 
 
-async def test_a_dead_letter_is_handled_as_of_its_first_topic(cluster: FakeCluster) -> None:
+async def test_a_dead_letter_goes_to_the_handler_of_its_original_topic(cluster: FakeCluster) -> None:
     cluster.topics |= {"U": 1, "%DLQ%g": 1}
     dead = cluster.queue("%DLQ%g")
     cluster.put(dead, b"body", properties={"RETRY_TOPIC": "U"})
@@ -139,7 +144,9 @@ async def test_a_dead_letter_is_handled_as_of_its_first_topic(cluster: FakeClust
     consumer.subscribe("U", handler=inbox)
     async with consumer:
         fields = {"consumerGroup": "g", "clientId": consumer.session.client_id}
-        answer = await cluster.ask_client(consumer.session.client_id, 309, fields, record.data)
+        answer = await cluster.ask_client(
+            consumer.session.client_id, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record.data
+        )
     assert answer.value["consumeResult"] == "CR_SUCCESS"
     assert [(message.topic, message.body) for message in inbox.messages] == [("U", b"body")]
 
@@ -151,12 +158,14 @@ async def test_a_message_without_a_handler_cannot_be_consumed_directly(
     cluster.put(cluster.queue("U"), b"body")
     (record,) = cluster.stored(cluster.queue("U"))
     fields = {"consumerGroup": "g", "clientId": consumer.session.client_id, "brokerName": "broker-a"}
-    answer = await cluster.ask_client(consumer.session.client_id, 309, fields, record.data)
-    assert answer.code == 1
+    answer = await cluster.ask_client(
+        consumer.session.client_id, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record.data
+    )
+    assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "no handler of topic U in this consumer" in (answer.remark or "")
 
 
-async def test_what_cannot_be_read_is_refused(cluster: FakeCluster, consumer: Consumer) -> None:
+async def test_damaged_requests_are_refused(cluster: FakeCluster, consumer: Consumer) -> None:
     client_id = consumer.session.client_id
     for code, fields, body in (
         (40, {}, b""),
@@ -164,4 +173,4 @@ async def test_what_cannot_be_read_is_refused(cluster: FakeCluster, consumer: Co
         (307, {}, b""),
         (309, {"consumerGroup": "g", "clientId": client_id}, b"no record"),
     ):
-        assert (await cluster.ask_client(client_id, code, fields, body)).code == 1
+        assert (await cluster.ask_client(client_id, code, fields, body)).code == ResponseCode.SYSTEM_ERROR

@@ -1,4 +1,4 @@
-"""Handlers that are left as one leaves a program: the consumer stops properly, and whoever runs it is told."""
+"""Handlers that call sys.exit(): the consumer stops properly, and `run` raises the same."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from skyroute.message.message import StoredMessage
+from skyroute.wire.codes import RequestCode
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.fake_broker import FakeCluster, fake_cluster
 
@@ -34,7 +35,7 @@ async def outcome_of_run(consumer: object) -> BaseException | None:
 @pytest.mark.parametrize("error", EXITS, ids=repr)
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "concurrent"])
-async def test_run_raises_what_a_handler_exits_with(
+async def test_run_raises_the_exit_of_a_handler(
     cluster: FakeCluster, error: BaseException, is_async: bool, ordered: bool
 ) -> None:
     for body in (b"first", b"exit", b"never"):
@@ -54,13 +55,13 @@ async def test_run_raises_what_a_handler_exits_with(
     assert await asyncio.wait_for(outcome_of_run(consumer), 10.0) is error
     assert seen == [b"first", b"exit"]
     assert cluster.offsets["g", cluster.queue("T")] == 1  # what was done is committed, and nothing else
-    assert cluster.seen(36) == []
-    assert len(cluster.seen(35)) == 1
+    assert cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK) == []
+    assert len(cluster.seen(RequestCode.UNREGISTER_CLIENT)) == 1
     assert not consumer.session.is_running
 
 
 @pytest.mark.usefixtures("nothing_lost")
-async def test_a_handler_that_is_tried_directly_exits_as_well(cluster: FakeCluster) -> None:
+async def test_an_exit_in_direct_consumption_stops_the_consumer(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"body")
     (record,) = cluster.stored(cluster.queue("T"))
     consumer = consumer_of(cluster)
@@ -72,9 +73,11 @@ async def test_a_handler_that_is_tried_directly_exits_as_well(cluster: FakeClust
     consumer.subscribe("U", handler=Inbox())
     consumer.subscribe("T", "never", leave)
     running = asyncio.create_task(outcome_of_run(consumer))
-    await cluster.until_seen(11, 1)
+    await cluster.until_seen(RequestCode.PULL_MESSAGE, 1)
     fields = {"consumerGroup": "g", "clientId": consumer.session.client_id, "brokerName": "broker-a"}
-    answer = await cluster.ask_client(consumer.session.client_id, 309, fields, record.data)
+    answer = await cluster.ask_client(
+        consumer.session.client_id, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, record.data
+    )
     assert (answer.value["consumeResult"], answer.value["remark"]) == ("CR_THROW_EXCEPTION", "SystemExit")
     assert isinstance(await asyncio.wait_for(running, 10.0), SystemExit)
 
@@ -116,4 +119,4 @@ async def test_a_program_ends_with_the_code_of_its_handler(cluster: FakeCluster,
     cluster.put(cluster.queue("T"), b"42")
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cluster.address)
     assert await asyncio.wait_for(process.wait(), 15.0) == 42
-    assert [each.fields["consumerGroup"] for each in cluster.seen(35)] == ["c"]
+    assert [each.fields["consumerGroup"] for each in cluster.seen(RequestCode.UNREGISTER_CLIENT)] == ["c"]

@@ -1,4 +1,4 @@
-"""The push consumer in trouble: brokers that refuse, hang or vanish, and handlers that do not come back."""
+"""The push consumer and faults: brokers that refuse, hang or disconnect, and handlers that do not return."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from skyroute.client.consuming.push.pull_loop import DAMAGED_READS
 from skyroute.message.message import StoredMessage
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import Inbox, consumer_of
 from tests.support.clock import ManualClock
 from tests.support.fake_broker import FakeCluster, Peer, Reply, encode_batch, fake_cluster
@@ -38,7 +39,7 @@ def committed(cluster: FakeCluster) -> int | None:
 
 
 def pulls(cluster: FakeCluster) -> list[Command]:
-    return [each for each in cluster.seen(11) if each.fields["topic"] == "T"]
+    return [each for each in cluster.seen(RequestCode.PULL_MESSAGE) if each.fields["topic"] == "T"]
 
 
 # ------------------------------------------------------------------------------------------------------------ brokers
@@ -47,7 +48,7 @@ def pulls(cluster: FakeCluster) -> list[Command]:
 @pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 24, 25, 26, 215])
 async def test_a_pull_that_is_refused_is_tried_again(cluster: FakeCluster, code: int) -> None:
     cluster.put(cluster.queue("T"), b"one")
-    cluster.refuse(11, code, "no", times=3)
+    cluster.refuse(RequestCode.PULL_MESSAGE, code, "no", times=3)
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=inbox)
@@ -56,14 +57,14 @@ async def test_a_pull_that_is_refused_is_tried_again(cluster: FakeCluster, code:
 
 
 @pytest.mark.parametrize(("code", "phrase"), [(11, "pull failed queue=T"), (38, "share not known group=g topic=T")])
-async def test_what_fails_again_and_again_is_written_about_less_and_less(
+async def test_repeated_failures_are_logged_less_and_less_often(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture, code: int, phrase: str
 ) -> None:
     def lines() -> list[str]:
         return [line for line in caplog.messages if line.startswith(phrase)]
 
     clock = ManualClock()
-    cluster.refuse(code, 1, "no")
+    cluster.refuse(code, ResponseCode.SYSTEM_ERROR, "no")
     consumer = consumer_of(cluster, clock=clock)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
@@ -78,12 +79,12 @@ async def test_what_fails_again_and_again_is_written_about_less_and_less(
         cluster.put(cluster.queue("T"), b"one")
 
 
-async def test_a_broker_that_forgot_us_is_told_again_at_once(cluster: FakeCluster) -> None:
+async def test_a_broker_without_our_subscription_gets_a_heartbeat_at_once(cluster: FakeCluster) -> None:
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=inbox)
     async with consumer:
-        await cluster.until_seen(11, 2)
+        await cluster.until_seen(RequestCode.PULL_MESSAGE, 2)
         cluster.subscriptions.clear()
         cluster.put(cluster.queue("T"), b"one")  # answers the pull that waits; the next one is refused with 24
         await inbox.until(1)
@@ -91,10 +92,10 @@ async def test_a_broker_that_forgot_us_is_told_again_at_once(cluster: FakeCluste
         assert await inbox.until(2) == [b"one", b"two"]
 
 
-async def test_a_connection_cut_in_the_middle_of_an_answer(cluster: FakeCluster) -> None:
+async def test_a_pull_is_repeated_after_a_connection_cut_in_a_response(cluster: FakeCluster) -> None:
     for number in range(3):
         cluster.put(cluster.queue("T"), b"%d" % number)
-    cluster.cut(11, times=2)
+    cluster.cut(RequestCode.PULL_MESSAGE, times=2)
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=inbox)
@@ -136,7 +137,7 @@ async def test_a_broker_that_hangs_does_not_keep_us_from_starting_and_stopping(c
         await consumer.stop()
 
 
-async def test_an_illegal_offset_leads_to_where_the_queue_goes_on(cluster: FakeCluster) -> None:
+async def test_after_an_illegal_offset_the_broker_s_next_offset_is_used(cluster: FakeCluster) -> None:
     for number in range(5):
         cluster.put(cluster.queue("T"), b"%d" % number)
     cluster.drop_before(cluster.queue("T"), 3)
@@ -159,7 +160,9 @@ async def test_a_reset_at_the_broker_leads_back(cluster: FakeCluster) -> None:
         await cluster.until(lambda: int(pulls(cluster)[-1].fields["queueOffset"]) == 3)
         places = {"suggestWhichBrokerId": "0", "nextBeginOffset": "1", "minOffset": "0", "maxOffset": "4"}
         cluster.put(cluster.queue("T"), b"3")
-        cluster.on(11, lambda _command, _peer: Reply(21, places), times=1)
+        cluster.on(
+            RequestCode.PULL_MESSAGE, lambda _command, _peer: Reply(ResponseCode.PULL_OFFSET_MOVED, places), times=1
+        )
         assert (await inbox.until(7))[4:] == [b"1", b"2", b"3"]
 
 
@@ -171,7 +174,7 @@ async def test_the_suggested_broker_is_followed(cluster: FakeCluster) -> None:
         assert reply is not None
         return Reply(reply.code, {**reply.fields, "suggestWhichBrokerId": "1"}, reply.body)
 
-    cluster.on(11, suggest, times=1)
+    cluster.on(RequestCode.PULL_MESSAGE, suggest, times=1)
     cluster.put(cluster.queue("T"), b"one")
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=inbox)
@@ -181,11 +184,13 @@ async def test_the_suggested_broker_is_followed(cluster: FakeCluster) -> None:
         assert await inbox.until(2) == [b"one", b"two"]
 
 
-async def test_an_answer_that_cannot_be_read_is_asked_for_again(cluster: FakeCluster) -> None:
+async def test_an_invalid_pull_response_is_pulled_again(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     places = {"suggestWhichBrokerId": "0", "nextBeginOffset": "1", "minOffset": "0", "maxOffset": "1"}
-    cluster.on(11, lambda _command, _peer: Reply(0, places, b"no records"), times=2)
-    cluster.on(11, lambda _command, _peer: Reply(0, {}, b""), times=2)
+    cluster.on(
+        RequestCode.PULL_MESSAGE, lambda _command, _peer: Reply(ResponseCode.SUCCESS, places, b"no records"), times=2
+    )
+    cluster.on(RequestCode.PULL_MESSAGE, lambda _command, _peer: Reply(ResponseCode.SUCCESS, {}, b""), times=2)
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=inbox)
@@ -200,9 +205,9 @@ async def test_a_record_that_stays_damaged_is_passed_over(cluster: FakeCluster) 
 
     async def damaged_at_first(command: Command, peer: Peer) -> Reply | None:
         is_first = command.fields["queueOffset"] == "0" and command.fields["topic"] == "T"
-        return Reply(0, places, b"no records") if is_first else await cluster.answer(command, peer)
+        return Reply(ResponseCode.SUCCESS, places, b"no records") if is_first else await cluster.answer(command, peer)
 
-    cluster.on(11, damaged_at_first)
+    cluster.on(RequestCode.PULL_MESSAGE, damaged_at_first)
     inbox = Inbox()
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=inbox)
@@ -211,9 +216,9 @@ async def test_a_record_that_stays_damaged_is_passed_over(cluster: FakeCluster) 
         assert len([pull for pull in pulls(cluster) if pull.fields["queueOffset"] == "0"]) == DAMAGED_READS + 1
 
 
-async def test_a_broker_that_never_waits_is_not_asked_without_a_pause(cluster: FakeCluster) -> None:
+async def test_a_broker_that_does_not_hold_long_polls_causes_no_busy_loop(cluster: FakeCluster) -> None:
     places = {"suggestWhichBrokerId": "0", "nextBeginOffset": "0", "minOffset": "0", "maxOffset": "0"}
-    cluster.on(11, lambda _command, _peer: Reply(19, places))
+    cluster.on(RequestCode.PULL_MESSAGE, lambda _command, _peer: Reply(ResponseCode.PULL_NOT_FOUND, places))
     clock = asyncio.get_running_loop().time
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())
@@ -223,7 +228,7 @@ async def test_a_broker_that_never_waits_is_not_asked_without_a_pause(cluster: F
         assert clock() - started > 0.08
 
 
-async def test_a_wrapped_batch_is_taken_apart(cluster: FakeCluster) -> None:
+async def test_a_batch_record_is_split(cluster: FakeCluster) -> None:
     body = encode_batch([(b"zero", {}), (b"one", {}), (b"two", {})])
     cluster.put(cluster.queue("T"), body, sys_flag=0xC0, span=3)
     cluster.put(cluster.queue("T"), b"three")
@@ -259,7 +264,7 @@ async def test_more_is_fetched_only_when_there_is_room(cluster: FakeCluster, set
     async with consumer:
         await inbox.until(1)
         await cluster.until(lambda: len(pulls(cluster)) == 2)
-        await consumer.session.send_heartbeats()  # on the same line, after whatever else there was to say
+        await consumer.session.heartbeats.send()  # on the same line, after whatever else there was to say
         assert len(pulls(cluster)) == 2
         go_on.set()
         await inbox.until(40)
@@ -286,7 +291,7 @@ async def test_a_stuck_message_holds_the_offset_back_and_not_the_others(cluster:
     assert committed(cluster) == 1
 
 
-async def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_sent_back(cluster: FakeCluster) -> None:
+async def test_a_late_async_handler_is_cancelled_and_its_message_sent_back(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     clock = ManualClock()
     inbox = Inbox()
@@ -307,14 +312,12 @@ async def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_sent_b
         clock.advance(1)
         await inbox.until(2)
     assert ended == ["cancelled"]
-    (back,) = cluster.seen(36)
+    (back,) = cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK)
     assert back.fields["delayLevel"] == "3"
     assert committed(cluster) == 1
 
 
-async def test_a_thread_that_takes_too_long_is_left_and_its_message_sent_back(
-    cluster: FakeCluster, never: threading.Event
-) -> None:
+async def test_the_message_of_a_late_thread_is_sent_back(cluster: FakeCluster, never: threading.Event) -> None:
     cluster.put(cluster.queue("T"), b"one")
     clock = ManualClock()
     inbox = Inbox()
@@ -331,13 +334,13 @@ async def test_a_thread_that_takes_too_long_is_left_and_its_message_sent_back(
     await inbox.until(1)
     clock.advance(1)
     await inbox.until(2)
-    await cluster.until_seen(36)
+    await cluster.until_seen(RequestCode.CONSUMER_SEND_MSG_BACK)
     async with asyncio.timeout(5):
         await consumer.stop(timeout_s=0.05)
     assert committed(cluster) == 1
 
 
-async def test_a_loop_that_takes_too_long_has_its_message_sent_back(cluster: FakeCluster) -> None:
+async def test_the_message_of_a_late_loop_is_sent_back(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     clock = ManualClock()
     consumer = consumer_of(cluster, clock=clock, consume_timeout_s=0.05)
@@ -346,13 +349,13 @@ async def test_a_loop_that_takes_too_long_has_its_message_sent_back(cluster: Fak
         loop = aiter(consumer)
         await anext(loop)
         clock.advance(1)
-        await cluster.until_seen(36)
+        await cluster.until_seen(RequestCode.CONSUMER_SEND_MSG_BACK)
         again = await anext(loop)
         assert (again.body, again.reconsume_times) == (b"one", 1)
     assert committed(cluster) == 1
 
 
-async def test_an_ordered_handler_that_takes_too_long_is_called_again(cluster: FakeCluster) -> None:
+async def test_a_late_ordered_handler_is_called_again(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     cluster.put(cluster.queue("T"), b"two")
     clock = ManualClock()
@@ -369,10 +372,10 @@ async def test_an_ordered_handler_that_takes_too_long_is_called_again(cluster: F
         await inbox.until(1)
         clock.advance(1)
         assert await inbox.until(3) == [b"one", b"one", b"two"]
-    assert cluster.seen(36) == []
+    assert cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK) == []
 
 
-async def test_stop_ends_whatever_handlers_do(cluster: FakeCluster, never: threading.Event) -> None:
+async def test_stop_ends_despite_blocked_handlers(cluster: FakeCluster, never: threading.Event) -> None:
     cluster.topics |= {"Plain": 1, "Stubborn": 1}
     for topic in ("T", "Plain", "Stubborn"):
         cluster.put(cluster.queue(topic), b"one")
@@ -413,7 +416,7 @@ async def test_stop_ends_whatever_handlers_do(cluster: FakeCluster, never: threa
     assert committed(cluster) in (None, 0)
 
 
-async def test_a_cancelled_stop_leaves_nothing_behind(cluster: FakeCluster) -> None:
+async def test_a_cancelled_stop_leaves_no_task_behind(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     inbox = Inbox()
     consumer = consumer_of(cluster)
@@ -434,7 +437,7 @@ async def test_a_cancelled_stop_leaves_nothing_behind(cluster: FakeCluster) -> N
     await eventually(lambda: not [task for task in asyncio.all_tasks() if task.get_name().startswith("skyroute")])
 
 
-async def test_a_handler_that_raises_cancelled_is_tried_again_and_the_worker_lives(cluster: FakeCluster) -> None:
+async def test_a_handler_that_raises_cancelled_error_is_retried(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     inbox = Inbox()
     consumer = consumer_of(cluster, concurrency=1)
@@ -451,7 +454,7 @@ async def test_a_handler_that_raises_cancelled_is_tried_again_and_the_worker_liv
         assert (await inbox.until(3))[2] == b"two"
 
 
-async def test_a_handler_that_uses_timeouts_is_not_mistaken_for_one_that_is_late(cluster: FakeCluster) -> None:
+async def test_a_timeout_inside_a_handler_is_not_a_consume_timeout(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"one")
     inbox = Inbox()
     consumer = consumer_of(cluster, concurrency=1)

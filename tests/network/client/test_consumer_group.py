@@ -1,4 +1,4 @@
-"""Several members share the queues: who has which, and how one hands over to the other."""
+"""Rebalance and handover between the members of a group."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from skyroute.client.consuming.strategies import AverageByCircle
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import HURRIED, Inbox, consumer_of
 from tests.support.fake_broker import FakeCluster, Peer, Reply, fake_cluster
 from tests.support.lines import eventually
@@ -88,7 +89,7 @@ async def test_a_change_of_the_allocation_is_announced_with_a_newer_version(clus
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
-        beats = await cluster.until_seen(34, 2)
+        beats = await cluster.until_seen(RequestCode.HEART_BEAT, 2)
         versions = [
             subscription["subVersion"]
             for beat in beats
@@ -96,7 +97,7 @@ async def test_a_change_of_the_allocation_is_announced_with_a_newer_version(clus
             if subscription["topic"] == "T"
         ]
         assert versions[-1] > versions[0]
-        pulls = [each for each in await cluster.until_seen(11, 5) if each.fields["topic"] == "T"]
+        pulls = [each for each in await cluster.until_seen(RequestCode.PULL_MESSAGE, 5) if each.fields["topic"] == "T"]
         assert {int(pull.fields["subVersion"]) for pull in pulls} == {versions[-1]}
 
 
@@ -155,17 +156,17 @@ async def test_a_strategy_that_fails_changes_nothing_and_is_tried_again(
         await eventually(lambda: queue_ids(consumer.assignment) == [0, 1, 2, 3])
 
 
-async def test_a_broker_that_has_not_heard_of_us_does_not_cost_us_our_queues(cluster: FakeCluster) -> None:
+async def test_a_broker_without_our_membership_gets_a_heartbeat_and_queues_stay(cluster: FakeCluster) -> None:
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
         members = cluster.members["broker-a", "g"]
         members.clear()
         members["somebody else"] = next(iter(cluster.broker().peers))
-        beats = len(cluster.seen(34))
+        beats = len(cluster.seen(RequestCode.HEART_BEAT))
         await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
         await eventually(lambda: len(consumer.assignment) == 2)
-        assert len(cluster.seen(34)) > beats
+        assert len(cluster.seen(RequestCode.HEART_BEAT)) > beats
 
 
 async def test_a_broker_that_names_us_twice_does_not_cost_us_our_queues(cluster: FakeCluster) -> None:
@@ -173,27 +174,27 @@ async def test_a_broker_that_names_us_twice_does_not_cost_us_our_queues(cluster:
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
         twice = json.dumps({"consumerIdList": [consumer.session.client_id] * 2}).encode()
-        cluster.on(38, lambda _command, _peer: Reply(body=twice))
+        cluster.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda _command, _peer: Reply(body=twice))
         for _ in range(2):  # when the second round begins, the first has had its effect
-            asked = len(cluster.seen(38))
+            asked = len(cluster.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
             await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
-            await cluster.until_seen(38, asked + 2)
+            await cluster.until_seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked + 2)
         assert len(consumer.assignment) == 4
 
 
-async def test_without_an_answer_about_members_all_stays_as_it_is(cluster: FakeCluster) -> None:
+async def test_without_the_member_list_the_assignment_stays(cluster: FakeCluster) -> None:
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
-        cluster.refuse(38, 1, "do not know")
-        asked = len(cluster.seen(38))
+        cluster.refuse(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ResponseCode.SYSTEM_ERROR, "do not know")
+        asked = len(cluster.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
         await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
-        await cluster.until_seen(38, asked + 4)
+        await cluster.until_seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked + 4)
         assert len(consumer.assignment) == 4
 
 
 async def test_a_queue_is_taken_only_once_its_start_is_known(cluster: FakeCluster) -> None:
-    cluster.refuse(14, 1, "do not know", times=5)
+    cluster.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.SYSTEM_ERROR, "do not know", times=5)
     cluster.offsets["g", cluster.queue("T")] = 1
     cluster.put(cluster.queue("T"), b"consumed before")
     cluster.put(cluster.queue("T"), b"new")
@@ -228,7 +229,7 @@ async def test_a_running_handler_is_waited_for_when_its_queue_moves(cluster: Fak
 
     async with first:
         await inbox.until(4)
-        cluster.on(14, later)
+        cluster.on(RequestCode.QUERY_CONSUMER_OFFSET, later)
         second = consumer_of(cluster, instance_name="b")
         second.subscribe("T", handler=other)
         starting = asyncio.create_task(second.start())
@@ -243,7 +244,7 @@ async def test_a_running_handler_is_waited_for_when_its_queue_moves(cluster: Fak
     assert sorted(inbox.bodies) == [b"0 begun", b"0 waiting", b"1 begun", b"1 waiting", b"2 begun", b"3 begun"]
 
 
-async def test_stopping_waits_for_handlers_and_drops_what_was_not_begun(cluster: FakeCluster) -> None:
+async def test_stop_waits_for_handlers_and_drops_waiting_messages(cluster: FakeCluster) -> None:
     for number in range(3):
         cluster.put(cluster.queue("T"), b"%d" % number)
     go_on = asyncio.Event()
@@ -287,6 +288,10 @@ async def test_pulls_say_how_far_we_have_come(cluster: FakeCluster) -> None:
             cluster.put(cluster.queue("T"), b"%d" % number)
             await inbox.until(number + 1)
     # All but the last may be committed by the next pull; how many were, depends on who was quicker.
-    said = [int(each.fields["commitOffset"]) for each in cluster.seen(11) if int(each.fields["sysFlag"]) & 1]
+    said = [
+        int(each.fields["commitOffset"])
+        for each in cluster.seen(RequestCode.PULL_MESSAGE)
+        if int(each.fields["sysFlag"]) & 1
+    ]
     assert said == sorted(said)
-    assert all(each.fields["sysFlag"] in ("2", "3") for each in cluster.seen(11))
+    assert all(each.fields["sysFlag"] in ("2", "3") for each in cluster.seen(RequestCode.PULL_MESSAGE))

@@ -1,4 +1,4 @@
-"""The push consumer when it keeps the order of each queue."""
+"""The ordered push consumer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from skyroute.client.consuming.push.handlers import ConsumeResult, RetryLater
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls.clients import MessageModel
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import HURRIED, Inbox, consumer_of
 from tests.support.clock import ManualClock
 from tests.support.fake_broker import FakeCluster, Peer, Reply, fake_cluster
@@ -34,7 +35,7 @@ def committed(cluster: FakeCluster, queue_id: int = 0) -> int | None:
     return cluster.offsets.get(("g", cluster.queue("T", queue_id)))
 
 
-async def test_each_queue_is_handled_in_its_order_and_queues_side_by_side(cluster: FakeCluster) -> None:
+async def test_each_queue_is_handled_in_order_and_queues_concurrently(cluster: FakeCluster) -> None:
     for number in range(30):
         cluster.put(cluster.queue("T", number % 3), b"%d" % number)
     running: set[int] = set()
@@ -91,7 +92,7 @@ async def test_a_message_that_fails_is_tried_again_before_all_others(cluster: Fa
         assert await inbox.until(5) == [b"0", b"0", b"0", b"1", b"2"]
     assert [message.reconsume_times for message in inbox.messages] == [0, 1, 2, 0, 0]
     assert committed(cluster) == 3
-    assert cluster.seen(36) == []
+    assert cluster.seen(RequestCode.CONSUMER_SEND_MSG_BACK) == []
 
 
 async def test_a_queue_that_waits_does_not_hold_up_the_others(cluster: FakeCluster) -> None:
@@ -113,7 +114,7 @@ async def test_a_queue_that_waits_does_not_hold_up_the_others(cluster: FakeClust
     assert committed(cluster) == 0
 
 
-async def test_after_so_many_tries_it_goes_to_the_retry_topic(cluster: FakeCluster) -> None:
+async def test_after_the_last_retry_a_message_goes_to_the_retry_topic(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"bad")
     cluster.put(cluster.queue("T"), b"good")
     inbox = Inbox()
@@ -128,13 +129,13 @@ async def test_after_so_many_tries_it_goes_to_the_retry_topic(cluster: FakeClust
 
     async with consumer:
         assert (await inbox.until(4))[:4] == [b"bad", b"bad", b"bad", b"good"]
-    (sent,) = cluster.seen(310)
+    (sent,) = cluster.seen(RequestCode.SEND_MESSAGE_V2)
     # The broker makes it a dead letter, because it was tried more often than allowed.
     assert (sent.fields["b"], sent.fields["j"], sent.fields["l"]) == (RETRY, "3", "0")
     assert committed(cluster) == 2
 
 
-async def test_a_handler_may_give_a_message_up_at_once(cluster: FakeCluster) -> None:
+async def test_a_handler_may_make_a_dead_letter_at_once(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T"), b"bad")
     cluster.put(cluster.queue("T"), b"good")
     inbox = Inbox()
@@ -148,11 +149,11 @@ async def test_a_handler_may_give_a_message_up_at_once(cluster: FakeCluster) -> 
 
     async with consumer:
         await inbox.until(2)
-        await cluster.until_seen(310)
+        await cluster.until_seen(RequestCode.SEND_MESSAGE_V2)
     assert cluster.stored_bodies(RETRY) == [b"bad"]
 
 
-async def test_a_queue_that_another_has_locked_is_taken_when_it_is_free(cluster: FakeCluster) -> None:
+async def test_a_queue_locked_by_another_member_is_taken_when_it_is_unlocked(cluster: FakeCluster) -> None:
     queue = cluster.queue("T", 1)
     cluster.locks["g", queue] = "somebody else"
     cluster.put(queue, b"one")
@@ -168,7 +169,7 @@ async def test_a_queue_that_another_has_locked_is_taken_when_it_is_free(cluster:
 
 
 async def test_a_queue_that_was_locked_and_never_taken_is_unlocked(cluster: FakeCluster) -> None:
-    cluster.refuse(14, 1, "do not know")
+    cluster.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.SYSTEM_ERROR, "do not know")
     consumer = consumer_of(cluster, ordered=True)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
@@ -192,7 +193,7 @@ async def test_a_lock_that_is_lost_costs_the_queue_and_commits_nothing(cluster: 
     assert cluster.locks == {("g", queue): "somebody else"}
 
 
-async def test_without_a_fresh_lock_nothing_is_handled(cluster: FakeCluster) -> None:
+async def test_without_a_valid_lock_nothing_is_handled(cluster: FakeCluster) -> None:
     clock = ManualClock()
     queue = cluster.queue("T", 0)
     inbox = Inbox()
@@ -201,10 +202,10 @@ async def test_without_a_fresh_lock_nothing_is_handled(cluster: FakeCluster) -> 
     async with consumer:
         cluster.put(queue, b"one")
         await inbox.until(1)
-        cluster.refuse(41, 1, "not now")
+        cluster.refuse(RequestCode.LOCK_BATCH_MQ, ResponseCode.SYSTEM_ERROR, "not now")
         clock.advance(31)
         cluster.put(queue, b"two")
-        await cluster.until_seen(41, len(cluster.seen(41)) + 3)
+        await cluster.until_seen(RequestCode.LOCK_BATCH_MQ, len(cluster.seen(RequestCode.LOCK_BATCH_MQ)) + 3)
         assert inbox.bodies == [b"one"]
         cluster.heal(41)
         assert await inbox.until(2) == [b"one", b"two"]
@@ -219,17 +220,17 @@ async def test_a_lock_regained_after_a_minute_begins_anew(cluster: FakeCluster) 
     async with consumer:
         cluster.put(queue, b"one")
         await inbox.until(1)
-        cluster.refuse(41, 1, "not now")
+        cluster.refuse(RequestCode.LOCK_BATCH_MQ, ResponseCode.SYSTEM_ERROR, "not now")
         clock.advance(61)
         for body in (b"two", b"three"):
             cluster.put(queue, body)
-        await cluster.until_seen(41, len(cluster.seen(41)) + 2)
-        cluster.offsets["g", queue] = 2  # somebody has consumed meanwhile
+        await cluster.until_seen(RequestCode.LOCK_BATCH_MQ, len(cluster.seen(RequestCode.LOCK_BATCH_MQ)) + 2)
+        cluster.offsets["g", queue] = 2  # another member has consumed meanwhile
         cluster.heal(41)
         assert await inbox.until(2) == [b"one", b"three"]
 
 
-async def test_a_queue_is_unlocked_for_another_member_only_when_its_handler_is_done(cluster: FakeCluster) -> None:
+async def test_a_queue_is_unlocked_after_its_handler_has_ended(cluster: FakeCluster) -> None:
     queues = [cluster.queue("T", number) for number in range(3)]
     for queue in queues:
         cluster.put(queue, b"one")
@@ -248,7 +249,7 @@ async def test_a_queue_is_unlocked_for_another_member_only_when_its_handler_is_d
         second.subscribe("T", handler=other)
         async with second:
             await eventually(lambda: len(first.assignment) == 2)
-            await cluster.until_seen(41, len(cluster.seen(41)) + 3)
+            await cluster.until_seen(RequestCode.LOCK_BATCH_MQ, len(cluster.seen(RequestCode.LOCK_BATCH_MQ)) + 3)
             assert second.assignment == frozenset()
             assert other.bodies == []
             go_on.set()
@@ -275,11 +276,11 @@ async def test_a_broadcasting_ordered_consumer_locks_nothing(cluster: FakeCluste
 
     async with consumer:
         assert await inbox.until(4) == [b"0", b"1", b"1", b"2"]
-    assert cluster.seen(41) == []
+    assert cluster.seen(RequestCode.LOCK_BATCH_MQ) == []
     assert offsets.cached(cluster.queue("T")) == 3
 
 
-async def test_locks_are_asked_for_in_one_request_a_broker() -> None:
+async def test_each_broker_gets_one_lock_request() -> None:
     async with fake_cluster(topics={"T": 4}, brokers=("broker-a", "broker-b")) as cluster:
         asked: list[tuple[str, int]] = []
 
@@ -287,7 +288,7 @@ async def test_locks_are_asked_for_in_one_request_a_broker() -> None:
             asked.append((peer.server.name, len(json.loads(command.body)["mqSet"])))
             return await cluster.answer(command, peer)
 
-        cluster.on(41, note)
+        cluster.on(RequestCode.LOCK_BATCH_MQ, note)
         consumer = consumer_of(cluster, ordered=True)
         consumer.subscribe("T", handler=Inbox())
         async with consumer:

@@ -1,4 +1,4 @@
-"""Conditions are shown to a broker before anybody relies on them, also when the consumer is running already."""
+"""SQL filters are checked by a broker before they take effect."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import pytest
 from skyroute import Consumer, Message, Producer, PullConsumer, StartPosition, StoredMessage, blocking, sql
 from skyroute.client.errors import BrokerRefusedError, ExpressionRefusedError, ServerFailedError
 from skyroute.testing import cluster as own_cluster
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import HURRIED, Inbox, consumer_of
 from tests.support.fake_broker import FakeCluster, Peer, Reply, fake_cluster
 from tests.support.raw import Command
 
-CHECK = 46
-NONSENSE = 23
+CHECK = RequestCode.CHECK_CLIENT_CONFIG
+NONSENSE = ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
@@ -44,12 +45,12 @@ async def test_a_condition_that_is_refused_changes_nothing(cluster: FakeCluster)
             await consumer.subscribe("U", sql("a >"), inbox)
         cluster.put(cluster.queue("T"), b"still wanted", tag="A")
         assert await inbox.until(1) == [b"still wanted"]
-        await consumer.session.send_heartbeats()
+        await consumer.session.heartbeats.send()
     assert told(cluster, "T") == "A"
     assert told(cluster, "U") is None
 
 
-async def test_nobody_has_to_wait_for_the_answer(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_awaiting_the_subscription_is_optional(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
@@ -61,7 +62,7 @@ async def test_nobody_has_to_wait_for_the_answer(cluster: FakeCluster, caplog: p
     assert any(line.startswith("subscription refused group=g topic=U") for line in caplog.messages)
 
 
-async def test_the_last_word_about_a_topic_counts(cluster: FakeCluster) -> None:
+async def test_the_last_subscription_to_a_topic_wins(cluster: FakeCluster) -> None:
     go_on = asyncio.Event()
 
     async def wait(command: Command, peer: Peer) -> Reply | None:
@@ -81,7 +82,7 @@ async def test_the_last_word_about_a_topic_counts(cluster: FakeCluster) -> None:
         await early
         await gone
         await cluster.until(lambda: told(cluster, "U") == "B")
-        await consumer.session.send_heartbeats()
+        await consumer.session.heartbeats.send()
         assert told(cluster, "U") == "B"
         assert "T" not in consumer._subscriptions.topics
 
@@ -100,7 +101,7 @@ async def test_a_broker_that_cannot_say_does_not_stand_in_the_way(cluster: FakeC
 
 
 @pytest.mark.parametrize("code", [1, 3, 14, 16])
-async def test_whatever_else_a_broker_says_is_a_refusal(cluster: FakeCluster, code: int) -> None:
+async def test_other_response_codes_refuse_the_filter(cluster: FakeCluster, code: int) -> None:
     cluster.refuse(CHECK, code, "no SQL here")
     puller = PullConsumer("g", cluster.address)
     puller.subscribe("T", sql("a > 5"))
@@ -115,25 +116,25 @@ async def test_whatever_else_a_broker_says_is_a_refusal(cluster: FakeCluster, co
     async with consumer:
         with pytest.raises(BrokerRefusedError, match="no SQL here"):
             await consumer.subscribe("T", sql("a > 5"), Inbox())
-        await consumer.session.send_heartbeats()
+        await consumer.session.heartbeats.send()
         assert told(cluster, "T") == "A"
 
 
-async def test_a_name_server_that_refuses_says_nothing_of_the_condition(cluster: FakeCluster) -> None:
+async def test_a_refusing_name_server_does_not_refuse_the_filter(cluster: FakeCluster) -> None:
     async with PullConsumer("g", cluster.address) as consumer:
-        cluster.refuse(105, 1, "not ready")
+        cluster.refuse(RequestCode.GET_ROUTEINFO_BY_TOPIC, ResponseCode.SYSTEM_ERROR, "not ready")
         await consumer.subscribe("T", sql("a > 5"))
         cluster.heal(105)
         await cluster.until(lambda: told(cluster, "T") == "a > 5")
 
 
-async def test_a_topic_that_is_not_there_yet_cannot_be_asked_about(cluster: FakeCluster) -> None:
+async def test_the_filter_of_a_missing_topic_is_not_checked(cluster: FakeCluster) -> None:
     async with PullConsumer("g", cluster.address) as consumer:
         await consumer.subscribe("Later", sql("a > 5"))
         assert cluster.seen(CHECK) == []
 
 
-async def test_a_consumer_that_stops_meanwhile_asks_no_more(cluster: FakeCluster) -> None:
+async def test_stop_ends_the_filter_checks(cluster: FakeCluster) -> None:
     consumer = consumer_of(cluster)
     consumer.subscribe("T", handler=Inbox())
     async with consumer:
@@ -152,13 +153,13 @@ async def test_a_pull_consumer_is_refused_at_its_start_and_after_it(cluster: Fak
     async with consumer:
         with pytest.raises(ExpressionRefusedError, match="nonsense"):
             await consumer.subscribe("T", sql("a >"))
-        await consumer.session.send_heartbeats()
+        await consumer.session.heartbeats.send()
         assert told(cluster, "T") == "A"
         await consumer.subscribe("T", sql("a > 5"))
         await cluster.until(lambda: told(cluster, "T") == "a > 5")
 
 
-async def test_a_script_is_told_at_once(cluster: FakeCluster) -> None:
+async def test_a_blocking_subscribe_raises_the_refusal(cluster: FakeCluster) -> None:
     def script() -> None:
         with blocking.Consumer("g", cluster.address) as consumer:
             with pytest.raises(ExpressionRefusedError, match="nonsense"):
@@ -173,7 +174,7 @@ async def test_a_script_is_told_at_once(cluster: FakeCluster) -> None:
     await asyncio.wait_for(asyncio.to_thread(script), 10.0)
 
 
-async def test_our_broker_refuses_every_condition_if_its_operator_wants_none() -> None:
+async def test_our_broker_refuses_sql_filters_that_are_turned_off() -> None:
     async with (
         own_cluster(property_filter_enabled=False) as real,
         Producer("p", real.name_server_address) as producer,
@@ -184,7 +185,7 @@ async def test_our_broker_refuses_every_condition_if_its_operator_wants_none() -
             await consumer.subscribe("T", sql("amount > 100"))
 
 
-async def test_our_broker_refuses_what_it_cannot_evaluate_and_evaluates_the_rest() -> None:
+async def test_our_broker_refuses_invalid_sql_filters_and_evaluates_valid_ones() -> None:
     inbox = Inbox()
     async with (
         own_cluster() as real,

@@ -1,4 +1,4 @@
-"""Whatever an application passes to a call by mistake is told by that very call, as an error of ours."""
+"""Invalid arguments of methods raise a SkyrouteError that names the argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer sends, to which queue, and how often it tries."""
+"""The producer: requests, queues and retries."""
 
 import asyncio
 import logging
@@ -32,6 +32,7 @@ from skyroute.message.message_id import decode_unique_id
 from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.errors import CallTimeoutError, ConnectError, ConnectionLostError, RemotingError
 from skyroute.wire.calls.send_back import RecallHandle, encode_recall_handle
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.clock import ManualClock
 from tests.support.fake_broker import FakeCluster, Reply, decode_properties, fake_cluster, java_hash, offset_id
 from tests.support.lines import WAIT_S
@@ -39,9 +40,9 @@ from tests.support.raw import Command
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
-SEND = 310
-BATCH = 320
-HEARTBEAT = 34
+SEND = RequestCode.SEND_MESSAGE_V2
+BATCH = RequestCode.SEND_BATCH_MESSAGE
+HEARTBEAT = RequestCode.HEART_BEAT
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def properties_of(sent: Command) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------------- one message
 
 
-async def test_a_message_is_stored_and_the_result_says_where(cluster: FakeCluster, producer: Producer) -> None:
+async def test_send_returns_the_queue_and_the_offset(cluster: FakeCluster, producer: Producer) -> None:
     result = await producer.send(Message("T", b"body", tag="A", keys=("k1", "k2"), properties={"p": "字"}, flag=7))
     (sent,) = cluster.seen(SEND)
     assert (result.status, result.ok, result.queue_offset) == (SendStatus.OK, True, 0)
@@ -132,7 +133,7 @@ async def test_a_message_may_be_sent_without_waiting(cluster: FakeCluster, produ
         (Message("T", b"x", sharding_key="k"), {"__SHARDINGKEY": "k"}),
     ],
 )
-async def test_wishes_travel_as_properties(
+async def test_message_options_are_sent_as_properties(
     cluster: FakeCluster, producer: Producer, message: Message, properties: dict[str, str]
 ) -> None:
     await producer.send(message)
@@ -155,13 +156,13 @@ async def test_a_delayed_message_can_be_recalled(cluster: FakeCluster, producer:
         return Reply(fields=dict(reply.fields) | {"recallHandle": "HANDLE"})
 
     cluster.on(SEND, with_handle)
-    cluster.on(370, lambda *_: Reply(fields={"msgId": "x"}))
+    cluster.on(RequestCode.RECALL_MESSAGE, lambda *_: Reply(fields={"msgId": "x"}))
     result = await producer.send(Message("T", b"x", deliver_after_s=60))
     assert result.recall_handle == "HANDLE"
     await producer.recall("T", result.recall_handle)
-    (recall,) = cluster.seen(370)
+    (recall,) = cluster.seen(RequestCode.RECALL_MESSAGE)
     assert recall.fields == {"producerGroup": "g", "topic": "T", "recallHandle": "HANDLE"}
-    cluster.refuse(370, 604, "too late")
+    cluster.refuse(RequestCode.RECALL_MESSAGE, ResponseCode.ILLEGAL_OPERATION, "too late")
     with pytest.raises(BrokerRefusedError, match="too late"):
         await producer.recall("T", "HANDLE")
     with pytest.raises(NoBrokerError):
@@ -171,8 +172,8 @@ async def test_a_delayed_message_can_be_recalled(cluster: FakeCluster, producer:
 async def test_traces_say_whether_a_message_was_recalled(cluster: FakeCluster) -> None:
     cluster.topics["RMQ_SYS_TRACE_TOPIC"] = 1
     handle = encode_recall_handle(RecallHandle("T", "broker-a", 1_700_000_000_000, "UNIQ"))
-    cluster.refuse(370, 604, "too late")
-    cluster.on(370, lambda *_: Reply(fields={"msgId": "UNIQ", "MSG_REGION": "North"}), times=1)
+    cluster.refuse(RequestCode.RECALL_MESSAGE, ResponseCode.ILLEGAL_OPERATION, "too late")
+    cluster.on(RequestCode.RECALL_MESSAGE, lambda *_: Reply(fields={"msgId": "UNIQ", "MSG_REGION": "North"}), times=1)
     async with producer_of(cluster, trace=True) as producer:
         await producer.recall("T", handle)
         for recalled in (handle, "of no message"):
@@ -214,8 +215,12 @@ async def test_a_message_that_is_stored_less_safely_is_stored(
 
 
 async def test_less_safe_is_better_than_not_at_all(two_brokers: FakeCluster) -> None:
-    two_brokers.refuse(SEND, 13, "no")
-    two_brokers.on(SEND, lambda *_: Reply(11, {"msgId": "0", "queueId": "1", "queueOffset": "5"}), times=1)
+    two_brokers.refuse(SEND, ResponseCode.MESSAGE_ILLEGAL, "no")
+    two_brokers.on(
+        SEND,
+        lambda *_: Reply(ResponseCode.SLAVE_NOT_AVAILABLE, {"msgId": "0", "queueId": "1", "queueOffset": "5"}),
+        times=1,
+    )
     async with producer_of(two_brokers, retry_unsafe=True) as producer:
         assert (await producer.send(Message("T", b"x"))).status is SendStatus.SLAVE_NOT_AVAILABLE
 
@@ -360,7 +365,7 @@ async def test_a_batch_that_is_one_record_has_one_id(cluster: FakeCluster, produ
     assert [(result.offset_id, result.queue_offset) for result in results] == [("ONE", 7), ("ONE", 8), ("ONE", 9)]
 
 
-async def test_a_batch_says_for_all_that_nobody_waits(cluster: FakeCluster, producer: Producer) -> None:
+async def test_wait_stored_false_applies_to_the_whole_batch(cluster: FakeCluster, producer: Producer) -> None:
     await producer.send_batch([Message("T", b"x", wait_stored=False)] * 2)
     (sent,) = cluster.seen(BATCH)
     assert properties_of(sent)["WAIT"] == "false"
@@ -378,7 +383,7 @@ async def test_a_batch_says_for_all_that_nobody_waits(cluster: FakeCluster, prod
         [Message("%RETRY%g", b"x")] * 2,
     ],
 )
-async def test_what_may_not_travel_together_is_refused_before_anything_is_sent(
+async def test_an_invalid_batch_is_refused_before_anything_is_sent(
     cluster: FakeCluster, producer: Producer, messages: list[Message]
 ) -> None:
     with pytest.raises(InvalidMessageError):
@@ -389,7 +394,7 @@ async def test_what_may_not_travel_together_is_refused_before_anything_is_sent(
 # ----------------------------------------------------------------------------------------------------------- namespaces
 
 
-async def test_a_namespace_is_added_on_the_way_out_and_taken_off_again(cluster: FakeCluster) -> None:
+async def test_a_namespace_is_added_to_requests_and_removed_from_results(cluster: FakeCluster) -> None:
     cluster.topics["ns%T"] = 4
     async with producer_of(cluster, namespace="ns") as producer:
         queues = await producer.queues("T")
@@ -439,8 +444,8 @@ async def test_a_refusal_of_the_message_itself_is_final(
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2, 4])
-async def test_so_many_attempts_are_made_and_the_error_tells_of_all(two_brokers: FakeCluster, retries: int) -> None:
-    two_brokers.refuse(SEND, 2, "busy")
+async def test_the_error_contains_all_failed_attempts(two_brokers: FakeCluster, retries: int) -> None:
+    two_brokers.refuse(SEND, ResponseCode.SYSTEM_BUSY, "busy")
     async with producer_of(two_brokers, retries=retries) as producer:
         with pytest.raises(SystemBusyError) as caught:
             await producer.send(Message("T", b"x"))
@@ -448,11 +453,11 @@ async def test_so_many_attempts_are_made_and_the_error_tells_of_all(two_brokers:
     assert len(two_brokers.seen(SEND)) == 1 + retries
     notes = getattr(caught.value, "__notes__", [])
     assert len(notes) == retries
-    assert all(note.startswith("before that: 127.0.0.1:") and "busy" in note for note in notes)
+    assert all(note.startswith("earlier attempt: 127.0.0.1:") and "busy" in note for note in notes)
 
 
 async def test_a_broker_that_is_sent_away_from_is_followed_by_another(two_brokers: FakeCluster) -> None:
-    two_brokers.refuse(SEND, 1500, "go away", broker="broker-a")
+    two_brokers.refuse(SEND, ResponseCode.GO_AWAY, "go away", broker="broker-a")
     async with producer_of(two_brokers, avoid_slow=False) as producer:
         for _ in range(4):
             assert (await producer.send(Message("T", b"x"))).queue.broker_name == "broker-b"
@@ -465,7 +470,7 @@ async def test_a_dead_broker_is_followed_by_another(two_brokers: FakeCluster) ->
             assert (await producer.send(Message("T", b"x"))).queue.broker_name == "broker-b"
 
 
-async def test_an_answer_that_is_cut_is_followed_by_another_broker(two_brokers: FakeCluster) -> None:
+async def test_after_a_cut_response_another_broker_is_tried(two_brokers: FakeCluster) -> None:
     two_brokers.cut(SEND, times=1)
     async with producer_of(two_brokers) as producer:
         assert (await producer.send(Message("T", b"x"))).ok
@@ -482,7 +487,7 @@ async def test_a_fixed_queue_is_tried_once_where_the_broker_was_reached(two_brok
     fixed = ways[how]
     message = Message("T", b"x", sharding_key="k" if how == "key" else None)
     async with producer_of(two_brokers) as producer:
-        two_brokers.refuse(SEND, 2, "busy", times=1)
+        two_brokers.refuse(SEND, ResponseCode.SYSTEM_BUSY, "busy", times=1)
         with pytest.raises(SystemBusyError):
             await producer.send(message, **fixed)
         two_brokers.cut(SEND, times=1)
@@ -516,7 +521,7 @@ async def test_a_broker_that_moved_is_found_where_it_is_now(cluster: FakeCluster
 async def test_a_slow_or_failing_broker_is_avoided_for_a_while(two_brokers: FakeCluster) -> None:
     clock = ManualClock()
     async with producer_of(two_brokers, clock=clock) as producer:
-        two_brokers.refuse(SEND, 2, "busy", broker="broker-a", times=1)
+        two_brokers.refuse(SEND, ResponseCode.SYSTEM_BUSY, "busy", broker="broker-a", times=1)
         while not producer._delivery.avoided():
             await producer.send(Message("T", b"x"))
         assert {(await producer.send(Message("T", b"x"))).queue.broker_name for _ in range(8)} == {"broker-b"}
@@ -540,9 +545,9 @@ async def test_a_slow_or_failing_broker_is_avoided_for_a_while(two_brokers: Fake
         assert producer._delivery.avoided() == set()
 
 
-async def test_who_does_not_mind_slow_brokers_says_so(two_brokers: FakeCluster) -> None:
+async def test_avoid_slow_can_be_turned_off(two_brokers: FakeCluster) -> None:
     async with producer_of(two_brokers, avoid_slow=False) as producer:
-        two_brokers.refuse(SEND, 2, "busy", times=1)
+        two_brokers.refuse(SEND, ResponseCode.SYSTEM_BUSY, "busy", times=1)
         await producer.send(Message("T", b"x"))
         assert {(await producer.send(Message("T", b"x"))).queue.broker_name for _ in range(4)} == {
             "broker-a",
@@ -567,7 +572,7 @@ async def test_sends_under_way_are_bounded_by_count(cluster: FakeCluster) -> Non
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         assert [number for number, each in enumerate(outcomes) if isinstance(each, BaseException)] == [2, 9]
         assert (producer._in_flight.count, producer._in_flight.bytes) == (0, 0)
-        assert all(not channel._conversation.calls for channel in producer.session._open_channels)
+        assert all(not channel._conversation.calls for channel in producer.session.connections.open)
 
 
 async def test_sends_under_way_are_bounded_by_bytes(cluster: FakeCluster) -> None:
@@ -614,7 +619,7 @@ async def test_a_producer_is_of_use_between_start_and_stop(cluster: FakeCluster)
         assert (await producer.send(message)).ok
         await producer.stop()
         await producer.stop()
-    assert len(cluster.seen(35)) == 2
+    assert len(cluster.seen(RequestCode.UNREGISTER_CLIENT)) == 2
 
 
 async def test_a_shared_session_outlives_its_producers(cluster: FakeCluster) -> None:
@@ -624,18 +629,21 @@ async def test_a_shared_session_outlives_its_producers(cluster: FakeCluster) -> 
             await second.send(Message("T", b"x"))
             assert len(cluster.broker().peers) == 1
         assert session.is_running
-        assert {command.fields["producerGroup"] for command in cluster.seen(35)} == {"g1", "g2"}
-        assert session._handlers[326] == []
+        assert {command.fields["producerGroup"] for command in cluster.seen(RequestCode.UNREGISTER_CLIENT)} == {
+            "g1",
+            "g2",
+        }
+        assert session.requests.handlers[326] == []
 
 
 async def test_a_session_has_one_producer_of_a_group(cluster: FakeCluster) -> None:
     async with Session(cluster.address) as session:
         second = Producer("g", session=session, trace=True)
         async with Producer("g", session=session, trace=True) as first:
-            members = list(session._members)
-            with pytest.raises(ClientError, match="a producer of group g already: give this one another group"):
+            members = list(session.heartbeats.sources)
+            with pytest.raises(ClientError, match="already has a producer of group g: use another group"):
                 await second.start()
-            assert session._members == members
+            assert session.heartbeats.sources == members
             with pytest.raises(NotRunningError):
                 await second.send(Message("T", b"x"))
             await first.send(Message("T", b"x"))
@@ -643,7 +651,7 @@ async def test_a_session_has_one_producer_of_a_group(cluster: FakeCluster) -> No
             await second.send(Message("T", b"x"))
 
 
-async def test_a_producer_on_a_session_that_nobody_started_says_so(cluster: FakeCluster) -> None:
+async def test_a_producer_of_a_stopped_session_raises(cluster: FakeCluster) -> None:
     session = Session(cluster.address)
     async with Producer("g", session=session) as producer:
         with pytest.raises(NotRunningError):
@@ -662,24 +670,24 @@ async def test_a_stop_ends_the_sends_that_are_under_way(cluster: FakeCluster) ->
     assert producer._in_flight.count == 0
 
 
-async def test_a_stop_before_the_first_answer_of_a_name_server(cluster: FakeCluster) -> None:
-    cluster.hang(105)
+async def test_stop_before_the_first_response_of_a_name_server(cluster: FakeCluster) -> None:
+    cluster.hang(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     producer = producer_of(cluster)
     await producer.start()
     sending = asyncio.create_task(producer.send(Message("T", b"x")))
-    await cluster.until_seen(105)
+    await cluster.until_seen(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     await producer.stop()
     with pytest.raises(NotRunningError):
         await sending
 
 
 async def test_a_stop_that_is_cancelled_stops_the_session_all_the_same(cluster: FakeCluster) -> None:
-    cluster.hang(35)
+    cluster.hang(RequestCode.UNREGISTER_CLIENT)
     producer = producer_of(cluster)
     await producer.start()
     await producer.send(Message("T", b"x"))
     stopping = asyncio.create_task(producer.stop())
-    await cluster.until_seen(35)
+    await cluster.until_seen(RequestCode.UNREGISTER_CLIENT)
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
@@ -702,7 +710,7 @@ async def test_topics_that_only_brokers_write_to(cluster: FakeCluster, producer:
     for attempt in (producer.send(message), producer.send_oneway(message), producer.send_batch([message] * 2)):
         with pytest.raises(InvalidNameError, match="is forbidden"):
             await attempt
-    assert cluster.seen(105) == []
+    assert cluster.seen(RequestCode.GET_ROUTEINFO_BY_TOPIC) == []
 
 
 @pytest.mark.parametrize(
@@ -714,7 +722,7 @@ async def test_topics_that_only_brokers_write_to(cluster: FakeCluster, producer:
         (Message("T", b"x", tag="\ud800"), PropertyError),
     ],
 )
-async def test_a_message_that_no_broker_would_take_is_not_sent(
+async def test_a_message_that_brokers_refuse_is_not_sent(
     cluster: FakeCluster, message: Message, error: type[Exception]
 ) -> None:
     async with producer_of(cluster, body_bytes_max=1000) as producer:
@@ -740,7 +748,7 @@ async def test_time_that_is_over_before_it_begins(cluster: FakeCluster, producer
 
 async def test_the_log_has_no_bodies(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    cluster.refuse(SEND, 2, "busy")
+    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY, "busy")
     async with producer_of(cluster, retries=1) as producer:
         with pytest.raises(SystemBusyError):
             await producer.send(Message("T", b"a secret body"))

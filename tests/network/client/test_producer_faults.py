@@ -1,4 +1,4 @@
-"""What must not happen to a producer whatever happens around it: a hang, a leak, an error that nobody hears of."""
+"""Producer faults: no hang, no leak and no unreported error."""
 
 import asyncio
 import socket
@@ -13,6 +13,7 @@ from skyroute.client.producing.producer import Producer
 from skyroute.errors import SkyrouteError
 from skyroute.message.message import Message
 from skyroute.remoting.errors import CallTimeoutError, ConnectionLostError, RemotingError
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.errors import WireError
 from tests.support.clock import ManualClock
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Peer, Reply, encode_reply, fake_cluster
@@ -21,7 +22,7 @@ from tests.support.raw import Command
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
-SEND = 310
+SEND = RequestCode.SEND_MESSAGE_V2
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ def is_at_rest(producer: Producer) -> bool:
     return (
         producer._in_flight.count == producer._in_flight.bytes == 0
         and not producer._in_flight._waiting
-        and not producer.session._connecting
-        and all(not channel._conversation.calls for channel in producer.session._open_channels)
+        and not producer.session.connections.opening
+        and all(not channel._conversation.calls for channel in producer.session.connections.open)
     )
 
 
@@ -56,7 +57,7 @@ async def send_within(producer: Producer, timeout_s: float, **how: Any) -> float
 # ------------------------------------------------------------------------------------------------ brokers that are mute
 
 
-async def test_a_broker_that_hangs_takes_no_more_time_than_there_is(cluster: FakeCluster) -> None:
+async def test_a_hanging_broker_does_not_exceed_the_timeout(cluster: FakeCluster) -> None:
     cluster.hang(SEND)
     async with producer_of(cluster) as producer:
         assert 0.15 < await send_within(producer, 0.2) < 1.5
@@ -67,11 +68,11 @@ async def test_a_broker_that_hangs_takes_no_more_time_than_there_is(cluster: Fak
 
 
 @pytest.mark.parametrize("fixed", [True, False])
-async def test_a_broker_that_takes_no_connection_takes_no_more_time_than_there_is(
+async def test_a_broker_that_accepts_no_connection_does_not_exceed_the_timeout(
     cluster: FakeCluster, fixed: bool
 ) -> None:
     with closing(socket.create_server(("127.0.0.1", 0), backlog=0)) as full, ExitStack() as others:
-        # Nobody accepts, and those who came before us fill the queue.
+        # The server accepts no connection, and earlier ones fill its backlog.
         for _ in range(8):
             other = others.enter_context(closing(socket.socket()))
             other.setblocking(False)
@@ -83,11 +84,11 @@ async def test_a_broker_that_takes_no_connection_takes_no_more_time_than_there_i
             assert await send_within(producer, 0.2, **how) < 1.5
 
 
-async def test_a_broker_that_nobody_knows_is_asked_for_no_longer_than_there_is_time(cluster: FakeCluster) -> None:
+async def test_the_search_for_an_unknown_broker_does_not_exceed_the_timeout(cluster: FakeCluster) -> None:
     loop = asyncio.get_running_loop()
     async with producer_of(cluster, request_timeout_s=WAIT_S) as producer:
         await producer.queues("T")
-        cluster.hang(105)
+        cluster.hang(RequestCode.GET_ROUTEINFO_BY_TOPIC)
         queue = cluster.queue("T", 0)
         began = loop.time()
         with pytest.raises(SkyrouteError, match="broker nobody"):
@@ -95,7 +96,7 @@ async def test_a_broker_that_nobody_knows_is_asked_for_no_longer_than_there_is_t
         assert loop.time() - began < 1.5
 
 
-async def test_a_broker_that_answers_only_heartbeats_is_still_mute(cluster: FakeCluster) -> None:
+async def test_a_broker_that_responds_only_to_heartbeats_times_out(cluster: FakeCluster) -> None:
     cluster.hang(SEND)
     async with producer_of(cluster, heartbeat_interval_s=0.01) as producer:
         with pytest.raises(CallTimeoutError):
@@ -105,7 +106,7 @@ async def test_a_broker_that_answers_only_heartbeats_is_still_mute(cluster: Fake
         assert producer._in_flight.count == 0
 
 
-async def test_a_half_open_line_is_given_up_and_replaced(cluster: FakeCluster) -> None:
+async def test_a_half_open_connection_is_replaced(cluster: FakeCluster) -> None:
     async with producer_of(cluster, heartbeat_interval_s=60) as producer:
         await producer.send(Message("T", b"x"))
         (old,) = cluster.broker().peers
@@ -135,7 +136,7 @@ async def test_a_broker_that_stops_listening_holds_back_only_its_own(cluster: Fa
 @pytest.mark.parametrize(
     "garbage", [b"\x00\x00\x00\x00", b"\xff" * 32, b"HTTP/1.1 200 OK\r\n\r\n", b"\x00\x00\x00\x08\x00\x00\x00\x04{{{{"]
 )
-async def test_garbage_costs_the_line_and_nothing_else(cluster: FakeCluster, garbage: bytes) -> None:
+async def test_garbage_closes_only_its_connection(cluster: FakeCluster, garbage: bytes) -> None:
     async def babble(_: Command, peer: Peer) -> None:
         await peer.write(garbage)
 
@@ -147,7 +148,7 @@ async def test_garbage_costs_the_line_and_nothing_else(cluster: FakeCluster, gar
         await eventually(lambda: is_at_rest(producer))
 
 
-async def test_a_line_that_is_cut_in_the_middle_of_an_answer(cluster: FakeCluster) -> None:
+async def test_a_connection_cut_in_a_response_causes_a_retry(cluster: FakeCluster) -> None:
     cluster.cut(SEND, times=1)
     async with producer_of(cluster, retries=0) as producer:
         with pytest.raises(ConnectionLostError):
@@ -157,7 +158,7 @@ async def test_a_line_that_is_cut_in_the_middle_of_an_answer(cluster: FakeCluste
 
 
 @pytest.mark.parametrize("fields", [{}, {"msgId": "x"}, {"msgId": "x", "queueId": "one", "queueOffset": "0"}])
-async def test_an_answer_that_does_not_say_where_the_message_is(cluster: FakeCluster, fields: dict[str, str]) -> None:
+async def test_a_response_without_the_offset_raises(cluster: FakeCluster, fields: dict[str, str]) -> None:
     cluster.on(SEND, lambda *_: Reply(fields=fields))
     async with producer_of(cluster) as producer:
         with pytest.raises(WireError):
@@ -165,10 +166,10 @@ async def test_an_answer_that_does_not_say_where_the_message_is(cluster: FakeClu
         await eventually(lambda: is_at_rest(producer))
 
 
-async def test_answers_to_somebody_else_are_passed_over(cluster: FakeCluster) -> None:
+async def test_responses_with_unknown_ids_are_ignored(cluster: FakeCluster) -> None:
     async def confuse(command: Command, peer: Peer) -> Any:
         for opaque in (0, -1, command.opaque + 1000, 2**31 - 1):
-            await peer.write(encode_reply(Reply(1, remark="not for you"), opaque))
+            await peer.write(encode_reply(Reply(ResponseCode.SYSTEM_ERROR, remark="not for you"), opaque))
         return await cluster.answer(command, peer)
 
     cluster.on(SEND, confuse)
@@ -180,7 +181,7 @@ async def test_answers_to_somebody_else_are_passed_over(cluster: FakeCluster) ->
 
 
 @pytest.mark.parametrize("code", [105, SEND])
-async def test_sends_that_are_given_up_leave_nothing_behind(cluster: FakeCluster, code: int) -> None:
+async def test_cancelled_sends_leave_nothing_in_flight(cluster: FakeCluster, code: int) -> None:
     cluster.hang(code)
     async with producer_of(cluster, in_flight_max=5) as producer:
         sends = [asyncio.create_task(producer.send(Message("T", b"x"), timeout_s=WAIT_S)) for _ in range(20)]
@@ -190,16 +191,16 @@ async def test_sends_that_are_given_up_leave_nothing_behind(cluster: FakeCluster
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
         if code == 105:
-            # The question stays under way: whoever asks next waits for the same answer. Here it never comes.
+            # The request stays open: the next caller waits for the same response, which never arrives.
             producer.session.routes.stop()
-            await eventually(lambda: not producer.session.routes._asking)
+            await eventually(lambda: not producer.session.routes._refreshes)
         await eventually(lambda: is_at_rest(producer))
         cluster.heal(code)
         assert (await producer.send(Message("T", b"x"), timeout_s=WAIT_S)).ok
 
 
-async def test_a_send_that_is_given_up_between_two_attempts(cluster: FakeCluster) -> None:
-    cluster.refuse(SEND, 2, "busy")
+async def test_a_send_cancelled_between_two_attempts_ends(cluster: FakeCluster) -> None:
+    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY, "busy")
     async with producer_of(cluster, retries=50) as producer:
         sending = asyncio.create_task(producer.send(Message("T", b"x"), timeout_s=WAIT_S))
         await cluster.until_seen(SEND, 2)
@@ -218,16 +219,16 @@ async def test_an_outer_timeout_is_the_callers_own(cluster: FakeCluster) -> None
         await eventually(lambda: is_at_rest(producer))
 
 
-async def test_a_batch_that_is_given_up_sends_no_more(cluster: FakeCluster) -> None:
-    cluster.hang(320)
+async def test_a_cancelled_batch_sends_no_more(cluster: FakeCluster) -> None:
+    cluster.hang(RequestCode.SEND_BATCH_MESSAGE)
     async with producer_of(cluster, batch_bytes_max=300) as producer:
         sending = asyncio.create_task(producer.send_batch([Message("T", b"x" * 50)] * 20, timeout_s=WAIT_S))
-        await cluster.until_seen(320)
+        await cluster.until_seen(RequestCode.SEND_BATCH_MESSAGE)
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
         await eventually(lambda: is_at_rest(producer))
-        assert len(cluster.seen(320)) == 1
+        assert len(cluster.seen(RequestCode.SEND_BATCH_MESSAGE)) == 1
 
 
 # --------------------------------------------------------------------------------------------------------------- clocks

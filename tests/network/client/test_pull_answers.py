@@ -1,4 +1,4 @@
-"""What brokers, and people through them, ask of a consumer that reads when it is told to."""
+"""Requests that brokers send to a pull consumer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from skyroute import Admin, Message, Producer, PullConsumer, StartPosition
 from skyroute.testing import cluster as own_cluster
 from skyroute.wire.calls.consumers import decode_running_consumer
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import FakeCluster, fake_cluster
 from tests.support.lines import WAIT_S
 
@@ -45,10 +46,10 @@ async def reset(cluster: FakeCluster, consumer: PullConsumer, offset: int, group
     key = json.dumps({"brokerName": "broker-a", "queueId": 0, "topic": "T"})
     body = f'{{"offsetTable":{{{key}:{offset}}}}}'.encode()
     fields = {"topic": "T", "group": group, "timestamp": "0", "isForce": "true"}
-    await cluster.ask_client(consumer.session.client_id, 220, fields, body)
+    await cluster.ask_client(consumer.session.client_id, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, body)
 
 
-async def test_offsets_can_be_reset_from_outside(cluster: FakeCluster, consumer: PullConsumer) -> None:
+async def test_a_broker_can_reset_offsets(cluster: FakeCluster, consumer: PullConsumer) -> None:
     assert await read(consumer, 3) == [b"0", b"1", b"2"]
     await reset(cluster, consumer, 1)
     assert await read(consumer, 2) == [b"1", b"2"]
@@ -57,9 +58,7 @@ async def test_offsets_can_be_reset_from_outside(cluster: FakeCluster, consumer:
     assert cluster.offsets["g", cluster.queue("T")] == 3
 
 
-async def test_what_was_handed_out_before_a_reset_does_not_undo_it(
-    cluster: FakeCluster, consumer: PullConsumer
-) -> None:
+async def test_messages_returned_before_a_reset_do_not_undo_it(cluster: FakeCluster, consumer: PullConsumer) -> None:
     assert await read(consumer, 3) == [b"0", b"1", b"2"]
     consumer.pause()
     await reset(cluster, consumer, 1)
@@ -68,24 +67,28 @@ async def test_what_was_handed_out_before_a_reset_does_not_undo_it(
     assert cluster.offsets["g", cluster.queue("T")] == 1
 
 
-async def test_it_tells_how_far_it_has_come(cluster: FakeCluster, consumer: PullConsumer) -> None:
+async def test_the_status_request_returns_offsets(cluster: FakeCluster, consumer: PullConsumer) -> None:
     await read(consumer, 3)
-    answer = await cluster.ask_client(consumer.session.client_id, 221, {"topic": "T", "group": "g"})
-    assert answer.code == 0
+    answer = await cluster.ask_client(
+        consumer.session.client_id, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": "T", "group": "g"}
+    )
+    assert answer.code == ResponseCode.SUCCESS
     assert b'"queueId":0' in answer.body
-    assert b":0" in answer.body  # nobody has said yet that they are processed
+    assert b":0" in answer.body  # they do not count as processed yet
     await consumer.poll(timeout_s=0)
-    answer = await cluster.ask_client(consumer.session.client_id, 221, {"topic": "T", "group": "g"})
+    answer = await cluster.ask_client(
+        consumer.session.client_id, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, {"topic": "T", "group": "g"}
+    )
     assert b"}:3" in answer.body
 
 
-async def test_it_tells_what_it_is_doing(cluster: FakeCluster, consumer: PullConsumer) -> None:
+async def test_the_running_info_describes_the_consumer(cluster: FakeCluster, consumer: PullConsumer) -> None:
     await read(consumer, 3)
     consumer.pause()
     await consumer.poll(timeout_s=0)
     fields = {"consumerGroup": "g", "clientId": consumer.session.client_id, "jstackEnable": "true"}
-    answer = await cluster.ask_client(consumer.session.client_id, 307, fields)
-    assert answer.code == 0
+    answer = await cluster.ask_client(consumer.session.client_id, RequestCode.GET_CONSUMER_RUNNING_INFO, fields)
+    assert answer.code == ResponseCode.SUCCESS
     running = decode_running_consumer(answer.body)
     for name in ("NAMESERVER_ADDR", "CLIENT_VERSION", "CONSUMER_START_TIMESTAMP", "CONSUMEORDERLY"):
         assert running.properties[f"PROP_{name}"]
@@ -96,25 +99,27 @@ async def test_it_tells_what_it_is_doing(cluster: FakeCluster, consumer: PullCon
     assert "MainThread" in (running.stacks or "")
 
 
-async def test_other_groups_are_not_answered_for(cluster: FakeCluster, consumer: PullConsumer) -> None:
+async def test_requests_about_other_groups_are_refused(cluster: FakeCluster, consumer: PullConsumer) -> None:
     client_id = consumer.session.client_id
     for code, fields in (
         (307, {"consumerGroup": "other", "clientId": client_id}),
         (221, {"topic": "T", "group": "other"}),
         (220, {"topic": "T", "group": "other", "timestamp": "0"}),
     ):
-        assert (await cluster.ask_client(client_id, code, fields)).code == 1
+        assert (await cluster.ask_client(client_id, code, fields)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_nothing_is_answered_after_the_stop(cluster: FakeCluster) -> None:
+async def test_requests_after_stop_are_refused(cluster: FakeCluster) -> None:
     other = PullConsumer("other", cluster.address)
     async with other:
         consumer = PullConsumer("g", session=other.session)
         other.subscribe("T")
         async with consumer:
-            await cluster.until_seen(34)
+            await cluster.until_seen(RequestCode.HEART_BEAT)
         fields = {"consumerGroup": "g", "clientId": other.session.client_id}
-        assert (await cluster.ask_client(other.session.client_id, 307, fields)).code == 1
+        assert (
+            await cluster.ask_client(other.session.client_id, RequestCode.GET_CONSUMER_RUNNING_INFO, fields)
+        ).code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_our_broker_asks_and_the_admin_sees() -> None:

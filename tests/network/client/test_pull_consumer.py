@@ -1,4 +1,4 @@
-"""The pull consumer against a cluster that speaks real bytes and obeys the test."""
+"""The pull consumer against a fake cluster on real sockets."""
 
 import asyncio
 import logging
@@ -15,13 +15,14 @@ from skyroute.client.errors import ClientError, NoNameServerError, NoPermissionE
 from skyroute.message.errors import RecordError
 from skyroute.message.message import StoredMessage
 from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.network.client.consumers import HURRIED
 from tests.support.fake_broker import FIRST_STORED_AT_MS, FakeCluster, Reply, encode_batch, fake_cluster, java_hash
 from tests.support.lines import eventually
 
 QUEUE = QueueRef("T", "broker-a", 0)
-PULL = 361
-COMMIT = 15
+PULL = RequestCode.LITE_PULL_MESSAGE
+COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def bodies(messages: list[StoredMessage]) -> list[bytes]:
 
 
 async def poll_bodies(consumer: PullConsumer, count: int) -> list[bytes]:
-    """Poll until so many messages have come."""
+    """Poll until this number of messages was returned."""
     found: list[bytes] = []
     while len(found) < count:
         found += bodies(await consumer.poll())
@@ -50,7 +51,7 @@ async def poll_bodies(consumer: PullConsumer, count: int) -> list[bytes]:
 # ----------------------------------------------------------------------------------------------------------- polling
 
 
-async def test_a_subscriber_gets_what_is_there_and_what_comes(cluster: FakeCluster) -> None:
+async def test_existing_and_new_messages_are_returned(cluster: FakeCluster) -> None:
     cluster.put(cluster.queue("T", 1), b"before")
     async with consumer_of(cluster) as consumer:
         consumer.subscribe("T")
@@ -77,7 +78,7 @@ async def test_a_poll_that_finds_nothing_ends_in_time(cluster: FakeCluster) -> N
         assert await consumer.poll(timeout_s=0.01) == []
 
 
-async def test_a_poll_gives_no_more_than_it_was_asked_for_and_goes_round_the_queues(cluster: FakeCluster) -> None:
+async def test_a_poll_respects_messages_max_and_rotates_the_queues(cluster: FakeCluster) -> None:
     for number in range(3):
         cluster.put(cluster.queue("T", 0), b"a%d" % number)
         cluster.put(cluster.queue("T", 1), b"b%d" % number)
@@ -105,7 +106,7 @@ async def test_messages_come_one_by_one_until_the_stop(cluster: FakeCluster) -> 
     assert found == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_tags_are_selected_exactly_where_the_broker_knows_only_their_hash(cluster: FakeCluster) -> None:
+async def test_tags_with_the_same_hash_are_filtered_by_the_client(cluster: FakeCluster) -> None:
     assert java_hash("Aa") == java_hash("BB")
     for tag in ("Aa", "BB", "C", None):
         cluster.put(QUEUE, str(tag).encode(), tag=tag)
@@ -116,7 +117,7 @@ async def test_tags_are_selected_exactly_where_the_broker_knows_only_their_hash(
         assert await consumer.position(QUEUE) == 4
 
 
-async def test_a_condition_goes_to_the_broker_as_it_is(cluster: FakeCluster) -> None:
+async def test_an_sql_filter_is_sent_unchanged(cluster: FakeCluster) -> None:
     async with consumer_of(cluster) as consumer:
         consumer.subscribe("T", sql("amount > 5"))
         pull = (await cluster.until_seen(PULL, 1))[0]
@@ -136,7 +137,7 @@ async def test_another_expression_counts_from_the_next_message_on(cluster: FakeC
         assert await poll_bodies(consumer, 1) in ([b"B"], [b"B", b"B"])
 
 
-async def test_a_batch_stored_as_one_record_is_taken_apart_and_not_given_twice(cluster: FakeCluster) -> None:
+async def test_a_batch_record_is_split_and_returned_once(cluster: FakeCluster) -> None:
     batch = encode_batch([(b"one", {"TAGS": "A"}), (b"two", {"TAGS": "A"}), (b"three", {"TAGS": "A"})])
     cluster.put(QUEUE, batch, sys_flag=0xC0, span=3)
     async with consumer_of(cluster) as consumer:
@@ -181,22 +182,22 @@ async def test_a_stop_ends_while_the_broker_is_silent(cluster: FakeCluster) -> N
     consumer = consumer_of(cluster)
     consumer.subscribe("T")
     await consumer.start()
-    cluster.hang(35)
+    cluster.hang(RequestCode.UNREGISTER_CLIENT)
     consumer.session.request_timeout_s = 0.05
     await consumer.stop()
-    assert cluster.seen(35)
+    assert cluster.seen(RequestCode.UNREGISTER_CLIENT)
 
 
 async def test_leaving_tells_the_brokers(cluster: FakeCluster) -> None:
     async with consumer_of(cluster) as consumer:
         consumer.subscribe("T")
         await cluster.until_seen(PULL)
-    (farewell,) = cluster.seen(35)
+    (farewell,) = cluster.seen(RequestCode.UNREGISTER_CLIENT)
     assert farewell.fields["consumerGroup"] == "g"
     assert farewell.fields["clientID"] == consumer.session.client_id
 
 
-async def test_without_any_name_server_the_start_fails_and_leaves_nothing_behind() -> None:
+async def test_start_without_a_name_server_raises_and_cleans_up() -> None:
     async with fake_cluster() as gone:
         address = gone.address
     consumer = PullConsumer("g", address)
@@ -209,7 +210,7 @@ async def test_without_any_name_server_the_start_fails_and_leaves_nothing_behind
 async def test_a_topic_that_does_not_exist_is_read_once_it_does(cluster: FakeCluster) -> None:
     async with consumer_of(cluster) as consumer:
         consumer.subscribe("Later")
-        await cluster.until_seen(105, 2)
+        await cluster.until_seen(RequestCode.GET_ROUTEINFO_BY_TOPIC, 2)
         cluster.topics["Later"] = 1
         cluster.put(cluster.queue("Later"), b"at last")
         assert await poll_bodies(consumer, 1) == [b"at last"]
@@ -241,7 +242,7 @@ async def test_a_session_can_be_shared(cluster: FakeCluster) -> None:
 # --------------------------------------------------------------------------------------------------------- positions
 
 
-async def test_a_group_goes_on_where_it_left_off(cluster: FakeCluster) -> None:
+async def test_a_group_continues_at_its_committed_offset(cluster: FakeCluster) -> None:
     for number in range(4):
         cluster.put(QUEUE, b"%d" % number)
     cluster.offsets["g", QUEUE] = 2
@@ -252,7 +253,7 @@ async def test_a_group_goes_on_where_it_left_off(cluster: FakeCluster) -> None:
         assert await poll_bodies(consumer, 2) == [b"2", b"3"]
 
 
-async def test_a_new_group_starts_where_it_is_told(cluster: FakeCluster) -> None:
+async def test_a_new_group_starts_at_its_start_position(cluster: FakeCluster) -> None:
     for number in range(4):
         cluster.put(QUEUE, b"%d" % number)
     when = datetime.fromtimestamp(FIRST_STORED_AT_MS / 1000, UTC) + timedelta(milliseconds=1)
@@ -287,7 +288,7 @@ async def test_seeking_moves_the_position(cluster: FakeCluster) -> None:
             await consumer.seek_to_time(QUEUE, datetime(2024, 1, 1))  # noqa: DTZ001 - that is what is wrong with it
 
 
-async def test_what_a_pull_brings_after_a_seek_is_dropped(cluster: FakeCluster) -> None:
+async def test_a_pull_result_from_before_a_seek_is_dropped(cluster: FakeCluster) -> None:
     for number in range(4):
         cluster.put(QUEUE, b"%d" % number)
     answered = asyncio.Event()
@@ -300,7 +301,7 @@ async def test_what_a_pull_brings_after_a_seek_is_dropped(cluster: FakeCluster) 
         assert await poll_bodies(consumer, 2) == [b"2", b"3"]
 
 
-async def test_an_offset_that_the_queue_no_longer_has_is_moved_and_the_log_says_so(
+async def test_an_offset_outside_the_queue_is_corrected_and_logged(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(4):
@@ -314,7 +315,7 @@ async def test_an_offset_that_the_queue_no_longer_has_is_moved_and_the_log_says_
     assert "from=0 to=2" in moved[0]
 
 
-async def test_a_paused_queue_gives_nothing_and_keeps_its_place(cluster: FakeCluster) -> None:
+async def test_a_paused_queue_returns_nothing_and_keeps_its_position(cluster: FakeCluster) -> None:
     cluster.put(QUEUE, b"one")
     async with consumer_of(cluster) as consumer:
         consumer.assign([QUEUE])
@@ -342,7 +343,7 @@ async def test_a_queue_paused_at_once_is_read_when_it_is_resumed(cluster: FakeCl
 # -------------------------------------------------------------------------------------------------------- committing
 
 
-async def test_only_what_the_next_poll_takes_as_processed_is_committed_at_the_end(cluster: FakeCluster) -> None:
+async def test_stop_commits_only_messages_before_the_last_poll(cluster: FakeCluster) -> None:
     for number in range(4):
         cluster.put(QUEUE, b"%d" % number)
     async with consumer_of(cluster) as consumer:
@@ -377,7 +378,7 @@ async def test_without_auto_commit_only_the_application_commits(cluster: FakeClu
     assert cluster.offsets["g", QUEUE] == 1
 
 
-async def test_what_the_application_commits_is_not_taken_back_at_the_end(cluster: FakeCluster) -> None:
+async def test_stop_does_not_undo_a_commit_of_the_application(cluster: FakeCluster) -> None:
     for number in range(4):
         cluster.put(QUEUE, b"%d" % number)
     for offsets, expected in ((None, 4), ({QUEUE: 2}, 2)):
@@ -391,7 +392,7 @@ async def test_what_the_application_commits_is_not_taken_back_at_the_end(cluster
 
 async def test_a_commit_that_is_refused_raises(cluster: FakeCluster) -> None:
     async with consumer_of(cluster, auto_commit=False) as consumer:
-        cluster.refuse(COMMIT, 16, "not you")
+        cluster.refuse(COMMIT, ResponseCode.NO_PERMISSION, "not you")
         with pytest.raises(NoPermissionError, match="not you"):
             await consumer.commit({QUEUE: 1})
 
@@ -416,7 +417,7 @@ async def test_two_members_share_the_queues_and_one_takes_over(cluster: FakeClus
             assert await poll_bodies(first, 1) == [b"first's"]
             assert await poll_bodies(second, 1) == [b"second's"]
         await eventually(lambda: first.assignment == everything)
-        # It was handed out, and nobody came back for more: so it is given again.
+        # It was returned, and no poll followed: it is not committed.
         assert await poll_bodies(first, 1) == [b"second's"]
     handed_over = frozenset({cluster.queue("T", 2), cluster.queue("T", 3)})
     assert changes == [
@@ -426,7 +427,7 @@ async def test_two_members_share_the_queues_and_one_takes_over(cluster: FakeClus
     ]
 
 
-async def test_what_was_processed_is_committed_before_a_queue_is_handed_over(cluster: FakeCluster) -> None:
+async def test_a_queue_is_committed_before_its_handover(cluster: FakeCluster) -> None:
     queue = cluster.queue("T", 3)
     cluster.put(queue, b"one")
     first = consumer_of(cluster, instance_name="1")
@@ -441,7 +442,7 @@ async def test_what_was_processed_is_committed_before_a_queue_is_handed_over(clu
             await cluster.until(lambda: cluster.offsets.get(("g", queue)) == 1)
 
 
-async def test_an_asynchronous_listener_can_commit_what_is_taken_away(cluster: FakeCluster) -> None:
+async def test_an_async_listener_can_commit_removed_queues(cluster: FakeCluster) -> None:
     queue = cluster.queue("T", 3)
     cluster.put(queue, b"one")
 
@@ -514,14 +515,14 @@ async def test_an_unsubscribed_topic_is_given_up(cluster: FakeCluster) -> None:
         await eventually(lambda: len(consumer.assignment) == 5)
         consumer.unsubscribe("T")
         await eventually(lambda: consumer.assignment == {cluster.queue("U")})
-        beat = cluster.seen(34)[-1].value
+        beat = cluster.seen(RequestCode.HEART_BEAT)[-1].value
         assert [each["topic"] for each in beat["consumerDataSet"][0]["subscriptionDataSet"]] == ["U"]
 
 
 async def test_heartbeats_name_the_group_as_one_that_pulls(cluster: FakeCluster) -> None:
     async with consumer_of(cluster) as consumer:
         consumer.subscribe("T", "A || B")
-        (data,) = (await cluster.until_seen(34))[0].value["consumerDataSet"]
+        (data,) = (await cluster.until_seen(RequestCode.HEART_BEAT))[0].value["consumerDataSet"]
     assert data["groupName"] == "g"
     assert data["consumeType"] == "CONSUME_ACTIVELY"
     assert data["messageModel"] == "CLUSTERING"
@@ -542,7 +543,7 @@ async def test_to_subscribe_and_to_be_assigned_exclude_each_other(cluster: FakeC
         consumer.subscribe("T")
 
 
-async def test_another_assignment_keeps_the_place_of_queues_in_both(cluster: FakeCluster) -> None:
+async def test_assign_keeps_the_position_of_queues_in_both_assignments(cluster: FakeCluster) -> None:
     for number in range(2):
         cluster.put(QUEUE, b"a%d" % number)
     other = cluster.queue("T", 1)
@@ -554,7 +555,7 @@ async def test_another_assignment_keeps_the_place_of_queues_in_both(cluster: Fak
         assert bodies(await consumer.poll()) == [b"a1"]
 
 
-async def test_namespaces_are_put_on_and_taken_off(cluster: FakeCluster) -> None:
+async def test_namespaces_are_added_and_removed(cluster: FakeCluster) -> None:
     cluster.topics["ns%T"] = 1
     wire = cluster.queue("ns%T")
     cluster.put(wire, b"one")
@@ -567,13 +568,13 @@ async def test_namespaces_are_put_on_and_taken_off(cluster: FakeCluster) -> None
         await consumer.commit()
         assert await consumer.committed(QUEUE) == 1
     assert cluster.offsets["ns%g", wire] == 1
-    assert cluster.seen(34)[0].value["consumerDataSet"][0]["groupName"] == "ns%g"
+    assert cluster.seen(RequestCode.HEART_BEAT)[0].value["consumerDataSet"][0]["groupName"] == "ns%g"
 
 
 # -------------------------------------------------------------------------------------------------------------- bounds
 
 
-async def test_a_queue_is_not_read_beyond_its_bound_until_somebody_takes(cluster: FakeCluster) -> None:
+async def test_a_queue_at_its_limit_is_not_pulled_until_a_poll(cluster: FakeCluster) -> None:
     for number in range(10):
         cluster.put(QUEUE, b"%d" % number)
     async with consumer_of(cluster, queue_messages_max=4, pull_batch=2) as consumer:
@@ -624,7 +625,7 @@ async def test_a_refusal_that_will_not_pass_is_raised_by_a_poll_and_the_next_pol
     cluster: FakeCluster,
 ) -> None:
     cluster.put(QUEUE, b"one")
-    cluster.refuse(PULL, 16, "not you", times=1)
+    cluster.refuse(PULL, ResponseCode.NO_PERMISSION, "not you", times=1)
     async with consumer_of(cluster) as consumer:
         consumer.assign([QUEUE])
         with pytest.raises(NoPermissionError, match="not you"):
@@ -642,20 +643,20 @@ async def test_a_refusal_that_may_pass_is_tried_again(cluster: FakeCluster, code
     assert len(cluster.seen(PULL)) >= 4
 
 
-async def test_a_broker_of_the_fourth_generation_is_asked_the_old_way(cluster: FakeCluster) -> None:
+async def test_4x_brokers_get_the_old_pull_request(cluster: FakeCluster) -> None:
     cluster.put(QUEUE, b"one")
-    cluster.refuse(PULL, 3, " request type 361 not supported")
+    cluster.refuse(PULL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 361 not supported")
     async with consumer_of(cluster) as consumer:
         consumer.assign([QUEUE])
         assert bodies(await consumer.poll()) == [b"one"]
-        cluster.refuse(11, 3, "not even that")
+        cluster.refuse(RequestCode.PULL_MESSAGE, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "not even that")
         consumer.seek(QUEUE, 0)
         with pytest.raises(UnsupportedError):
             await consumer.poll()
     assert len(cluster.seen(PULL)) == 1
 
 
-async def test_a_connection_cut_in_the_middle_of_an_answer_costs_nothing(
+async def test_a_connection_cut_in_a_response_loses_no_message(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.put(QUEUE, b"one")
@@ -680,11 +681,11 @@ async def test_a_broker_that_was_away_is_read_again(cluster: FakeCluster) -> Non
         assert len(consumer.assignment) == 4
 
 
-async def test_a_start_whose_offset_is_not_told_waits_instead_of_starting_anew(cluster: FakeCluster) -> None:
+async def test_without_the_committed_offset_reading_waits(cluster: FakeCluster) -> None:
     for number in range(3):
         cluster.put(QUEUE, b"%d" % number)
     cluster.offsets["g", QUEUE] = 2
-    cluster.refuse(14, 1, "cannot say", times=2)
+    cluster.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.SYSTEM_ERROR, "cannot say", times=2)
     async with consumer_of(cluster) as consumer:
         consumer.assign([QUEUE])
         assert await poll_bodies(consumer, 1) == [b"2"]

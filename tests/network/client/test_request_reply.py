@@ -1,4 +1,4 @@
-"""Requests that wait for a reply: the side that asks, and the side that answers."""
+"""Request-reply: the requester and the replier."""
 
 import asyncio
 import logging
@@ -16,15 +16,16 @@ from skyroute.message.flags import Compression
 from skyroute.message.message import Message, StoredMessage
 from skyroute.message.record import decode_record
 from skyroute.remoting.errors import CallTimeoutError
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import CLUSTER, FakeCluster, Record, Reply, decode_properties, fake_cluster
 from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
-SEND = 310
-SEND_REPLY = 325
-PUSH_REPLY = 326
+SEND = RequestCode.SEND_MESSAGE_V2
+SEND_REPLY = RequestCode.SEND_REPLY_MESSAGE_V2
+PUSH_REPLY = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
 REPLY_TOPIC = f"{CLUSTER}_REPLY_TOPIC"
 
 
@@ -85,7 +86,7 @@ def stored(record: Record, **properties: str) -> StoredMessage:
 # --------------------------------------------------------------------------------------------------- the side that asks
 
 
-async def test_a_request_is_a_message_and_its_reply_comes_back(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_request_returns_its_reply(cluster: FakeCluster, producer: Producer) -> None:
     asking = asyncio.create_task(producer.request(Message("T", b"question", tag="A"), timeout_s=WAIT_S))
     properties = await sent_request(cluster)
     assert properties["REPLY_TO_CLIENT"] == producer.session.client_id
@@ -93,7 +94,7 @@ async def test_a_request_is_a_message_and_its_reply_comes_back(cluster: FakeClus
     answer = await cluster.ask_client(
         producer.session.client_id, PUSH_REPLY, pushed(properties["CORRELATION_ID"]), b"answer"
     )
-    assert answer.code == 0
+    assert answer.code == ResponseCode.SUCCESS
     reply = await asking
     assert (reply.body, reply.topic, reply.flag, reply.find_property("p")) == (b"answer", REPLY_TOPIC, 7, "v")
     assert (reply.born_at_ms, reply.stored_at_ms) == (1_700_000_000_000, 1_700_000_000_123)
@@ -115,8 +116,11 @@ async def test_brokers_know_of_us_before_the_first_request(cluster: FakeCluster,
         await give_up_asking(cluster, producer, number)
     codes = [command.code for name, command in cluster.heard if name]
     assert codes.index(34) < codes.index(SEND)
-    assert {command.fields["topic"] for command in cluster.seen(105)} == {"T", REPLY_TOPIC}
-    assert len(cluster.seen(105)) == 2
+    assert {command.fields["topic"] for command in cluster.seen(RequestCode.GET_ROUTEINFO_BY_TOPIC)} == {
+        "T",
+        REPLY_TOPIC,
+    }
+    assert len(cluster.seen(RequestCode.GET_ROUTEINFO_BY_TOPIC)) == 2
     assert producer._replies._awaited == {}
     assert producer._in_flight.count == 0
 
@@ -127,14 +131,14 @@ async def test_a_cluster_without_a_topic_for_replies_may_still_reply(cluster: Fa
 
 
 async def test_a_request_that_is_refused_waits_for_nothing(cluster: FakeCluster) -> None:
-    cluster.refuse(SEND, 2, "busy")
+    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY, "busy")
     async with Producer("g", cluster.address, retries=0) as producer:
         with pytest.raises(SystemBusyError):
             await producer.request(Message("T", b"x"), timeout_s=WAIT_S)
         assert producer._replies._awaited == {}
 
 
-async def test_a_request_that_is_given_up_waits_no_longer_and_its_reply_is_taken(
+async def test_the_reply_to_a_cancelled_request_is_accepted(
     cluster: FakeCluster, producer: Producer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "skyroute.client")
@@ -145,11 +149,11 @@ async def test_a_request_that_is_given_up_waits_no_longer_and_its_reply_is_taken
         await asking
     assert producer._replies._awaited == {}
     late = await cluster.ask_client(producer.session.client_id, PUSH_REPLY, pushed(properties["CORRELATION_ID"]))
-    assert late.code == 0
-    assert "reply that nobody waits for peer=" in caplog.text
+    assert late.code == ResponseCode.SUCCESS
+    assert "late reply dropped peer=" in caplog.text
 
 
-async def test_a_reply_may_be_faster_than_the_answer_to_the_send(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_reply_may_arrive_before_the_send_response(cluster: FakeCluster, producer: Producer) -> None:
     acknowledge = asyncio.Event()
     cluster.delay(SEND, acknowledge)
     asking = asyncio.create_task(producer.request(Message("T", b"x"), timeout_s=WAIT_S))
@@ -160,14 +164,14 @@ async def test_a_reply_may_be_faster_than_the_answer_to_the_send(cluster: FakeCl
     assert (await asking).body == b"first"
 
 
-async def test_of_several_who_may_wait_for_a_reply_the_right_one_gets_it(
-    cluster: FakeCluster, producer: Producer
-) -> None:
+async def test_each_reply_goes_to_its_request(cluster: FakeCluster, producer: Producer) -> None:
     async with Producer("other", session=producer.session) as other:
         asking = asyncio.create_task(other.request(Message("T", b"x"), timeout_s=WAIT_S))
         correlation_id = (await sent_request(cluster))["CORRELATION_ID"]
         client_id = producer.session.client_id
-        assert (await cluster.ask_client(client_id, PUSH_REPLY, pushed(correlation_id), b"answer")).code == 0
+        assert (
+            await cluster.ask_client(client_id, PUSH_REPLY, pushed(correlation_id), b"answer")
+        ).code == ResponseCode.SUCCESS
         assert (await asking).body == b"answer"
 
 
@@ -196,14 +200,18 @@ async def test_a_reply_that_means_nothing_is_refused(
     asking = asyncio.create_task(producer.request(Message("T", b"x"), timeout_s=WAIT_S))
     correlation_id = (await sent_request(cluster))["CORRELATION_ID"]
     client_id = producer.session.client_id
-    assert (await cluster.ask_client(client_id, PUSH_REPLY, pushed(correlation_id, **changes))).code == 1
-    assert (await cluster.ask_client(client_id, PUSH_REPLY, pushed(correlation_id), b"good")).code == 0
+    assert (
+        await cluster.ask_client(client_id, PUSH_REPLY, pushed(correlation_id, **changes))
+    ).code == ResponseCode.SYSTEM_ERROR
+    assert (
+        await cluster.ask_client(client_id, PUSH_REPLY, pushed(correlation_id), b"good")
+    ).code == ResponseCode.SUCCESS
     assert (await asking).body == b"good"
 
 
-async def test_a_broker_that_hangs_takes_no_more_time_than_there_is(cluster: FakeCluster) -> None:
+async def test_a_hanging_broker_does_not_exceed_the_timeout(cluster: FakeCluster) -> None:
     loop = asyncio.get_running_loop()
-    cluster.hang(34)
+    cluster.hang(RequestCode.HEART_BEAT)
     async with Producer("g", cluster.address, request_timeout_s=WAIT_S) as producer:
         began = loop.time()
         with pytest.raises(CallTimeoutError, match="request not sent: heartbeats to the brokers of topic T"):
@@ -245,9 +253,7 @@ async def request_of(cluster: FakeCluster, producer: Producer) -> StoredMessage:
     return stored(record, CLUSTER=CLUSTER)
 
 
-async def test_a_reply_goes_through_the_cluster_that_the_request_came_through(
-    cluster: FakeCluster, producer: Producer
-) -> None:
+async def test_a_reply_uses_the_cluster_of_the_request(cluster: FakeCluster, producer: Producer) -> None:
     cluster.on(SEND_REPLY, lambda *_: Reply(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"}))
     request = await request_of(cluster, producer)
     async with Producer("answering", cluster.address) as answering:
@@ -264,7 +270,7 @@ async def test_a_reply_goes_through_the_cluster_that_the_request_came_through(
     }
 
 
-async def test_a_reply_leaves_the_namespace_of_whoever_answers(cluster: FakeCluster, producer: Producer) -> None:
+async def test_a_reply_has_no_namespace(cluster: FakeCluster, producer: Producer) -> None:
     cluster.on(SEND_REPLY, lambda *_: Reply(fields={"msgId": "0", "queueId": "0", "queueOffset": "0"}))
     request = await request_of(cluster, producer)
     async with Producer("answering", cluster.address, namespace="ns") as answering:
@@ -272,8 +278,8 @@ async def test_a_reply_leaves_the_namespace_of_whoever_answers(cluster: FakeClus
     assert cluster.seen(SEND_REPLY)[0].fields["b"] == REPLY_TOPIC
 
 
-async def test_whoever_asked_may_be_gone(cluster: FakeCluster, producer: Producer) -> None:
-    cluster.refuse(SEND_REPLY, 1, "push reply message fail, channel of <x> not found.")
+async def test_a_reply_to_a_disconnected_requester_raises(cluster: FakeCluster, producer: Producer) -> None:
+    cluster.refuse(SEND_REPLY, ResponseCode.SYSTEM_ERROR, "push reply message fail, channel of <x> not found.")
     request = await request_of(cluster, producer)
     async with Producer("answering", cluster.address, retries=0) as answering:
         with pytest.raises(ServerFailedError, match="channel of <x> not found"):
@@ -281,7 +287,9 @@ async def test_whoever_asked_may_be_gone(cluster: FakeCluster, producer: Produce
 
 
 @pytest.mark.parametrize("missing", ["CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT"])
-async def test_what_was_no_request_gets_no_reply(cluster: FakeCluster, producer: Producer, missing: str) -> None:
+async def test_a_message_that_is_not_a_request_cannot_be_replied_to(
+    cluster: FakeCluster, producer: Producer, missing: str
+) -> None:
     request = await request_of(cluster, producer)
     kept = {name: value for name, value in request.properties.items() if name != missing}
     with pytest.raises(InvalidMessageError, match="wants no reply"):
@@ -290,7 +298,7 @@ async def test_what_was_no_request_gets_no_reply(cluster: FakeCluster, producer:
         await producer.reply(request, b"")
 
 
-async def test_question_and_answer_pass_through_a_broker_that_does_as_brokers_do(cluster: FakeCluster) -> None:
+async def test_request_and_reply_pass_through_a_broker(cluster: FakeCluster) -> None:
     body = b"a long answer " * 1000
 
     async def pass_on(command: Command, peer: Any) -> Reply:

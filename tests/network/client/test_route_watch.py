@@ -1,4 +1,4 @@
-"""A client whose name server tells it of changed routes, and one whose name server does not."""
+"""The route watch, with name servers that support it and that do not."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
 from skyroute.wire.calls.clients import ConsumerData
 from skyroute.wire.calls.watch import TOPICS_MAX
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import NAME_SERVER, FakeCluster, Reply, fake_cluster
 from tests.support.lines import WAIT_S, AsyncLine, eventually, line_to
 from tests.support.raw import DataVersion, Registration, Topic
@@ -24,7 +25,7 @@ from tests.support.servers import Running, running
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
-WATCH, ROUTE = 21001, 105
+WATCH, ROUTE = RequestCode.WATCH_ROUTES, RequestCode.GET_ROUTEINFO_BY_TOPIC
 NEVER_S = 3600.0
 
 
@@ -62,7 +63,7 @@ async def watching(
 
     async with Session(server.address, route_poll_interval_s=NEVER_S, **arguments) as session:
         session.routes.listeners.add(listen)
-        session.join(User(*topics))
+        session.heartbeats.add(User(*topics))
         await eventually(lambda: parked(server) > 0)
         yield session, heard
 
@@ -83,7 +84,7 @@ async def brokers(nameserver: Running) -> AsyncIterator[AsyncLine]:
         yield line
 
 
-async def test_a_change_is_heard_of_at_once(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_route_change_arrives_at_once(nameserver: Running, brokers: AsyncLine) -> None:
     await brokers.call(broker().request)
     async with watching(nameserver, "T") as (session, heard):
         assert await next_of(heard) == 8
@@ -91,12 +92,12 @@ async def test_a_change_is_heard_of_at_once(nameserver: Running, brokers: AsyncL
             await brokers.call(broker(edition, queues=queues).request)
             assert await next_of(heard) == queues
         assert session.watch is not None
-        assert session.watch.is_told
-        assert len(session._open_channels) == 1
+        assert session.watch.is_active
+        assert len(session.connections.open) == 1
     await eventually(lambda: parked(nameserver) == 0)
 
 
-async def test_a_topic_that_is_created_is_heard_of(nameserver: Running, brokers: AsyncLine) -> None:
+async def test_a_new_topic_arrives_at_once(nameserver: Running, brokers: AsyncLine) -> None:
     async with watching(nameserver, "T") as (_, heard):
         await brokers.call(broker().request)
         assert await next_of(heard) == 8
@@ -107,7 +108,7 @@ async def test_a_topic_that_is_used_later_is_watched_too(nameserver: Running, br
     async with watching(nameserver, "U") as (session, heard):
         await session.routes.find("T")
         assert await next_of(heard) == 8
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         assert session.watch is not None
         await eventually(lambda: session.watch is not None and "T" in session.watch._covered)
         await brokers.call(broker(2, queues=4).request)
@@ -121,7 +122,7 @@ async def test_a_change_between_reading_and_watching_is_not_lost(nameserver: Run
         await session.routes.find("T")
         assert await next_of(heard) == 8
         await brokers.call(broker(2, topics=[Topic("T", read=3), Topic("U", read=3)]).request)
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         assert await next_of(heard) == 3
 
 
@@ -135,7 +136,7 @@ async def test_a_question_that_is_under_way_does_not_hide_a_change(nameserver: R
         assert nameserver.connections == 2
 
 
-async def test_a_producer_sends_where_it_was_told_a_moment_ago(tmp_path: Path) -> None:
+async def test_a_producer_uses_a_changed_route_at_once(tmp_path: Path) -> None:
     async with fake_cluster(topics={"T": 4}, brokers=("broker-a", "broker-b")) as cluster, running(tmp_path) as server:
         first, second = (
             Registration("c", name, cluster.broker(name).address, [Topic("T"), Topic("U")])
@@ -171,7 +172,7 @@ async def test_a_restarted_name_server_is_watched_again(tmp_path: Path, monkeypa
                     async with line_to(second.address) as again:
                         await again.call(broker(2, queues=4).request)
                         assert await next_of(heard) == 4
-                    assert len(session._open_channels) == 1
+                    assert len(session.connections.open) == 1
 
 
 async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: Path, nameserver: Running) -> None:
@@ -184,7 +185,7 @@ async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: P
         for each in (line, line_of_other):
             await each.call(broker().request)
         session.name_servers.prefer(nameserver.address)
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         await eventually(lambda: parked(nameserver) == 1)
         await nameserver.server.stop()
         await eventually(lambda: parked(other) == 1)
@@ -192,9 +193,7 @@ async def test_another_name_server_is_watched_when_the_first_is_gone(tmp_path: P
         await eventually(lambda: queues_of(session, "T") == 4)
 
 
-async def test_what_another_name_server_knew_already_is_read_when_it_takes_over(
-    tmp_path: Path, nameserver: Running
-) -> None:
+async def test_routes_are_read_again_from_the_next_name_server(tmp_path: Path, nameserver: Running) -> None:
     async with (
         running(tmp_path / "other") as other,
         line_to(nameserver.address) as line,
@@ -204,7 +203,7 @@ async def test_what_another_name_server_knew_already_is_read_when_it_takes_over(
         await line.call(broker().request)
         await line_of_other.call(broker(2, queues=4).request)
         session.name_servers.prefer(nameserver.address)
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         await eventually(lambda: parked(nameserver) == 1)
         assert queues_of(session, "T") == 8
         await nameserver.server.stop()
@@ -233,7 +232,7 @@ async def test_many_topics_one_after_the_other_are_few_watches(nameserver: Runni
     await brokers.call(Registration("c", "b", "10.0.0.7:1", topics).request)
     async with watching(nameserver, "t0") as (session, _):
         user = User("t0")
-        session.join(user)
+        session.heartbeats.add(user)
         for topic in topics:
             await session.routes.find(topic.name)
             user.used.append(topic.name)
@@ -243,7 +242,7 @@ async def test_many_topics_one_after_the_other_are_few_watches(nameserver: Runni
         assert parked(nameserver) <= 4
 
 
-# ------------------------------------------------------------------------------------------------ those who do not know
+# ------------------------------------------------------------------------------------- name servers without watches
 
 
 @pytest.fixture
@@ -253,7 +252,7 @@ async def cluster() -> AsyncIterator[FakeCluster]:
         yield cluster
 
 
-async def test_a_name_server_that_does_not_know_watches_is_asked_once(
+async def test_a_name_server_without_watches_gets_one_request(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(route_watch, "LOOK_S", 0.001)
@@ -269,7 +268,7 @@ async def test_a_name_server_that_does_not_know_watches_is_asked_once(
         assert asked.value == {"topics": ["T"]}
         watch = producer.session.watch
         assert watch is not None
-        assert not watch.is_told
+        assert not watch.is_active
         # On another line there may be another server.
         cluster.servers[NAME_SERVER].hang_up()
         await cluster.until_seen(WATCH, 2)
@@ -278,7 +277,7 @@ async def test_a_name_server_that_does_not_know_watches_is_asked_once(
 async def test_watching_can_be_turned_off(nameserver: Running, brokers: AsyncLine, cluster: FakeCluster) -> None:
     await brokers.call(broker().request)
     async with Session(nameserver.address, watch_routes=False) as session:
-        session.join(User("T"))
+        session.heartbeats.add(User("T"))
         await session.routes.find("T")
         assert session.watch is None
     async with Producer("g", cluster.address, watch_routes=False) as producer:
@@ -289,16 +288,14 @@ async def test_watching_can_be_turned_off(nameserver: Running, brokers: AsyncLin
 @pytest.mark.parametrize(
     "reply",
     [
-        Reply(2, remark="too many wait"),
-        Reply(1),
-        Reply(0),
-        Reply(0, {"life": "x", "revision": "soon"}),
-        Reply(0, {"life": "x", "revision": "1"}, b"{"),
+        Reply(ResponseCode.SYSTEM_BUSY, remark="too many wait"),
+        Reply(ResponseCode.SYSTEM_ERROR),
+        Reply(ResponseCode.SUCCESS),
+        Reply(ResponseCode.SUCCESS, {"life": "x", "revision": "soon"}),
+        Reply(ResponseCode.SUCCESS, {"life": "x", "revision": "1"}, b"{"),
     ],
 )
-async def test_a_name_server_that_answers_nonsense_is_left_alone_for_a_while(
-    cluster: FakeCluster, reply: Reply
-) -> None:
+async def test_after_an_invalid_response_the_watch_pauses(cluster: FakeCluster, reply: Reply) -> None:
     cluster.on(WATCH, lambda *_: reply)
     async with Producer("g", cluster.address) as producer:
         await producer.send(Message("T", b"x"))
@@ -318,12 +315,12 @@ async def test_a_route_that_cannot_be_read_is_tried_again(
         answered += 1
         await asyncio.sleep(0.001)
         fields = {"life": "x", "revision": str(answered)}
-        return Reply(0, fields | {"compacted": "true"} if answered == 1 else fields)
+        return Reply(ResponseCode.SUCCESS, fields | {"compacted": "true"} if answered == 1 else fields)
 
     cluster.on(WATCH, tell)
     async with Session(cluster.address, route_poll_interval_s=NEVER_S) as session:
-        cluster.refuse(ROUTE, 1, "not ready", times=3)
-        session.join(User("T"))
+        cluster.refuse(ROUTE, ResponseCode.SYSTEM_ERROR, "not ready", times=3)
+        session.heartbeats.add(User("T"))
         await eventually(lambda: session.routes.cached("T") is not None)
 
 

@@ -1,4 +1,4 @@
-"""How a client learns where topics are, and keeps knowing it."""
+"""The route cache: reads, refreshes and addresses."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from skyroute.client.producing.producer import Producer
 from skyroute.client.session.session import Session
 from skyroute.message.message import Message
 from skyroute.routing.topology import TopicRoute
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.errors import WireError
 from tests.support.fake_broker import CLUSTER, NAME_SERVER, FakeCluster, Reply, fake_cluster
 from tests.support.lines import WAIT_S, line_to
@@ -21,7 +22,7 @@ from tests.support.servers import running
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
-ROUTE = 105
+ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def route_body(brokers: Mapping[str, Mapping[int, str]], *, queues: int = 1, per
 # --------------------------------------------------------------------------------------------------------------- asking
 
 
-async def test_a_route_is_asked_for_once_and_then_known(cluster: FakeCluster, session: Session) -> None:
+async def test_a_route_is_read_once_and_cached(cluster: FakeCluster, session: Session) -> None:
     first = await session.routes.find("T")
     assert await session.routes.find("T") is first
     assert session.routes.cached("T") is first
@@ -63,14 +64,14 @@ async def test_a_route_is_asked_for_once_and_then_known(cluster: FakeCluster, se
     assert session.routes.address("broker-a") == cluster.broker().address
 
 
-async def test_all_who_ask_at_once_share_one_question(cluster: FakeCluster, session: Session) -> None:
+async def test_concurrent_callers_share_one_route_request(cluster: FakeCluster, session: Session) -> None:
     routes = await asyncio.gather(*(session.routes.find("T") for _ in range(50)))
     assert len(cluster.seen(ROUTE)) == 1
     assert all(route is routes[0] for route in routes)
-    assert session.routes._asking == {}
+    assert session.routes._refreshes == {}
 
 
-async def test_who_gives_up_asking_does_not_end_it_for_others(cluster: FakeCluster, session: Session) -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_route_request(cluster: FakeCluster, session: Session) -> None:
     answer = asyncio.Event()
     cluster.delay(ROUTE, answer)
     hasty, patient = (asyncio.create_task(session.routes.find("T")) for _ in range(2))
@@ -83,7 +84,9 @@ async def test_who_gives_up_asking_does_not_end_it_for_others(cluster: FakeClust
     assert len(cluster.seen(ROUTE)) == 1
 
 
-async def test_a_failure_that_nobody_waits_for_any_more_is_not_lost(cluster: FakeCluster, session: Session) -> None:
+async def test_a_failed_route_request_without_callers_is_not_reported_as_unretrieved(
+    cluster: FakeCluster, session: Session
+) -> None:
     answer = asyncio.Event()
     cluster.delay(ROUTE, answer)
     waiting = asyncio.create_task(session.routes.find("Unknown"))
@@ -91,20 +94,20 @@ async def test_a_failure_that_nobody_waits_for_any_more_is_not_lost(cluster: Fak
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    asking = session.routes._asking["Unknown"]
+    asking = session.routes._refreshes["Unknown"]
     answer.set()
     await asyncio.wait([asking])
-    assert session.routes._asking == {}
+    assert session.routes._refreshes == {}
 
 
-async def test_a_topic_nobody_knows_is_an_error_that_says_what_to_do(session: Session) -> None:
+async def test_an_unknown_topic_raises_with_advice(session: Session) -> None:
     with pytest.raises(NoRouteError, match=r"no broker serves the topic Unknown: create it") as caught:
         await session.routes.find("Unknown")
     assert caught.value.retryable
     assert caught.value.stale_route
 
 
-async def test_what_was_known_stays_when_a_topic_is_gone(cluster: FakeCluster, session: Session) -> None:
+async def test_the_cached_route_stays_when_a_topic_is_deleted(cluster: FakeCluster, session: Session) -> None:
     known = await session.routes.find("T")
     del cluster.topics["T"]
     with pytest.raises(NoRouteError):
@@ -129,7 +132,7 @@ async def test_listeners_hear_of_changes_only(cluster: FakeCluster, session: Ses
 # ------------------------------------------------------------------------------------------------- addresses of brokers
 
 
-async def test_the_newest_word_on_a_brokers_address_counts(cluster: FakeCluster, session: Session) -> None:
+async def test_the_newest_address_of_a_broker_wins(cluster: FakeCluster, session: Session) -> None:
     where = {"x": "10.0.0.1:1", "y": "10.0.0.9:1"}
 
     def answer(topic: str) -> bytes:
@@ -178,7 +181,7 @@ async def test_a_slave_is_found_where_no_master_is(cluster: FakeCluster, session
 # ---------------------------------------------------------------------------------------------------------- being fresh
 
 
-async def test_routes_in_use_are_asked_for_again_and_again(cluster: FakeCluster) -> None:
+async def test_routes_in_use_are_polled(cluster: FakeCluster) -> None:
     async with Producer("g", cluster.address, route_poll_interval_s=0.01) as producer:
         await producer.send(Message("T", b"x"))
         assert len(await producer.queues("T")) == 4
@@ -212,15 +215,15 @@ async def test_a_new_topic_is_sent_to_where_it_will_be_and_then_to_where_it_is()
             assert len(await producer.queues("New")) == 2
             result = await producer.send(Message("New", b"first"))
             assert result.queue.topic == "New"
-            (sent,) = cluster.seen(310)
+            (sent,) = cluster.seen(RequestCode.SEND_MESSAGE_V2)
             assert (sent.fields["b"], sent.fields["c"], sent.fields["d"]) == ("New", "TBW102", "2")
-            # The real route, once the second is over in which nobody asks again.
+            # The real route, after the second in which the route is not read again.
             producer._delivery._provisional["New"] = (0.0, producer._delivery._provisional["New"][1])
             assert len(await producer.queues("New")) == 4
             assert "New" not in producer._delivery._provisional
 
 
-async def test_a_burst_to_a_new_topic_asks_once() -> None:
+async def test_a_burst_to_a_new_topic_reads_the_route_once() -> None:
     async with fake_cluster(auto_create=True) as cluster:
         async with Producer("g", cluster.address) as producer:
             await asyncio.gather(*(producer.send(Message("New", b"x")) for _ in range(50)))
@@ -251,16 +254,16 @@ async def test_a_topic_that_no_broker_would_create_has_no_route(cluster: FakeClu
         ):
             with pytest.raises(NoRouteError, match="no broker serves the topic New"):
                 await attempt
-    assert cluster.seen(310) == []
+    assert cluster.seen(RequestCode.SEND_MESSAGE_V2) == []
 
 
 @pytest.mark.parametrize(
     "route", [route_body({"x": {1: "127.0.0.1:1"}}), route_body({"x": {0: "127.0.0.1:1"}}, perm=4)]
 )
-async def test_a_topic_that_cannot_be_written_now_says_why(cluster: FakeCluster, route: bytes) -> None:
+async def test_a_topic_without_writable_queues_raises_the_reason(cluster: FakeCluster, route: bytes) -> None:
     cluster.on(ROUTE, lambda *_: Reply(body=route))
     async with Producer("g", cluster.address) as producer:
-        with pytest.raises(NoRouteError, match="without a master, or its permission says so"):
+        with pytest.raises(NoRouteError, match="has no writable queue: check that its brokers have a master"):
             await producer.send(Message("T", b"x"))
         cluster.heal(ROUTE)
         await producer.session.routes.refresh("T")
@@ -270,7 +273,7 @@ async def test_a_topic_that_cannot_be_written_now_says_why(cluster: FakeCluster,
 # ----------------------------------------------------------------------------------------------------- name servers
 
 
-async def test_a_dead_name_server_is_asked_no_second_time(cluster: FakeCluster) -> None:
+async def test_a_dead_name_server_is_not_used_twice(cluster: FakeCluster) -> None:
     async with fake_cluster(topics={"T": 1, "U": 1}) as hanging:
         hanging.hang(ROUTE)
         async with Session([hanging.address, cluster.address], request_timeout_s=0.5) as session:
@@ -302,7 +305,7 @@ def test_a_name_with_several_addresses_is_several_name_servers() -> None:
     run_with_names({"name-servers.example": ["127.0.0.2", "127.0.0.3", "127.0.0.1"]}, ask)
 
 
-def test_a_name_nobody_knows_is_named_in_the_error() -> None:
+def test_the_error_contains_the_unknown_host_name() -> None:
     async def ask() -> None:
         async with Session("nobody.example:9876") as session:
             with pytest.raises(NoNameServerError, match=r"nobody\.example"):
@@ -325,7 +328,7 @@ async def test_our_own_name_server_is_understood(cluster: FakeCluster, tmp_path:
         CLUSTER, "broker-a", cluster.broker().address, [Topic("T", read=4, write=4), Topic("U")]
     )
     async with running(tmp_path) as server, line_to(server.address) as line:
-        assert (await line.call(registration.request)).code == 0
+        assert (await line.call(registration.request)).code == ResponseCode.SUCCESS
         async with Producer("g", server.address) as producer:
             result = await producer.send(Message("T", b"x"))
     assert result.ok
@@ -335,13 +338,13 @@ async def test_our_own_name_server_is_understood(cluster: FakeCluster, tmp_path:
 # ------------------------------------------------------------------------------------------------- wrong name servers
 
 
-async def test_a_broker_taken_for_a_name_server_is_told_apart(cluster: FakeCluster) -> None:
+async def test_the_address_of_a_broker_as_name_server_raises_with_advice(cluster: FakeCluster) -> None:
     async with Producer("g", cluster.broker().address) as producer:
         with pytest.raises(UnsupportedError, match=f"{cluster.broker().address} refused with 3"):
             await producer.send(Message("T", b"x"))
 
 
-async def test_a_web_server_taken_for_a_name_server_is_told_apart() -> None:
+async def test_the_address_of_a_web_server_as_name_server_raises_with_advice() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
@@ -373,12 +376,12 @@ async def test_no_name_server_at_all() -> None:
     assert caught.value.retryable
 
 
-async def test_a_name_server_that_hangs_does_not_hold_up_a_send_longer_than_it_may_take(cluster: FakeCluster) -> None:
+async def test_a_hanging_name_server_does_not_exceed_the_send_timeout(cluster: FakeCluster) -> None:
     cluster.hang(ROUTE)
     loop = asyncio.get_running_loop()
     async with Producer("g", cluster.address, request_timeout_s=WAIT_S) as producer:
         began = loop.time()
-        with pytest.raises(Exception, match="no name server said in time where the topic T is"):
+        with pytest.raises(Exception, match="no name server returned the route of T in"):
             await producer.send(Message("T", b"x"), timeout_s=0.1)
         assert loop.time() - began < 2.0
         assert producer._in_flight.count == 0

@@ -1,4 +1,4 @@
-"""Connections, heartbeats and what brokers ask, as all producers and consumers of a session share them."""
+"""The session: connections, heartbeats and requests of brokers."""
 
 import asyncio
 import base64
@@ -23,13 +23,16 @@ from skyroute.client.errors import (
     SystemBusyError,
 )
 from skyroute.client.producing.producer import Producer
+from skyroute.client.session import connections
 from skyroute.client.session import session as session_module
-from skyroute.client.session.session import REQUESTS_MAX, Session
+from skyroute.client.session.incoming_requests import REQUESTS_MAX
+from skyroute.client.session.session import Session
 from skyroute.client.session.signing import Credentials
 from skyroute.message.message import Message
 from skyroute.remoting.errors import ConnectError, ConnectionLostError, RemotingError
 from skyroute.remoting.tls_settings import TlsClientSettings
 from skyroute.wire.calls.clients import ConsumerData
+from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 from tests.network.certificates import Files, client_of
 from tests.support import raw
@@ -42,8 +45,8 @@ from tests.support.servers import running
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
 ECHO = 77
-HEARTBEAT = 34
-UNREGISTER = 35
+HEARTBEAT = RequestCode.HEART_BEAT
+UNREGISTER = RequestCode.UNREGISTER_CLIENT
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ async def test_a_session_is_of_use_between_start_and_stop(cluster: FakeCluster) 
         await session.stop()
         await session.stop()
         assert session._tasks == set()
-        assert session._open_channels == set()
+        assert session.connections.open == set()
         await eventually(lambda: not cluster.broker().peers)
         with pytest.raises(NotRunningError):
             await session.call(address, Request(ECHO))
@@ -170,47 +173,47 @@ async def test_a_stop_ends_the_wait_for_a_connection(cluster: FakeCluster) -> No
         session = Session(cluster.address, tls=True)
         await session.start()
         waiting = asyncio.create_task(session.call(address, Request(ECHO), WAIT_S))
-        await eventually(lambda: bool(session._connecting))
+        await eventually(lambda: bool(session.connections.opening))
         just_now = asyncio.create_task(session.call(cluster.broker().address, Request(ECHO), WAIT_S))
         await asyncio.sleep(0)
         await session.stop()
         for call in (waiting, just_now):
-            with pytest.raises(NotRunningError, match="stopped meanwhile"):
+            with pytest.raises(NotRunningError, match="stopped during the call"):
                 await call
-        assert session._connecting == {}
+        assert session.connections.opening == {}
 
 
 async def test_a_stop_ends_the_wait_for_a_route(cluster: FakeCluster) -> None:
-    cluster.hang(105)
+    cluster.hang(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     session = Session(cluster.address)
     await session.start()
     waiting = asyncio.create_task(session.routes.find("T"))
-    await cluster.until_seen(105)
+    await cluster.until_seen(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     await session.stop()
-    with pytest.raises(NotRunningError, match="stopped meanwhile"):
+    with pytest.raises(NotRunningError, match="stopped during the call"):
         await waiting
 
 
-async def test_a_stop_does_not_wait_for_brokers_that_do_not_answer(cluster: FakeCluster) -> None:
+async def test_stop_does_not_wait_for_brokers_that_do_not_respond(cluster: FakeCluster) -> None:
     cluster.hang(UNREGISTER)
     session = Session(cluster.address, request_timeout_s=0.05)
     await session.start()
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     await session.call(cluster.broker().address, Request(ECHO), WAIT_S)
     async with asyncio.timeout(WAIT_S / 2):
         await session.stop()
     await eventually(lambda: not cluster.broker().peers)
 
 
-async def test_a_stop_does_not_wait_for_a_peer_that_takes_nothing(
+async def test_stop_does_not_wait_for_a_peer_that_does_not_read(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "CLOSE_WAIT_S", 0.05)
+    monkeypatch.setattr(connections, "CLOSE_WAIT_S", 0.05)
     async with mute_server() as address:
         session = Session(cluster.address, request_timeout_s=0.02)
         await session.start()
         await session.tell(address, Request(ECHO))
-        (channel,) = session._open_channels
+        (channel,) = session.connections.open
         while channel._writable is None:
             await session.tell(address, Request(ECHO, body=bytes(1 << 20)))
         with pytest.raises(RemotingError, match="has read nothing"):
@@ -237,7 +240,7 @@ async def test_a_stop_does_not_wait_for_work_that_will_not_end(
     async with Session(cluster.address) as session:
         task = session.spawn(stubborn(), name="stubborn")
         await asyncio.sleep(0)
-    assert "background work does not end name=skyroute stubborn" in caplog.text
+    assert "background task does not end name=skyroute stubborn" in caplog.text
     enough.set()
     await task
 
@@ -246,7 +249,7 @@ async def test_a_stop_that_is_cancelled_still_ends_everything(cluster: FakeClust
     cluster.hang(UNREGISTER)
     session = Session(cluster.address, request_timeout_s=WAIT_S)
     await session.start()
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     await session.routes.find("T")
     await session.call(cluster.broker().address, Request(ECHO))
     stopping = asyncio.create_task(session.stop())
@@ -259,7 +262,7 @@ async def test_a_stop_that_is_cancelled_still_ends_everything(cluster: FakeClust
     await eventually(lambda: not cluster.broker().peers)
 
 
-async def test_what_was_told_before_the_stop_is_heard(cluster: FakeCluster) -> None:
+async def test_one_way_requests_before_stop_are_sent(cluster: FakeCluster) -> None:
     async with Session(cluster.address) as session:
         for number in range(20):
             await session.tell(cluster.broker().address, Request(ECHO, body=bytes([number]) * 100_000))
@@ -275,7 +278,7 @@ async def test_background_work_that_fails_is_logged(session: Session, caplog: py
     task = session.spawn(fail(), name="attempt")
     await asyncio.wait([task])
     await asyncio.sleep(0)
-    assert "background work failed name=skyroute attempt" in caplog.text
+    assert "background task failed name=skyroute attempt" in caplog.text
     assert "boom" in caplog.text
     assert task not in session._tasks
 
@@ -283,10 +286,10 @@ async def test_background_work_that_fails_is_logged(session: Session, caplog: py
 # ---------------------------------------------------------------------------------------------------------------- calls
 
 
-async def test_a_refusal_is_an_answer_to_call_and_an_error_to_ask(cluster: FakeCluster, session: Session) -> None:
-    cluster.refuse(ECHO, 2, "busy")
+async def test_call_returns_a_refusal_and_ask_raises_it(cluster: FakeCluster, session: Session) -> None:
+    cluster.refuse(ECHO, ResponseCode.SYSTEM_BUSY, "busy")
     address = cluster.broker().address
-    assert (await session.call(address, Request(ECHO))).code == 2
+    assert (await session.call(address, Request(ECHO))).code == ResponseCode.SYSTEM_BUSY
     with pytest.raises(SystemBusyError, match=f"{address} refused with 2"):
         await session.ask(address, Request(ECHO))
 
@@ -303,28 +306,28 @@ async def test_a_lost_connection_is_opened_again(cluster: FakeCluster, session: 
     address = cluster.broker().address
     await session.call(address, Request(ECHO))
     cluster.broker().hang_up()
-    await eventually(lambda: address not in session._channels)
+    await eventually(lambda: address not in session.connections.by_address)
     assert (await session.call(address, Request(ECHO, body=b"again"))).body == b"again"
 
 
-async def test_who_gives_up_waiting_for_a_connection_does_not_end_it_for_others(cluster: FakeCluster) -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_connection_attempt(cluster: FakeCluster) -> None:
     async with mute_server() as address, Session(cluster.address, tls=True) as session:
         first = asyncio.create_task(session.call(address, Request(ECHO), WAIT_S))
         second = asyncio.create_task(session.call(address, Request(ECHO), 0.05))
-        await eventually(lambda: bool(session._connecting))
+        await eventually(lambda: bool(session.connections.opening))
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
         with pytest.raises(ConnectError, match=r"did not accept the connection in 0\.05 s"):
             await second
-        assert len(session._connecting) == 1
+        assert len(session.connections.opening) == 1
 
 
-async def test_an_attempt_to_connect_that_nobody_waits_for_any_more_is_not_lost(cluster: FakeCluster) -> None:
+async def test_a_failed_attempt_without_callers_is_not_reported_as_unretrieved(cluster: FakeCluster) -> None:
     async with mute_server() as address, Session(cluster.address, tls=True, connect_timeout_s=0.05) as session:
         with pytest.raises(ConnectError):
             await session.call(address, Request(ECHO), 0.01)
-        await eventually(lambda: not session._connecting)
+        await eventually(lambda: not session.connections.opening)
 
 
 async def test_connecting_is_part_of_the_time_for_a_call(cluster: FakeCluster) -> None:
@@ -336,7 +339,7 @@ async def test_connecting_is_part_of_the_time_for_a_call(cluster: FakeCluster) -
         assert loop.time() - began < 1.0
 
 
-async def test_nobody_at_the_address(session: Session) -> None:
+async def test_connecting_to_a_closed_port_raises(session: Session) -> None:
     with pytest.raises(ConnectError, match="cannot be reached"):
         await session.call("127.0.0.1:1", Request(ECHO))
 
@@ -344,13 +347,15 @@ async def test_nobody_at_the_address(session: Session) -> None:
 # ------------------------------------------------------------------------------------------------------ being sent away
 
 
-async def test_who_is_sent_away_asks_again_on_a_new_line(cluster: FakeCluster, session: Session) -> None:
+async def test_after_go_away_the_request_is_repeated_on_a_new_connection(
+    cluster: FakeCluster, session: Session
+) -> None:
     address = cluster.broker().address
     cluster.hang(ECHO, times=1)
     under_way = asyncio.create_task(session.call(address, Request(ECHO, body=b"first")))
     (first,) = await cluster.until_seen(ECHO)
     (old_line,) = cluster.broker().peers
-    cluster.refuse(ECHO, 1500, "go away", times=1)
+    cluster.refuse(ECHO, ResponseCode.GO_AWAY, "go away", times=1)
     assert (await session.call(address, Request(ECHO, body=b"second"))).body == b"second"
     assert len(cluster.broker().peers) == 2
     await old_line.write(raw.frame(_reply_header(first.opaque), b"finished"))
@@ -362,17 +367,17 @@ def _reply_header(opaque: int) -> bytes:
     return b'{"code":0,"flag":1,"opaque":%d,"version":479}' % opaque
 
 
-async def test_who_is_always_sent_away_does_not_pile_up_lines(cluster: FakeCluster, session: Session) -> None:
-    cluster.refuse(ECHO, 1500, "go away")
+async def test_repeated_go_away_does_not_accumulate_connections(cluster: FakeCluster, session: Session) -> None:
+    cluster.refuse(ECHO, ResponseCode.GO_AWAY, "go away")
     for _ in range(10):
         with pytest.raises(GoAwayError):
             await session.ask(cluster.broker().address, Request(ECHO))
     await eventually(lambda: len(cluster.broker().peers) == 1)
 
 
-async def test_being_sent_away_takes_no_more_time_than_the_call_had(cluster: FakeCluster, session: Session) -> None:
+async def test_the_repetition_after_go_away_keeps_the_timeout(cluster: FakeCluster, session: Session) -> None:
     cluster.hang(ECHO)
-    cluster.refuse(ECHO, 1500, "go away", times=1)
+    cluster.refuse(ECHO, ResponseCode.GO_AWAY, "go away", times=1)
     loop = asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(RemotingError):
@@ -385,16 +390,16 @@ async def test_being_sent_away_takes_no_more_time_than_the_call_had(cluster: Fak
 
 async def member_of(session: Session, cluster: FakeCluster) -> str:
     """Make the session known to the broker, so that it can ask."""
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     await session.routes.find("T")
     await session.call(cluster.broker().address, Request(ECHO))
     await cluster.until_seen(HEARTBEAT)
     return session.client_id
 
 
-async def test_a_request_that_nobody_knows_is_refused(cluster: FakeCluster, session: Session) -> None:
+async def test_an_unknown_request_code_is_refused(cluster: FakeCluster, session: Session) -> None:
     answer = await cluster.ask_client(await member_of(session, cluster), 999)
-    assert (answer.code, answer.remark) == (3, " request type 999 not supported")
+    assert (answer.code, answer.remark) == (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, " request type 999 not supported")
 
 
 @pytest.mark.parametrize(
@@ -411,64 +416,70 @@ async def test_without_a_consumer_no_group_is_known(
     cluster: FakeCluster, session: Session, code: int, fields: dict[str, str]
 ) -> None:
     answer = await cluster.ask_client(await member_of(session, cluster), code, fields)
-    assert (answer.code, answer.remark) == (1, "nobody here is meant by this request")
+    assert (answer.code, answer.remark) == (
+        ResponseCode.SYSTEM_ERROR,
+        "this client has no producer or consumer of that group",
+    )
 
 
-async def test_the_first_handler_that_answers_wins(cluster: FakeCluster, session: Session) -> None:
+async def test_the_first_handler_with_a_response_wins(cluster: FakeCluster, session: Session) -> None:
     asked: list[str] = []
 
     async def not_mine(_: Request, address: str) -> None:
         asked.append(address)
 
     async def mine(request: Request, _: str) -> Response:
-        return Response(0, None, {"had": request.fields["a"]})
+        return Response(ResponseCode.SUCCESS, None, {"had": request.fields["a"]})
 
     for handler in (not_mine, mine, not_mine):
-        session.on_request(999, handler)
+        session.requests.add(999, handler)
     client_id = await member_of(session, cluster)
     answer = await cluster.ask_client(client_id, 999, {"a": "1"})
     assert (answer.code, answer.fields, asked) == (0, {"had": "1"}, [cluster.broker().address])
-    session.off_request(999, mine)
+    session.requests.remove(999, mine)
     answer = await cluster.ask_client(client_id, 999, {"a": "1"})
-    assert (answer.code, answer.remark) == (1, "nobody here is meant by this request")
+    assert (answer.code, answer.remark) == (
+        ResponseCode.SYSTEM_ERROR,
+        "this client has no producer or consumer of that group",
+    )
 
 
 @pytest.mark.usefixtures("expects_errors")
-async def test_a_handler_that_fails_is_an_answer_too(cluster: FakeCluster, session: Session) -> None:
+async def test_a_failing_handler_sends_an_error_response(cluster: FakeCluster, session: Session) -> None:
     async def fail(_: Request, __: str) -> Response:
         raise RuntimeError("boom")
 
     async def refuse(_: Request, __: str) -> Response:
         raise ClientError("not like this")
 
-    session.on_request(998, fail)
-    session.on_request(999, refuse)
+    session.requests.add(998, fail)
+    session.requests.add(999, refuse)
     client_id = await member_of(session, cluster)
     failed, refused = await cluster.ask_client(client_id, 998), await cluster.ask_client(client_id, 999)
-    assert (failed.code, failed.remark) == (1, "RuntimeError: boom")
-    assert (refused.code, refused.remark) == (1, "not like this")
+    assert (failed.code, failed.remark) == (ResponseCode.SYSTEM_ERROR, "RuntimeError: boom")
+    assert (refused.code, refused.remark) == (ResponseCode.SYSTEM_ERROR, "not like this")
 
 
-async def test_what_is_answered_at_once_is_bounded(cluster: FakeCluster, session: Session) -> None:
+async def test_the_number_of_running_requests_is_bounded(cluster: FakeCluster, session: Session) -> None:
     go_on = asyncio.Event()
 
     async def slow(_: Request, __: str) -> Response:
         await go_on.wait()
         return Response()
 
-    session.on_request(999, slow)
+    session.requests.add(999, slow)
     client_id = await member_of(session, cluster)
     for _ in range(REQUESTS_MAX):
         await cluster.tell_client(client_id, 999)
     answer = await cluster.ask_client(client_id, 999)
-    assert answer.code == 2
-    assert session._answering == REQUESTS_MAX
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert session.requests.running == REQUESTS_MAX
     go_on.set()
-    await eventually(lambda: session._answering == 0)
-    assert (await cluster.ask_client(client_id, 999)).code == 0
+    await eventually(lambda: session.requests.running == 0)
+    assert (await cluster.ask_client(client_id, 999)).code == ResponseCode.SUCCESS
 
 
-async def test_a_stop_forgets_what_was_being_answered(cluster: FakeCluster) -> None:
+async def test_stop_ends_running_request_handlers(cluster: FakeCluster) -> None:
     never = asyncio.Event()
 
     async def stuck(_: Request, __: str) -> Response:
@@ -476,22 +487,22 @@ async def test_a_stop_forgets_what_was_being_answered(cluster: FakeCluster) -> N
         return Response()
 
     session = Session(cluster.address)
-    session.on_request(999, stuck)
+    session.requests.add(999, stuck)
     await session.start()
     client_id = await member_of(session, cluster)
     await cluster.tell_client(client_id, 999)
-    await eventually(lambda: session._answering == 1)
+    await eventually(lambda: session.requests.running == 1)
     await session.stop()
-    assert session._answering == 0
+    assert session.requests.running == 0
 
 
 # ----------------------------------------------------------------------------------------------------------- heartbeats
 
 
-async def test_a_heartbeat_says_who_we_are(cluster: FakeCluster) -> None:
+async def test_a_heartbeat_contains_all_groups(cluster: FakeCluster) -> None:
     async with Session(cluster.address, client_ip="10.0.0.1", instance_name="I") as session:
-        session.join(Member("g1", "g2"))
-        session.join(Member("g3"))
+        session.heartbeats.add(Member("g1", "g2"))
+        session.heartbeats.add(Member("g3"))
         await session.routes.find("T")
         await session.call(cluster.broker().address, Request(ECHO))
         (heartbeat,) = await cluster.until_seen(HEARTBEAT)
@@ -499,50 +510,50 @@ async def test_a_heartbeat_says_who_we_are(cluster: FakeCluster) -> None:
         assert heartbeat.value["consumerDataSet"] == []
         assert groups_of(heartbeat) == {"g1", "g2", "g3"}
         assert heartbeat.language == "PYTHON"
-        await eventually(lambda: session.broker_versions == {cluster.broker().address: raw.VERSION_5})
+        await eventually(lambda: session.heartbeats.broker_versions == {cluster.broker().address: raw.VERSION_5})
 
 
 async def test_every_new_connection_to_a_broker_begins_with_a_heartbeat(cluster: FakeCluster, session: Session) -> None:
     await session.routes.find("T")
-    session.join(Member("g"))
+    session.heartbeats.add(Member("g"))
     for number in range(1, 4):
         await session.call(cluster.broker().address, Request(ECHO))
         assert len(await cluster.until_seen(HEARTBEAT, number, "broker-a")) == number
         cluster.broker().hang_up()
-        await eventually(lambda: cluster.broker().address not in session._channels)
+        await eventually(lambda: cluster.broker().address not in session.connections.by_address)
     assert cluster.seen(HEARTBEAT, NAME_SERVER) == []
 
 
 async def test_brokers_hear_of_us_again_and_again(cluster: FakeCluster) -> None:
     async with Session(cluster.address, heartbeat_interval_s=0.01) as session:
-        session.join(Member("g"))
+        session.heartbeats.add(Member("g"))
         await session.routes.find("T")
         await cluster.until_seen(HEARTBEAT, 3, "broker-a")
         await cluster.until_seen(HEARTBEAT, 3, "broker-b")
     assert cluster.seen(HEARTBEAT, NAME_SERVER) == []
 
 
-async def test_who_belongs_to_no_group_sends_no_heartbeat(cluster: FakeCluster, session: Session) -> None:
+async def test_without_a_group_no_heartbeat_is_sent(cluster: FakeCluster, session: Session) -> None:
     await session.routes.find("T")
-    await session.send_heartbeats()
-    session.join(Member())
-    await session.send_heartbeats()
+    await session.heartbeats.send()
+    session.heartbeats.add(Member())
+    await session.heartbeats.send()
     await session.call(cluster.broker().address, Request(ECHO))
     assert cluster.seen(HEARTBEAT) == []
 
 
-async def test_a_broker_that_does_not_take_heartbeats_is_mentioned_once(
+async def test_a_broker_that_refuses_heartbeats_is_logged_once(
     cluster: FakeCluster, session: Session, caplog: pytest.LogCaptureFixture
 ) -> None:
     await session.routes.find("T")
-    session.join(Member("g"))
-    cluster.refuse(HEARTBEAT, 1, "not today", broker="broker-a")
+    session.heartbeats.add(Member("g"))
+    cluster.refuse(HEARTBEAT, ResponseCode.SYSTEM_ERROR, "not today", broker="broker-a")
     for _ in range(3):
-        await session.send_heartbeats()
+        await session.heartbeats.send()
     cluster.heal(HEARTBEAT)
-    await session.send_heartbeats()
-    cluster.refuse(HEARTBEAT, 1, "not again", broker="broker-a")
-    await session.send_heartbeats()
+    await session.heartbeats.send()
+    cluster.refuse(HEARTBEAT, ResponseCode.SYSTEM_ERROR, "not again", broker="broker-a")
+    await session.heartbeats.send()
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert [("not today" in text, "not again" in text) for text in warnings] == [(True, False), (False, True)]
 
@@ -555,21 +566,23 @@ async def test_a_second_producer_is_made_known_at_once(cluster: FakeCluster, ses
             await cluster.until(lambda: any(groups_of(beat) == {"g1", "g2"} for beat in cluster.seen(HEARTBEAT)))
 
 
-async def test_who_leaves_says_so_to_every_connected_broker(cluster: FakeCluster, session: Session) -> None:
+async def test_a_removed_source_is_unregistered_at_every_connected_broker(
+    cluster: FakeCluster, session: Session
+) -> None:
     member = Member("g1", "g2")
-    session.join(member)
+    session.heartbeats.add(member)
     await session.routes.find("T")
     for broker in cluster.brokers:
         await session.call(broker.address, Request(ECHO))
-    await session.leave(member)
-    await session.leave(member)
+    await session.heartbeats.remove(member)
+    await session.heartbeats.remove(member)
     farewells = cluster.seen(UNREGISTER)
     assert sorted((each.fields["clientID"], each.fields["producerGroup"]) for each in farewells) == [
         (session.client_id, group) for group in ("g1", "g1", "g2", "g2")
     ]
     assert all("consumerGroup" not in each.fields for each in farewells)
     assert cluster.seen(UNREGISTER, NAME_SERVER) == []
-    assert session.used_topics() == set()
+    assert session.heartbeats.topics() == set()
 
 
 # -------------------------------------------------------------------------------------------------------- name servers
@@ -585,7 +598,7 @@ async def test_every_name_server_can_be_asked(cluster: FakeCluster) -> None:
     assert isinstance(gone, ConnectError)
 
 
-async def test_one_name_server_after_another_is_asked(cluster: FakeCluster) -> None:
+async def test_name_servers_are_tried_one_after_the_other(cluster: FakeCluster) -> None:
     async with Session(["127.0.0.1:1", cluster.address]) as session:
         for _ in range(10):
             await session.ask_name_server(Request(105, {"topic": "T"}))
@@ -595,12 +608,12 @@ async def test_one_name_server_after_another_is_asked(cluster: FakeCluster) -> N
             await session.ask_name_server(Request(105, {"topic": "T"}))
 
 
-async def test_a_name_server_that_goes_away_is_followed_by_the_next(cluster: FakeCluster) -> None:
+async def test_after_go_away_the_next_name_server_is_used(cluster: FakeCluster) -> None:
     async with fake_cluster(topics={"T": 1}) as other, Session([cluster.address, other.address]) as session:
-        cluster.refuse(105, 1500, "go away")
+        cluster.refuse(RequestCode.GET_ROUTEINFO_BY_TOPIC, ResponseCode.GO_AWAY, "go away")
         for _ in range(5):
             await session.ask_name_server(Request(105, {"topic": "T"}))
-        other.refuse(105, 1500, "go away")
+        other.refuse(RequestCode.GET_ROUTEINFO_BY_TOPIC, ResponseCode.GO_AWAY, "go away")
         with pytest.raises(NoNameServerError, match="is shutting down"):
             await session.ask_name_server(Request(105, {"topic": "T"}))
 
@@ -608,13 +621,13 @@ async def test_a_name_server_that_goes_away_is_followed_by_the_next(cluster: Fak
 # -------------------------------------------------------------------------------------------------- access control, TLS
 
 
-async def test_everything_that_is_said_is_signed(cluster: FakeCluster) -> None:
+async def test_every_request_is_signed(cluster: FakeCluster) -> None:
     credentials = Credentials("key", "12345678", "token")
     async with Producer("g", cluster.address, credentials=credentials) as producer:
         await producer.send(Message("T", b"body", tag="标签"))
         await producer.send_oneway(Message("T", b"body"))
         await cluster.until_seen(HEARTBEAT)
-        await cluster.until_seen(310, 2)
+        await cluster.until_seen(RequestCode.SEND_MESSAGE_V2, 2)
     assert {command.code for _, command in cluster.heard} == {105, HEARTBEAT, 310, UNREGISTER}
     for _, command in cluster.heard:
         assert (command.fields["AccessKey"], command.fields["SecurityToken"]) == ("key", "token")
@@ -624,7 +637,7 @@ async def test_everything_that_is_said_is_signed(cluster: FakeCluster) -> None:
 
 
 async def test_wrong_credentials_are_named_as_the_reason(cluster: FakeCluster) -> None:
-    cluster.refuse(310, 16, "signature does not match")
+    cluster.refuse(RequestCode.SEND_MESSAGE_V2, ResponseCode.NO_PERMISSION, "signature does not match")
     async with Producer("g", cluster.address, credentials=Credentials("key", "wrong"), retries=0) as producer:
         with pytest.raises(NoPermissionError, match="signature does not match"):
             await producer.send(Message("T", b"x"))
@@ -665,7 +678,7 @@ async def test_a_server_with_a_strangers_certificate_is_not_trusted(cluster: Fak
             await producer.send(Message("T", b"x"))
 
 
-async def test_our_own_name_server_is_asked_over_tls(tmp_path: Path) -> None:
+async def test_a_skyroute_name_server_is_used_over_tls(tmp_path: Path) -> None:
     async with running(tmp_path) as server, Session(server.address, tls=True) as session:
         answer = await session.ask_name_server(Request(206))
         assert b"topicList" in answer.body
@@ -707,18 +720,18 @@ async def test_a_broker_that_stays_silent_is_not_written_about_each_time(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ManualClock()
-    cluster.hang(34, broker="broker-a")
+    cluster.hang(RequestCode.HEART_BEAT, broker="broker-a")
     async with Session(cluster.address, request_timeout_s=0.02, clock=clock) as session:
-        session.join(Producer("g", session=session))
+        session.heartbeats.add(Producer("g", session=session))
         await session.routes.find("T")
         for _ in range(5):
-            await session.send_heartbeats()
+            await session.heartbeats.send()
         written = [
             line.partition(" ")[0] for line in caplog.messages if line.startswith(("channel closed", "heartbeat"))
         ]
         assert sorted(written) == ["channel", "heartbeat"]
         clock.advance(10.0)
-        await session.send_heartbeats()
+        await session.heartbeats.send()
         again = [line for line in caplog.messages if line.startswith("heartbeat failed")]
         assert re.search(r"unsaid=[4-9]$", again[-1])  # some lines bring a heartbeat of their own
         assert len(again) == 2

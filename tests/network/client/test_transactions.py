@@ -1,4 +1,4 @@
-"""Transactional messages: how they end, and what a broker asks that was not told."""
+"""Transactions: outcomes and checks."""
 
 import asyncio
 import threading
@@ -14,15 +14,16 @@ from skyroute.client.session.session import Session
 from skyroute.client.trace.records import TransactionEnded, decode_trace
 from skyroute.message.message import Message, StoredMessage
 from skyroute.wire.calls.transaction import TransactionOutcome
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import FakeCluster, Reply, decode_properties, encode_record, fake_cluster
 from tests.support.lines import WAIT_S, eventually
 from tests.support.raw import Command
 
 pytestmark = pytest.mark.usefixtures("nothing_lost")
 
-SEND = 310
-END = 37
-CHECK = 39
+SEND = RequestCode.SEND_MESSAGE_V2
+END = RequestCode.END_TRANSACTION
+CHECK = RequestCode.CHECK_TRANSACTION_STATE
 COMMIT, ROLLBACK, UNKNOWN = TransactionOutcome.COMMIT, TransactionOutcome.ROLLBACK, TransactionOutcome.UNKNOWN
 
 
@@ -41,7 +42,7 @@ def producer_of(cluster: FakeCluster, check: Any = never_asked, **settings: Any)
 
 
 async def end_of(cluster: FakeCluster, number: int = 1) -> Command:
-    """Wait for the last of so many outcomes that the broker was told."""
+    """Wait for this number of outcomes, and return the last."""
     ends = await cluster.until_seen(END, number)
     assert len(ends) == number
     assert all(end.is_one_way for end in ends)
@@ -53,7 +54,7 @@ async def end_of(cluster: FakeCluster, number: int = 1) -> Command:
 
 @pytest.mark.parametrize(("outcome", "number"), [(COMMIT, "8"), (ROLLBACK, "12"), (UNKNOWN, "0")])
 @pytest.mark.parametrize("plain", [True, False])
-async def test_the_broker_is_told_what_became_of_it(
+async def test_the_outcome_is_sent_to_the_broker(
     cluster: FakeCluster, outcome: TransactionOutcome, number: str, plain: bool
 ) -> None:
     ran: list[tuple[Message, SendResult, bool]] = []
@@ -93,7 +94,7 @@ async def test_the_broker_is_told_what_became_of_it(
 
 
 @pytest.mark.parametrize("code", [10, 11, 12])
-async def test_what_is_not_safe_is_not_even_tried(cluster: FakeCluster, code: int) -> None:
+async def test_execute_is_not_called_if_the_half_message_is_not_safe(cluster: FakeCluster, code: int) -> None:
     async def unsafe(command: Command, peer: Any) -> Reply:
         reply = await cluster.answer(command, peer)
         assert reply is not None
@@ -105,15 +106,15 @@ async def test_what_is_not_safe_is_not_even_tried(cluster: FakeCluster, code: in
         assert (result.outcome, (await end_of(cluster)).fields["commitOrRollback"]) == (ROLLBACK, "12")
 
 
-async def test_what_was_refused_is_not_tried_and_not_ended(cluster: FakeCluster) -> None:
-    cluster.refuse(SEND, 2, "busy")
+async def test_a_refused_half_message_is_neither_executed_nor_ended(cluster: FakeCluster) -> None:
+    cluster.refuse(SEND, ResponseCode.SYSTEM_BUSY, "busy")
     async with producer_of(cluster, retries=0) as producer:
         with pytest.raises(SystemBusyError):
             await producer.send_in_transaction(Message("T", b"x"), lambda *_: pytest.fail("it ran"))
     assert cluster.seen(END) == []
 
 
-async def test_a_part_that_fails_leaves_the_outcome_open(cluster: FakeCluster) -> None:
+async def test_a_failing_execute_leaves_the_outcome_unknown(cluster: FakeCluster) -> None:
     def fail(*_: object) -> TransactionOutcome:
         raise ValueError("no money")
 
@@ -124,14 +125,14 @@ async def test_a_part_that_fails_leaves_the_outcome_open(cluster: FakeCluster) -
     assert (end.fields["commitOrRollback"], end.remark) == ("0", "ValueError: no money")
 
 
-async def test_a_part_that_says_nothing_sensible_leaves_the_outcome_open(cluster: FakeCluster) -> None:
+async def test_an_invalid_outcome_is_sent_as_unknown(cluster: FakeCluster) -> None:
     async with producer_of(cluster) as producer:
         with pytest.raises(ValueError, match="None"):
             await producer.send_in_transaction(Message("T", b"x"), lambda *_: None)  # type: ignore[arg-type]  # what happens
         assert (await end_of(cluster)).fields["commitOrRollback"] == "0"
 
 
-async def test_a_part_that_is_cancelled_leaves_the_outcome_open(cluster: FakeCluster) -> None:
+async def test_a_cancelled_execute_leaves_the_outcome_unknown(cluster: FakeCluster) -> None:
     async def never(*_: object) -> TransactionOutcome:
         await asyncio.Event().wait()
         return COMMIT
@@ -148,18 +149,18 @@ async def test_a_part_that_is_cancelled_leaves_the_outcome_open(cluster: FakeClu
     assert (end.fields["commitOrRollback"], end.remark) == ("0", "CancelledError: ")
 
 
-async def test_an_outcome_that_cannot_be_told_is_left_to_the_brokers_question(
+async def test_an_outcome_that_cannot_be_sent_is_left_to_the_check(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def lose_the_broker(*_: object) -> TransactionOutcome:
         await cluster.broker().stop()
-        await eventually(lambda: cluster.broker().address not in producer.session._channels)
+        await eventually(lambda: cluster.broker().address not in producer.session.connections.by_address)
         return COMMIT
 
     async with producer_of(cluster) as producer:
         result = await producer.send_in_transaction(Message("T", b"x"), lose_the_broker)
     assert result.outcome is COMMIT
-    assert "transaction outcome not told, the broker will ask" in caplog.text
+    assert "transaction outcome not sent, the broker will check" in caplog.text
 
 
 async def test_an_id_that_makes_no_sense_is_left_to_the_brokers_question(
@@ -169,7 +170,7 @@ async def test_an_id_that_makes_no_sense_is_left_to_the_brokers_question(
     async with producer_of(cluster) as producer:
         result = await producer.send_in_transaction(Message("T", b"x"), lambda *_: COMMIT)
     assert result.outcome is COMMIT
-    assert "the broker will ask" in caplog.text
+    assert "the broker will check" in caplog.text
     assert cluster.seen(END) == []
 
 
@@ -182,7 +183,7 @@ async def test_without_a_check_there_are_no_transactions(cluster: FakeCluster) -
     assert cluster.seen(SEND) == []
 
 
-async def test_a_namespace_goes_into_what_the_broker_is_told(cluster: FakeCluster) -> None:
+async def test_the_outcome_contains_the_namespace(cluster: FakeCluster) -> None:
     cluster.topics["ns%T"] = 1
     async with producer_of(cluster, namespace="ns") as producer:
         await producer.send_in_transaction(Message("T", b"x"), lambda *_: COMMIT)
@@ -211,13 +212,13 @@ def question(cluster: FakeCluster, *, group: str = "g", topic: str = "T") -> tup
 
 async def be_known(producer: Producer, cluster: FakeCluster) -> str:
     await producer.send(Message("T", b"x"))
-    await cluster.until_seen(34)
+    await cluster.until_seen(RequestCode.HEART_BEAT)
     return producer.session.client_id
 
 
 @pytest.mark.parametrize(("outcome", "number"), [(COMMIT, "8"), (ROLLBACK, "12"), (UNKNOWN, "0")])
 @pytest.mark.parametrize("plain", [True, False])
-async def test_a_question_is_answered_by_the_check(
+async def test_a_transaction_check_calls_the_check_function(
     cluster: FakeCluster, outcome: TransactionOutcome, number: str, plain: bool
 ) -> None:
     asked: list[StoredMessage] = []
@@ -248,7 +249,7 @@ async def test_a_question_is_answered_by_the_check(
     }
 
 
-async def test_traces_say_how_a_transaction_ended_and_whether_the_broker_asked(cluster: FakeCluster) -> None:
+async def test_traces_contain_the_outcome_and_whether_it_was_checked(cluster: FakeCluster) -> None:
     cluster.topics["RMQ_SYS_TRACE_TOPIC"] = 1
     async with producer_of(cluster, lambda _: ROLLBACK, trace=True) as producer:
         client_id = await be_known(producer, cluster)
@@ -283,7 +284,7 @@ async def test_traces_say_how_a_transaction_ended_and_whether_the_broker_asked(c
 
 
 @pytest.mark.usefixtures("expects_errors")
-async def test_a_check_that_fails_leaves_the_outcome_open(cluster: FakeCluster) -> None:
+async def test_a_failing_check_leaves_the_outcome_unknown(cluster: FakeCluster) -> None:
     def check(_: StoredMessage) -> TransactionOutcome:
         raise KeyError("order")
 
@@ -293,7 +294,7 @@ async def test_a_check_that_fails_leaves_the_outcome_open(cluster: FakeCluster) 
     assert (end.fields["commitOrRollback"], end.remark) == ("0", "KeyError: 'order'")
 
 
-async def test_only_the_group_that_is_meant_is_asked(cluster: FakeCluster) -> None:
+async def test_only_the_check_of_the_group_is_called(cluster: FakeCluster) -> None:
     asked: list[str] = []
 
     def check_of(name: str) -> Any:
@@ -312,12 +313,12 @@ async def test_only_the_group_that_is_meant_is_asked(cluster: FakeCluster) -> No
             client_id = await be_known(first, cluster)
             await cluster.tell_client(client_id, CHECK, *question(cluster, group="g2"))
             assert (await end_of(cluster)).fields["producerGroup"] == "g2"
-            # Nobody here: the question goes unanswered, and the broker asks somebody else.
+            # No producer of the group: the check is refused, and the broker uses another client.
             refused = await cluster.ask_client(client_id, CHECK, *question(cluster, group="g3"))
-            assert refused.code == 1
+            assert refused.code == ResponseCode.SYSTEM_ERROR
         assert asked == ["g2"]
         assert len(cluster.seen(END)) == 1
-        assert session._handlers[CHECK] == []
+        assert session.requests.handlers[CHECK] == []
 
 
 async def test_the_check_sees_names_without_the_namespace(cluster: FakeCluster) -> None:
@@ -336,7 +337,7 @@ async def test_the_check_sees_names_without_the_namespace(cluster: FakeCluster) 
 
 
 @pytest.mark.parametrize("spoilt", ["record", "fields"])
-async def test_a_question_that_cannot_be_read_harms_nobody(cluster: FakeCluster, spoilt: str) -> None:
+async def test_a_damaged_transaction_check_is_refused(cluster: FakeCluster, spoilt: str) -> None:
     async with producer_of(cluster) as producer:
         client_id = await be_known(producer, cluster)
         fields, record = question(cluster)
@@ -345,7 +346,7 @@ async def test_a_question_that_cannot_be_read_harms_nobody(cluster: FakeCluster,
         else:
             del fields["commitLogOffset"]
         answer = await cluster.ask_client(client_id, CHECK, fields, record)
-        assert answer.code == 1
+        assert answer.code == ResponseCode.SYSTEM_ERROR
         assert (await producer.send(Message("T", b"still here"))).ok
     assert cluster.seen(END) == []
 
@@ -368,7 +369,7 @@ async def test_a_check_that_never_returns_does_not_keep_the_producer_from_stoppi
     release.set()
 
 
-async def test_a_producer_that_is_started_again_is_asked_again(cluster: FakeCluster) -> None:
+async def test_a_restarted_producer_handles_checks_again(cluster: FakeCluster) -> None:
     producer = producer_of(cluster, lambda _: COMMIT)
     for number in (1, 2):
         async with producer:

@@ -48,7 +48,7 @@ class Place:
 
     name_servers: str
     brokers: tuple[str, ...]
-    """Their addresses, for those who create topics."""
+    """Their addresses, to create topics."""
     java: dict[str, object]
     python: dict[str, Any]
 
@@ -403,7 +403,7 @@ class JavaConsumer:
         return self.clients.told("message", self.name)
 
     async def take(self, count: int, *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> list[Received]:
-        """All that it has received, once it is at least so many."""
+        """Wait for this number of messages, and return all."""
         return await self.clients.await_told("message", self.name, lambda told: len(told) >= count, timeout_s)
 
     async def find(self, is_wanted: Callable[[Received], bool], *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> Received:
@@ -429,7 +429,7 @@ class JavaConsumer:
         return {(topic, broker, queue) for topic, broker, queue in await self.clients.call("owned", {"of": self.name})}
 
     async def await_owned(self, count: int, *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> set[tuple[str, str, int]]:
-        """Its queues, once they are so many."""
+        """Wait for this number of queues, and return them."""
         owned: set[tuple[str, str, int]] = set()
 
         async def has_as_many() -> bool:
@@ -449,7 +449,7 @@ async def until(probe: Callable[[], Awaitable[bool]], *, timeout_s: float = ARRI
     """
     try:
         async with asyncio.timeout(timeout_s):
-            while not await probe():  # noqa: ASYNC110 - another process announces its state to nobody
+            while not await probe():  # noqa: ASYNC110 - another process sends no event
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise TimeoutError(f"not within {timeout_s:g} s: {what or probe}") from None

@@ -1,4 +1,4 @@
-"""Runs programs as a reader would."""
+"""Runs example programs."""
 
 import asyncio
 import sys

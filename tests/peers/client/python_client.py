@@ -1,4 +1,4 @@
-"""Our consumer, held from a test in the same words as Java's."""
+"""Our consumer behind the same helper interface as Java's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Inbox:
         return ConsumeResult.RETRY if message.reconsume_times < self._failures else ConsumeResult.SUCCESS
 
     async def take(self, count: int, *, timeout_s: float = ARRIVAL_TIMEOUT_S) -> list[StoredMessage]:
-        """All that was received, once it is at least so many."""
+        """Wait for this number of messages, and return all."""
         return await self._wait(lambda: len(self.received) >= count, timeout_s)
 
     async def take_bodies(

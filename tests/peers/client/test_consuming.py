@@ -1,4 +1,4 @@
-"""Apache's producers send, and our consumers receive what they meant."""
+"""Our consumers receive messages of Apache's producers."""
 
 from __future__ import annotations
 

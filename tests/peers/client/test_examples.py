@@ -1,4 +1,4 @@
-"""The programs that readers are shown, run as they are shown, against Apache's broker."""
+"""The example programs against Apache's broker."""
 
 from __future__ import annotations
 

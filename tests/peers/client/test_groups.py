@@ -1,4 +1,4 @@
-"""One consumer group with members in both languages, and brokers that come and go while everybody works."""
+"""A consumer group with Java and Python members, while brokers stop and start."""
 
 from __future__ import annotations
 

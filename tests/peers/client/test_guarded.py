@@ -1,4 +1,4 @@
-"""Brokers that check who is there, brokers of the 4.x line, and tenants that share one cluster."""
+"""Brokers with access control, 4.x brokers, and namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and their replies, with either language in either role."""
+"""Request-reply between Java and Python in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our producer sends, and Apache's consumers receive what it meant."""
+"""Apache's consumers receive messages of our producers."""
 
 from __future__ import annotations
 

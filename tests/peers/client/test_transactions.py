@@ -70,7 +70,7 @@ async def test_a_java_producer_of_the_group_answers_for_ours_and_ours_for_java_s
         ):
             # A broker knows a producer by its heartbeats, and those go where the producer has something to send.
             await staying.queues(topic)
-            await staying.session.send_heartbeats()
+            await staying.session.heartbeats.send()
             await java_staying.send(topic, b"hello", properties={"outcome": "commit"})
             received = await consumer.take_bodies({b"from python", b"from java", b"hello"})
             assert {each.body for each in await java_staying.checks(1)} == {b"from python"}

@@ -1,4 +1,4 @@
-"""Slips in what an application passes are told at once, and name the argument."""
+"""Invalid arguments raise at once, and the error names the argument."""
 
 import contextlib
 import inspect
@@ -110,7 +110,7 @@ def test_a_session_refuses_invalid_times(name: str, value: object) -> None:
         ("clock", 5),
     ],
 )
-def test_a_producer_says_which_argument_is_invalid(name: str, value: object) -> None:
+def test_the_error_of_a_producer_names_the_invalid_argument(name: str, value: object) -> None:
     with pytest.raises(ClientError, match=rf"^{name} is "):
         Producer("g", NOWHERE, **{name: value})  # type: ignore[arg-type]  # invalid on purpose
 
@@ -140,7 +140,7 @@ def test_a_producer_says_which_argument_is_invalid(name: str, value: object) -> 
         ("session", Session),
     ],
 )
-def test_a_consumer_says_which_argument_is_invalid(name: str, value: object) -> None:
+def test_the_error_of_a_consumer_names_the_invalid_argument(name: str, value: object) -> None:
     with pytest.raises(ClientError, match=rf"^{name} is "):
         Consumer("g", NOWHERE, **{name: value})  # type: ignore[arg-type]  # invalid on purpose
 
@@ -160,7 +160,7 @@ def test_a_consumer_says_which_argument_is_invalid(name: str, value: object) -> 
         ("session", False),
     ],
 )
-def test_a_pull_consumer_says_which_argument_is_invalid(name: str, value: object) -> None:
+def test_the_error_of_a_pull_consumer_names_the_invalid_argument(name: str, value: object) -> None:
     with pytest.raises(ClientError, match=rf"^{name} is "):
         PullConsumer("g", NOWHERE, **{name: value})  # type: ignore[arg-type]  # invalid on purpose
 
@@ -217,11 +217,11 @@ def test_session_arguments_beside_a_shared_session_are_refused(kind: Any, other:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("", "secret"), "access_key is text that is not empty: it is empty"),
-        ((5, "secret"), "access_key is text that is not empty: it is of the type int"),
-        (("key", b"secret"), "secret_key is text that is not empty: it is of the type bytes"),
-        (("key", None), "secret_key is text that is not empty: it is of the type NoneType"),
-        (("key", "secret", 5), "security_token is text that is not empty: it is of the type int"),
+        (("", "secret"), "access_key is empty: expected text that is not empty"),
+        ((5, "secret"), "access_key is of type int: expected text that is not empty"),
+        (("key", b"secret"), "secret_key is of type bytes: expected text that is not empty"),
+        (("key", None), "secret_key is of type NoneType: expected text that is not empty"),
+        (("key", "secret", 5), "security_token is of type int: expected text that is not empty"),
     ],
 )
 def test_credentials_are_text_and_errors_do_not_contain_them(arguments: tuple[Any, ...], text: str) -> None:
@@ -269,7 +269,7 @@ def test_credentials_are_text_and_errors_do_not_contain_them(arguments: tuple[An
         ("wait_stored", None),
     ],
 )
-def test_a_message_says_which_argument_is_invalid(name: str, value: object) -> None:
+def test_the_error_of_a_message_names_the_invalid_argument(name: str, value: object) -> None:
     with pytest.raises(InvalidMessageError, match=rf"{name.removesuffix('s').removesuffix('ie')}"):
         Message("T", **({"body": b"x"} | {name: value}))  # type: ignore[arg-type]  # invalid on purpose
 

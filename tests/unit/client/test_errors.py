@@ -41,16 +41,16 @@ def test_a_refusal_has_the_class_of_its_code(
     assert (error.retryable, error.stale_route) == (retryable, stale_route)
 
 
-def test_a_refusal_says_who_refused_what_and_why() -> None:
-    assert str(refusal(Response(2, "busy"), ADDRESS)) == f"{ADDRESS} refused with 2 (SYSTEM_BUSY): busy"
+def test_a_refusal_names_the_address_the_code_and_the_remark() -> None:
     assert (
-        str(refusal(Response(77, None), ADDRESS))
-        == f"{ADDRESS} refused with 77 (a code nobody knows): it did not say why"
+        str(refusal(Response(ResponseCode.SYSTEM_BUSY, "busy"), ADDRESS))
+        == f"{ADDRESS} refused with 2 (SYSTEM_BUSY): busy"
     )
+    assert str(refusal(Response(77, None), ADDRESS)) == f"{ADDRESS} refused with 77 (unknown code): no reason given"
 
 
 def test_a_refusal_survives_the_way_to_another_process() -> None:
-    error = refusal(Response(17, "no topic"), ADDRESS)
+    error = refusal(Response(ResponseCode.TOPIC_NOT_EXIST, "no topic"), ADDRESS)
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.code, copy.remark, copy.address, str(copy)) == (
         type(error),
@@ -62,7 +62,7 @@ def test_a_refusal_survives_the_way_to_another_process() -> None:
 
 
 def test_an_account_of_failures_survives_the_way_to_another_process() -> None:
-    error = SomeFailedError(["a:1"], {"b:2": refusal(Response(2, "busy"), "b:2")})
+    error = SomeFailedError(["a:1"], {"b:2": refusal(Response(ResponseCode.SYSTEM_BUSY, "busy"), "b:2")})
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.done, list(copy.failures)) == (str(error), ("a:1",), ["b:2"])
 

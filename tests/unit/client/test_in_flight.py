@@ -1,4 +1,4 @@
-"""The gate against a slow and obvious model, and the ways in which waiting can end."""
+"""The limit of sends in flight against a simple model, and the ways in which waiting can end."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ async def test_bytes_are_bounded_as_well() -> None:
     assert repr(gate) == "<InFlight 1/100 5/10 bytes>"
 
 
-async def test_a_piece_larger_than_everything_goes_in_alone() -> None:
+async def test_a_send_larger_than_the_limit_enters_alone() -> None:
     gate = InFlight(100, 10)
     await gate.enter(50)
     assert not gate.try_enter(1)
@@ -59,7 +59,7 @@ async def test_a_piece_larger_than_everything_goes_in_alone() -> None:
     await large
 
 
-async def test_nobody_overtakes_a_large_one() -> None:
+async def test_small_sends_do_not_overtake_a_large_one() -> None:
     gate = InFlight(100, 10)
     await gate.enter(5)
     large = await waiting(gate, 10)
@@ -73,7 +73,7 @@ async def test_nobody_overtakes_a_large_one() -> None:
     await small
 
 
-async def test_who_gives_up_lets_in_those_behind() -> None:
+async def test_a_cancelled_waiter_admits_the_next() -> None:
     gate = InFlight(100, 10)
     await gate.enter(5)
     large, small = await waiting(gate, 10), await waiting(gate, 1)
@@ -82,7 +82,7 @@ async def test_who_gives_up_lets_in_those_behind() -> None:
     assert (gate.count, gate.bytes) == (2, 6)
 
 
-async def test_who_gives_up_as_the_turn_comes_hands_it_on() -> None:
+async def test_a_waiter_cancelled_while_admitted_leaves_again() -> None:
     gate = InFlight(1, 10)
     await gate.enter(1)
     second, third = await waiting(gate, 1), await waiting(gate, 1)
@@ -108,9 +108,7 @@ steps = st.lists(
 
 
 @given(steps, st.integers(1, 4), st.integers(1, 10))
-def test_whatever_happens_the_bounds_hold_and_nobody_is_forgotten(
-    steps: list[tuple[str, int]], count_max: int, bytes_max: int
-) -> None:
+def test_limits_hold_and_every_waiter_is_served(steps: list[tuple[str, int]], count_max: int, bytes_max: int) -> None:
     async def play() -> None:
         gate = InFlight(count_max, bytes_max)
         inside: list[int] = []

@@ -30,7 +30,7 @@ def test_addresses_in_all_their_forms(given: str | Sequence[str], expected: tupl
 
 
 @pytest.mark.parametrize("given", ["", " ; ", [], ["", " "], None])
-def test_no_address_at_all_is_refused_with_what_to_do(given: str | Sequence[str] | None) -> None:
+def test_without_an_address_the_error_names_the_options(given: str | Sequence[str] | None) -> None:
     with pytest.raises(ClientError, match="NAMESRV_ADDR"):
         NameServers(given)
 
@@ -42,24 +42,24 @@ def test_no_address_at_all_is_refused_with_what_to_do(given: str | Sequence[str]
         *("a:1 b:2", "a :1", "https://a:1", "http://a:1/"),
     ],
 )
-def test_what_cannot_be_an_address_is_refused(given: str) -> None:
-    with pytest.raises(ClientError, match="host:port is expected"):
+def test_an_invalid_address_is_refused(given: str) -> None:
+    with pytest.raises(ClientError, match="is invalid: expected host:port"):
         NameServers(given)
 
 
 @pytest.mark.parametrize("given", [9876, b"a:1", ["a:1", None], ("a", 9876)])
-def test_what_is_no_text_is_refused(given: object) -> None:
-    with pytest.raises(ClientError, match="name_servers is 'host:port;host:port', or a list of such"):
+def test_an_address_that_is_not_text_is_refused(given: object) -> None:
+    with pytest.raises(ClientError, match="expected 'host:port;host:port', or a list of addresses"):
         NameServers(given)  # type: ignore[arg-type]  # that is the slip
 
 
-def test_the_environment_is_asked_when_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
     assert NameServers(None).addresses == ("10.0.0.1:9876", "10.0.0.2:9876")
     assert NameServers("a:1").addresses == ("a:1",)
 
 
-async def test_the_one_that_answered_is_asked_first() -> None:
+async def test_the_server_that_responded_is_first() -> None:
     servers = NameServers("127.0.0.1:1;127.0.0.1:2;127.0.0.1:3")
     for address in servers.addresses:
         servers.prefer(address)
@@ -89,7 +89,7 @@ def test_a_name_stands_for_all_its_addresses() -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-host:9876", "a" * 300 + ":9876", "..:9876"])
-def test_a_name_nobody_knows_stays_as_it_is(name: str) -> None:
+def test_an_unknown_host_name_is_returned_unchanged(name: str) -> None:
     async def ask() -> None:
         assert await NameServers(name).in_turn() == [name]
 

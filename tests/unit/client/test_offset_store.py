@@ -1,4 +1,4 @@
-"""How far a consumer has come: in a file that Java's client shares, and with brokers."""
+"""Offsets in a file that Java's client shares, and at brokers."""
 
 import asyncio
 import logging
@@ -14,6 +14,7 @@ from skyroute.client.errors import ServerFailedError
 from skyroute.client.session.session import Session
 from skyroute.message.errors import InvalidNameError
 from skyroute.message.queue_ref import QueueRef
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import FakeCluster, fake_cluster
 
 Q0 = QueueRef("T", "b", 0)
@@ -55,7 +56,7 @@ def test_the_file_is_where_java_looks_for_it() -> None:
 
 
 @pytest.mark.parametrize("text", [WRITTEN_BY_5_5_0, WRITTEN_BY_4_9_7])
-async def test_what_java_wrote_is_read(store: FileOffsets, text: str) -> None:
+async def test_offset_files_of_java_are_read(store: FileOffsets, text: str) -> None:
     write(store, text)
     await store.load()
     assert {queue: store.cached(queue) for queue in WRITTEN} == WRITTEN
@@ -63,7 +64,7 @@ async def test_what_java_wrote_is_read(store: FileOffsets, text: str) -> None:
     assert await store.read(Q1) is None
 
 
-async def test_what_is_written_is_what_java_writes(store: FileOffsets) -> None:
+async def test_offset_files_have_javas_format(store: FileOffsets) -> None:
     for queue, offset in WRITTEN.items():
         store.update(queue, offset)
     await store.persist(WRITTEN)
@@ -104,7 +105,7 @@ async def test_a_queue_that_nothing_is_noted_about_is_not_written(store: FileOff
     assert not store.path.exists()
 
 
-async def test_what_the_file_says_already_is_not_written_again(store: FileOffsets) -> None:
+async def test_unchanged_offsets_are_not_written(store: FileOffsets) -> None:
     await persisted(store, q0=1)
     before = store.path.stat()
     await store.persist([Q0])
@@ -120,7 +121,7 @@ async def test_the_file_before_the_last_is_the_backup(store: FileOffsets) -> Non
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"offsetTable":{{"topic":"T"}:1}}', '{"offsetTable":7}', "\udcff"])
-async def test_a_damaged_file_gives_way_to_its_backup_and_does_not_replace_it(
+async def test_the_backup_replaces_a_damaged_file(
     store: FileOffsets, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await persisted(store, q0=1)
@@ -135,9 +136,9 @@ async def test_a_damaged_file_gives_way_to_its_backup_and_does_not_replace_it(
     assert _from_file(store.path.with_name("offsets.json.bak")) == {Q0: 1}
 
 
-async def test_damage_without_a_backup_is_an_error_that_says_what_to_do(store: FileOffsets) -> None:
+async def test_a_damaged_file_without_a_backup_raises(store: FileOffsets) -> None:
     write(store, "{")
-    with pytest.raises(OffsetFileError, match=r"offsets\.json is damaged .* remove it to start anew"):
+    with pytest.raises(OffsetFileError, match=r"offsets\.json is damaged .* repair or remove it"):
         await store.load()
     with pytest.raises(OffsetFileError):
         await store.read(Q0)
@@ -161,7 +162,7 @@ async def test_a_file_that_cannot_be_written_is_logged_and_not_lost(
     assert _from_file(store.path) == {Q0: 1}
 
 
-async def test_many_writers_at_once_leave_a_whole_file(store: FileOffsets) -> None:
+async def test_concurrent_writers_keep_the_file_intact(store: FileOffsets) -> None:
     other = FileOffsets("10.0.0.1@DEFAULT", "g", directory=store.path.parents[2])
     for number in range(20):
         store.update(Q0, number)
@@ -171,7 +172,7 @@ async def test_many_writers_at_once_leave_a_whole_file(store: FileOffsets) -> No
     assert [path.name for path in store.path.parent.iterdir() if path.suffix == ".tmp"] == []
 
 
-def test_offsets_go_forward_unless_told_otherwise(store: FileOffsets) -> None:
+def test_offsets_move_forward_unless_only_forward_is_false(store: FileOffsets) -> None:
     store.update(Q0, 5)
     store.update(Q0, 3)
     assert store.cached(Q0) == 5
@@ -195,7 +196,7 @@ async def session(cluster: FakeCluster) -> AsyncIterator[Session]:
         yield session
 
 
-async def test_brokers_are_asked_and_told(cluster: FakeCluster, session: Session) -> None:
+async def test_offsets_are_read_from_and_committed_to_brokers(cluster: FakeCluster, session: Session) -> None:
     first, second = cluster.queue("T", 0), cluster.queue("T", 1)
     cluster.offsets["g", first] = 4
     offsets = BrokerOffsets(session, "g")
@@ -205,16 +206,14 @@ async def test_brokers_are_asked_and_told(cluster: FakeCluster, session: Session
     offsets.update(first, 6)
     offsets.update(second, 1)
     await offsets.persist([first])
-    await cluster.until_seen(15)
-    assert cluster.seen(15)[0].is_one_way
+    await cluster.until_seen(RequestCode.UPDATE_CONSUMER_OFFSET)
+    assert cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET)[0].is_one_way
     await offsets.persist([second], wait=True)
     assert cluster.offsets == {("g", first): 6, ("g", second): 1}
 
 
-async def test_a_broker_that_does_not_say_is_not_one_that_knows_of_nothing(
-    cluster: FakeCluster, session: Session
-) -> None:
-    cluster.refuse(14, 1, "cannot say")
+async def test_a_broker_that_refuses_raises_instead_of_no_offset(cluster: FakeCluster, session: Session) -> None:
+    cluster.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.SYSTEM_ERROR, "cannot say")
     with pytest.raises(ServerFailedError):
         await BrokerOffsets(session, "g").read(cluster.queue("T", 0))
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from skyroute.client.producing.prepared_message import (
-    COMPRESS_ASIDE_BYTES,
+    THREAD_COMPRESSION_BYTES,
     MessageTooLargeError,
     Packing,
     write_properties,
@@ -17,7 +17,7 @@ from skyroute.message.flags import Compression, compression_of
 
 
 @pytest.mark.parametrize("compression", list(Compression))
-@pytest.mark.parametrize("size", [4096, COMPRESS_ASIDE_BYTES - 1, COMPRESS_ASIDE_BYTES, 3_000_000])
+@pytest.mark.parametrize("size", [4096, THREAD_COMPRESSION_BYTES - 1, THREAD_COMPRESSION_BYTES, 3_000_000])
 async def test_a_body_is_packed_so_that_it_can_be_unpacked(compression: Compression, size: int) -> None:
     body = (b"over and over " * (size // 14 + 1))[:size]
     packed, sys_flag = await Packing(compression).pack(body)
@@ -32,7 +32,7 @@ async def test_a_short_body_travels_as_it_is() -> None:
     assert await Packing(from_bytes=4095).pack(body) != (body, 0)
 
 
-@pytest.mark.parametrize("size", [5_000, COMPRESS_ASIDE_BYTES])
+@pytest.mark.parametrize("size", [5_000, THREAD_COMPRESSION_BYTES])
 @pytest.mark.parametrize("compression", list(Compression))
 async def test_a_body_that_would_not_get_shorter_travels_as_it_is(compression: Compression, size: int) -> None:
     body = os.urandom(size)
@@ -47,7 +47,7 @@ class CountingThreads(ThreadPoolExecutor):
         return super().submit(*arguments, **named)
 
 
-@pytest.mark.parametrize(("size", "jobs"), [(COMPRESS_ASIDE_BYTES - 1, 0), (COMPRESS_ASIDE_BYTES, 1)])
+@pytest.mark.parametrize(("size", "jobs"), [(THREAD_COMPRESSION_BYTES - 1, 0), (THREAD_COMPRESSION_BYTES, 1)])
 async def test_only_long_bodies_are_packed_in_a_thread(size: int, jobs: int) -> None:
     threads = CountingThreads()
     asyncio.get_running_loop().set_default_executor(threads)
@@ -60,10 +60,10 @@ def test_a_body_has_to_be_there() -> None:
         Packing().check(b"")
 
 
-def test_a_body_may_be_just_so_long() -> None:
+def test_a_body_above_the_limit_is_refused() -> None:
     packing = Packing(body_bytes_max=10)
     packing.check(b"x" * 10)
-    with pytest.raises(MessageTooLargeError, match=r"11 bytes; at most 10 .*maxMessageSize"):
+    with pytest.raises(MessageTooLargeError, match=r"11 bytes: expected at most 10 .*maxMessageSize"):
         packing.check(b"x" * 11)
     assert issubclass(MessageTooLargeError, InvalidMessageError)
 

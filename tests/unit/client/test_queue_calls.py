@@ -1,4 +1,4 @@
-"""Calls about one queue, against brokers that speak real bytes."""
+"""Requests about one queue, against fake brokers on real sockets."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.errors import CallTimeoutError
 from skyroute.routing.topology import BrokerGroup, TopicRoute
 from skyroute.wire.calls.pull import PullQuestion, PullStatus
+from skyroute.wire.codes import RequestCode, ResponseCode
 from tests.support.fake_broker import FIRST_STORED_AT_MS, FakeCluster, Reply, fake_cluster
 
 QUEUE = QueueRef("T", "broker-a", 0)
@@ -35,7 +36,7 @@ def question(offset: int = 0, commit_offset: int | None = None) -> PullQuestion:
     return PullQuestion("g", "T", 0, offset, 32, commit_offset, expression="*", broker_name="broker-a")
 
 
-async def test_a_pull_brings_records_or_says_that_there_are_none(cluster: FakeCluster, session: Session) -> None:
+async def test_a_pull_returns_records_or_an_empty_status(cluster: FakeCluster, session: Session) -> None:
     cluster.put(QUEUE, b"one")
     found = await calls.pull(session, question())
     assert (found.status, found.next_offset, found.max_offset) == (PullStatus.FOUND, 1, 1)
@@ -46,25 +47,25 @@ async def test_a_pull_brings_records_or_says_that_there_are_none(cluster: FakeCl
 
 
 async def test_a_refused_pull_raises(cluster: FakeCluster, session: Session) -> None:
-    cluster.refuse(11, 16, "not you")
+    cluster.refuse(RequestCode.PULL_MESSAGE, ResponseCode.NO_PERMISSION, "not you")
     with pytest.raises(NoPermissionError, match="not you"):
         await calls.pull(session, question())
 
 
-async def test_a_pull_that_nobody_answers_ends(cluster: FakeCluster, session: Session) -> None:
-    cluster.hang(11)
+async def test_a_pull_without_a_response_times_out(cluster: FakeCluster, session: Session) -> None:
+    cluster.hang(RequestCode.PULL_MESSAGE)
     with pytest.raises(CallTimeoutError):
         await calls.pull(session, question(), timeout_s=0.01)
 
 
-async def test_only_a_master_is_told_an_offset_with_a_pull(cluster: FakeCluster, session: Session) -> None:
+async def test_only_pulls_from_a_master_commit_an_offset(cluster: FakeCluster, session: Session) -> None:
     slave = BrokerGroup("broker-a", "c", {1: cluster.broker("broker-a").address})
     session.routes.store("T", TopicRoute((slave,), ()))
     await calls.pull(session, question(commit_offset=0), broker_id=1)
     master = BrokerGroup("broker-a", "c", {0: cluster.broker("broker-a").address})
     session.routes.store("T", TopicRoute((master,), ()))
     await calls.pull(session, question(commit_offset=0))
-    assert [int(pull.fields["sysFlag"]) & 1 for pull in cluster.seen(11)] == [0, 1]
+    assert [int(pull.fields["sysFlag"]) & 1 for pull in cluster.seen(RequestCode.PULL_MESSAGE)] == [0, 1]
 
 
 async def test_ends_and_times_of_a_queue(cluster: FakeCluster, session: Session) -> None:
@@ -77,7 +78,10 @@ async def test_ends_and_times_of_a_queue(cluster: FakeCluster, session: Session)
     assert await calls.earliest_time_ms(session, QUEUE) == FIRST_STORED_AT_MS + 1
     assert await calls.offset_at(session, QUEUE, FIRST_STORED_AT_MS + 2) == 2
     await calls.offset_at(session, QUEUE, FIRST_STORED_AT_MS + 2, upper=True)
-    assert [search.fields["boundaryType"] for search in cluster.seen(29)] == ["LOWER", "UPPER"]
+    assert [search.fields["boundaryType"] for search in cluster.seen(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)] == [
+        "LOWER",
+        "UPPER",
+    ]
 
 
 async def test_a_committed_offset_is_kept(cluster: FakeCluster, session: Session) -> None:
@@ -86,7 +90,7 @@ async def test_a_committed_offset_is_kept(cluster: FakeCluster, session: Session
     assert await calls.committed_offset(session, "g", QUEUE) == 3
     await calls.commit_offset(session, "g", QUEUE, 2)
     await cluster.until(lambda: cluster.offsets["g", QUEUE] == 2)
-    assert [commit.is_one_way for commit in cluster.seen(15)] == [False, True]
+    assert [commit.is_one_way for commit in cluster.seen(RequestCode.UPDATE_CONSUMER_OFFSET)] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -110,17 +114,17 @@ async def test_members_are_known_by_any_broker_and_a_failing_one_is_passed_over(
     cluster: FakeCluster, session: Session
 ) -> None:
     known = Reply(body=b'{"consumerIdList":["b","a"]}')
-    cluster.on(38, lambda _command, _peer: known, broker="broker-b")
-    while not cluster.seen(38, "broker-a"):  # whom it asks first is chance
+    cluster.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda _command, _peer: known, broker="broker-b")
+    while not cluster.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP, "broker-a"):  # whom it asks first is chance
         assert await calls.members(session, "g", "T") == ["b", "a"]
-    cluster.refuse(38, 16, "not you")
+    cluster.refuse(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ResponseCode.NO_PERMISSION, "not you")
     with pytest.raises(NoPermissionError):
         await calls.members(session, "g", "T")
 
 
-async def test_a_broker_that_no_route_knows_is_looked_for_once(cluster: FakeCluster, session: Session) -> None:
+async def test_the_route_of_an_unknown_broker_is_refreshed_once(cluster: FakeCluster, session: Session) -> None:
     with pytest.raises(NoBrokerError, match="broker-z"):
         await calls.max_offset(session, QueueRef("T", "broker-z", 0))
-    assert len(cluster.seen(105)) == 1
+    assert len(cluster.seen(RequestCode.GET_ROUTEINFO_BY_TOPIC)) == 1
     with pytest.raises(NoRouteError):
         await calls.max_offset(session, QueueRef("Nowhere", "broker-z", 0))

@@ -46,7 +46,7 @@ def test_a_broker_that_is_in_no_group_is_not_written() -> None:
     assert publish_queues("T", TopicRoute((), known.queues)) == []
 
 
-def test_bits_nobody_knows_do_not_forbid_writing() -> None:
+def test_unknown_permission_bits_are_ignored() -> None:
     assert places(publish_queues("T", route(("a", 1, 1, 6 | 1 << 9)))) == ["a0"]
 
 
@@ -88,7 +88,7 @@ def test_brokers_to_avoid_are_avoided() -> None:
     assert {rotation.next({"a", "c"}).broker_name for _ in range(20)} == {"b"}
 
 
-def test_where_all_are_to_be_avoided_none_is() -> None:
+def test_if_all_brokers_are_to_be_avoided_all_are_used() -> None:
     rotation = Rotation(queues("a", "b"))
     assert {rotation.next({"a", "b"}) for _ in range(20)} == set(queues("a", "b"))
 
@@ -101,7 +101,7 @@ def test_producers_do_not_all_begin_with_the_first_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("latency_s", "out_s"),
+    ("latency_s", "avoided_s"),
     [
         (0.0, 0.0),
         (0.05, 0.0),
@@ -118,22 +118,22 @@ def test_producers_do_not_all_begin_with_the_first_queue() -> None:
         (3600.0, 30.0),
     ],
 )
-def test_a_slow_broker_is_avoided_for_as_long_as_java_does(latency_s: float, out_s: float) -> None:
+def test_a_slow_broker_is_avoided_for_as_long_as_java_does(latency_s: float, avoided_s: float) -> None:
     health = BrokerHealth()
     health.report("a", latency_s, now=100.0)
-    assert health.out(now=100.0) == ({"a"} if out_s else set())
-    assert health.out(now=100.0 + out_s) == set()
-    if out_s:
+    assert health.avoided(now=100.0) == ({"a"} if avoided_s else set())
+    assert health.avoided(now=100.0 + avoided_s) == set()
+    if avoided_s:
         health.report("a", latency_s, now=200.0)
-        assert health.out(now=200.0 + out_s - 0.001) == {"a"}
+        assert health.avoided(now=200.0 + avoided_s - 0.001) == {"a"}
 
 
 def test_a_smaller_penalty_does_not_shorten_a_larger_one() -> None:
     health = BrokerHealth()
     health.report("a", 15.0, now=0.0)
     health.report("a", 0.6, now=1.0)
-    assert health.out(now=29.9) == {"a"}
-    assert health.out(now=30.0) == set()
+    assert health.avoided(now=29.9) == {"a"}
+    assert health.avoided(now=30.0) == set()
 
 
 def test_brokers_are_judged_one_by_one() -> None:
@@ -141,12 +141,12 @@ def test_brokers_are_judged_one_by_one() -> None:
     health.report("a", 0.6, now=0.0)
     health.report("b", 3.0, now=0.0)
     health.report("c", 0.1, now=0.0)
-    assert health.out(now=1.0) == {"a", "b"}
-    assert health.out(now=3.0) == {"b"}
+    assert health.avoided(now=1.0) == {"a", "b"}
+    assert health.avoided(now=3.0) == {"b"}
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_avoided_brokers_is_bounded() -> None:
     health = BrokerHealth()
     for number in range(BROKERS_MAX + 1):
         health.report(str(number), 15.0, now=0.0)
-    assert health.out(now=1.0) == {str(BROKERS_MAX)}
+    assert health.avoided(now=1.0) == {str(BROKERS_MAX)}

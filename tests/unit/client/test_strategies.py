@@ -1,4 +1,4 @@
-"""Members of a group, Apache's and ours, find the same shares without a word to each other."""
+"""The strategies return the same shares as Apache's."""
 
 import json
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_average_shares_differ_by_one_at_most(name: str, queues: list[QueueRef],
 
 @pytest.mark.parametrize("name", APACHES)
 @given(queues=QUEUES, client_ids=CLIENT_IDS, data=st.data())
-def test_the_order_of_what_is_told_does_not_matter(
+def test_the_order_of_queues_and_members_does_not_matter(
     name: str, queues: list[QueueRef], client_ids: list[str], data: st.DataObject
 ) -> None:
     otherwise = APACHES[name](client_ids[0], data.draw(st.permutations(queues)), data.draw(st.permutations(client_ids)))
@@ -116,7 +116,7 @@ def test_the_order_of_what_is_told_does_not_matter(
 
 
 @pytest.mark.parametrize("name", [name for name in APACHES if name != "config"])
-def test_who_is_not_a_member_gets_nothing(name: str) -> None:
+def test_a_client_that_is_not_a_member_gets_no_queue(name: str) -> None:
     queue = QueueRef("T", "north@a", 0)
     assert APACHES[name]("me#north", [queue], ["me#north"]) == [queue]
     assert APACHES[name]("me#north", [queue], ["you#north"]) == []
@@ -146,7 +146,7 @@ def test_a_ring_without_nodes_is_refused() -> None:
         ConsistentHash(virtual_nodes=0)
 
 
-def test_queues_near_nobody_are_shared_by_all_and_others_stay_in_their_room() -> None:
+def test_queues_of_rooms_without_members_are_shared_by_all() -> None:
     nearby = NearbyMachineRoom(room_of_queue, room_of_client)
     queues = [QueueRef("T", broker, number) for broker in ("here@1", "lonely@1") for number in range(2)]
     clients = ["1#here", "2#there"]
@@ -155,9 +155,9 @@ def test_queues_near_nobody_are_shared_by_all_and_others_stay_in_their_room() ->
 
 
 @pytest.mark.parametrize(("queue_room", "client_room"), [("", "north"), ("north", "")])
-def test_a_room_without_a_name_is_an_error_that_says_whose(queue_room: str, client_room: str) -> None:
+def test_a_room_without_a_name_raises(queue_room: str, client_room: str) -> None:
     nearby = NearbyMachineRoom(lambda _: queue_room, lambda _: client_room)
-    with pytest.raises(ClientError, match=r"(T@b:0|me) is in no machine room"):
+    with pytest.raises(ClientError, match=r"(T@b:0|me) has no machine room"):
         nearby("me", [QueueRef("T", "b", 0)], ["me"])
 
 

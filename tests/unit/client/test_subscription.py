@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic, and where it begins."""
+"""Filters, start positions and the messages of a pull."""
 
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -47,7 +47,7 @@ def test_a_condition_has_no_tags_and_stays_as_it_is() -> None:
     assert make_subscription("T", sql(" a > 5 "), 7) == Subscription("T", " a > 5 ", "SQL92", 7, (), ())
 
 
-def test_what_selects_nothing_is_refused() -> None:
+def test_an_expression_without_a_tag_is_refused() -> None:
     for text in ("||", "  ", " || "):
         with pytest.raises(TagExpressionError):
             make_subscription("T", text, 0)
@@ -69,7 +69,7 @@ def test_a_condition_is_the_brokers_business() -> None:
     assert len(found) == 2
 
 
-def test_batches_are_taken_apart_before_their_tags_are_looked_at() -> None:
+def test_batches_are_split_before_tags_are_filtered() -> None:
     batch = encode_batch([(b"one", {"TAGS": "A"}), (b"two", {"TAGS": "B"})])
     found, _ = read_messages(answer(record(5, batch, sys_flag=0xC0)), QUEUE, make_subscription("T", "B", 0), 5)
     assert [(message.queue_offset, message.body) for message in found] == [(6, b"two")]
@@ -100,7 +100,7 @@ def test_start_positions_have_the_wires_names() -> None:
     assert StartPosition.FIRST.when_ms is None
 
 
-def test_a_moment_is_the_same_in_every_zone_and_none_without() -> None:
+def test_times_are_converted_from_any_zone_and_need_one() -> None:
     east = timezone(timedelta(hours=8))
     assert to_ms(datetime(2024, 1, 1, 8, tzinfo=east)) == 1_704_067_200_000
     assert to_ms(datetime(1970, 1, 1, 0, 0, 0, 1_999, tzinfo=UTC)) == 1

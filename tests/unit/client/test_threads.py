@@ -1,4 +1,4 @@
-"""Threads that a process need not wait for."""
+"""Daemon threads for plain functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_a_function_runs_in_a_thread_of_its_own() -> None:
     threads.stop()
 
 
-async def test_what_it_raises_is_raised() -> None:
+async def test_the_exception_of_the_function_is_raised() -> None:
     def fail() -> None:
         raise ValueError("no")
 
@@ -30,7 +30,7 @@ async def test_what_it_raises_is_raised() -> None:
 
 
 @pytest.mark.parametrize(("error", "text"), [(StopIteration("x"), "StopIteration"), (SystemExit(3), "SystemExit")])
-async def test_what_no_future_can_hold_comes_as_something_else(error: BaseException, text: str) -> None:
+async def test_exceptions_that_a_future_cannot_hold_are_wrapped(error: BaseException, text: str) -> None:
     def fail() -> None:
         raise error
 

@@ -1,4 +1,4 @@
-"""What became of a message is told in Apache's words, and telling it never gets in the way."""
+"""Trace records in Apache's format, and a tracer that never delays or fails the application."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ def test_a_record_is_written_as_apaches_client_writes_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_apaches_client_wrote_can_be_read(name: str) -> None:
+def test_traces_of_apaches_client_are_decoded(name: str) -> None:
     assert decode_trace(GOLDEN[name]["text"].encode()) == KNOWN[name]
 
 
@@ -123,13 +123,13 @@ def test_records_of_all_kinds_follow_each_other() -> None:
     assert decode_trace(body) == [record for name in KNOWN for record in KNOWN[name]]
 
 
-def test_the_end_of_a_consumption_may_leave_out_when_and_who() -> None:
+def test_consume_ended_may_lack_its_time_and_group() -> None:
     assert decode_trace(GOLDEN["consume-ended-cloud"]["text"].encode()) == [
         ended(ID_1, keys=("k1",), at_ms=0, group="")
     ]
 
 
-def test_older_clients_do_not_know_the_offset_id_or_how_a_handler_returned() -> None:
+def test_records_of_old_clients_lack_the_offset_id_and_the_return_kind() -> None:
     old_sent = GOLDEN["sent"]["text"].replace(f"{OFFSET_ID}\x01", "")
     old_ended = f"SubAfter\x01{REQUEST_ID}\x01{ID_1}\x0112\x01true\x01k1\x02"
     assert decode_trace(f"{old_sent}{old_ended}".encode()) == [
@@ -148,7 +148,7 @@ def test_an_empty_last_field_is_an_empty_field() -> None:
     assert decode_trace(text.encode()) == [started(ID_1), started(ID_2)]
 
 
-def test_types_of_records_that_nobody_knows_are_skipped() -> None:
+def test_unknown_types_of_records_are_skipped() -> None:
     assert decode_trace(b"Dreamt\x011\x02" + GOLDEN["sent"]["text"].encode() + b"\x02garbage") == KNOWN["sent"]
     assert decode_trace(b"") == []
 
@@ -164,7 +164,7 @@ def test_types_of_records_that_nobody_knows_are_skipped() -> None:
     ],
 )
 def test_a_broken_record_is_an_error_that_shows_it(text: str) -> None:
-    with pytest.raises(TraceError, match="not a trace of"):
+    with pytest.raises(TraceError, match="damaged trace record"):
         decode_trace(text.encode())
 
 
@@ -228,7 +228,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         decode_trace(text.encode())
     except TraceError as error:
-        assert "not a trace of" in str(error)  # noqa: PT017 - most texts are fine
+        assert "damaged trace record" in str(error)  # noqa: PT017 - most texts are fine
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ class Outbox:
         if self.broken is not None:
             raise self.broken
         self.messages.put_nowait(message)
-        return "a result nobody looks at"
+        return "an ignored result"
 
     async def next(self) -> tuple[Message, list[TraceRecord]]:
         async with asyncio.timeout(IN_GOOD_TIME_S):
@@ -306,7 +306,7 @@ async def test_fewer_records_go_out_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("name", ["consume-started", "consume-ended", "recalled", "transaction-UNKNOW"])
-async def test_the_keys_of_a_trace_are_those_that_apaches_client_gives_it(name: str) -> None:
+async def test_the_keys_of_a_trace_message_equal_those_of_apaches_client(name: str) -> None:
     outbox = Outbox()
     tracer = Tracer(outbox.send)
     for record in KNOWN[name]:
@@ -363,7 +363,7 @@ def test_a_trace_topic_needs_a_name_that_topics_have() -> None:
         Tracer(Outbox().send, topic="no such name")
 
 
-async def test_a_consumption_is_told_before_and_after() -> None:
+async def test_a_consumption_is_traced_before_and_after() -> None:
     outbox = Outbox()
     tracer = Tracer(outbox.send)
     properties = {"UNIQ_KEY": ID_1, "KEYS": "k1 k2", "MSG_REGION": "north"}
@@ -409,7 +409,7 @@ async def test_keys_that_no_message_may_have_do_not_stop_a_trace() -> None:
     assert (await outbox.next())[0].keys == (ID_1, "a", "b")
 
 
-async def test_when_more_comes_than_can_be_sent_the_oldest_are_lost_and_that_is_logged_now_and_then(
+async def test_beyond_the_bound_the_oldest_records_are_dropped_and_some_drops_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     outbox = Outbox()
@@ -446,7 +446,7 @@ async def test_a_send_that_fails_loses_its_records_and_the_next_ones_are_sent(
     assert (await outbox.next())[1] == [sent(2), sent(3)]
     await tracer.stop()
     assert tracer.lost == 2
-    assert f"why={type(error).__name__}: {error}" in caplog.text
+    assert f"cause={type(error).__name__}: {error}" in caplog.text
 
 
 async def test_stopping_ends_even_if_sending_does_not(caplog: pytest.LogCaptureFixture) -> None:
@@ -460,7 +460,7 @@ async def test_stopping_ends_even_if_sending_does_not(caplog: pytest.LogCaptureF
         await outbox.knocked.wait()
         await tracer.stop(timeout_s=0.01)
     assert tracer.lost == 25
-    assert "why=stopped before they were sent" in caplog.text
+    assert "cause=stopped before they were sent" in caplog.text
     assert outbox.messages.empty()
 
 
@@ -481,7 +481,7 @@ async def test_a_stop_that_is_cancelled_leaves_no_task_behind() -> None:
     assert tracer.lost == 1
 
 
-async def test_stopping_what_never_started_or_has_stopped_is_fine_and_it_can_start_again() -> None:
+async def test_stop_may_be_called_twice_and_start_after_it() -> None:
     outbox = Outbox()
     tracer = Tracer(outbox.send, batch_records=1)
     await tracer.stop()

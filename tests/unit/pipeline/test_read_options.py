@@ -106,7 +106,7 @@ def test_the_name_server_defaults_to_the_environment_variable(monkeypatch: pytes
 
 
 def test_a_name_server_must_be_host_and_port() -> None:
-    assert "host:port is expected" in error_of(nameServer="somewhere")
+    assert "expected host:port" in error_of(nameServer="somewhere")
 
 
 def test_two_names_of_one_option_must_have_the_same_value() -> None:

@@ -9,7 +9,8 @@ from typing import Final
 
 import msgspec
 
-from skyroute.client.session.session import RequestHandler, Session
+from skyroute.client.session.incoming_requests import RequestHandler
+from skyroute.client.session.session import Session
 from skyroute.message.queue_ref import QueueRef
 from skyroute.wire.calls import consumers
 from skyroute.wire.calls.clients import ConsumeType, decode_consumer_group
@@ -39,12 +40,12 @@ class BrokerRequests(ABC):
         """Register the handlers with the session."""
         self._started_at_ms = int(self._session.clock.wall() * 1000)
         for code, handler in self._handlers.items():
-            self._session.on_request(code, handler)
+            self._session.requests.add(code, handler)
 
     def stop(self) -> None:
         """Remove the handlers from the session."""
         for code, handler in self._handlers.items():
-            self._session.off_request(code, handler)
+            self._session.requests.remove(code, handler)
 
     # ------------------------------------------------------------------------------------ what each consumer defines
 

@@ -24,7 +24,7 @@ class Intervals:
     flow_control_s: float = 0.02
     """After a broker refuses a pull because of flow control."""
     empty_pull_s: float = 0.01
-    """After a broker answers a long poll at once and without messages."""
+    """After a broker responds to a long poll at once and without messages."""
     failed_send_back_s: float = 5.0
     """Before a message that no broker accepts for redelivery is handled again by this consumer."""
     takeover_delay_s: float = 0.5

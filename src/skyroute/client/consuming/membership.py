@@ -58,7 +58,7 @@ class GroupMembership:
         self._describe = describe
         self._topics = topics
         self._rebalance = rebalance
-        self._announce = announce or session.send_heartbeats
+        self._announce = announce or session.heartbeats.send
         self._due = asyncio.Event()
         self._is_announced = False
         self._is_running = False
@@ -86,7 +86,7 @@ class GroupMembership:
         Raises:
             ClientError: the session has a consumer of the same group.
         """
-        self._session.join(self)
+        self._session.heartbeats.add(self)
         self._due = asyncio.Event()  # after a restart, the consumer may run on another event loop
         self._is_running = True
         self._session.routes.listeners.add(self._on_route_changed)
@@ -94,7 +94,7 @@ class GroupMembership:
     async def leave(self) -> None:
         """Unregister at the brokers."""
         self.stop()
-        await self._session.leave(self)
+        await self._session.heartbeats.remove(self)
 
     def stop(self) -> None:
         """End the rebalance loop after the current round; heartbeats go on until `leave`."""
@@ -183,7 +183,7 @@ class GroupMembership:
             members = await calls.members(self._session, data.group, topic)
             if client_id not in members:
                 # A restarted broker has no members yet; without a heartbeat this member would give up all queues.
-                await self._session.send_heartbeats()
+                await self._session.heartbeats.send()
                 members = await calls.members(self._session, data.group, topic)
             self.has_other_members = len(set(members)) > 1
             share = self._strategy(client_id, queues, members)

@@ -1,4 +1,4 @@
-"""How far a consumer has come: kept by brokers for a group, or in a file by who consumes everything himself."""
+"""Committed offsets: stored by brokers for a group, or in a file for a broadcasting consumer."""
 
 import asyncio
 import logging
@@ -24,42 +24,42 @@ log = logging.getLogger(__name__)
 
 
 class OffsetFileError(ClientError):
-    """The file of offsets cannot be read or written: mend or remove it, and consuming starts anew."""
+    """The offset file cannot be read or written: repair it, or remove it to start at `start`."""
 
 
 class OffsetStore(Protocol):
-    """Remembers, for each queue, the offset to go on from. One consumer uses it, on one event loop."""
+    """Stores the offset of each queue to continue at. One consumer uses it, on one event loop."""
 
     async def load(self) -> None:
-        """Get ready. Called once, before anything else."""
+        """Prepare the store. Called first, once per start."""
         ...
 
     async def read(self, queue: QueueRef) -> int | None:
-        """Return what was consumed before, from where it is kept; None if nothing was."""
+        """Return the stored offset; None if there is none."""
         ...
 
     def cached(self, queue: QueueRef) -> int | None:
-        """Return what was last read or updated here."""
+        """Return the offset of the last `read` or `update`."""
         ...
 
     def update(self, queue: QueueRef, offset: int, *, only_forward: bool = True) -> None:
-        """Note an offset, to be kept by the next `persist`."""
+        """Set an offset, which the next `persist` stores."""
         ...
 
     async def persist(self, queues: Iterable[QueueRef], *, wait: bool = False) -> None:
-        """Keep what was noted about these queues. Failures are logged: the next time will do.
+        """Store the offsets of these queues. A failure is logged, and the next `persist` tries again.
 
-        With `wait` it is kept when this returns, which matters before a queue is handed over to another member.
+        With `wait` they are stored when this returns, as the handover of a queue requires.
         """
         ...
 
     def forget(self, queue: QueueRef) -> None:
-        """Drop what was noted about a queue; what was kept stays."""
+        """Drop the offset in memory; the stored one stays."""
         ...
 
 
-class _Noted:
-    """The part of a store that is in memory."""
+class _InMemory:
+    """The offsets in memory."""
 
     def __init__(self) -> None:
         self._offsets: dict[QueueRef, int] = {}
@@ -76,24 +76,25 @@ class _Noted:
         self._offsets.pop(queue, None)
 
 
-class BrokerOffsets(_Noted):
-    """ConsumerOffsets of a group, kept by the broker that has the queue. Names bear their namespace."""
+class BrokerOffsets(_InMemory):
+    """Offsets of a group, stored by the broker of each queue. Names include the namespace."""
 
     def __init__(self, session: Session, group: str) -> None:
         super().__init__()
         self._session = session
         self._group = group
         self._uncommitted: set[QueueRef] = set()
-        """Queues whose broker failed us the last time, of which the log has told."""
+        """Queues whose last commit failed, which is logged once."""
 
     async def load(self) -> None:
-        """Do nothing: brokers are asked about each queue."""
+        """Do nothing: `read` sends a request for each queue."""
 
     async def read(self, queue: QueueRef) -> int | None:
-        """Ask the broker.
+        """Read the offset from the broker.
 
         Raises:
-            ClientError, RemotingError: it does not say. The group may have consumed something, so do not start anew.
+            ClientError, RemotingError: the broker refuses, or does not respond. The group may have an offset, so the
+                caller must not use `start`.
         """
         offset = await calls.committed_offset(self._session, self._group, queue)
         if offset is not None:
@@ -121,40 +122,39 @@ class BrokerOffsets(_Noted):
         self._uncommitted.discard(queue)
 
 
-class FileOffsets(_Noted):
-    """Offsets of one client, kept in a file of its own where Apache's Java client keeps them, in the same form.
+class FileOffsets(_InMemory):
+    """Offsets of one client in a file, at the path and in the format of Apache's Java client.
 
-    Consumers of one machine that share client id and group share the file, as Java's do: what others wrote about other
-    queues is left in it.
+    Consumers with the same client id and group share the file, as in Java: `persist` keeps the offsets of other queues.
     """
 
     def __init__(self, client_id: str, group: str, *, directory: Path | None = None) -> None:
-        """Name the file.
+        """Choose the path.
 
         Raises:
-            InvalidNameError: the client id or the group cannot be the name of a folder.
+            InvalidNameError: the client id or the group is not usable as a folder name.
         """
         super().__init__()
         for name in (client_id, group):
             check_file_name(name)
         self.path = (directory or Path.home() / ".rocketmq_offsets") / client_id / group / "offsets.json"
         self._backup = backup_path(self.path)
-        # Held by threads only: a cancelled task leaves its thread behind, and the next one must not write beside it.
+        # A thread continues after its task is cancelled, and the next thread must not write at the same time.
         self._writing = threading.Lock()
 
     async def load(self) -> None:
-        """Read the file, if there is one.
+        """Read the file, if it exists.
 
         Raises:
-            OffsetFileError: neither it nor its backup can be read.
+            OffsetFileError: neither the file nor its backup can be read.
         """
         self._offsets.update(await asyncio.to_thread(self._read_file))
 
     async def read(self, queue: QueueRef) -> int | None:
-        """Look into the file.
+        """Read the offset from the file.
 
         Raises:
-            OffsetFileError: neither it nor its backup can be read.
+            OffsetFileError: neither the file nor its backup can be read.
         """
         offset = (await asyncio.to_thread(self._read_file)).get(queue)
         if offset is not None:
@@ -162,22 +162,22 @@ class FileOffsets(_Noted):
         return offset
 
     async def persist(self, queues: Iterable[QueueRef], *, wait: bool = True) -> None:
-        """Write the file, unless it says all this already. Always waits: there is nobody to wait for but the disk."""
-        noted = {queue: self._offsets[queue] for queue in queues if queue in self._offsets}
-        if not noted:
+        """Write the file if an offset has changed. Always waits for the disk."""
+        changed = {queue: self._offsets[queue] for queue in queues if queue in self._offsets}
+        if not changed:
             return
         try:
-            await asyncio.to_thread(self._merge_into_file, noted)
+            await asyncio.to_thread(self._merge_into_file, changed)
         except OffsetFileError as error:
-            log.error("offsets not written path=%s cause=%s", self.path, error)  # noqa: TRY400 - the cause says it all
+            log.error("offsets not written path=%s cause=%s", self.path, error)  # noqa: TRY400 - the cause is enough
 
-    def _merge_into_file(self, noted: Mapping[QueueRef, int]) -> None:
+    def _merge_into_file(self, changed: Mapping[QueueRef, int]) -> None:
         with self._writing:
             kept = self._read_file()
-            if noted.items() <= kept.items():
+            if changed.items() <= kept.items():
                 return
             try:
-                text = _to_text({**kept, **noted})
+                text = _to_text({**kept, **changed})
                 replace_file(self.path, text.encode(), keep_backup=self._is_sound(), is_shared=True)
             except FileWriteError as error:
                 raise OffsetFileError(str(error)) from error
@@ -199,7 +199,7 @@ class FileOffsets(_Noted):
         return offsets
 
     def _is_sound(self) -> bool:
-        """Return whether the file is worth keeping as the backup."""
+        """Return whether the file is intact, so that it may become the backup."""
         try:
             return _from_file(self.path) is not None
         except OffsetFileError:
@@ -207,11 +207,11 @@ class FileOffsets(_Noted):
 
 
 class _OffsetFile(msgspec.Struct):
-    offsetTable: dict[str, int] = {}  # noqa: N815 - the file's name for it
+    offsetTable: dict[str, int] = {}  # noqa: N815 - the name in the file
 
 
 def _from_file(path: Path) -> dict[QueueRef, int] | None:
-    """Return what a file says, or None where it is absent or empty."""
+    """Return the offsets in a file, or None if it is absent or empty."""
     try:
         content = path.read_bytes()
         if not content:
@@ -220,13 +220,13 @@ def _from_file(path: Path) -> dict[QueueRef, int] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise OffsetFileError(f"cannot read {path}: {error.strerror}") from error
+        raise OffsetFileError(f"offset file {path} cannot be read: {error.strerror}") from error
     except BodyError as error:
-        raise OffsetFileError(f"{path} is damaged ({error}): mend it, or remove it to start anew") from error
+        raise OffsetFileError(f"offset file {path} is damaged ({error}): repair or remove it") from error
 
 
 def _to_text(offsets: Mapping[QueueRef, int]) -> str:
-    """Write the table as Java does: indented by tabs, and with queues as keys, because its older readers insist."""
+    """Return the text of the file as Java writes it, with tabs and with queues as keys, which older readers need."""
     entries = ",".join(
         f'\n\t\t{{\n\t\t\t"brokerName":{_quoted(queue.broker_name)},\n\t\t\t"queueId":{queue.queue_id},'
         f'\n\t\t\t"topic":{_quoted(queue.topic)}\n\t\t}}:{offset}'

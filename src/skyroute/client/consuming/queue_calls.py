@@ -1,6 +1,6 @@
-"""Calls about one queue: read from it, and ask where it begins, where it ends, and how far a group has come.
+"""Requests about one queue: pull messages, query its first and last offset, and query or commit a group's offset.
 
-Topics and groups are named here as brokers name them: with the namespace, if there is one.
+Topics and groups include the namespace.
 """
 
 import random
@@ -30,28 +30,28 @@ from skyroute.wire.calls.pull import PULL_CODES, PullAnswer, PullQuestion, decod
 from skyroute.wire.command import Request, Response
 
 OFFSET_TIMEOUT_S: Final = 5.0
-"""How long a broker may take to say or note how far a group has come."""
+"""Timeout of offset queries and commits."""
 
 PULL_TIMEOUT_S: Final = 30.0
-"""How long a pull may take, with the time the broker waits for a message: brokers may wait 5 s longer than asked."""
+"""Timeout of a pull, with the long poll: brokers may hold it 5 s longer than requested."""
 
 
 async def pull(
     session: Session, question: PullQuestion, *, broker_id: int = MASTER_ID, timeout_s: float = PULL_TIMEOUT_S
 ) -> PullAnswer:
-    """Read messages from one queue.
+    """Pull messages from one queue.
 
-    `broker_id` is what the last answer suggested; where there is no such broker, another of its name is asked.
+    `broker_id` is the one that the last response suggested; without such a broker, another of the name is used.
 
     Raises:
-        BrokerRefusedError: the broker answered something else than messages or the lack of them.
-        NoBrokerError: no route knows the broker.
-        RemotingError: the line failed.
+        BrokerRefusedError: the broker refused the pull.
+        NoBrokerError: no route contains the broker.
+        RemotingError: the connection failed, or no response arrived in time.
     """
     broker_name = question.broker_name or ""
     address = await _find_address(session, question.topic, broker_name, broker_id, master_only=False)
     if question.commit_offset is not None and address != session.routes.address(broker_name):
-        # Only a master keeps offsets.
+        # Only masters store offsets.
         question = msgspec.structs.replace(question, commit_offset=None)
     response = await session.call(address, encode_pull(question), timeout_s)
     if response.code not in PULL_CODES:
@@ -60,37 +60,37 @@ async def pull(
 
 
 async def max_offset(session: Session, queue: QueueRef) -> int:
-    """Return where the next message of a queue will be.
+    """Return the offset of the next new message of a queue.
 
     Raises:
-        ClientError, RemotingError: it cannot be known now.
+        ClientError, RemotingError: the broker refuses, or does not respond.
     """
     return decode_offset(await _ask_master(session, queue, encode_max_offset_query(queue)))
 
 
 async def min_offset(session: Session, queue: QueueRef) -> int:
-    """Return where the oldest message of a queue is; 0 if the queue never had one.
+    """Return the offset of the oldest message of a queue; 0 if the queue never had one.
 
     Raises:
-        ClientError, RemotingError: it cannot be known now.
+        ClientError, RemotingError: the broker refuses, or does not respond.
     """
     return max(0, decode_offset(await _ask_master(session, queue, encode_min_offset_query(queue))))
 
 
 async def offset_at(session: Session, queue: QueueRef, when_ms: int, *, upper: bool = False) -> int:
-    """Return the first offset of a queue at or after a time; with `upper` the last one of those stored just then.
+    """Return the first offset stored at a time or later; with `upper`, the last offset stored at exactly that time.
 
     Raises:
-        ClientError, RemotingError: it cannot be known now.
+        ClientError, RemotingError: the broker refuses, or does not respond.
     """
     return decode_offset(await _ask_master(session, queue, encode_time_search(queue, when_ms, upper=upper)))
 
 
 async def earliest_time_ms(session: Session, queue: QueueRef) -> int:
-    """Return when the oldest message of a queue was stored; -1 if there is none.
+    """Return the store time of the oldest message of a queue; -1 if the queue is empty.
 
     Raises:
-        ClientError, RemotingError: it cannot be known now.
+        ClientError, RemotingError: the broker refuses, or does not respond.
     """
     return decode_timestamp(await _ask_master(session, queue, encode_earliest_time_query(queue)))
 
@@ -98,12 +98,12 @@ async def earliest_time_ms(session: Session, queue: QueueRef) -> int:
 async def committed_offset(
     session: Session, group: str, queue: QueueRef, *, zero_if_not_found: bool | None = None
 ) -> int | None:
-    """Return the offset from which a group goes on, or None if the broker knows of none.
+    """Return the committed offset of a group, or None if there is none.
 
-    Without a word on `zero_if_not_found`, it may say 0 of a group that never read a young queue.
+    Without `zero_if_not_found`, the broker may return 0 for a new group and a queue whose first message is in memory.
 
     Raises:
-        ClientError, RemotingError: it cannot be known now.
+        ClientError, RemotingError: the broker refuses, or does not respond.
     """
     address = await _find_address(session, queue.topic, queue.broker_name, master_only=False)
     try:
@@ -116,10 +116,10 @@ async def committed_offset(
 
 
 async def commit_offset(session: Session, group: str, queue: QueueRef, offset: int, *, wait: bool = False) -> None:
-    """Have the broker note the offset from which a group goes on; without `wait` nobody says whether it did.
+    """Commit the offset of a group; without `wait`, as a one-way request.
 
     Raises:
-        ClientError, RemotingError: it could not be said, or with `wait`, was not done.
+        ClientError, RemotingError: the broker is not reached, or with `wait`, refuses.
     """
     address = await _find_address(session, queue.topic, queue.broker_name, master_only=False)
     request = encode_offset_update(group, queue, offset)
@@ -130,30 +130,30 @@ async def commit_offset(session: Session, group: str, queue: QueueRef, offset: i
 
 
 async def start_offset(session: Session, queue: QueueRef, start: StartPosition) -> int:
-    """Return where a group begins with a queue of which it has consumed nothing yet.
+    """Return the start offset of a group that has no committed offset.
 
     Raises:
-        ClientError, RemotingError: it cannot be known now.
+        ClientError, RemotingError: the broker refuses, or does not respond.
     """
-    # What a group has to try again is not old news: it is read from its beginning, save by who starts at a time.
+    # A retry topic is read from its start, so that no retry is lost, except with a start time.
     if start.wire is StartFrom.FIRST_OFFSET or (start.wire is StartFrom.LAST_OFFSET and is_retry_topic(queue.topic)):
-        return 0  # where older messages are gone, the broker's first answer says where they begin
+        return 0  # if the first messages are deleted, the first pull response corrects the offset
     if start.when_ms is None or is_retry_topic(queue.topic):
         return await max_offset(session, queue)
     return await offset_at(session, queue, start.when_ms)
 
 
 async def members(session: Session, group: str, topic: str) -> list[str]:
-    """Return the client ids of a group, as one broker of the topic knows them.
+    """Return the client ids of a group's members, from one broker of the topic.
 
-    Any broker will do, because members send their heartbeats to all; one that fails is passed over for the next.
+    Members send heartbeats to all brokers, so any broker has all of them; after a failure the next one is used.
 
     Raises:
-        ClientError, RemotingError: no broker of the topic knows.
+        ClientError, RemotingError: no broker of the topic returns them.
     """
     route = await session.routes.find(topic)
     groups = [broker for broker in route.groups if broker.addresses]
-    failure: Exception = NoBrokerError(f"the route of {topic} has no broker")
+    failure: Exception = NoBrokerError(f"the route of topic {topic} has no broker: is one running?")
     for broker in random.sample(groups, len(groups)):
         address = broker.addresses.get(MASTER_ID) or next(iter(broker.addresses.values()))
         try:
@@ -161,8 +161,8 @@ async def members(session: Session, group: str, topic: str) -> list[str]:
         except (BrokerRefusedError, RemotingError) as error:
             failure = error
         else:
-            # A broker names us once for each line, and a former one it may not have given up yet. Nobody else is there
-            # to take a second share; where others are, they count as Apache's clients do, and so must we.
+            # A broker lists a client once for each connection, even for a lost one that it has not closed yet. As the
+            # only member we ignore that; among others we count duplicates as Apache's clients do.
             return [session.client_id] if set(found) == {session.client_id} else found
     raise failure
 
@@ -181,5 +181,5 @@ async def _find_address(
         address = find(broker_name, broker_id)
     if address is None:
         what = "master" if master_only else "broker"
-        raise NoBrokerError(f"no route knows where the {what} of {broker_name} is; it may be back later topic={topic}")
+        raise NoBrokerError(f"no route of topic {topic} has the address of the {what} {broker_name}: is it running?")
     return address

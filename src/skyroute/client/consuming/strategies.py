@@ -1,7 +1,7 @@
-"""How the members of a consumer group share out the queues of a topic.
+"""Strategies that assign the queues of a topic to the members of a consumer group.
 
-Nobody shares them out centrally: every member computes its own part from the same two lists, so each rule here comes to
-the very result that Apache's client comes to. Pure: which queues and members there are is for others to find out.
+Every member computes its own share from the same lists of queues and members. So each strategy returns exactly the
+result of the strategy with the same name in Apache's Java client. Pure: no I/O.
 """
 
 from bisect import bisect_left
@@ -17,8 +17,8 @@ from skyroute.message.queue_ref import QueueRef
 T = TypeVar("T")
 
 Strategy = Callable[[str, Sequence[QueueRef], Sequence[str]], list[QueueRef]]
-"""Told a member's client id, all queues of one topic and all members' client ids, both in any order, says which queues
-are that member's: none, if it is not among the members. The strategies here also have a `name`, the one Apache's have.
+"""Gets a member's client id, all queues of a topic, and all members' client ids, in any order; returns the queues of
+that member, or [] if it is not a member. The strategies here also have a `name`, the same as in Apache's client.
 """
 
 VIRTUAL_NODES: Final = 10
@@ -27,7 +27,7 @@ VIRTUAL_NODES_MAX: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Gives every member a run of neighbouring queues, the first members one more if it does not come out even."""
+    """Assigns a contiguous range of queues to each member; the first members get the remaining queues."""
 
     name: ClassVar[str] = "AVG"
 
@@ -42,12 +42,12 @@ class Average:
 
 
 AVERAGE: Final = Average()
-"""What a group uses that was told nothing else."""
+"""The default strategy."""
 
 
 @dataclass(frozen=True, slots=True)
 class AverageByCircle:
-    """Deals the queues out one by one, as one deals cards."""
+    """Assigns queues to members round-robin."""
 
     name: ClassVar[str] = "AVG_BY_CIRCLE"
 
@@ -58,12 +58,12 @@ class AverageByCircle:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """Puts members and queues on a ring, so that few queues move when a member comes or goes.
+    """Assigns queues by consistent hashing, so that few queues move when the members change.
 
-    Shares may be very uneven, the more so the fewer virtual nodes each member has; all members need the same number.
+    Shares are uneven with few virtual nodes per member. All members need the same number.
 
     Raises:
-        ArgumentError: there is not even one virtual node, or far too many.
+        ArgumentError: the number of virtual nodes is out of range.
     """
 
     virtual_nodes: int = VIRTUAL_NODES
@@ -76,45 +76,45 @@ class ConsistentHash:
         if client_id not in client_ids:
             return []
         owners = self._ring(_ranked(client_ids))
-        places = sorted(owners)
-        # A queue belongs to the first node at or behind its own place; behind the last place comes the first.
+        hashes = sorted(owners)
+        # A queue belongs to the next node at or after its hash; after the last node comes the first.
         return [
             queue
             for queue in sorted(queues)
-            if owners[places[bisect_left(places, _place(queue.ring_text)) % len(places)]] == client_id
+            if owners[hashes[bisect_left(hashes, _hash(queue.ring_text)) % len(hashes)]] == client_id
         ]
 
     def _ring(self, members: list[str]) -> dict[int, str]:
         owners: dict[int, str] = {}
         before = None
         for member in members:
-            # Two processes with one client id appear twice; the second goes on counting where the first stopped.
+            # Two processes with one client id appear twice; the numbers of the second continue those of the first.
             first = list(owners.values()).count(member) if member == before else 0
             for number in range(first, first + self.virtual_nodes):
-                owners[_place(f"{member}-{number}")] = member
+                owners[_hash(f"{member}-{number}")] = member
             before = member
         return owners
 
 
-def _place(text: str) -> int:
+def _hash(text: str) -> int:
     digest = md5(text.encode("utf-8", "replace"), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big")
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class MachineRoom:
-    """Shares out only the queues of brokers in some machine rooms; a broker there is named `room@broker`."""
+    """Assigns only the queues of brokers in given machine rooms; such a broker is named `room@broker`."""
 
     rooms: frozenset[str]
     name: ClassVar[str] = "MACHINE_ROOM"
 
     def __init__(self, rooms: str | Collection[str]) -> None:
         if not isinstance(rooms, Iterable):
-            raise ArgumentError(f"rooms is the name of a machine room, or several: {rooms!r} is neither")
+            raise ArgumentError(f"rooms is {rooms!r}: expected the name of a machine room, or several names")
         names = [rooms] if isinstance(rooms, str) else list(rooms)
         for name in names:
             if not isinstance(name, str):
-                raise ArgumentError(f"rooms is the names of machine rooms: {name!r} is none")
+                raise ArgumentError(f"rooms contains {name!r}: expected the name of a machine room")
         object.__setattr__(self, "rooms", frozenset(names))
 
     def __call__(self, client_id: str, queues: Sequence[QueueRef], client_ids: Sequence[str]) -> list[QueueRef]:
@@ -128,16 +128,16 @@ class MachineRoom:
         return ours[rank * size : (rank + 1) * size] + rest[rank : rank + 1]
 
     def _is_ours(self, broker_name: str) -> bool:
-        # Java's split forgets empty pieces at the end.
+        # Java's split drops empty parts at the end.
         pieces = broker_name.rstrip("@").split("@")
         return len(pieces) == 2 and pieces[0] in self.rooms
 
 
 @dataclass(frozen=True, slots=True)
 class NearbyMachineRoom:
-    """Gives the queues of a machine room to the members there; those of a room without members, to all members.
+    """Assigns the queues of a machine room to the members in it, and those of a room without members to all members.
 
-    How they share is for the strategy `within` to say. All members have to be told the same rooms.
+    `within` is the strategy inside a room. All members need the same functions.
 
         NearbyMachineRoom(
             room_of_queue=lambda queue: queue.broker_name.partition("-")[0],
@@ -145,7 +145,7 @@ class NearbyMachineRoom:
         )
 
     Raises:
-        ClientError: when called, if a queue or a member is in no room.
+        ClientError: when called, if a queue or a member has no room.
     """
 
     room_of_queue: Callable[[QueueRef], str]
@@ -178,16 +178,16 @@ def _by_room(things: Iterable[T], room_of: Callable[[T], str]) -> dict[str, list
     for thing in things:
         room = room_of(thing)
         if not room:
-            raise ClientError(f"{thing} is in no machine room: the function that names the rooms has to name one")
+            raise ClientError(f"{thing} has no machine room: return its name from room_of_queue or room_of_client")
         rooms.setdefault(room, []).append(thing)
     return rooms
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Configured:
-    """Gives this member just the queues it was told, whatever the others have; that none is forgotten is your care.
+    """Assigns fixed queues to this member. The application ensures that every queue is assigned to some member.
 
-    A queue that the topic does not have is left out until it is there.
+    A queue that the topic does not have yet is skipped.
     """
 
     queues: tuple[QueueRef, ...]
@@ -202,5 +202,5 @@ class Configured:
 
 
 def _ranked(names: Iterable[str]) -> list[str]:
-    # Java compares UTF-16 code units, which puts characters beyond U+FFFF before some below it.
+    # Java compares UTF-16 code units, which sorts characters beyond U+FFFF before some others.
     return sorted(names, key=lambda name: name.encode("utf-16-be", "surrogatepass"))

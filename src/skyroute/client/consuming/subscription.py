@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic, and where it begins."""
+"""Filters and start positions of subscriptions, and the messages of a pull that match them."""
 
 import logging
 from dataclasses import dataclass
@@ -28,36 +28,36 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Which messages of a topic a consumer wants: by their tag, or by a condition that the broker evaluates."""
+    """A filter of a topic's messages: by tags, or by an SQL condition that the broker evaluates."""
 
     text: str = EVERY_TAG
     kind: str = TAG
 
 
 def sql(text: str) -> Expression:
-    """Return a condition over the properties of messages, in SQL92.
+    """Return an SQL92 filter on the properties of messages.
 
-    The broker evaluates it, if its operator has allowed that (`enablePropertyFilter=true`).
+    The broker evaluates it; Apache's brokers need `enablePropertyFilter=true`.
 
     Examples:
         >>> consumer.subscribe("Orders", sql("amount > 100 AND region IN ('north', 'south')"))
 
     Raises:
-        ArgumentError: there is no condition.
+        ArgumentError: the text is empty, or not text.
     """
     if not isinstance(text, str):
-        raise ArgumentError(f"an SQL expression is text: {text!r} is none")
+        raise ArgumentError(f"text is {text!r}: expected an SQL condition")
     if not text.strip():
-        raise ArgumentError("an SQL expression says which messages are wanted; it cannot be empty")
+        raise ArgumentError("text is empty: expected an SQL condition such as 'amount > 100'")
     return Expression(text, SQL92)
 
 
 def make_subscription(topic: str, expression: str | Expression, version_ms: int) -> Subscription:
-    """Return a subscription as brokers want to hear of it; plain text is a tag expression such as `A || B`.
+    """Return a subscription as heartbeats contain it; plain text is a tag expression such as `A || B`.
 
     Raises:
-        TagExpressionError: a tag expression has no tag in it.
-        ArgumentError: it is no expression at all.
+        TagExpressionError: a tag expression contains no tag.
+        ArgumentError: it is not an expression.
     """
     if isinstance(expression, str):
         expression = Expression(expression)
@@ -70,21 +70,22 @@ def make_subscription(topic: str, expression: str | Expression, version_ms: int)
         return Subscription(topic, expression.text, expression.kind, version_ms)
     wanted = parse_tag_expression(expression.text)
     if not wanted.tags and not wanted.wants_everything:
-        raise TagExpressionError(f"there is no tag in {expression.text!r}, so that no message would ever come")
+        raise TagExpressionError(f"expression is {expression.text!r}: expected tags such as 'A || B', or '*'")
     return Subscription(topic, wanted.text, TAG, version_ms, tuple(sorted(wanted.tags)), tuple(sorted(wanted.codes)))
 
 
 def read_messages(
     answer: PullAnswer, queue: QueueRef, subscription: Subscription, asked: int, *, skips_damage: bool = True
 ) -> tuple[list[StoredMessage], int]:
-    """Return the messages of the answer to a pull from `asked` on that the subscription wants, and where to read on.
+    """Return the messages of a pull response that match the subscription, and the offset of the next pull.
 
-    Batches are taken apart. A broker selects by the hash of a tag, which different tags may share; here the tag itself
-    decides. A record that is damaged costs itself: what is before it is returned, what is behind it is read anew.
+    `asked` is the offset of the pull. Batches are split. Brokers filter by the hash of a tag, which different tags may
+    share, so the tag itself is compared here. Messages before a damaged record are returned; the next pull starts at
+    the damaged record.
 
     Raises:
-        RecordError: the first record is damaged, and nobody wants it skipped.
-        MessageError: a body that should be a batch is none.
+        RecordError: the first record is damaged, and `skips_damage` is False.
+        MessageError: the body of a batch is damaged.
     """
     run = decode_run(answer.body, queue=queue)
     messages, next_offset = unwrap_batches(run.messages), answer.next_offset
@@ -92,14 +93,14 @@ def read_messages(
         next_offset = messages[-1].queue_offset + answer.offset_delta + 1
     elif run.failure is not None:
         if not skips_damage:
-            raise RecordError(f"the message at offset {asked} of {queue} is damaged, seek beyond it: {run.failure}")
+            raise RecordError(f"damaged record at offset {asked} of {queue}: {run.failure}; seek past it to skip it")
         next_offset = asked + 1
-        log.warning("damaged message skipped queue=%s offset=%d cause=%s", queue, asked, run.failure)
+        log.warning("damaged record skipped queue=%s offset=%d cause=%s", queue, asked, run.failure)
     if subscription.tags:
         wanted = frozenset(subscription.tags)
         messages = [message for message in messages if message.tag in wanted]
     if answer.offset_delta:
-        # A static topic: records bear the offset of the physical queue behind the logical one.
+        # A static topic: records contain the offset of the physical queue, not of the logical one.
         messages = [
             message.replace(queue_offset=QueueOffset(message.queue_offset + answer.offset_delta))
             for message in messages
@@ -109,10 +110,10 @@ def read_messages(
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a group begins with a queue of which it has consumed nothing yet.
+    """Where a group starts reading a queue that has no committed offset.
 
-    `StartPosition.FIRST` is the oldest message there is, `StartPosition.LAST` what comes from now on. While Apache's
-    brokers have the first message of a queue in memory, they have every new group begin there, whatever it asks for.
+    `StartPosition.FIRST` is the oldest message, `StartPosition.LAST` the next new one. While Apache's brokers have the
+    first message of a queue in memory, every new group starts there.
 
     Examples:
         >>> consumer = Consumer("audit", start=StartPosition.at(datetime(2026, 1, 1, tzinfo=UTC)))
@@ -122,21 +123,21 @@ class StartPosition:
     LAST: ClassVar["StartPosition"]
 
     wire: StartFrom
-    """What brokers are told in heartbeats."""
+    """The value in heartbeats."""
     when_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.wire, StartFrom):
-            raise ArgumentError(f"a StartPosition is FIRST, LAST or StartPosition.at(...): {self.wire!r} is none")
+            raise ArgumentError(f"wire is {self.wire!r}: use StartPosition.FIRST, LAST or StartPosition.at(...)")
         if self.when_ms is not None:
             check_counts(0, OFFSET_MAX, when_ms=self.when_ms)
 
     @classmethod
     def at(cls, when: datetime) -> "StartPosition":
-        """Begin with the first message that was stored at this time or later.
+        """Start at the first message that was stored at this time or later.
 
         Raises:
-            ArgumentError: it is no time, or has no time zone.
+            ArgumentError: it is not a datetime, or has no time zone.
         """
         return cls(StartFrom.TIMESTAMP, to_ms(when))
 
@@ -146,12 +147,12 @@ StartPosition.LAST = StartPosition(StartFrom.LAST_OFFSET)
 
 
 def to_ms(when: datetime) -> int:
-    """Return a moment as brokers count it: in milliseconds since 1970.
+    """Return a time in milliseconds since 1970.
 
     Raises:
-        ArgumentError: it is no time, or has no time zone.
+        ArgumentError: it is not a datetime, or has no time zone.
     """
     check_moment("when", when)
     if when < _EPOCH:
-        raise ArgumentError(f"when is a datetime from 1970 on: {when}")
+        raise ArgumentError(f"when is {when}: expected a time from 1970 on")
     return (when - _EPOCH) // _MILLISECOND

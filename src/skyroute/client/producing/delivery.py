@@ -1,4 +1,4 @@
-"""From a message that is ready to the broker that has it: which queue, which broker, and how often to try."""
+"""Delivers a prepared message: chooses the queue, sends it to the broker, and retries with other brokers."""
 
 import asyncio
 import logging
@@ -38,24 +38,24 @@ RETRIED_CODES: Final = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Refusals after which another broker may still take the message."""
+"""Response codes after which another broker is tried."""
 
 RETRY_PAUSE_S: Final = 0.1
-"""The rest before the same broker is tried again, because there is no other; twice as long each time."""
+"""Pause before a retry with the same broker, if there is no other; it doubles with each retry."""
 
-ASK_AGAIN_S: Final = 1.0
-"""How long the route of a topic that is yet to be created is not asked for again."""
+ROUTE_RETRY_S: Final = 1.0
+"""How long the missing route of a topic is remembered, before it is read again."""
 
 _STATUSES: Final = {status.value: status for status in SendStatus}
 
 _R = TypeVar("_R")
 
 Choose = Callable[[Sequence[QueueRef]], QueueRef]
-"""Chooses one of a topic's queues, always the same one for the same message."""
+"""Chooses one of a topic's queues, the same one in every attempt."""
 
 
 class Delivery:
-    """Brings messages of one group of producers to brokers."""
+    """Sends the messages of one producer group to brokers."""
 
     def __init__(
         self,
@@ -71,7 +71,8 @@ class Delivery:
         self._session = session
         self._group = group
         self._in_flight = in_flight
-        self._encode: Callable[..., Request | PreparedRequest] = encode_send if session.signs else write_send
+        # Prepared bytes cannot be signed.
+        self._encode: Callable[..., Request | PreparedRequest] = encode_send if session.credentials else write_send
         self._clock: Clock = session.clock
         self._attempts = attempts
         self._retry_unsafe = retry_unsafe
@@ -79,29 +80,29 @@ class Delivery:
         self._new_topic_queues = new_topic_queues
         self._rotations: dict[str, tuple[TopicRoute, Rotation]] = {}
         self._provisional: dict[str, tuple[float, Rotation]] = {}
-        """Queues of topics that do not exist yet, and until when nobody asks again whether they do."""
-        self._stale = LogBackoff()
-        """Topics whose routes are not refreshed."""
+        """Queues of topics that do not exist yet, and when their route is read again."""
+        self._failed_refreshes = LogBackoff()
+        """Topics whose routes cannot be refreshed."""
 
     @property
     def topics(self) -> Iterable[str]:
-        """The topics that anything was sent to."""
+        """The topics that messages were sent to."""
         return (*self._rotations, *self._provisional)
 
     async def deliver_oneway(self, outbound: Outbound, choose: Choose | None) -> None:
-        """Send to one broker, and do not wait for its answer.
+        """Send to one broker without a response.
 
         Raises:
-            NoRouteError, RemotingError, NoBrokerError: there is nobody to send it to.
+            NoRouteError, RemotingError, NoBrokerError: no broker can be reached.
         """
         rotation = await self.rotation(outbound.topic)
         queue = choose(rotation.queues) if choose is not None else rotation.next(self.avoided())
         await self._session.tell(await self.address(outbound.topic, queue), self._request(outbound, queue, encode_send))
 
     async def deliver(self, outbound: Outbound, choose: Choose | None, timeout_s: float) -> SendResult:
-        """Wait for a turn, and then try one broker after another until one has the message.
+        """Wait for a place in flight, and then try one broker after the other until one has stored the message.
 
-        Ends before that when the attempts are used up, or the time, which begins with the turn.
+        The timeout starts when the place is free.
 
         Raises:
             NoRouteError, BrokerRefusedError, RemotingError, NoBrokerError: the last failure, with notes on the others.
@@ -125,14 +126,14 @@ class Delivery:
                     if queue.broker_name in failed_brokers:
                         await asyncio.sleep(max(0.0, min(RETRY_PAUSE_S * 2 ** (attempt - 1), deadline - now())))
                     address = self._known_address(queue) or await self.address(topic, queue, deadline - now())
-                    asked_at = now()
-                    if asked_at >= deadline:
-                        raise CallTimeoutError("the time to send was over before a broker was chosen")
+                    sent_at = now()
+                    if sent_at >= deadline:
+                        raise CallTimeoutError(f"not sent: no broker of {topic} was found in {timeout_s:g} s")
                     request = self._request(outbound, queue, self._encode)
-                    response = await self._session.call(address, request, deadline - asked_at)
+                    response = await self._session.call(address, request, deadline - sent_at)
                     if response.code not in SENT_CODES:
                         raise refusal(response, address)
-                    self._report(queue, now() - asked_at)
+                    self._report(queue, now() - sent_at)
                     result = self._result(outbound, queue, response)
                     if result.ok or not self._retry_unsafe or choose is not None:
                         return result
@@ -143,14 +144,14 @@ class Delivery:
                         failed_brokers.add(queue.broker_name)
                         self._report(queue, FAILURE_LATENCY_S)
                     last = queue is None or attempt + 1 == self._attempts or now() >= deadline
-                    if last or not _may_try_again(error, fixed=choose is not None):
+                    if last or not _may_retry(error, fixed=choose is not None):
                         if unsafe is not None:
                             return unsafe
                         _add_notes(error, failures)
                         raise
                     failures.append(str(error))
                     if error.stale_route or isinstance(error, ConnectError):
-                        self._session.spawn(self._look_again(topic), name="route after a failure")
+                        self._session.spawn(self._refresh_route(topic), name="route refresh after a failure")
         finally:
             self._in_flight.leave(size)
         assert unsafe is not None  # every other way out of the loop returns or raises
@@ -161,7 +162,7 @@ class Delivery:
             self._health.report(queue.broker_name, latency_s, self._clock.monotonic())
 
     def _result(self, outbound: Outbound, queue: QueueRef, response: Response) -> SendResult:
-        """Read the answer of a broker that has the message."""
+        """Return the result from the response of the broker."""
         receipt = decode_send_receipt(response)
         namespace = self._session.namespace
         if receipt.queue_id != queue.queue_id or namespace is not None:
@@ -193,16 +194,16 @@ class Delivery:
         )
 
     def avoided(self) -> frozenset[str]:
-        """Return the brokers that failed or were slow of late."""
-        return self._health.out(self._clock.monotonic()) if self._health is not None else frozenset()
+        """Return the brokers to avoid, because they failed or were slow."""
+        return self._health.avoided(self._clock.monotonic()) if self._health is not None else frozenset()
 
     def _known_rotation(self, topic: str) -> Rotation | None:
-        """Return the queues of a topic in turn, if its route has not changed since they were last asked for."""
+        """Return the rotation of a topic, if its route has not changed."""
         known = self._rotations.get(topic)
         return known[1] if known is not None and known[0] is self._session.routes.cached(topic) else None
 
     async def rotation(self, topic: str, timeout_s: float | None = None) -> Rotation:
-        """Return the queues of a topic in turn.
+        """Return the rotation over the writable queues of a topic.
 
         Raises:
             NoRouteError: no broker serves the topic, and none would create it; or none of its queues can be written.
@@ -218,17 +219,17 @@ class Delivery:
                 async with asyncio.timeout(timeout_s):
                     found = await self._find_route(topic)
             except TimeoutError:
-                raise CallTimeoutError(f"no name server said in time where the topic {topic} is") from None
+                raise CallTimeoutError(f"no name server returned the route of {topic} in {timeout_s:.3g} s") from None
             if isinstance(found, Rotation):
                 return found
             if (rotation := self._known_rotation(topic)) is not None:
-                return rotation  # others waited for the same answer
+                return rotation  # a concurrent send has stored it
             route = found
         queues = publish_queues(topic, route)
         if not queues:
-            self._session.spawn(self._look_again(topic), name="route without queues")
+            self._session.spawn(self._refresh_route(topic), name="route refresh without queues")
             raise NoRouteError(
-                f"no queue of topic {topic} can be written: its brokers are without a master, or its permission says so"
+                f"topic {topic} has no writable queue: check that its brokers have a master, and its permission"
             )
         rotation = Rotation(queues)
         self._rotations[topic] = (route, rotation)
@@ -242,9 +243,9 @@ class Delivery:
             return await self._provisional_rotation(topic, error)
 
     async def _provisional_rotation(self, topic: str, unknown: NoRouteError) -> Rotation:
-        """Return the queues that a broker will create for a topic as soon as we send to one of them."""
+        """Return the queues that a broker creates at the first message of a topic."""
         try:
-            # Nobody keeps this route fresh, and it may be long since a topic was created.
+            # The route of the default topic is not polled, so the cached one may be old.
             route = await self._session.routes.refresh(DEFAULT_TOPIC)
         except NoRouteError:
             raise unknown from None
@@ -260,7 +261,7 @@ class Delivery:
             raise unknown
         known = self._provisional.get(topic)
         rotation = known[1] if known is not None and known[1].queues == queues else Rotation(queues)
-        self._provisional[topic] = (self._clock.monotonic() + ASK_AGAIN_S, rotation)
+        self._provisional[topic] = (self._clock.monotonic() + ROUTE_RETRY_S, rotation)
         return rotation
 
     def _known_address(self, queue: QueueRef) -> str | None:
@@ -268,36 +269,36 @@ class Delivery:
         return None if address is None else self._session.sending_address(address)
 
     async def address(self, topic: str, queue: QueueRef, timeout_s: float | None = None) -> str:
-        """Return where to send what is meant for a queue; where that is not known, the route is asked for again.
+        """Return the address of a queue's broker; refresh the route if it is unknown.
 
         Raises:
-            NoBrokerError: no route knows its broker.
+            NoBrokerError: no route contains its broker.
         """
         if (address := self._known_address(queue)) is not None:
             return address
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._look_again(topic)
+                await self._refresh_route(topic)
         address = self._known_address(queue)
         if address is None:
-            raise NoBrokerError(f"the master of broker {queue.broker_name} is in no route of topic {topic}")
+            raise NoBrokerError(f"the route of {topic} has no master of broker {queue.broker_name}: is it running?")
         return address
 
-    async def _look_again(self, topic: str) -> None:
+    async def _refresh_route(self, topic: str) -> None:
         try:
             await self._session.routes.refresh(topic)
         except SkyrouteError as error:
-            unsaid = self._stale.unsaid(topic, self._clock.monotonic())
+            unsaid = self._failed_refreshes.unsaid(topic, self._clock.monotonic())
             if unsaid is not None:
                 log.info("route not refreshed topic=%s reason=%s unsaid=%d", topic, error, unsaid)
 
 
 def _add_notes(error: SkyrouteError, failures: Iterable[str]) -> None:
     for failure in failures:
-        error.add_note(f"before that: {failure}")
+        error.add_note(f"earlier attempt: {failure}")
 
 
-def _may_try_again(error: SkyrouteError, *, fixed: bool) -> bool:
+def _may_retry(error: SkyrouteError, *, fixed: bool) -> bool:
     if fixed:
         return isinstance(error, ConnectError)
     return not isinstance(error, BrokerRefusedError) or error.code in RETRIED_CODES

@@ -1,13 +1,13 @@
-"""How much may be under way at once."""
+"""Limits the number and the bytes of sends in flight."""
 
 import asyncio
 from collections import deque
 
 
 class InFlight:
-    """A gate that lets in so many at a time, and so many bytes; the rest wait in line.
+    """A semaphore on two resources: a number of sends, and their bytes. Waiters are served in order.
 
-    A single piece larger than all the bytes is let in when it is alone.
+    A send larger than `bytes_max` enters alone.
     """
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
@@ -21,7 +21,7 @@ class InFlight:
         return f"<InFlight {self.count}/{self._count_max} {self.bytes}/{self._bytes_max} bytes>"
 
     def try_enter(self, size: int) -> bool:
-        """Go in if there is room and nobody waits."""
+        """Enter if there is room and no other send waits."""
         if self._waiting or not self._has_room(size):
             return False
         self.count += 1
@@ -29,7 +29,7 @@ class InFlight:
         return True
 
     async def enter(self, size: int) -> None:
-        """Go in as soon as there is room, after all who came before."""
+        """Enter as soon as there is room, after all earlier waiters."""
         if self.try_enter(size):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -38,13 +38,13 @@ class InFlight:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._admit()  # those behind us may be small enough
+                self._admit()  # the next waiter may be small enough
             else:
-                self.leave(size)  # our turn came as we were told to give up
+                self.leave(size)  # it was admitted and cancelled at the same time
             raise
 
     def leave(self, size: int) -> None:
-        """Make room, and let in who waits for it."""
+        """Leave, and admit waiters that fit now."""
         self.count -= 1
         self.bytes -= size
         if self._waiting:
@@ -53,7 +53,7 @@ class InFlight:
     def _admit(self) -> None:
         while self._waiting:
             wanted, turn = self._waiting[0]
-            if turn.done():  # given up
+            if turn.done():  # cancelled
                 self._waiting.popleft()
                 continue
             if not self._has_room(wanted):

@@ -1,4 +1,4 @@
-"""A message made ready to leave: checked, named, and compressed where that helps."""
+"""A message that is ready to send: checked, with an id, and compressed if that saves bytes."""
 
 import asyncio
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from skyroute.message.flags import Compression, with_compression
 from skyroute.message.properties import PROPERTIES_BYTES_MAX, join_properties
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What a broker takes unless it is set up otherwise."""
+"""The default limit of brokers (`maxMessageSize`)."""
 
-COMPRESS_ASIDE_BYTES: Final = 128 * 1024
-"""Longer bodies are compressed in a thread, so that the others need not wait for it."""
+THREAD_COMPRESSION_BYTES: Final = 128 * 1024
+"""Longer bodies are compressed in a thread, so that they do not block the event loop."""
 
 
 class MessageTooLargeError(InvalidMessageError):
-    """The body, or all properties together, are longer than a broker takes."""
+    """The body, or all properties together, are longer than the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How bodies are compressed, and how long they may be."""
+    """Compression and size limit of bodies."""
 
     compression: Compression = Compression.ZLIB
     level: int = COMPRESSION_LEVEL
@@ -32,29 +32,29 @@ class Packing:
     body_bytes_max: int = BODY_BYTES_MAX
 
     def check(self, body: bytes) -> None:
-        """Let pass a body that a broker would take.
+        """Check the length of a body.
 
         Raises:
-            InvalidMessageError: it is empty.
-            MessageTooLargeError: it is too long.
+            InvalidMessageError: the body is empty.
+            MessageTooLargeError: the body is too long.
         """
         if not body:
-            raise InvalidMessageError("the body is empty: RocketMQ has no messages without one")
+            raise InvalidMessageError("the body is empty: expected at least one byte, as RocketMQ requires")
         if len(body) > self.body_bytes_max:
             raise MessageTooLargeError(
-                f"a body of {len(body)} bytes; at most {self.body_bytes_max} are allowed (body_bytes_max here, and"
-                " maxMessageSize on the broker)"
+                f"the body has {len(body)} bytes: expected at most {self.body_bytes_max} (body_bytes_max here, and"
+                " maxMessageSize of the broker)"
             )
 
     async def pack(self, body: bytes) -> tuple[bytes, int]:
-        """Return the body as it travels, and the system flag that says how.
+        """Return the body to send, compressed if that is shorter, and the system flag of the compression.
 
         Raises:
             MissingExtraError: the package for this compression is not installed.
         """
         if len(body) < self.from_bytes:
             return body, 0
-        if len(body) < COMPRESS_ASIDE_BYTES:
+        if len(body) < THREAD_COMPRESSION_BYTES:
             packed = compress(body, self.compression, self.level)
         else:
             packed = await asyncio.to_thread(compress, body, self.compression, self.level)
@@ -64,24 +64,24 @@ class Packing:
 
 
 def write_properties(properties: dict[str, str]) -> str:
-    """Write properties as they travel.
+    """Return the properties in wire format.
 
     Raises:
-        PropertyError: one cannot be written.
-        MessageTooLargeError: they are too long together.
+        PropertyError: one cannot be encoded.
+        MessageTooLargeError: together they are too long.
     """
     text = join_properties(properties)
     try:
         size = len(text) if text.isascii() else len(text.encode())
     except UnicodeEncodeError:
-        raise PropertyError("a property holds half a surrogate pair, which no UTF-8 has") from None
+        raise PropertyError("a property contains half a surrogate pair: expected valid Unicode text") from None
     if size > PROPERTIES_BYTES_MAX:
-        raise MessageTooLargeError(f"properties of {size} bytes in all; at most {PROPERTIES_BYTES_MAX} are possible")
+        raise MessageTooLargeError(f"the properties have {size} bytes: expected at most {PROPERTIES_BYTES_MAX}")
     return text
 
 
 class Outbound(msgspec.Struct, gc=False):
-    """One message, or one batch, on its way out."""
+    """One message, or one batch, that is ready to send."""
 
     topic: str
     body: bytes
@@ -92,4 +92,4 @@ class Outbound(msgspec.Struct, gc=False):
     batch: bool = False
     reply: bool = False
     began_at: float = 0.0
-    """When its turn came to be sent."""
+    """When its delivery began, in monotonic seconds."""

@@ -207,14 +207,14 @@ class Producer:
             return
         if self._owns_session:
             await self.session.start()
-        self.session.join(self)
+        self.session.heartbeats.add(self)
         self._transactions.start()
         self._replies.start()
         if self._trace is not None:
             await self._trace.start()
         self._running = True
         # A shared session may be connected already, and brokers check transactions only with producers that they know.
-        self.session.spawn(self.session.send_heartbeats(), name="heartbeat of a new producer")
+        self.session.spawn(self.session.heartbeats.send(), name="heartbeat of a new producer")
 
     async def stop(self) -> None:
         """Unregister at the brokers. Sends in flight fail, unless the session is shared."""
@@ -224,7 +224,7 @@ class Producer:
         try:
             if self._trace is not None:
                 await self._trace.stop()
-            await self.session.leave(self)
+            await self.session.heartbeats.remove(self)
         finally:
             self._transactions.stop()
             self._replies.stop()
@@ -348,7 +348,7 @@ class Producer:
             check_times_or_zero(timeout_s=timeout_s)
         if self._transactions.check is None:
             raise ClientError(
-                f"the producer {self.group} has no check: pass Producer(check=...), which answers the broker's checks"
+                f"the producer {self.group} has no check: pass Producer(check=...), for the broker's transaction checks"
             )
         properties = message.to_properties()
         # Brokers cannot delay a half message; Apache's clients drop the delay level too.
@@ -602,7 +602,7 @@ class Producer:
             except NoRouteError as error:
                 log.info("reply topic not found topic=%s cause=%s", replies, error)
         if unknown:
-            await self.session.send_heartbeats()
+            await self.session.heartbeats.send()
             self._replies.ready |= unknown
 
     # --------------------------------------------------------------------------------------------- heartbeat source

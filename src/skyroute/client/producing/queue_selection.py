@@ -1,4 +1,4 @@
-"""From a route to queues: which ones can be written, which can be read, and which one is next.
+"""Selects queues from a route: the writable ones, the readable ones, and the next one to send to.
 
 Pure: the time is an argument.
 """
@@ -16,10 +16,10 @@ _COUNT_CHARS_MAX: Final = 18
 
 
 def publish_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
-    """Return the queues that can be written: on brokers that have a master, or just those an order config names.
+    """Return the writable queues: of brokers with a master, or those in the order config.
 
     Raises:
-        ClientError: there are more than a topic can have.
+        ClientError: the route has more queues than allowed.
     """
     if route.order_config:
         return _list_queues(topic, _order_entries(route.order_config))
@@ -35,7 +35,7 @@ def publish_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
 
 
 def _list_queues(topic: str, counts: Iterable[tuple[str, int]]) -> list[QueueRef]:
-    """List the queues of a topic. The counts are a peer's word: no list gets as long as they say unchecked."""
+    """List the queues of a topic. The counts come from the network, so they are bounded."""
     found: list[QueueRef] = []
     for name, count in counts:
         if count > QUEUES_MAX or len(found) + count > ROUTE_QUEUES_MAX:
@@ -58,10 +58,10 @@ def _order_entries(config: str) -> list[tuple[str, int]]:
 
 
 def subscribe_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
-    """Return the queues that can be read; a slave alone will do.
+    """Return the readable queues, with or without a master.
 
     Raises:
-        ClientError: there are more than a topic can have.
+        ClientError: the route has more queues than allowed.
     """
     readable = (
         (queues.broker_name, queues.settings.read_queues)
@@ -72,14 +72,14 @@ def subscribe_queues(topic: str, route: TopicRoute) -> list[QueueRef]:
 
 
 class Rotation:
-    """The queues of one topic in turn, starting anywhere."""
+    """Round-robin over the queues of one topic, from a random start."""
 
     def __init__(self, queues: Sequence[QueueRef]) -> None:
         self.queues = queues
         self._at = random.randrange(1 << 30)
 
     def next(self, avoid: Collection[str] = ()) -> QueueRef:
-        """Return the next queue, and one on none of the brokers to avoid if there is any such."""
+        """Return the next queue, if possible not of a broker to avoid."""
         queues = self.queues
         for _ in range(len(queues)):
             self._at += 1
@@ -91,39 +91,39 @@ class Rotation:
 
 
 LATENCY_STEPS: Final = ((15.0, 30.0), (5.0, 10.0), (3.0, 6.0), (1.8, 5.0), (0.55, 2.0))
-"""An answer that took so long (s) keeps its broker out of the choice for so long (s): Apache's own steps."""
+"""Latency (s) from which a broker is avoided, and for how long (s). The same steps as in Apache's client."""
 
 SLOW_S: Final = LATENCY_STEPS[-1][0]
-"""Whatever is quicker has no consequence."""
+"""Latency below which a broker is not avoided."""
 
 FAILURE_LATENCY_S: Final = 10.0
-"""A failure counts as an answer that took so long."""
+"""A failure counts as this latency."""
 
 BROKERS_MAX: Final = 10_000
-"""Brokers whose behaviour is remembered; beyond that all is forgotten, and learnt again."""
+"""Maximum number of avoided brokers; beyond it the table is cleared."""
 
 
 @dataclass(slots=True)
 class BrokerHealth:
-    """Which brokers were slow or failed of late, so that sends go elsewhere for a while."""
+    """The brokers that were slow or failed, which sends avoid for a while."""
 
-    _out_until: dict[str, float]
+    _avoided_until: dict[str, float]
 
     def __init__(self) -> None:
-        self._out_until = {}
+        self._avoided_until = {}
 
     def report(self, broker_name: str, latency_s: float, now: float) -> None:
-        """Note how long a broker took; a later penalty only extends an earlier one."""
-        for at_least_s, out_s in LATENCY_STEPS:
+        """Record a latency. A later report never shortens the time of an earlier one."""
+        for at_least_s, avoided_s in LATENCY_STEPS:
             if latency_s >= at_least_s:
-                if len(self._out_until) >= BROKERS_MAX:
-                    self._out_until.clear()
-                self._out_until[broker_name] = max(self._out_until.get(broker_name, 0.0), now + out_s)
+                if len(self._avoided_until) >= BROKERS_MAX:
+                    self._avoided_until.clear()
+                self._avoided_until[broker_name] = max(self._avoided_until.get(broker_name, 0.0), now + avoided_s)
                 return
 
-    def out(self, now: float) -> frozenset[str]:
+    def avoided(self, now: float) -> frozenset[str]:
         """Return the brokers to avoid now."""
-        if not self._out_until:
+        if not self._avoided_until:
             return frozenset()
-        self._out_until = {name: until for name, until in self._out_until.items() if until > now}
-        return frozenset(self._out_until)
+        self._avoided_until = {name: until for name, until in self._avoided_until.items() if until > now}
+        return frozenset(self._avoided_until)

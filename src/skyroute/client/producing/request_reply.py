@@ -1,4 +1,4 @@
-"""Requests that wait for a reply, and the replies that brokers pass on."""
+"""Request-reply: open requests of a producer, and the replies that brokers push to it."""
 
 import asyncio
 import logging
@@ -23,39 +23,39 @@ from skyroute.wire.command import Request, Response
 log = logging.getLogger(__name__)
 
 REQUESTS_MAX: Final = 10_000
-"""Requests of one producer that wait for their replies."""
+"""Maximum number of open requests of one producer."""
 
 
 class Replies:
-    """Who waits for which reply."""
+    """The open requests of one producer, by correlation id."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._awaited: dict[str, asyncio.Future[StoredMessage]] = {}
         self.ready: set[str] = set()
-        """Topics for replies whose brokers know us."""
+        """Reply topics whose brokers got a heartbeat of this client."""
 
     def start(self) -> None:
-        """Begin to take replies."""
-        self._session.on_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
+        """Handle pushed replies from now on."""
+        self._session.requests.add(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
 
     def stop(self) -> None:
-        """Take no more replies; who waits for one waits in vain, and is told so."""
-        self._session.off_request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
+        """Stop handling replies, and fail the open requests."""
+        self._session.requests.remove(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self._on_reply)
         self.ready.clear()
         for future in self._awaited.values():
             if not future.done():
-                future.set_exception(NotRunningError("the producer was stopped before the reply came"))
+                future.set_exception(NotRunningError("the producer was stopped before the reply arrived"))
 
     @contextmanager
     def expect(self) -> "Iterator[tuple[str, Callable[[float], Awaitable[StoredMessage]]]]":
-        """Give the number of a new request, and what to await for its reply.
+        """Open a request: yields its correlation id, and a function to await the reply.
 
         Raises:
-            ClientError: too many wait already.
+            ClientError: too many requests are open.
         """
         if len(self._awaited) >= REQUESTS_MAX:
-            raise ClientError(f"{REQUESTS_MAX} requests wait for their replies: wait for some of them first")
+            raise ClientError(f"{REQUESTS_MAX} requests wait for a reply, the maximum: await some of them first")
         correlation_id = str(uuid.uuid4())
         future: asyncio.Future[StoredMessage] = asyncio.get_running_loop().create_future()
         self._awaited[correlation_id] = future
@@ -66,7 +66,7 @@ class Replies:
                     return await future
             except TimeoutError:
                 raise RequestTimeoutError(
-                    "the request was sent, and no reply came in time: is anybody consuming the topic and replying?"
+                    "the request was sent, and no reply came in time: does a consumer of the topic call `reply`?"
                 ) from None
 
         try:
@@ -74,13 +74,13 @@ class Replies:
         finally:
             del self._awaited[correlation_id]
             if future.done() and not future.cancelled():
-                future.exception()  # if the send itself failed, nobody else will look at it
+                future.exception()  # marks it as retrieved, in case the send failed
 
     async def _on_reply(self, request: Request, address: str) -> Response | None:
         reply = decode_pushed_reply(request)
         correlation_id = find_property(reply.properties.encode(), names.CORRELATION_ID)
         if correlation_id is None:
-            raise InvalidMessageError("the reply does not say which request it answers")
+            raise InvalidMessageError("the reply has no correlation id: expected the one of a request")
         future = self._awaited.get(correlation_id)
         if future is None:
             return None
@@ -117,16 +117,16 @@ def _host(text: str) -> bytes:
 
 
 def reply_properties(request: StoredMessage) -> tuple[str, dict[str, str]]:
-    """Return the cluster that a request came through, and the properties that lead a reply to whoever asked.
+    """Return the cluster of a request, and the properties that route the reply to the requester.
 
     Raises:
-        InvalidMessageError: the message is no request.
+        InvalidMessageError: the message is not a request.
     """
     cluster = request.find_property(names.CLUSTER)
     correlation_id = request.find_property(names.CORRELATION_ID)
     client_id = request.find_property(names.REPLY_TO_CLIENT)
     if not cluster or not correlation_id or not client_id:
-        raise InvalidMessageError("the message wants no reply: it was not sent by `request`")
+        raise InvalidMessageError("the message wants no reply: expected one that was sent with `request`")
     properties = {
         names.MESSAGE_TYPE: "reply",
         names.CORRELATION_ID: correlation_id,

@@ -1,4 +1,4 @@
-"""How transactions end: what we tell the broker, and what it asks when it was not told."""
+"""Ends transactions at the broker, and handles its transaction checks."""
 
 import inspect
 import logging
@@ -29,25 +29,25 @@ from skyroute.wire.command import Request, Response
 log = logging.getLogger(__name__)
 
 THREADS_MAX: Final = 32
-"""Plain functions of the application that run at once."""
+"""Maximum number of plain functions that run at once."""
 
 Check = Callable[[StoredMessage], TransactionOutcome | Awaitable[TransactionOutcome]]
-"""Says what became of the transaction whose message this is. A plain function runs in a thread."""
+"""Returns the outcome of the transaction of a message. A plain function runs in a thread."""
 
 
-def as_outcome(name: str, said: object) -> TransactionOutcome:
-    """Return what a function of the application has said of a transaction.
+def as_outcome(name: str, returned: object) -> TransactionOutcome:
+    """Check the return value of a function of the application.
 
     Raises:
-        ArgumentError: it has said something else.
+        ArgumentError: it is not an outcome.
     """
-    if not isinstance(said, TransactionOutcome):
-        raise ArgumentError(f"{name} returned {said!r}: expected a skyroute.TransactionOutcome")
-    return said
+    if not isinstance(returned, TransactionOutcome):
+        raise ArgumentError(f"{name} returned {returned!r}: expected a skyroute.TransactionOutcome")
+    return returned
 
 
 class Transactions:
-    """The transactions of one group of producers."""
+    """The transactions of one producer group."""
 
     def __init__(self, session: Session, group: str, check: Check | None, tracer: Tracer | None) -> None:
         self._session = session
@@ -57,20 +57,20 @@ class Transactions:
         self._threads: Threads | None = None
 
     def start(self) -> None:
-        """Begin to answer the broker's questions."""
+        """Handle transaction checks from now on."""
         self._threads = Threads(THREADS_MAX, "skyroute-transaction")
         if self.check is not None:
-            self._session.on_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+            self._session.requests.add(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
 
     def stop(self) -> None:
-        """Leave the broker's questions to other producers of the group."""
+        """Leave transaction checks to other producers of the group."""
         if self.check is not None:
-            self._session.off_request(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
+            self._session.requests.remove(RequestCode.CHECK_TRANSACTION_STATE, self._on_check)
         if self._threads is not None:
             self._threads.stop()
 
     async def end(self, message: Message, sent: SendResult, outcome: TransactionOutcome, remark: str | None) -> None:
-        """Tell the broker that has the message what to do with it. If it does not hear us, it will ask."""
+        """Send the outcome to the broker. If it is lost, the broker sends a check."""
         try:
             end = TransactionEnd(
                 producer_group=self._group,
@@ -87,11 +87,11 @@ class Transactions:
             if sent.trace_on:
                 self._trace(message, end, sent.region, address)
             if address is None:
-                log.warning("transaction outcome not told broker=%s: it is in no route", sent.queue.broker_name)
+                log.warning("transaction outcome not sent broker=%s cause=no route", sent.queue.broker_name)
             else:
                 await self._session.tell(address, encode_end_transaction(end))
         except SkyrouteError as error:
-            log.warning("transaction outcome not told, the broker will ask: %s", error)
+            log.warning("transaction outcome not sent, the broker will check cause=%s", error)
 
     async def _on_check(self, request: Request, address: str) -> Response | None:
         check = decode_transaction_check(request)
@@ -103,7 +103,7 @@ class Transactions:
         try:
             outcome = as_outcome("check", await self.call(self.check, message))
         except Exception as error:
-            log.exception("check of a transaction failed message=%s", message.message_id)
+            log.exception("transaction check failed message=%s", message.message_id)
             outcome, remark = TransactionOutcome.UNKNOWN, f"{type(error).__name__}: {error}"
         end = TransactionEnd(
             producer_group=self._group,
@@ -143,9 +143,9 @@ class Transactions:
             )
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call what the application gave us: on the loop if it is asynchronous, else in a thread."""
+        """Call a function of the application: an async one on the event loop, a plain one in a thread."""
         if inspect.iscoroutinefunction(function):
             return await function(*arguments)
-        assert self._threads is not None  # it is called between start and stop only
+        assert self._threads is not None  # called between start and stop only
         result = await self._threads.run(function, *arguments)
         return await result if inspect.isawaitable(result) else result

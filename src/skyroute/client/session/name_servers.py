@@ -1,4 +1,4 @@
-"""Which name servers there are, and which of them to ask next."""
+"""The addresses of the name servers, and which of them gets the next request."""
 
 import asyncio
 import ipaddress
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ADDRESSES_ENV: Final = "NAMESRV_ADDR"
-"""Where Apache's tools look for addresses that nobody gave them, and so do we."""
+"""The environment variable that Apache's tools use as well."""
 
 
 class NameServers:
-    """The addresses an application gave. One is asked while it answers; when it fails, it is the next one's turn."""
+    """The name servers of one session. Requests go to one server until it fails, and then to the next."""
 
     def __init__(self, addresses: str | Sequence[str] | None, unit_name: str | None = None) -> None:
-        """Take `host:port;host:port`, or a sequence of `host:port`, or None for the environment's NAMESRV_ADDR.
+        """Take `host:port;host:port`, or a sequence of `host:port`, or None for the environment variable NAMESRV_ADDR.
 
-        `http://host:port/path` is a web server that knows them, and is asked when they are first needed.
+        `http://host:port/path` is an address server, which is asked when the addresses are first needed.
 
         Raises:
-            ClientError: there is no address, or one cannot be one.
+            ClientError: no address is given, or one is invalid.
         """
         if addresses is None:
             addresses = os.environ.get(ADDRESSES_ENV, "")
@@ -37,24 +37,24 @@ class NameServers:
             addresses = ";".join(_listed(addresses))
         pieces = _pieces(addresses)
         self.source: AddressServer | None = None
-        """Who knows the addresses, if they were not given."""
+        """The address server, if one was given."""
         if len(pieces) == 1 and (source := _address_server(pieces[0], unit_name)) is not None:
             self.source, pieces = source, []
         self.addresses = tuple(map(_checked, pieces))
         if not self.addresses and self.source is None:
             raise ClientError(
-                "no name server is given: pass name_servers='host:port;host:port' (-n on the command line), or set"
+                "no name server address: pass name_servers='host:port;host:port' (-n on the command line), or set"
                 f" {ADDRESSES_ENV}"
             )
-        # Clients that are given the same list do not all begin with the same server.
+        # Clients with the same list start at different servers.
         self._first = random.randrange(len(self.addresses) or 1)
         self._preferred: str | None = None
 
     async def in_turn(self) -> list[str]:
-        """Return every address, the one to ask first in front; a name with several addresses counts as several.
+        """Return all addresses in the order of requests; a host name with several IP addresses counts as several.
 
         Raises:
-            NoNameServerError: they are not known yet, and who knows them does not say.
+            NoNameServerError: the address server did not return them.
         """
         if not self.addresses:
             await self.refresh()
@@ -66,10 +66,10 @@ class NameServers:
         return list(dict.fromkeys(found))
 
     async def refresh(self) -> None:
-        """Ask again where the name servers are, if there is somebody to ask; what was known stays if that fails.
+        """Read the addresses from the address server, if there is one. After a failure the old ones are kept.
 
         Raises:
-            NoNameServerError: who knows them does not say.
+            NoNameServerError: the address server did not return them.
         """
         if self.source is None:
             return
@@ -77,9 +77,9 @@ class NameServers:
         try:
             addresses = tuple(map(_checked, _pieces(answer)))
         except ClientError as error:
-            raise NoNameServerError(f"{self.source.url} does not say where the name servers are: {error}") from None
+            raise NoNameServerError(f"{self.source.url} returned an invalid list: {error}") from None
         if not addresses:
-            raise NoNameServerError(f"{self.source.url} says that there are no name servers")
+            raise NoNameServerError(f"{self.source.url} returned no address: expected host:port;host:port")
         if addresses != self.addresses:
             log.info("name servers changed addresses=%s source=%s", ";".join(addresses), self.source.url)
             self.addresses = addresses
@@ -88,18 +88,18 @@ class NameServers:
 
     @property
     def preferred(self) -> str | None:
-        """The one that is asked first; None: nobody has answered yet."""
+        """The server that responded last; None: none has responded yet."""
         return self._preferred
 
     def prefer(self, address: str) -> None:
-        """Ask this one first from now on: it answers."""
+        """Send the next requests to this server first: it responds."""
         self._preferred = address
 
 
 def _address_server(text: str, unit_name: str | None) -> "AddressServer | None":
     if "://" not in text:
         return None
-    from skyroute.client.session.address_server import AddressServer, is_address_server  # noqa: PLC0415 - few need it
+    from skyroute.client.session.address_server import AddressServer, is_address_server  # noqa: PLC0415 - few clients need it
 
     return AddressServer(text, unit_name) if is_address_server(text) else None
 
@@ -111,7 +111,7 @@ def _pieces(addresses: str) -> list[str]:
 def _listed(addresses: object) -> Iterator[str]:
     for address in addresses if isinstance(addresses, Iterable) else (addresses,):
         if not isinstance(address, str):
-            raise ClientError(f"name_servers is 'host:port;host:port', or a list of such: {addresses!r} is neither")
+            raise ClientError(f"name_servers is {addresses!r}: expected 'host:port;host:port', or a list of addresses")
         yield address
 
 
@@ -119,7 +119,7 @@ def _checked(address: str) -> str:
     host, _, port = address.removeprefix("http://").rpartition(":")
     is_host = bool(host) and not any(char.isspace() or char == "/" for char in host)
     if not is_host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
-        raise ClientError(f"{address!r} is not the address of a name server: host:port is expected")
+        raise ClientError(f"name server address {address!r} is invalid: expected host:port")
     return f"{host}:{port}"
 
 
@@ -135,5 +135,5 @@ async def _resolve(address: str) -> list[str]:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        return [address]  # connecting to it says what is wrong with the name
+        return [address]  # connecting to it raises the error
     return [f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in (str(entry[4][0]) for entry in found)]

@@ -1,7 +1,6 @@
-"""News of routes from a name server that tells them: one watch for all topics of a session.
+"""Route changes that a Skyroute name server reports: one long poll for all topics of a session.
 
-Apache's name servers answer that they do not support it. Then, and whenever no watch can be had, nothing is lost:
-the session asks for its routes again and again, as it does in any case.
+Apache's name servers do not support it. Without it, routes are refreshed by the session's poll alone.
 """
 
 import asyncio
@@ -30,20 +29,21 @@ from skyroute.wire.command import Request, Response
 log = logging.getLogger(__name__)
 
 ADDED_S: Final = 0.1
-"""How long a watch waits for more topics before it is put again with those that were added."""
+"""How long the watch waits for more new topics, before it sends a request with them."""
 RETRY_S: Final = 1.0
 RETRY_S_MAX: Final = 30.0
-"""How long it waits after a failure: twice as long after each, up to a bound."""
+"""Pause after a failure; it doubles with each failure up to the maximum."""
 LOOK_S: Final = 5.0
-"""How often it looks whether somebody else is asked for routes, where the one who is does not know watches."""
-REREAD_AT_ONCE: Final = 16
+"""How often it checks for another name server, if the current one does not support watches."""
+REREADS_MAX: Final = 16
+"""Maximum number of routes that are read at once."""
 
 Call = Callable[[Request, float], Awaitable[tuple[str, Response]]]
-"""Asks the name server that is asked for routes, and returns who answered, and what."""
+"""Sends a request to the preferred name server, and returns its address and its response."""
 
 
 class RouteWatch:
-    """Reads a route again as soon as its name server says that it changed."""
+    """Reads a route again as soon as the name server reports a change."""
 
     def __init__(
         self,
@@ -51,37 +51,37 @@ class RouteWatch:
         routes: RouteCache,
         used_topics: Callable[[], set[str]],
         name_servers: NameServers,
-        line_to: Callable[[str], object | None],
+        connection_to: Callable[[str], object | None],
         timeout_s: float,
     ) -> None:
-        """Nothing is asked yet.
+        """Prepare; nothing is sent yet.
 
         Args:
-            call: How to ask.
-            routes: What to keep fresh.
-            used_topics: Which of them somebody uses.
-            name_servers: Who is asked first.
-            line_to: The connection to an address, if there is one; another one is another object.
-            timeout_s: How much longer than the watch itself its answer may take.
+            call: sends a request.
+            routes: the routes to refresh.
+            used_topics: returns the topics to watch.
+            name_servers: names the preferred name server.
+            connection_to: returns the connection to an address, if there is one.
+            timeout_s: how much longer than the long poll its response may take.
         """
         self._call = call
         self._routes = routes
         self._used_topics = used_topics
         self._name_servers = name_servers
-        self._line_to = line_to
+        self._connection_to = connection_to
         self._timeout_s = timeout_s
-        self._heard: Bookmark | None = None
-        """Up to where the name server has told us everything about `_covered`."""
+        self._bookmark: Bookmark | None = None
+        """All changes of `_covered` topics up to this point have been reported."""
         self._covered: set[str] = set()
-        """Topics that were read after that, or that we have been told of since."""
+        """Topics whose route was read after the bookmark."""
         self._waiting: asyncio.Task[tuple[str, Response]] | None = None
         self._added = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self.is_told = False
-        """The name server tells us of changes."""
+        self.is_active = False
+        """Whether the name server reports changes."""
 
     async def run(self) -> None:
-        """Watch for as long as the session runs."""
+        """Watch until the session stops."""
         self._routes.listeners.add(self._on_route)
         try:
             await self._run()
@@ -97,47 +97,47 @@ class RouteWatch:
                 await self._step()
                 pause_s = RETRY_S
             except SkyrouteError as error:
-                if self.is_told:
-                    log.info("routes are polled until a name server tells of changes again reason=%s", error)
-                self.is_told = False
+                if self.is_active:
+                    log.info("route watch lost, routes are polled reason=%s", error)
+                self.is_active = False
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_S_MAX)
 
     async def _step(self) -> None:
-        """Wait for one piece of news."""
+        """Wait for one report of changes, and read the changed routes."""
         self._added.clear()
         topics = self._used_topics()
         if not topics:
-            await self._until_added()
+            await self._wait_for_topics()
             return
-        if self._heard is not None:
-            # What is new here may have changed after it was read and before we heard what we heard.
+        if self._bookmark is not None:
+            # A new topic may have changed between the read of its route and the bookmark.
             await self._reread(topics - self._covered)
         if self._added.is_set():
             return
-        asked = tuple(sorted(topics)) if len(topics) <= TOPICS_MAX else None
-        is_late = self._heard is not None and not topics <= self._covered
+        watched = tuple(sorted(topics)) if len(topics) <= TOPICS_MAX else None
+        is_late = self._bookmark is not None and not topics <= self._covered
         timeout_ms = int(RETRY_S * 1000) if is_late else TIMEOUT_MS
-        answered = await self._ask(WatchQuery(asked, self._heard, timeout_ms))
-        if answered is None:
+        outcome = await self._send(WatchQuery(watched, self._bookmark, timeout_ms))
+        if outcome is None:
             return
-        address, response = answered
+        address, response = outcome
         if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            await self._until_another(address)
+            await self._wait_for_another_server(address)
         elif response.code != ResponseCode.SUCCESS:
             raise refusal(response, address)
         else:
             self._take(decode_watch_answer(response), topics)
             await self._reread(topics - self._covered)
 
-    async def _until_added(self) -> None:
+    async def _wait_for_topics(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_MS / 1000):
                 await self._added.wait()
-        await asyncio.sleep(ADDED_S)  # a route is stored before whoever asked for it names its topic
+        await asyncio.sleep(ADDED_S)  # a route is cached before its producer or consumer reports the topic
 
-    async def _ask(self, query: WatchQuery) -> tuple[str, Response] | None:
-        """Return who answered, and what; None: topics were added meanwhile."""
+    async def _send(self, query: WatchQuery) -> tuple[str, Response] | None:
+        """Return the name server's address and response; None: topics were added meanwhile."""
         call = self._call(encode_watch(query), query.timeout_ms / 1000 + self._timeout_s)
         self._waiting = asyncio.ensure_future(call)
         try:
@@ -151,10 +151,10 @@ class RouteWatch:
             self._waiting = None
 
     def _take(self, answer: WatchAnswer, topics: set[str]) -> None:
-        if not self.is_told:
-            self.is_told = True
-            log.info("the name server tells of changed routes topics=%d", len(topics))
-        self._heard = answer.now
+        if not self.is_active:
+            self.is_active = True
+            log.info("route watch active topics=%d", len(topics))
+        self._bookmark = answer.now
         if answer.compacted:
             self._covered.clear()
         else:
@@ -162,15 +162,15 @@ class RouteWatch:
             self._covered &= topics
 
     async def _reread(self, topics: Iterable[str]) -> None:
-        """Read routes again; those that cannot be read now stay uncovered, and are tried again with the next step."""
-        turns = asyncio.Semaphore(REREAD_AT_ONCE)
+        """Read routes again. A route that cannot be read stays uncovered, and is read in the next step."""
+        slots = asyncio.Semaphore(REREADS_MAX)
 
         async def read(topic: str) -> None:
-            async with turns:
+            async with slots:
                 try:
                     await self._routes.reread(topic)
                 except NoRouteError:
-                    pass  # it is no more, or not yet
+                    pass  # the topic does not exist
                 except SkyrouteError as error:
                     log.info("route not read again topic=%s reason=%s", topic, error)
                     return
@@ -178,28 +178,26 @@ class RouteWatch:
 
         await asyncio.gather(*map(read, topics))
 
-    async def _until_another(self, address: str) -> None:
-        """Wait until somebody else is asked for routes, or the same one on another connection."""
-        line, self.is_told = self._line_to(address), False
-        log.debug("the name server does not tell of changed routes address=%s", address)
+    async def _wait_for_another_server(self, address: str) -> None:
+        """Wait until another name server is preferred, or the same one has a new connection."""
+        connection, self.is_active = self._connection_to(address), False
+        log.debug("route watch not supported address=%s", address)
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._name_servers.preferred != address or self._line_to(address) is not line:
+            if self._name_servers.preferred != address or self._connection_to(address) is not connection:
                 return
 
-    # What is new to the session
-
-    def look(self) -> None:
-        """See whether somebody uses a topic that is not watched yet, soon."""
+    def check_topics_soon(self) -> None:
+        """Send a new request soon if a topic is not watched yet."""
         self._added.set()
         if self._timer is None and self._waiting is not None:
-            self._timer = asyncio.get_running_loop().call_later(ADDED_S, self._put_again)
+            self._timer = asyncio.get_running_loop().call_later(ADDED_S, self._restart)
 
     def _on_route(self, topic: str, before: TopicRoute | None, _: TopicRoute) -> None:
         if before is None and topic not in self._covered:
-            self.look()
+            self.check_topics_soon()
 
-    def _put_again(self) -> None:
+    def _restart(self) -> None:
         self._timer = None
         if self._waiting is not None and not self._used_topics() <= self._covered:
             self._waiting.cancel()

@@ -1,4 +1,4 @@
-"""Work that several wait for, and that goes on when one of them gives up."""
+"""A task that several callers await, and that continues when one of them is cancelled."""
 
 import asyncio
 from typing import TypeVar
@@ -9,15 +9,15 @@ _T = TypeVar("_T")
 
 
 async def outcome_of(task: "asyncio.Task[_T]") -> _T:
-    """Return what a task returns, or raise what it raises. Being cancelled ends the wait, not the task.
+    """Return the result of a task, or raise its error. A cancellation of the caller does not cancel the task.
 
     Raises:
-        NotRunningError: the task was cancelled, which only a session does that stops.
+        NotRunningError: the session stopped, and cancelled the task.
     """
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         waiting = asyncio.current_task()
         if task.cancelled() and waiting is not None and not waiting.cancelling():
-            raise NotRunningError("the session was stopped meanwhile") from None
+            raise NotRunningError("the session was stopped during the call") from None
         raise

@@ -1,4 +1,4 @@
-"""Signs requests, so that a broker with access control knows who asks."""
+"""Signs requests for brokers with access control (ACL)."""
 
 import base64
 import hmac
@@ -13,14 +13,14 @@ SIGNATURE: Final = "Signature"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who we are, as the broker's administrator wrote it down.
+    """The access key and secret key of an account at the broker.
 
     Examples:
         >>> Credentials("rocketmq2", "12345678")
         Credentials(access_key='rocketmq2')
 
     Raises:
-        ArgumentError: one of them is no text, or empty.
+        ArgumentError: one of them is not text, or empty.
     """
 
     access_key: str
@@ -28,15 +28,15 @@ class Credentials:
     security_token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        # None of the texts may tell a secret, not even a wrong one.
+        # No error text may contain a secret, not even an invalid one.
         for name in ("access_key", "secret_key", "security_token"):
             text = getattr(self, name)
             if not (isinstance(text, str) and text) and not (name == "security_token" and text in (None, "")):
-                what = "empty" if isinstance(text, str) else f"of the type {type(text).__name__}"
-                raise ArgumentError(f"{name} is text that is not empty: it is {what}")
+                what = "empty" if isinstance(text, str) else f"of type {type(text).__name__}"
+                raise ArgumentError(f"{name} is {what}: expected text that is not empty")
 
     def sign(self, request: Request) -> None:
-        """Put our name and the signature over all fields and the body into a request. Signing again is harmless."""
+        """Add the access key, and the signature of all fields and the body, to a request. Signing twice is harmless."""
         fields = request.fields
         fields["AccessKey"] = self.access_key
         if self.security_token:

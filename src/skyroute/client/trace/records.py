@@ -1,8 +1,4 @@
-"""Message trace: what became of single messages, told in messages of a topic of its own, as Apache's tools read it.
-
-Producers and consumers say what happened as records; a `Tracer` sends them in the background, and would rather lose
-some than hold up the application.
-"""
+"""The records of a message trace, and their text format, which Apache's tools read."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -18,7 +14,7 @@ from skyroute.wire.calls.transaction import TransactionOutcome
 log = logging.getLogger(__name__)
 
 DEFAULT_REGION: Final = "DefaultRegion"
-"""Where a broker is that does not say."""
+"""The region of a broker that sends none."""
 
 _FIELD_END: Final = "\x01"
 _RECORD_END: Final = "\x02"
@@ -26,22 +22,22 @@ _NOTHING: Final = "null"
 
 
 class TraceError(ClientError):
-    """The text of a trace cannot be read."""
+    """The text of a trace is damaged."""
 
 
 class TracedKind(IntEnum):
-    """What kind of message was sent."""
+    """The kind of a message."""
 
     NORMAL = 0
     HALF = 1
     COMMITTED = 2
     DELAYED = 3
     ORDERED = 4
-    """Apache's own clients never say so."""
+    """Apache's clients never use it."""
 
 
 def kind_of(properties: Mapping[str, str]) -> TracedKind:
-    """Return what kind of message has these properties."""
+    """Return the kind of a message with these properties."""
     if not _DELAYING.isdisjoint(properties):
         return TracedKind.DELAYED
     return TracedKind.HALF if properties.get(names.TRANSACTION_PREPARED) == "true" else TracedKind.NORMAL
@@ -59,25 +55,25 @@ _DELAYING: Final = frozenset(
 
 
 class TracedReturn(IntEnum):
-    """How a handler came back."""
+    """How a handler ended."""
 
     SUCCESS = 0
     TIMED_OUT = 1
-    """It took longer than it may, even if it succeeded."""
+    """It ran longer than the consume timeout, even if it succeeded."""
     RAISED = 2
     RETURNED_NOTHING = 3
     FAILED = 4
-    """It wants the message again."""
+    """It requested a retry."""
 
 
-# The fields of every record stand in the order of the text.
+# The fields of each record are in the order of the text.
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker has taken a message."""
+    """A broker has stored a message."""
 
     at_ms: int
-    """When sending it began."""
+    """When the send began."""
     region: str = DEFAULT_REGION
     group: str
     topic: str
@@ -91,24 +87,24 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     kind: TracedKind = TracedKind.NORMAL
     offset_id: str | None = None
     success: bool = True
-    """False if the broker could not make it as safe as it is set up to."""
+    """False if the broker stored it less safely than configured."""
 
 
 class ConsumeStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """A message is about to be given to a handler."""
+    """A handler starts with a message."""
 
     at_ms: int
     region: str = DEFAULT_REGION
     group: str
     request_id: str
-    """The same for all that are given together, and for the records of how that ended."""
+    """The same for all messages of one handler call, and for their `ConsumeEnded` records."""
     message_id: str
     reconsume_times: int = 0
     keys: tuple[str, ...] = ()
 
 
 class ConsumeEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A handler is done with a message."""
+    """A handler ended."""
 
     request_id: str
     message_id: str
@@ -117,13 +113,13 @@ class ConsumeEnded(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()
     returned: TracedReturn = TracedReturn.SUCCESS
     at_ms: int = 0
-    """0 from a client too old to say."""
+    """0 from old clients."""
     group: str = ""
-    """Empty from a client too old to say."""
+    """Empty from old clients."""
 
 
 class TransactionEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer has told a broker what became of a transaction."""
+    """A producer has sent the outcome of a transaction."""
 
     at_ms: int
     region: str = DEFAULT_REGION
@@ -134,15 +130,15 @@ class TransactionEnded(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...] = ()
     store_host: str
     kind: TracedKind = TracedKind.COMMITTED
-    """Apache's clients say committed whatever the outcome."""
+    """Apache's clients use COMMITTED for every outcome."""
     transaction_id: str | None = None
     outcome: TransactionOutcome
     from_check: bool = False
-    """The broker asked for it."""
+    """Whether the outcome is the result of a transaction check."""
 
 
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer has asked for a delayed message back."""
+    """A producer has recalled a delayed message."""
 
     at_ms: int
     region: str = DEFAULT_REGION
@@ -171,7 +167,7 @@ _OUTCOME_NAMES: Final = {outcome: name for name, outcome in _OUTCOMES.items()}
 
 
 def encode_record(record: TraceRecord) -> str:
-    """Return the text of one record; the texts of several just follow each other."""
+    """Return the text of one record; a body is the concatenation of several."""
     fields = (_encode_field(getattr(record, name)) for name in record.__struct_fields__)
     return _FIELD_END.join((_TYPE_NAMES[type(record)], *fields)) + _RECORD_END
 
@@ -191,12 +187,12 @@ def _encode_field(value: object) -> str:
 
 
 def decode_trace(body: bytes) -> list[TraceRecord]:
-    """Read the body of a trace message. Types of records that came after this code are skipped.
+    """Decode the body of a trace message. Unknown types of records are skipped.
 
-    What is written as `null` is read as absent, even if it was the tag or the key of that name.
+    `null` means absent, so that a tag or key of that name is lost.
 
     Raises:
-        TraceError: a record of a known type is cut short or malformed.
+        TraceError: a record of a known type is truncated or malformed.
     """
     return [
         _decode_record(_TYPES[name], row.rstrip(_FIELD_END).split(_FIELD_END)[1:])
@@ -208,12 +204,12 @@ def decode_trace(body: bytes) -> list[TraceRecord]:
 def _decode_record(type_: type[TraceRecord], texts: list[str]) -> TraceRecord:
     fields = type_.__struct_fields__
     if type_ is Sent and len(texts) == len(fields) - 1:
-        # The oldest clients have no offset id.
+        # Old clients send no offset id.
         texts.insert(-1, _NOTHING)
     try:
         return type_(**{name: _READERS.get(name, str)(text) for name, text in zip(fields, texts, strict=False)})
     except (ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"not a trace of {type_.__name__}: {error}: {texts!r:.200}") from None
+        raise TraceError(f"damaged trace record {texts!r:.200}: expected a {type_.__name__} ({error})") from None
 
 
 def _decode_keys(text: str) -> tuple[str, ...]:

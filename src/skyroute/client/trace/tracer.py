@@ -27,36 +27,36 @@ from skyroute.message.reserved_topics import TRACE_TOPIC
 log = logging.getLogger(__name__)
 
 RECORDS_MAX: Final = 2048
-"""Records that wait to be sent; the oldest make room for newer ones."""
+"""Maximum number of waiting records; beyond it the oldest are dropped."""
 BATCH_RECORDS: Final = 10
-"""So many do not wait for more."""
+"""Number of records that are sent without waiting for more."""
 BATCH_RECORDS_MAX: Final = 20
 BATCH_BYTES_MAX: Final = 128_000
 BATCH_KEYS_BYTES_MAX: Final = 16_384
-"""Keys are a property, and a broker takes 32767 bytes of properties."""
+"""Keys are a property, and brokers accept 32767 bytes of properties."""
 FLUSH_INTERVAL_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 5.0
-LOSSES_PER_LINE: Final = 1000
-"""The first loss is logged, and then the first of so many more."""
+LOSSES_PER_LOG_LINE: Final = 1000
+"""The first lost record is logged, and then one of this many."""
 
 
 def check_trace(trace: object) -> None:
-    """Let pass what an application may say of a trace: whether there is to be one, or the topic that it goes to.
+    """Check the `trace` argument: True, False, or the name of the trace topic.
 
     Raises:
-        ArgumentError: it is neither.
-        InvalidNameError: no topic has this name.
+        ArgumentError: it is something else.
+        InvalidNameError: the topic name is invalid.
     """
     if isinstance(trace, str):
         check_topic(trace)
     elif not isinstance(trace, bool):
-        raise ArgumentError(f"trace is True, False or the name of a topic: {trace!r} is none of them")
+        raise ArgumentError(f"trace is {trace!r}: expected True, False or the name of a topic")
 
 
 class Tracer:
-    """Sends trace records, some at a time, in the background.
+    """Sends trace records in batches, in the background.
 
-    Nothing here raises or waits, `stop` apart: records are lost instead, counted in `lost`, and logged once in a while.
+    Only `stop` waits, and nothing raises: records that cannot be sent are dropped, counted in `lost`, and logged.
     """
 
     def __init__(
@@ -67,21 +67,21 @@ class Tracer:
         batch_records: int = BATCH_RECORDS,
         flush_interval_s: float = FLUSH_INTERVAL_S,
     ) -> None:
-        """Take what sends a message, and gives up by itself when that takes too long.
+        """Prepare. `send` sends a message, with a timeout of its own.
 
         Raises:
-            InvalidNameError: no topic has this name.
+            InvalidNameError: the topic name is invalid.
         """
         check_topic(topic)
         self.topic = topic
         self.lost = 0
-        """Records that never got to a broker."""
+        """Number of dropped records."""
         self._send = send
         self._batch_records = min(batch_records, BATCH_RECORDS_MAX)
         self._flush_interval_s = flush_interval_s
         self._waiting: deque[TraceRecord] = deque()
-        self._some = asyncio.Event()
-        self._enough = asyncio.Event()
+        self._has_records = asyncio.Event()
+        self._has_batch = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -89,20 +89,20 @@ class Tracer:
         return f"Tracer(topic={self.topic!r}, waiting={len(self._waiting)}, lost={self.lost})"
 
     def is_traced(self, topic: str) -> bool:
-        """Return whether to trace messages of a topic: all but the traces themselves, or there were no end of them."""
+        """Return whether to trace messages of a topic: all topics except the trace topic."""
         return topic != self.topic
 
     def add(self, record: Sent | TransactionEnded | Recalled) -> None:
-        """Take what a producer has to say, unless it is about a trace."""
+        """Add the record of a producer, unless it is about a trace message."""
         if self.is_traced(record.topic):
             self._add(record)
 
     def consume_started(
         self, group: str, messages: Sequence[StoredMessage], *, request_id: str, at_ms: int
     ) -> list[ConsumeStarted]:
-        """Take that messages are given to a handler together; returns what `consume_ended` wants to know.
+        """Add records of a handler call, and return them for `consume_ended`.
 
-        A broker that wants no traces says so in each message.
+        Messages of brokers that have tracing turned off are skipped.
         """
         records = [
             ConsumeStarted(
@@ -124,7 +124,7 @@ class Tracer:
     def consume_ended(
         self, started: Sequence[ConsumeStarted], *, at_ms: int, success: bool, returned: TracedReturn
     ) -> None:
-        """Take that a handler is done with messages that it was given together."""
+        """Add records of the end of a handler call."""
         for record in started:
             self._add(
                 ConsumeEnded(
@@ -142,26 +142,26 @@ class Tracer:
     def _add(self, record: TraceRecord) -> None:
         if len(self._waiting) >= RECORDS_MAX:
             self._waiting.popleft()
-            self._lose(1, "more of them than can be sent")
+            self._lose(1, "more records than can be sent")
         self._waiting.append(record)
-        self._some.set()
+        self._has_records.set()
         if len(self._waiting) >= self._batch_records:
-            self._enough.set()
+            self._has_batch.set()
 
     def start(self) -> None:
-        """Begin to send what was added, and what will be."""
+        """Send waiting and future records in the background."""
         if self._task is None:
             self._stopping = False
             self._task = asyncio.create_task(self._run(), name="skyroute tracer")
 
     async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Send what is left, and give up the rest when the time is over."""
+        """Send the remaining records, and drop those left after the timeout."""
         if self._task is None:
             return
         task, self._task = self._task, None
         self._stopping = True
-        self._some.set()
-        self._enough.set()
+        self._has_records.set()
+        self._has_batch.set()
         try:
             await asyncio.wait({task}, timeout=timeout_s)
         finally:
@@ -173,10 +173,10 @@ class Tracer:
 
     async def _run(self) -> None:
         while self._waiting or not self._stopping:
-            await self._some.wait()
+            await self._has_records.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._flush_interval_s):
-                    await self._enough.wait()
+                    await self._has_batch.wait()
             await self._send_batch()
 
     async def _send_batch(self) -> None:
@@ -188,7 +188,7 @@ class Tracer:
         except asyncio.CancelledError:
             self._lose(len(rows), "stopped before they were sent")
             raise
-        except Exception as error:  # noqa: BLE001 - what goes wrong with a trace stays with the trace
+        except Exception as error:  # noqa: BLE001 - a failed trace must not fail the application
             self._lose(len(rows), f"{type(error).__name__}: {error}")
 
     def _take_batch(self) -> tuple[list[bytes], list[str]]:
@@ -207,18 +207,18 @@ class Tracer:
             rows.append(row)
             keys.update(dict.fromkeys(found))
         if not self._waiting and not self._stopping:
-            self._some.clear()
+            self._has_records.clear()
         if len(self._waiting) < self._batch_records and not self._stopping:
-            self._enough.clear()
+            self._has_batch.clear()
         return rows, list(keys)
 
     def _lose(self, count: int, why: str) -> None:
         before, self.lost = self.lost, self.lost + count
-        if not before or before // LOSSES_PER_LINE != self.lost // LOSSES_PER_LINE:
-            log.warning("trace records lost count=%d topic=%s why=%s", self.lost, self.topic, why)
+        if not before or before // LOSSES_PER_LOG_LINE != self.lost // LOSSES_PER_LOG_LINE:
+            log.warning("trace records lost count=%d topic=%s cause=%s", self.lost, self.topic, why)
 
 
 def _lookup_keys(record: TraceRecord) -> list[str]:
-    """What people find a trace by: the message's id and its keys."""
+    """Return the keys of a trace message: the id and the keys of the traced message."""
     keys = () if isinstance(record, Recalled) else record.keys
     return [key for key in (record.message_id, *keys) if key and not key.isspace()]

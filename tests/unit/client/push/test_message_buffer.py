@@ -1,4 +1,4 @@
-"""What of one queue is not finished: nothing may ever be committed beyond it."""
+"""The message buffer of a queue: no offset behind an unfinished message is ever committed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_an_empty_one_commits_where_it_starts() -> None:
     assert (buffer.commit_offset, buffer.position, buffer.count) == (7, 7, 0)
 
 
-def test_what_is_taken_stays_unfinished_until_it_is_finished() -> None:
+def test_a_taken_message_is_not_committed_until_it_is_finished() -> None:
     buffer = MessageBuffer(0)
     buffer.add(messages(0, 1, 2), 3)
     first = buffer.take(1)
@@ -70,7 +70,7 @@ def test_the_lowest_unfinished_holds_the_offset_back() -> None:
     assert buffer.commit_offset == 4
 
 
-def test_messages_that_were_not_wanted_count_as_finished() -> None:
+def test_filtered_messages_count_as_finished() -> None:
     buffer = MessageBuffer(0)
     buffer.add(messages(3), 9)
     assert buffer.commit_offset == 3
@@ -91,7 +91,7 @@ def test_finishing_twice_changes_nothing() -> None:
     assert (buffer.count, buffer.bytes) == (0, 0)
 
 
-def test_what_is_put_back_comes_first_again() -> None:
+def test_messages_that_are_put_back_come_first() -> None:
     buffer = MessageBuffer(0)
     buffer.add(messages(0, 1, 2), 3)
     taken = buffer.take(2)
@@ -101,7 +101,7 @@ def test_what_is_put_back_comes_first_again() -> None:
     assert buffer.count == 3
 
 
-def test_what_was_finished_meanwhile_is_not_put_back() -> None:
+def test_finished_messages_are_not_put_back() -> None:
     buffer = MessageBuffer(0)
     buffer.add(messages(0, 1), 2)
     taken = buffer.take(2)
@@ -110,13 +110,13 @@ def test_what_was_finished_meanwhile_is_not_put_back() -> None:
     assert offsets(buffer.take(2)) == [1]
 
 
-def test_what_is_taken_together_has_one_topic() -> None:
+def test_messages_taken_together_have_one_topic() -> None:
     buffer = MessageBuffer(0)
     buffer.add([message(0), message(1), message(2).replace(topic="U"), message(3)], 4)
     assert [offsets(buffer.take(3)) for _ in range(4)] == [[0, 1], [2], [3], []]
 
 
-def test_dropping_what_waits_leaves_it_uncommitted() -> None:
+def test_dropped_waiting_messages_are_not_committed() -> None:
     buffer = MessageBuffer(0)
     buffer.add(messages(0, 1, 2), 3)
     buffer.finish(buffer.take(1))
@@ -125,13 +125,13 @@ def test_dropping_what_waits_leaves_it_uncommitted() -> None:
     assert buffer.commit_offset == 1
 
 
-def test_a_batch_brought_whole_is_taken_from_where_it_was_asked_for() -> None:
+def test_messages_of_a_batch_before_the_position_are_skipped() -> None:
     buffer = MessageBuffer(5)
     buffer.add(messages(3, 4, 5, 6), 7)
     assert offsets(buffer.take(10)) == [5, 6]
 
 
-def test_what_comes_out_of_order_is_put_in_order() -> None:
+def test_messages_out_of_order_are_sorted() -> None:
     buffer = MessageBuffer(0)
     buffer.add(messages(2, 0, 1), 3)
     taken = buffer.take(3)
@@ -172,7 +172,7 @@ def test_it_is_full_beyond_any_of_its_limits() -> None:
     assert not buffer.is_full(limits)
 
 
-def test_what_is_not_wanted_fills_nothing_up() -> None:
+def test_filtered_messages_do_not_fill_the_buffer() -> None:
     buffer = MessageBuffer(0)
     buffer.add(messages(0), 1)
     buffer.add([], 5_000)

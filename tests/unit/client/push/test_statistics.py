@@ -1,4 +1,4 @@
-"""How fast a consumer says it is."""
+"""Consume rates and average times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def test_a_new_one_has_no_pace() -> None:
     assert (rates.consumed_a_second, rates.consume_ms, rates.pull_ms, rates.failed_an_hour) == (0.0, 0.0, 0.0, 0)
 
 
-def test_averages_are_over_what_was_counted() -> None:
+def test_averages_are_per_handler_call_and_per_pull() -> None:
     statistics = ConsumeStatistics(100.0)
     statistics.consumed, statistics.failed, statistics.handlings, statistics.handled_s = 50, 10, 60, 0.6
     statistics.pulls, statistics.pulled, statistics.pull_s = 4, 60, 0.2
@@ -20,7 +20,7 @@ def test_averages_are_over_what_was_counted() -> None:
     assert rates.failed_an_hour == 10
 
 
-def test_what_was_before_the_last_minute_no_longer_counts() -> None:
+def test_rates_cover_the_last_minute() -> None:
     statistics = ConsumeStatistics(0.0)
     statistics.consumed = 1_000
     for step in range(1, 8):

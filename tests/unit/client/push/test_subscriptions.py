@@ -20,7 +20,7 @@ from tests.unit.client.push.test_message_buffer import message
 async def handle(_message: StoredMessage) -> None: ...
 
 
-def test_topics_bear_the_namespace_for_brokers_and_not_for_handlers() -> None:
+def test_topics_have_the_namespace_for_brokers_and_not_for_handlers() -> None:
     subscriptions = Subscriptions("ns", takes_list=False)
     subscriptions.put("T", "A || B", handle, 5)
     assert subscriptions.topics == ("ns%T",)

@@ -1,1 +1,1 @@
-"""The parts of `client.consumer`: what is wanted, which queues are ours, fetching, handling, and what brokers ask."""
+"""The push consumer's parts: subscriptions, assignment, pull loops, dispatch to handlers, and retries."""

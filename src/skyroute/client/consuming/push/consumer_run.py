@@ -184,7 +184,7 @@ class ConsumerRun:
         if self._subscriptions.has_handlers:
             self.dispatcher.start()
         announced = self._subscriptions.all
-        await self._session.send_heartbeats()
+        await self._session.heartbeats.send()
         self._subscriptions.mark_announced(announced)
 
     async def _rebalance(self) -> bool:
