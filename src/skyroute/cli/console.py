@@ -40,7 +40,12 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
 @name_servers_option
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", metavar="PORT", type=click.IntRange(0, 65535), default=8088, show_default=True, help="0: any free."
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=8088,
+    show_default=True,
+    help="Port to listen on; 0: any free port.",
 )
 @click.option(
     "--data",
@@ -48,7 +53,7 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of users and audit log. Default: ~/skyroute/console.",
 )
-@click.option("--sign-in/--no-sign-in", default=None, help="Require sign-in. Default: unless --host is loopback.")
+@click.option("--sign-in/--no-sign-in", default=None, help="Require sign-in. Default: if other machines can connect.")
 @click.option("--name", "names", metavar="HOST", multiple=True, help="Another host name of this console; repeatable.")
 @click.option(
     "--trusted-proxy",
@@ -134,7 +139,7 @@ def _journal(text: str) -> tuple[str, Path]:
 
 @console.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(["viewer", "operator"]), default="viewer", show_default=True)
+@click.option("--role", type=click.Choice(["viewer", "operator"]), default="viewer", show_default=True, help="Role.")
 @click.option("--remove", is_flag=True, help="Remove the user.")
 @click.option(
     "--data", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="Data folder of the console."

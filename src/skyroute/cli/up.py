@@ -25,7 +25,7 @@ DATA: Final = "skyroute-data"
     type=click.Path(file_okay=False, path_type=Path),
     default=DATA,
     show_default=True,
-    help="Folder of messages, topics and offsets; the next start reads them again.",
+    help="Folder of messages, topics and offsets; kept between runs.",
 )
 @click.option(
     "--port",

@@ -142,15 +142,15 @@ def _totals_table(values: Iterable[Mapping[str, Any]]) -> str:
 
 def _number(state: Mapping[str, str], key: str) -> float | None:
     """Return the first number of a value, or None."""
-    words = state.get(key, "").split()
+    numbers = state.get(key, "").split()
     try:
-        return int(words[0])
+        return int(numbers[0])
     except IndexError:
         return None
     except ValueError:
         pass
     try:
-        return float(words[0])
+        return float(numbers[0])
     except ValueError:
         return None
 

@@ -92,7 +92,7 @@ async def update_sub_group(
 ) -> Output:
     """Create a consumer group or replace its settings.
 
-    Settings without an option here get their default.
+    Settings that are not given get their defaults.
     """
     config = GroupConfig(group.strip(), **settings)
     if retry_policy is not None:
