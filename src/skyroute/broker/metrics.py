@@ -90,9 +90,7 @@ class BrokerMetrics:
         async for family in self._lags(parts):
             yield family
         left_out = (((name,), count) for name, count in self._left_out.items())
-        yield self._gauge(
-            "skyroute_broker_series_omitted", "Series omitted beyond the largest 1000", ("metric",), left_out
-        )
+        yield self._gauge("skyroute_broker_series_omitted", "Series beyond the largest 1000", ("metric",), left_out)
 
     # How families are made
 
@@ -152,12 +150,7 @@ class BrokerMetrics:
         connections = sum(server.connection_count for server in self.servers)
         turned_away = sum(server.turned_away for server in self.servers)
         yield self._gauge("skyroute_broker_connections", "Open connections", (), [(ONE, connections)])
-        yield self._counter(
-            "skyroute_broker_connections_rejected",
-            "Connections rejected by serverMaxConnections",
-            (),
-            [(ONE, turned_away)],
-        )
+        yield self._counter("skyroute_broker_connections_rejected", "Connections rejected", (), [(ONE, turned_away)])
 
     def _clients(self, parts: Components) -> Iterator[Metric]:
         members = parts.members
@@ -272,12 +265,7 @@ class BrokerMetrics:
             found.append(("message_reserve_time_milliseconds", "Age of the oldest message", kept_ms))
         for name, text, number in found:
             yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
-        yield self._gauge(
-            "skyroute_broker_disk_used_ratio",
-            "Used share of the store's disk, from 0 to 1",
-            (),
-            [(ONE, store.disk_used())],
-        )
+        yield self._gauge("skyroute_broker_disk_used_ratio", "Used share of the disk", (), [(ONE, store.disk_used())])
         for name, text, number in (
             ("damaged_ranges", "Damaged ranges of the commit log", store.damage.count),
             ("damaged_bytes", "Bytes in damaged ranges of the commit log", store.damage.bytes),
@@ -294,9 +282,7 @@ class BrokerMetrics:
         timers_behind = max(parts.store.max_offset(TIMER_TOPIC, 0) - timers.read_end, 0)
         watermark = [(("send",), parts.flushing.waiting_count)]
         yield self._gauge("rocketmq_processor_watermark", "Sends that wait for a flush", ("processor",), watermark)
-        yield self._gauge(
-            "skyroute_broker_suspended_pulls", "Pull requests in long polling", (), [(ONE, len(parts.parked))]
-        )
+        yield self._gauge("skyroute_broker_suspended_pulls", "Pulls in long polling", (), [(ONE, len(parts.parked))])
         yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(ONE, transactions.open_count)])
         yield self._counter("rocketmq_commit_messages", "Transactions committed", (), [(ONE, transactions.committed)])
         yield self._counter(

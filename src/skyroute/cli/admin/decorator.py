@@ -117,6 +117,9 @@ class _EitherOrNone(_Either):
     needed = False
 
 
+cluster_or_parent = click.option("-c", "--cluster", metavar="NAME", help="Cluster, or parent topic of a light queue.")
+
+
 def broker_or_cluster(long_cluster: str = "--clusterName", *, needed: bool = True) -> Callable[[Function], Function]:
     """Add `-b` and `-c`: exactly one must be given, or, if not `needed`, at most one."""
     kind = _Either if needed else _EitherOrNone
