@@ -44,9 +44,7 @@ def _run(coroutine: Coroutine[Any, Any, R]) -> R:
         thread = _loop_thread
     if thread.is_current:
         coroutine.close()
-        raise ClientError(
-            "a blocking call on the event loop would wait for itself: use the classes of `skyroute` here"
-        )
+        raise ClientError("a blocking call on the event loop would wait for itself: use the classes of `skyroute` here")
     return thread.call(coroutine)
 
 

@@ -1,6 +1,6 @@
 """Looks at what an application passes, so that a slip is told where it was made, and not where it first hurts."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -210,7 +210,3 @@ def check_methods(name: str, value: object, kind: str, methods: Iterable[str]) -
     if isinstance(value, type) or (missing := [word for word in methods if not callable(getattr(value, word, None))]):
         lacking = "it is a class, and not one of its objects" if isinstance(value, type) else f"no {', '.join(missing)}"
         raise ArgumentError(f"{name} is {kind}: {value!r} is none ({lacking})")
-
-
-Check = Callable[[str, Any], object]
-"""Told the name of an argument and its value, raises ArgumentError if it makes no sense."""

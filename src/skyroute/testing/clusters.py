@@ -68,9 +68,7 @@ class Cluster:
 
     def __init__(self, *, brokers: int, name_servers: int, in_memory: bool, settings: dict[str, Any]) -> None:
         if brokers < 0 or name_servers < 1:
-            raise ValueError(
-                f"{brokers} brokers, {name_servers} name servers: expected 0 or more, and 1 or more"
-            )
+            raise ValueError(f"{brokers} brokers, {name_servers} name servers: expected 0 or more, and 1 or more")
         self._counts = brokers, name_servers
         self._in_memory = in_memory
         self._settings = settings
