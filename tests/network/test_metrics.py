@@ -1,4 +1,4 @@
-"""What a name server tells those who watch it, and how it deals with those who do not ask as they should."""
+"""Metrics and health pages of a name server, and how they handle invalid and slow clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.shown import ROOT
 ROUTE, REGISTER = "GET_ROUTEINFO_BY_TOPIC", "REGISTER_BROKER"
 GOOD = b"GET /livez HTTP/1.1\r\n\r\n"
 MANY = MASTER.but(topics=tuple(Topic(f"a-topic-of-many-{number}") for number in range(2_000)))
-"""Its body is so long that it is taken in steps."""
+"""Its body is so long that it is decoded in steps."""
 
 
 def pages_of(here: Running) -> str:
@@ -42,7 +42,7 @@ def pages_of(here: Running) -> str:
 
 @asynccontextmanager
 async def watched(folder: Path, **settings: Any) -> AsyncIterator[tuple[Running, str]]:
-    """A name server, and where its pages are."""
+    """A name server, and the address of its pages."""
     async with running(folder, metrics_port=free_port(), **settings) as here:
         yield here, pages_of(here)
 
@@ -56,7 +56,7 @@ def requests(seen: Scrape) -> dict[tuple[str, str], float]:
 # ---------------------------------------------------------------------------------------------------------- requests
 
 
-async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> None:
+async def test_requests_are_counted_by_request_and_response_code(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER, OTHER)
         await line.tell(SLAVE.request)
@@ -80,7 +80,7 @@ async def test_every_request_is_counted_by_what_became_of_it(tmp_path: Path) -> 
         assert seen("rocketmq_namesrv_connections") == 1
 
 
-async def test_an_answer_that_takes_a_while_is_counted_when_it_is_given(tmp_path: Path) -> None:
+async def test_a_deferred_response_is_counted_when_it_is_sent(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         assert len(MANY.request.body) > 64 * 1024
         assert (await line.call(MANY.request)).code == 0
@@ -89,7 +89,7 @@ async def test_an_answer_that_takes_a_while_is_counted_when_it_is_given(tmp_path
         assert requests(await scrape(pages)) == {(REGISTER, "SUCCESS"): 1, (REGISTER, "SYSTEM_ERROR"): 1}
 
 
-async def test_time_is_told_in_seconds(tmp_path: Path) -> None:
+async def test_latency_is_in_seconds(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         first = await line.call(watch("A"))
         asked = await line.send(watch("A", after=first))
@@ -107,7 +107,7 @@ async def test_time_is_told_in_seconds(tmp_path: Path) -> None:
         assert seen("rocketmq_namesrv_request_seconds_bucket", le="+Inf", **of_watches) == 2
 
 
-async def test_whoever_does_not_ask_for_metrics_does_not_pay_for_them(nameserver: Running) -> None:
+async def test_without_metrics_the_plain_dispatcher_is_used(nameserver: Running) -> None:
     assert nameserver.server._pages is None
     assert type(nameserver.remoting._context.dispatcher) is Dispatcher
 
@@ -115,7 +115,7 @@ async def test_whoever_does_not_ask_for_metrics_does_not_pay_for_them(nameserver
 # ------------------------------------------------------------------------------------------------------------ routes
 
 
-async def test_what_the_table_holds_and_how_it_changed(tmp_path: Path) -> None:
+async def test_route_table_sizes_and_changes(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line, line_to(here.address) as gone:
         await register(line, MASTER, SLAVE)
         await register(gone, OTHER)
@@ -144,14 +144,14 @@ async def test_what_the_table_holds_and_how_it_changed(tmp_path: Path) -> None:
             assert seen("rocketmq_namesrv_route_events_total", event=event, cause=cause) == count, event
 
 
-async def test_a_table_without_brokers_has_no_lease_that_is_about_to_end(tmp_path: Path) -> None:
+async def test_without_brokers_there_are_no_lease_metrics(tmp_path: Path) -> None:
     async with watched(tmp_path) as (_, pages):
         seen = await scrape(pages)
         assert seen("rocketmq_namesrv_brokers") == 0
         assert not seen.has("rocketmq_namesrv_lease_left_min_seconds")
 
 
-async def test_the_mass_expiry_guard_says_whom_it_holds(tmp_path: Path) -> None:
+async def test_the_mass_expiry_guard_counts_the_brokers_it_keeps(tmp_path: Path) -> None:
     async with watched(tmp_path, mass_expiry_share=0.3) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER, OTHER)
         here.pass_time(125, sweeps=False)
@@ -166,14 +166,14 @@ async def test_the_mass_expiry_guard_says_whom_it_holds(tmp_path: Path) -> None:
         assert seen("rocketmq_namesrv_route_events_total", event="broker_left", cause="lease_expired") == 1
 
 
-async def test_a_scan_that_comes_late_is_counted(tmp_path: Path) -> None:
+async def test_a_late_scan_is_counted(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages):
         here.clock.advance(60)
         here.scan()
         assert (await scrape(pages))("rocketmq_namesrv_late_scans_total") == 1
 
 
-async def test_answers_from_before_a_restart_are_counted_until_brokers_are_heard_from(tmp_path: Path) -> None:
+async def test_routes_with_unconfirmed_brokers_are_counted_until_they_register(tmp_path: Path) -> None:
     memory: dict[str, Any] = {"memory_path": str(tmp_path / "memory")}
     async with running(tmp_path, **memory) as here, line_to(here.address) as line:
         await register(line, MASTER, OTHER)
@@ -190,7 +190,7 @@ async def test_answers_from_before_a_restart_are_counted_until_brokers_are_heard
         assert seen("rocketmq_namesrv_brokers_unconfirmed") == 0
 
 
-async def test_a_change_wakes_only_its_watchers_and_is_counted(tmp_path: Path) -> None:
+async def test_a_change_answers_and_counts_only_its_watches(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), line_to(here.address) as line:
         first = await line.call(watch("A"))
         for topics in (("A",), ("B",), ()):
@@ -202,7 +202,7 @@ async def test_a_change_wakes_only_its_watchers_and_is_counted(tmp_path: Path) -
         assert (seen("rocketmq_namesrv_watches"), seen("rocketmq_namesrv_watches_woken_total")) == (1, 2)
 
 
-async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> None:
+async def test_journal_and_snapshot_metrics(tmp_path: Path) -> None:
     async with (
         watched(tmp_path, memory_path=str(tmp_path / "memory"), snapshot_interval_s=1000) as (here, pages),
         line_to(here.address) as line,
@@ -226,7 +226,7 @@ async def test_journal_and_snapshot_tell_how_far_they_are(tmp_path: Path) -> Non
             assert seen(f"rocketmq_namesrv_{name}") == value, name
 
 
-async def test_a_snapshot_that_the_disk_refuses_is_counted(tmp_path: Path) -> None:
+async def test_a_failed_snapshot_is_counted(tmp_path: Path) -> None:
     async with watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages), line_to(here.address) as line:
         await register(line, MASTER)
         memory = here.server._memory
@@ -248,7 +248,7 @@ async def test_a_server_is_alive_and_ready(tmp_path: Path) -> None:
         assert await page(pages, "/readyz") == (200, "ready\n")
 
 
-async def test_a_server_that_waits_for_its_brokers_is_alive_and_not_ready(tmp_path: Path) -> None:
+async def test_a_server_that_waits_for_registrations_is_alive_and_not_ready(tmp_path: Path) -> None:
     async with watched(tmp_path, wait_for_brokers=True) as (here, pages):
         status, reason = await page(pages, "/readyz")
         assert (status, "waitSecondsForService=45" in reason, reason.count("\n")) == (503, True, 1)
@@ -257,7 +257,7 @@ async def test_a_server_that_waits_for_its_brokers_is_alive_and_not_ready(tmp_pa
         assert (await page(pages, "/readyz"))[0] == 200
 
 
-async def test_a_server_that_stops_is_not_ready_while_it_still_serves(tmp_path: Path) -> None:
+async def test_a_stopping_server_is_not_ready(tmp_path: Path) -> None:
     settings = {"graceful_shutdown": True, "shutdown_wait_s": 600}
     async with watched(tmp_path, **settings) as (here, pages):
         async with line_to(here.address) as line:
@@ -293,9 +293,7 @@ async def test_a_server_that_stops_is_not_ready_while_it_still_serves(tmp_path: 
         (b"GET /livez HTTP/1.1\r\nX: " + b"x" * REQUEST_BYTES_MAX * 4, b""),
     ],
 )
-async def test_only_short_questions_for_what_is_there_are_answered(
-    tmp_path: Path, request_bytes: bytes, status: bytes
-) -> None:
+async def test_invalid_http_requests_are_refused(tmp_path: Path, request_bytes: bytes, status: bytes) -> None:
     async with watched(tmp_path) as (_, pages):
         try:
             answer = await exchange(pages, request_bytes)
@@ -306,14 +304,14 @@ async def test_only_short_questions_for_what_is_there_are_answered(
         assert await page(pages, "/livez") == (200, "alive\n")
 
 
-async def test_a_request_that_does_not_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_incomplete_request_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages_module, "EXCHANGE_S", 0.05)
     async with watched(tmp_path) as (_, pages):
         assert await exchange(pages, b"GET /livez HTTP/1.1\r\n") == b""
         assert await page(pages, "/livez") == (200, "alive\n")
 
 
-async def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_that_is_not_read_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages_module, "EXCHANGE_S", 0.2)
     async with watched(tmp_path) as (here, pages):
         served = here.server._pages
@@ -331,7 +329,7 @@ async def test_an_answer_that_nobody_takes_is_given_up(tmp_path: Path, monkeypat
         writer.transport.abort()
 
 
-async def test_connections_without_a_request_make_room_for_those_with_one(tmp_path: Path) -> None:
+async def test_a_new_connection_replaces_the_oldest_one_without_a_request(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), AsyncExitStack() as ends:
         served = here.server._pages
         assert served is not None
@@ -349,7 +347,7 @@ async def test_connections_without_a_request_make_room_for_those_with_one(tmp_pa
         assert (await reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-async def test_answers_that_nobody_takes_make_room_for_others(tmp_path: Path) -> None:
+async def test_a_new_connection_replaces_the_oldest_one_that_does_not_read(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages), AsyncExitStack() as ends:
         served = here.server._pages
         assert served is not None
@@ -366,7 +364,7 @@ async def test_answers_that_nobody_takes_make_room_for_others(tmp_path: Path) ->
         assert await page(pages, "/livez") == (200, "alive\n")
 
 
-async def test_those_who_are_there_do_not_keep_a_server_from_stopping(tmp_path: Path) -> None:
+async def test_open_connections_do_not_block_a_stop(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages):
         reader, writer = await asyncio.open_connection(*split_address(pages))
         writer.write(b"GET /met")
@@ -382,7 +380,7 @@ async def test_those_who_are_there_do_not_keep_a_server_from_stopping(tmp_path: 
 # ------------------------------------------------------------------------------------------------------- what cannot be
 
 
-async def test_a_taken_port_is_told_with_its_setting_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
     async with watched(tmp_path) as (here, pages):
         port = split_address(pages)[1]
         memory = tmp_path / "other" / "memory"
@@ -401,7 +399,9 @@ async def test_a_taken_port_is_told_with_its_setting_and_leaves_nothing_behind(t
         assert here.connections == 0
 
 
-async def test_a_missing_extra_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_package_is_an_error_that_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'skyroute\[metrics\]'"):
         async with watched(tmp_path):
@@ -411,7 +411,7 @@ async def test_a_missing_extra_is_told_with_what_to_install(tmp_path: Path, monk
 # --------------------------------------------------------------------------------------------------------- documents
 
 
-async def test_every_metric_is_listed_and_every_listed_metric_is_there(tmp_path: Path) -> None:
+async def test_the_documented_metrics_are_those_served(tmp_path: Path) -> None:
     async with (
         watched(tmp_path, memory_path=str(tmp_path / "memory")) as (here, pages),
         line_to(here.address) as line,
@@ -423,7 +423,7 @@ async def test_every_metric_is_listed_and_every_listed_metric_is_there(tmp_path:
         assert told(await scrape(pages)) == listed("Name server metrics") | listed("Process metrics")
 
 
-def test_the_dashboard_asks_for_nothing_that_is_not_told() -> None:
+def test_the_dashboard_uses_only_documented_metrics() -> None:
     known = listed("Name server metrics") | listed("Broker metrics") | listed("Process metrics")
     names = set(known) | {f"{name}_bucket" for name, (kind, _) in known.items() if kind == "histogram"}
     dashboard = json.loads((ROOT / "docs" / "grafana" / "skyroute.json").read_text(encoding="utf-8"))

@@ -89,9 +89,7 @@ class BrokerMetrics:
         async for family in self._lags(components):
             yield family
         left_out = (((name,), count) for name, count in self._left_out.items())
-        yield self._gauge(
-            "skyroute_broker_series_omitted", "Series omitted beyond the largest 1000", ("metric",), left_out
-        )
+        yield self._gauge("skyroute_broker_series_omitted", "Series beyond the largest 1000", ("metric",), left_out)
 
     # Metric families
 
@@ -152,10 +150,7 @@ class BrokerMetrics:
         turned_away = sum(server.turned_away for server in self.servers)
         yield self._gauge("skyroute_broker_connections", "Open connections", (), [(NO_LABELS, connections)])
         yield self._counter(
-            "skyroute_broker_connections_rejected",
-            "Connections rejected by serverMaxConnections",
-            (),
-            [(NO_LABELS, turned_away)],
+            "skyroute_broker_connections_rejected", "Connections rejected", (), [(NO_LABELS, turned_away)]
         )
 
     def _clients(self, components: Components) -> Iterator[Metric]:
@@ -272,10 +267,7 @@ class BrokerMetrics:
         for name, text, number in found:
             yield self._gauge(f"rocketmq_storage_{name}", text, _STORAGE_LABELS, [(_STORAGE, number)])
         yield self._gauge(
-            "skyroute_broker_disk_used_ratio",
-            "Used share of the store's disk, from 0 to 1",
-            (),
-            [(NO_LABELS, store.disk_used())],
+            "skyroute_broker_disk_used_ratio", "Used share of the disk", (), [(NO_LABELS, store.disk_used())]
         )
         for name, text, number in (
             ("damaged_ranges", "Damaged ranges of the commit log", store.damage.count),
@@ -294,12 +286,12 @@ class BrokerMetrics:
         watermark = [(("send",), components.flushing.waiting_count)]
         yield self._gauge("rocketmq_processor_watermark", "Sends that wait for a flush", ("processor",), watermark)
         yield self._gauge(
-            "skyroute_broker_suspended_pulls",
-            "Pull requests in long polling",
-            (),
-            [(NO_LABELS, len(components.long_polling))],
+            "skyroute_broker_suspended_pulls", "Pulls in long polling", (), [(NO_LABELS, len(components.long_polling))]
         )
         yield self._gauge("rocketmq_half_messages", "Open transactions", (), [(NO_LABELS, transactions.open_count)])
+        yield self._counter(
+            "rocketmq_commit_messages", "Transactions committed", (), [(NO_LABELS, transactions.committed)]
+        )
         yield self._counter(
             "rocketmq_commit_messages", "Transactions committed", (), [(NO_LABELS, transactions.committed)]
         )

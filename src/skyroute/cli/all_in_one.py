@@ -139,12 +139,7 @@ def run_cluster(
             host = "0.0.0.0" if bind == "*" else bind
             servers.append(_ConsoleInProcess(name_server, host, console_port, folder / "console"))
         try:
-            run(
-                "cluster",
-                [ns_config, config],
-                servers,
-                lambda: _print_addresses(name_server, broker),
-            )
+            run("cluster", [ns_config, config], servers, lambda: _print_addresses(name_server, broker))
         except BindError as error:
             print(
                 f"skyroute up: {error}\n"

@@ -53,9 +53,7 @@ def advertise_option_settings(advertise: str | None) -> dict[str, str]:
     metavar="HOST:PORT;...",
     help="Name servers to register with. Default: the setting namesrvAddr, else the variable NAMESRV_ADDR.",
 )
-@click.option(
-    "-c", "--configFile", "config_file", metavar="FILE", help="Properties file with the settings (broker.conf)."
-)
+@click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with the settings.")
 @click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")
 @click.option("-m", "--printImportantConfig", "print_important", is_flag=True, help="Print the main settings and exit.")
 @click.option(

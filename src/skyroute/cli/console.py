@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from skyroute.cli.logs import LogSettings, log_options
-from skyroute.cli.options import CONTEXT, client_options, examples, name_servers_option
+from skyroute.cli.options import CONTEXT, client_options, examples, name_servers_option, port_option
 from skyroute.cli.server_process import print_line, run, server_command
 from skyroute.client.session.session import ClientArguments
 from skyroute.remoting.errors import BindError
@@ -39,16 +39,14 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
 )
 @name_servers_option
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", metavar="PORT", type=click.IntRange(0, 65535), default=8088, show_default=True, help="0: any free."
-)
+@port_option("--port", "console", 8088)
 @click.option(
     "--data",
     metavar="FOLDER",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of users and audit log. Default: ~/skyroute/console.",
 )
-@click.option("--sign-in/--no-sign-in", default=None, help="Require sign-in. Default: unless --host is loopback.")
+@click.option("--sign-in/--no-sign-in", default=None, help="Require sign-in. Default: if other machines can connect.")
 @click.option("--name", "names", metavar="HOST", multiple=True, help="Another host name of this console; repeatable.")
 @click.option(
     "--trusted-proxy",
@@ -65,15 +63,8 @@ def _networks(_context: click.Context, _option: click.Parameter, values: tuple[s
     multiple=True,
     help="Journal of a name server on this machine (its memoryPath), for the route history page; repeatable.",
 )
-@click.option(
-    "--certificate",
-    metavar="FILE",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="TLS certificate, to serve HTTPS.",
-)
-@click.option(
-    "--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Private key of the certificate."
-)
+@click.option("--certificate", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS certificate.")
+@click.option("--key", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="TLS private key.")
 @client_options
 @log_options("warning")
 @click.pass_context
@@ -134,10 +125,10 @@ def _journal(text: str) -> tuple[str, Path]:
 
 @console.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(["viewer", "operator"]), default="viewer", show_default=True)
+@click.option("--role", type=click.Choice(["viewer", "operator"]), default="viewer", show_default=True, help="Role.")
 @click.option("--remove", is_flag=True, help="Remove the user.")
 @click.option(
-    "--data", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="Data folder of the console."
+    "--data", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="The console's folder."
 )
 @click.option("--password-stdin", is_flag=True, help="Read the password from standard input.")
 def user(name: str, role: str, data: Path | None, *, remove: bool, password_stdin: bool) -> None:

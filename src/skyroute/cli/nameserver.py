@@ -24,7 +24,7 @@ from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_opt
     envvar="NAMESRV_ADDR",
     default="",
     show_envvar=True,
-    help="With clusterTest=true: name servers that look up routes this one does not have.",
+    help="With clusterTest=true: name servers to query for unknown routes.",
 )
 @click.option("-c", "--configFile", "config_file", metavar="FILE", help="Properties file with the settings.")
 @click.option("-p", "--printConfigItem", "print_config", is_flag=True, help="Print all effective settings and exit.")

@@ -51,6 +51,12 @@ def metrics_option(command: F) -> F:
     )(command)
 
 
+def port_option(name: str, server: str, default: int) -> Callable[[F], F]:
+    """Return an option for the port of a server."""
+    text, ports = f"Port of the {server}; 0: any free port.", click.IntRange(0, 65535)
+    return click.option(name, metavar="PORT", type=ports, default=default, show_default=True, help=text)
+
+
 def name_servers_option(command: F) -> F:
     """Add `-n` with this machine's name server as the default."""
     return click.option(
@@ -82,13 +88,7 @@ def client_options(command: F) -> Any:
 
     for option in (
         click.option("--tls", is_flag=True, help="Connect with TLS; certificates are not verified."),
-        click.option(
-            "--secret-key",
-            metavar="KEY",
-            envvar="ROCKETMQ_SECRET_KEY",
-            show_envvar=True,
-            help="Secret key that signs requests.",
-        ),
+        click.option("--secret-key", metavar="KEY", envvar="ROCKETMQ_SECRET_KEY", show_envvar=True, help="Secret key."),
         click.option(
             "--access-key",
             metavar="KEY",

@@ -86,9 +86,7 @@ def verify(path: Path, config_file: str | None, options: dict[str, str], *, as_j
     )
 )
 @_store_options
-@click.option(
-    "--to", "target", type=click.Path(path_type=Path), required=True, help="New folder for the repaired copy."
-)
+@click.option("--to", "target", type=click.Path(path_type=Path), required=True, help="New folder for the copy.")
 def repair(path: Path, target: Path, config_file: str | None, options: dict[str, str], *, as_json: bool) -> None:
     """Copy a store without its damage.
 

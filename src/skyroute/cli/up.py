@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from skyroute.cli.logs import LogSettings, log_options
-from skyroute.cli.options import CONTEXT, examples, metrics_option, settings_option
+from skyroute.cli.options import CONTEXT, examples, metrics_option, port_option, settings_option
 
 DATA: Final = "skyroute-data"
 
@@ -25,24 +25,10 @@ DATA: Final = "skyroute-data"
     type=click.Path(file_okay=False, path_type=Path),
     default=DATA,
     show_default=True,
-    help="Folder of messages, topics and offsets; the next start reads them again.",
+    help="Folder of messages, topics and offsets; kept between runs.",
 )
-@click.option(
-    "--port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=10911,
-    show_default=True,
-    help="Port of the broker; 0: any free port.",
-)
-@click.option(
-    "--ns-port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=9876,
-    show_default=True,
-    help="Port of the name server; 0: any free port.",
-)
+@port_option("--port", "broker", 10911)
+@port_option("--ns-port", "name server", 9876)
 @click.option(
     "--bind",
     metavar="ADDRESS",
@@ -50,14 +36,7 @@ DATA: Final = "skyroute-data"
     show_default=True,
     help="Address to listen on; 0.0.0.0 accepts connections from other machines.",
 )
-@click.option(
-    "--console-port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=8088,
-    show_default=True,
-    help="Port of the web console; 0: any free port.",
-)
+@port_option("--console-port", "web console", 8088)
 @click.option("--no-console", is_flag=True, help="Do not start the web console.")
 @click.option("--advertise", metavar="HOST[:PORT]", help="Address that clients use to connect to the broker.")
 @settings_option

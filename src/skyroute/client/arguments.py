@@ -1,6 +1,6 @@
 """Checks the arguments of an application, so that a mistake is reported at the call that made it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -210,7 +210,3 @@ def check_methods(name: str, value: object, kind: str, methods: Iterable[str]) -
     if isinstance(value, type) or (missing := [word for word in methods if not callable(getattr(value, word, None))]):
         reason = "it is a class, not an object" if isinstance(value, type) else f"it has no {', '.join(missing)}"
         raise ArgumentError(f"{name} is {value!r}: expected {kind}; {reason}")
-
-
-Check = Callable[[str, Any], object]
-"""Gets the name of an argument and its value, and raises ArgumentError if the value is invalid."""

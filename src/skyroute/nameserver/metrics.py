@@ -79,7 +79,7 @@ class NameServerMetrics:
     def _peers(self) -> Iterator[Metric]:
         server = self.server
         yield _gauge("connections", "Open connections", server.connection_count)
-        yield _counter("connections_rejected", "Connections rejected by serverMaxConnections", server.turned_away)
+        yield _counter("connections_rejected", "Connections rejected", server.turned_away)
         yield _gauge("buffered_bytes", "Bytes of incomplete frames", server.buffered_bytes)
         yield _gauge("unsent_bytes", "Bytes of responses that are not sent yet", server.unsent_bytes)
 
@@ -88,9 +88,7 @@ class NameServerMetrics:
         yield _gauge("clusters", "Clusters", census.clusters)
         yield _gauge("broker_groups", "Broker groups: a master and its slaves", census.groups)
         yield _gauge("brokers", "Brokers", census.brokers)
-        yield _gauge(
-            "brokers_unconfirmed", "Brokers restored after a restart that have not registered since", census.unconfirmed
-        )
+        yield _gauge("brokers_unconfirmed", "Restored brokers that have not registered since", census.unconfirmed)
         yield _gauge("brokers_held", "Brokers with an expired lease that the mass expiry guard keeps", census.held)
         yield _gauge("topics", "Topics", census.topics)
         yield _gauge("topic_entries", "Pairs of a broker group and a topic", census.topic_entries)
@@ -110,13 +108,9 @@ class NameServerMetrics:
             events.add_metric((_event_name(kind), cause), count)
         yield events
         if (scan := self.scan()) is not None:
-            yield _counter(
-                "mass_expiry_holds", "Lease scans in which the mass expiry guard kept brokers", scan.mass_holds
-            )
+            yield _counter("mass_expiry_holds", "Lease scans that the mass expiry guard limited", scan.mass_holds)
             yield _counter("late_scans", "Lease scans that were late and evicted no broker", scan.late_scans)
-        yield _counter(
-            "unconfirmed_routes", "Route responses with an unconfirmed broker", self.routes.unconfirmed_answers
-        )
+        yield _counter("unconfirmed_routes", "Routes with an unconfirmed broker", self.routes.unconfirmed_answers)
 
     def _watchers(self) -> Iterator[Metric]:
         if self.watches is not None:

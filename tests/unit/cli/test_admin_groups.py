@@ -225,6 +225,16 @@ async def test_one_queue_is_reset_to_an_offset(cluster: FakeCluster) -> None:
     assert (order.fields["queueId"], order.fields["offset"]) == ("1", "0")
 
 
+async def test_a_reset_of_one_queue_uses_the_names_of_the_namespace() -> None:
+    async with admin_cluster(topic="tenant%Orders") as cluster:
+        answer_json(cluster, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {"offsetTable": {}})
+        arguments = ("-g", "g", "-t", "Orders", "-s", "-1", "-b", cluster.broker().address, "-q", "1")
+        output = await run_json(cluster, "resetOffsetByTime", *arguments, "--tenant", "tenant")
+        assert output == [{"broker_name": "broker-a", "queue_id": 1, "offset": 0}]
+        (request,) = cluster.seen(RequestCode.GET_MAX_OFFSET)
+        assert request.fields["topic"] == "tenant%Orders"
+
+
 async def test_offsets_are_copied_to_another_group(cluster: FakeCluster) -> None:
     cluster.offsets.update({("g", cluster.queue("Orders", 0)): 5, ("g", cluster.queue("Orders", 1)): 7})
     output = await run_json(cluster, "cloneGroupOffset", "-s", "g", "-d", "other", "-t", "Orders")

@@ -27,9 +27,7 @@ setting_key = click.option("-k", "--key", required=True, help="Name of the setti
 setting_value = click.option("-v", "--value", required=True, help="New value.")
 kv_namespace = click.option("-s", "--namespace", required=True, help="Namespace of the key.")
 kv_key = click.option("-k", "--key", required=True, help="Key.")
-broker_name = click.option(
-    "-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="Name of the broker."
-)
+broker_name = click.option("-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="Broker name.")
 
 
 # ---------------------------------------------------------------------------------------------------------- clusters
@@ -142,15 +140,15 @@ def _totals_table(values: Iterable[Mapping[str, Any]]) -> str:
 
 def _number(state: Mapping[str, str], key: str) -> float | None:
     """Return the first number of a value, or None."""
-    words = state.get(key, "").split()
+    numbers = state.get(key, "").split()
     try:
-        return int(words[0])
+        return int(numbers[0])
     except IndexError:
         return None
     except ValueError:
         pass
     try:
-        return float(words[0])
+        return float(numbers[0])
     except ValueError:
         return None
 
@@ -160,9 +158,7 @@ def _number(state: Mapping[str, str], key: str) -> float | None:
 @click.option("-s", "--size", type=click.IntRange(min=1), default=128, show_default=True, help="Bytes per message.")
 @click.option("-c", "--cluster", metavar="NAME", help="Only this cluster.")
 @click.option("-p", "--print-log", "as_log", type=bool, default=False, help="Print one line per broker, for log files.")
-@click.option(
-    "-m", "--machine-room", "room", default="noname", show_default=True, help="Name of this site, for log files."
-)
+@click.option("-m", "--machine-room", "room", default="noname", show_default=True, help="Site name, for log files.")
 @interval
 async def cluster_rt(
     admin: Admin, amount: int, size: int, cluster: str | None, room: str, interval_s: float | None, *, as_log: bool

@@ -117,11 +117,14 @@ class _EitherOrNone(_Either):
     needed = False
 
 
+cluster_or_parent = click.option("-c", "--cluster", metavar="NAME", help="Cluster, or parent topic of a light queue.")
+
+
 def broker_or_cluster(long_cluster: str = "--clusterName", *, needed: bool = True) -> Callable[[Function], Function]:
     """Add `-b` and `-c`: exactly one must be given, or, if not `needed`, at most one."""
     kind = _Either if needed else _EitherOrNone
     broker = click.option("-b", "--brokerAddr", "broker", cls=kind, metavar="HOST:PORT", help="Address of a broker.")
-    cluster = click.option("-c", long_cluster, "cluster", cls=kind, metavar="NAME", help="All brokers of a cluster.")
+    cluster = click.option("-c", long_cluster, "cluster", cls=kind, metavar="NAME", help="Brokers of this cluster.")
     return lambda function: broker(cluster(function))
 
 

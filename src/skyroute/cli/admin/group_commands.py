@@ -6,7 +6,7 @@ from typing import Any
 import click
 import msgspec
 
-from skyroute.cli.admin.decorator import Function, Output, admin_command, broker_or_cluster
+from skyroute.cli.admin.decorator import Function, Output, admin_command, broker_or_cluster, cluster_or_parent
 from skyroute.cli.admin.output import local_time, pairs, table
 from skyroute.cli.admin.parameters import MOMENT_FORM, attribute_changes, json_object, moment
 from skyroute.client.admin import Admin
@@ -18,10 +18,6 @@ from skyroute.wire.calls.groups import Connection, GroupConfig
 
 STALLED_MS = 60_000
 """A queue with cached messages and no consumed one for this long is reported as stalled."""
-
-cluster_or_parent = click.option(
-    "-c", "--cluster", metavar="NAME", help="Cluster, or parent topic of a light queue."
-)  # fmt: skip
 
 
 def _group(long: str) -> Callable[[Function], Function]:
@@ -35,33 +31,13 @@ def _group(long: str) -> Callable[[Function], Function]:
 @broker_or_cluster()
 @_group("--groupName")
 @click.option("-s", "--consumeEnable", "enabled", type=bool, default=True, help="Allow consuming.")
-@click.option(
-    "-m",
-    "--consumeFromMinEnable",
-    "from_min",
-    type=bool,
-    default=False,
-    help="Allow consuming from the minimum offset.",
-)
+@click.option("-m", "--consumeFromMinEnable", "from_min", type=bool, default=False, help="Allow the minimum offset.")
 @click.option("-d", "--consumeBroadcastEnable", "broadcast", type=bool, default=False, help="Allow broadcasting mode.")
 @click.option("-o", "--consumeMessageOrderly", "ordered", type=bool, default=False, help="Ordered consumption.")
-@click.option(
-    "-q", "--retryQueueNums", "retry_queues", type=click.IntRange(min=0), default=1, help="Queues of the retry topic."
-)
-@click.option(
-    "-r",
-    "--retryMaxTimes",
-    "retry_times_max",
-    type=int,
-    default=16,
-    help="Retries before a message goes to the dead-letter queue.",
-)
-@click.option(
-    "-p", "--groupRetryPolicy", "retry_policy", type=json_object, metavar="JSON", help="Delays between retries."
-)
-@click.option(
-    "-i", "--brokerId", "broker_id", type=click.IntRange(min=0), default=0, help="Id of the broker to read from."
-)
+@click.option("-q", "--retryQueueNums", "retry_queues", type=click.IntRange(min=0), default=1, help="Retry queues.")
+@click.option("-r", "--retryMaxTimes", "retry_times_max", type=int, default=16, help="Retries before dead-lettering.")
+@click.option("-p", "--groupRetryPolicy", "retry_policy", type=json_object, metavar="JSON", help="Retry delays.")
+@click.option("-i", "--brokerId", "broker_id", type=click.IntRange(min=0), default=0, help="Id of the broker to read.")
 @click.option(
     "-w",
     "--whichBrokerWhenConsumeSlowly",
@@ -76,11 +52,9 @@ def _group(long: str) -> Callable[[Function], Function]:
     "notify_members",
     type=bool,
     default=True,
-    help="Notify members when members join or leave.",
+    help="Notify members of changes.",
 )
-@click.option(
-    "--attributes", type=attribute_changes, metavar="+NAME=VALUE,-NAME", help="Attributes to set and to delete."
-)
+@click.option("--attributes", type=attribute_changes, metavar="+NAME=VALUE,-NAME", help="Attributes to set and delete.")
 async def update_sub_group(
     admin: Admin,
     broker: str | None,
@@ -92,7 +66,7 @@ async def update_sub_group(
 ) -> Output:
     """Create a consumer group or replace its settings.
 
-    Settings without an option here get their default.
+    Settings that are not given get their defaults.
     """
     config = GroupConfig(group.strip(), **settings)
     if retry_policy is not None:
@@ -369,9 +343,7 @@ def _running_text(running: RunningConsumer) -> str:
 )
 @click.option("-f", "--force", type=bool, default=True, help="Also move offsets forward.")
 @click.option("-b", "--broker", metavar="HOST:PORT", help="With -q: address of the broker.")
-@click.option(
-    "-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="NUMBER", help="With -b: only this queue."
-)
+@click.option("-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="NUMBER", help="With -b: one queue.")
 @click.option("-o", "--offset", type=click.IntRange(min=0), help="With -q: reset to this offset instead of a time.")
 @cluster_or_parent
 async def reset_offset_by_time(

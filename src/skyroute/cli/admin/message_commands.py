@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from skyroute.cli.admin.decorator import Output, admin_command
+from skyroute.cli.admin.decorator import Output, admin_command, cluster_or_parent
 from skyroute.cli.admin.output import local_time, pairs, table
 from skyroute.cli.admin.parameters import MOMENT_FORM, charset, moment
 from skyroute.client.admin import Admin
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from skyroute.client.producing.producer import Producer
 
 topic_option = click.option("-t", "--topic", required=True, metavar="NAME", help="Topic.")
-cluster_or_parent = click.option("-c", "--cluster", metavar="NAME", help="Cluster, or parent topic of a light queue.")
+body_charset = click.option(
+    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="Body charset."
+)
 consumer_group = click.option(
-    "-g", "--consumerGroup", "group", metavar="NAME", help="With -d: consume it by a member of this group now."
+    "-g", "--consumerGroup", "group", metavar="NAME", help="With -d: let a member consume it."
 )
 consumer_id = click.option("-d", "--clientId", "client_id", metavar="ID", help="With -g: client id of the member.")
 
@@ -43,9 +45,7 @@ consumer_id = click.option("-d", "--clientId", "client_id", metavar="ID", help="
 @consumer_id
 @click.option("-s", "--sendMessage", "resend", type=bool, default=False, help="Send a copy of the message.")
 @click.option("-u", "--unitName", "unit_name", hidden=True, help="No effect.")
-@click.option(
-    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="Charset of the body."
-)
+@body_charset
 @cluster_or_parent
 async def query_msg_by_id(
     admin: Admin,
@@ -83,13 +83,7 @@ async def query_msg_by_id(
     "-e", "--endTimestamp", "end_ms", type=int, default=FOREVER_MS, show_default="no limit", help="Latest store time."
 )
 @click.option(
-    "-m",
-    "--maxNum",
-    "count_max",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="Maximum number of messages.",
+    "-m", "--maxNum", "count_max", type=click.IntRange(min=1), default=64, show_default=True, help="Message limit."
 )
 @click.option(
     "-p", "--keyType", "key_type", type=click.Choice(["K", "T"]), default="K", show_default=True, help="K: key, T: tag."
@@ -147,12 +141,10 @@ async def query_msg_by_unique_key(
 
 @admin_command("queryMsgByOffset", "-t Orders -b broker-a -i 0 -o 17")
 @topic_option
-@click.option("-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="Name of the broker.")
+@click.option("-b", "--brokerName", "broker_name", required=True, metavar="NAME", help="Broker name.")
 @click.option("-i", "--queueId", "queue_id", required=True, type=click.IntRange(min=0), help="Queue id.")
 @click.option("-o", "--offset", required=True, type=click.IntRange(min=0), help="Offset in the queue.")
-@click.option(
-    "-f", "--bodyFormat", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="Charset of the body."
-)
+@body_charset
 @click.option("-r", "--routeTopic", "route_topic", metavar="NAME", help="Topic whose route has the broker.")
 async def query_msg_by_offset(
     admin: Admin, topic: str, broker_name: str, queue_id: int, offset: int, encoding: str, route_topic: str | None
@@ -257,12 +249,8 @@ def _printable(text: str) -> str:
 
 @admin_command("printMsg", "-t Orders -s 'paid || refunded'")
 @topic_option
-@click.option(
-    "-c", "--charsetName", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="Charset of the bodies."
-)
-@click.option(
-    "-s", "--subExpression", "expression", default="*", metavar="TAGS", help="Tag expression, such as `A || B`."
-)
+@click.option("-c", "--charsetName", "encoding", type=charset, metavar="CHARSET", default="utf-8", help="Body charset.")
+@click.option("-s", "--subExpression", "expression", default="*", metavar="TAGS", help="Tags, such as `A || B`.")
 @click.option("-b", "--beginTimestamp", "begin_ms", type=moment, metavar=MOMENT_FORM, help="Earliest store time.")
 @click.option("-e", "--endTimestamp", "end_ms", type=moment, metavar=MOMENT_FORM, help="Latest store time.")
 @click.option("-d", "--printBody", "with_body", type=bool, default=True, help="Print bodies.")
@@ -293,7 +281,7 @@ async def print_msg(
 @admin_command("consumeMessage", "-t Orders -c 10")
 @topic_option
 @click.option("-b", "--brokerName", "broker_name", metavar="NAME", help="Only this broker.")
-@click.option("-i", "--queueId", "queue_id", type=click.IntRange(min=0), help="With -b: only this queue.")
+@click.option("-i", "--queueId", "queue_id", type=click.IntRange(min=0), help="With -b: one queue.")
 @click.option("-o", "--offset", type=click.IntRange(min=0), help="With -i: first offset.")
 @click.option("-g", "--consumerGroup", "group", default=READER_GROUP, metavar="NAME", help="Group to read as.")
 @click.option("-s", "--beginTimestamp", "begin_ms", type=moment, metavar=MOMENT_FORM, help="Earliest store time.")
@@ -305,7 +293,7 @@ async def print_msg(
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="Maximum number of messages.",
+    help="Message limit.",
 )
 async def consume_message(
     admin: Admin,
@@ -370,7 +358,7 @@ def _line(message: StoredMessage, encoding: str, *, with_body: bool = True) -> O
 @click.option("-p", "--body", required=True, metavar="TEXT", help="Body.")
 @click.option("-k", "--key", "keys", default="", metavar="KEYS", help="Keys, separated by blanks.")
 @click.option("-c", "--tags", "tag", metavar="TAG", help="Tag.")
-@click.option("-b", "--broker", "broker_name", metavar="NAME", help="Name of the broker.")
+@click.option("-b", "--broker", "broker_name", metavar="NAME", help="Broker name.")
 @click.option("-i", "--qid", "queue_id", type=click.IntRange(min=0), help="With -b: queue id.")
 @click.option("-m", "--msgTraceEnable", "trace", type=bool, default=False, help="Write a message trace.")
 async def send_message(

@@ -33,9 +33,7 @@ async def topic_list(admin: Admin, *, with_use: bool) -> Output:
 
 @admin_command("topicRoute", "-t Orders")
 @topic_name
-@click.option(
-    "-l", "--list", "_as_list", is_flag=True, expose_value=False, help="No effect: a table is printed anyway."
-)
+@click.option("-l", "--list", "_as_list", is_flag=True, expose_value=False, help="No effect: always a table.")
 async def topic_route(admin: Admin, topic: str) -> Output:
     """Print the brokers and queues of a topic."""
     route = await admin.route(topic)
@@ -182,9 +180,7 @@ def _attributes(_: click.Context, __: click.Parameter, text: str) -> dict[str, s
     help="Write queues.",
 )
 @click.option("-p", "--perm", type=permission_type, default=6, show_default=True, help="2: write, 4: read, 6: both.")
-@click.option(
-    "-o", "--order", "ordered", type=bool, default=False, help="Keep its queues in the route while a broker is down."
-)
+@click.option("-o", "--order", "ordered", type=bool, default=False, help="Keep queues while a broker is down.")
 @click.option("-u", "--unit", type=bool, default=False, help="Unit flag.")
 @click.option("-s", "--hasUnitSub", "unit_sub", type=bool, default=False, help="Unit subscription flag.")
 @click.option(
@@ -254,13 +250,7 @@ async def delete_topic(admin: Admin, topic: str, cluster: str) -> Output:
 @admin_command("updateOrderConf", "-t Orders -m put -v 'broker-a:4;broker-b:4'")
 @topic_name
 @click.option("-m", "--method", type=click.Choice(["put", "get", "delete"]), required=True, help="Operation.")
-@click.option(
-    "-v",
-    "--orderConf",
-    "config",
-    metavar="BROKER:QUEUES;BROKER:QUEUES",
-    help="For put: number of queues of each broker.",
-)
+@click.option("-v", "--orderConf", "config", metavar="BROKER:QUEUES;BROKER:QUEUES", help="For put: queues per broker.")
 async def update_order_conf(admin: Admin, topic: str, method: str, config: str | None) -> Output:
     """Set, print or delete the order config of a topic."""
     if method == "put":

@@ -8,11 +8,7 @@ from skyroute.nameserver.journal.times import parse_moment
 
 
 def as_moment(_context: click.Context, _parameter: click.Parameter, text: str | None) -> int | None:
-    """Return the value of a time option in milliseconds since 1970.
-
-    Raises:
-        BadParameter: it is not a time.
-    """
+    """Return the value of a time option in milliseconds since 1970."""
     if text is None:
         return None
     try:

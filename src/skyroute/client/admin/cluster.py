@@ -112,9 +112,7 @@ class ClusterAdmin(AdminBase):
         return await self._send_all(addresses, encode_broker_settings_update(settings))
 
     async def clean_expired_queues(self, *, broker: str | None = None, cluster: str | None = None) -> list[str]:
-        """Delete consume queue files whose messages are gone, on one broker, a cluster or everywhere.
-
-        Returns the addresses that did.
+        """Delete consume queue files whose messages are gone, on one broker, a cluster or everywhere; return addresses.
 
         Raises:
             SomeFailedError, BrokerRefusedError, RemotingError: a request failed.
@@ -122,9 +120,7 @@ class ClusterAdmin(AdminBase):
         return await self._send_all(await self._any_addresses(broker, cluster), encode_expired_queues_cleaning())
 
     async def clean_unused_topics(self, *, broker: str | None = None, cluster: str | None = None) -> list[str]:
-        """Delete the queues of topics that no longer exist, on one broker, a cluster or everywhere.
-
-        Returns the addresses that did.
+        """Delete the queues of topics that no longer exist, on one broker, a cluster or everywhere; return addresses.
 
         Raises:
             SomeFailedError, BrokerRefusedError, RemotingError: a request failed.

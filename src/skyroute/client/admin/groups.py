@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -241,11 +242,7 @@ class GroupAdmin(TopicAdmin):
             SomeFailedError: some members do not respond.
         """
         members = [connection.client_id for connection in (await self.consumers(group)).connections]
-
-        async def call(client_id: str) -> RunningConsumer:
-            return await self.running_consumer(group, client_id)
-
-        results = await call_all(members, call)
+        results = await call_all(members, partial(self.running_consumer, group))
         return {queue: client_id for client_id, consumer in results.items() for queue in consumer.queues}
 
     # ----------------------------------------------------------------------------------------------------- progress
