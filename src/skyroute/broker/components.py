@@ -15,14 +15,14 @@ from skyroute.broker.cluster.topic_propagation import TopicPropagation
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.flush_wait import Flushing
 from skyroute.broker.delivery.long_polling import LongPolling
+from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
+from skyroute.broker.handlers.clients import ClientHandlers
+from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
 from skyroute.broker.handlers.forwarding import ForwardingHandlers
 from skyroute.broker.handlers.groups import GroupHandlers
-from skyroute.broker.handlers.members import MemberHandlers
+from skyroute.broker.handlers.message_queries import MessageQueryHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers, bytes_in_memory
-from skyroute.broker.handlers.operations import OperationHandlers
-from skyroute.broker.handlers.progress import ProgressHandlers
 from skyroute.broker.handlers.pull import PullHandlers
-from skyroute.broker.handlers.queries import QueryHandlers
 from skyroute.broker.handlers.recall import RecallHandlers
 from skyroute.broker.handlers.replies import ReplyHandlers
 from skyroute.broker.handlers.send import SendHandlers
@@ -256,7 +256,7 @@ class Components:
             identity=self.identity,
             monotonic=self.clock.monotonic,
         )
-        members = MemberHandlers(
+        clients = ClientHandlers(
             *(
                 self.clients,
                 self.locks,
@@ -283,19 +283,19 @@ class Components:
             RequestCode.PULL_MESSAGE: pull.pull,
             RequestCode.LITE_PULL_MESSAGE: pull.pull,
             RequestCode.CONSUMER_SEND_MSG_BACK: send_back.send_back,
-            RequestCode.HEART_BEAT: members.heartbeat,
-            RequestCode.UNREGISTER_CLIENT: members.leave,
-            RequestCode.CHECK_CLIENT_CONFIG: members.check_client,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: members.client_ids,
-            RequestCode.LOCK_BATCH_MQ: members.lock,
-            RequestCode.UNLOCK_BATCH_MQ: members.unlock,
-            RequestCode.GET_CONSUMER_CONNECTION_LIST: members.consumer_connections,
-            RequestCode.GET_PRODUCER_CONNECTION_LIST: members.producer_connections,
-            RequestCode.GET_ALL_PRODUCER_INFO: members.all_producers,
-            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: members.subscription,
+            RequestCode.HEART_BEAT: clients.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: clients.unregister,
+            RequestCode.CHECK_CLIENT_CONFIG: clients.check_client,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: clients.client_ids,
+            RequestCode.LOCK_BATCH_MQ: clients.lock,
+            RequestCode.UNLOCK_BATCH_MQ: clients.unlock,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: clients.consumer_connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: clients.producer_connections,
+            RequestCode.GET_ALL_PRODUCER_INFO: clients.all_producers,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: clients.subscription,
             RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
             RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.at_time,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.offset_at_time,
             RequestCode.GET_MAX_OFFSET: offsets.max_offset,
             RequestCode.GET_MIN_OFFSET: offsets.min_offset,
             RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_time,
@@ -315,15 +315,15 @@ class Components:
         groups = GroupHandlers(
             self.groups, self.topics, self.offsets, self.request_modes, self.stats, self.identity, self.step_runner
         )
-        progress = ProgressHandlers(
+        status = ConsumeStatusHandlers(
             *(self.offsets, self.topics, self.groups, self.clients, self.store),
             *(self.stats, self.config, self.identity, now_ms, self.long_polling.wake_queue),
             step_runner=self.step_runner,
         )
-        queries = QueryHandlers(
+        queries = MessageQueryHandlers(
             self.store, self.topics, self.clients, self.config, self.step_runner, self.clock.monotonic
         )
-        operations = OperationHandlers(self)
+        admin = BrokerAdminHandlers(self)
         forwarding = ForwardingHandlers(self.clients, self.store, self.topics, self.groups, self.identity)
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: topics.update,
@@ -332,7 +332,7 @@ class Components:
             RequestCode.GET_TOPIC_CONFIG: topics.get,
             RequestCode.DELETE_TOPIC_IN_BROKER: topics.delete,
             RequestCode.GET_TOPIC_STATS_INFO: topics.status,
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: topics.readers,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: topics.consuming_groups,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topics.system_topics,
             RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: topics.clean_expired_queues,
             RequestCode.CLEAN_UNUSED_TOPIC: topics.clean_unused_topics,
@@ -341,23 +341,23 @@ class Components:
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: groups.all,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: groups.get,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: groups.delete,
-            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: groups.permit,
+            RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: groups.set_read_permission,
             RequestCode.QUERY_TOPICS_BY_CONSUMER: groups.topics_of,
             RequestCode.SET_MESSAGE_REQUEST_MODE: groups.set_request_mode,
             RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: groups.all_request_modes,
-            RequestCode.GET_CONSUME_STATS: progress.of_group,
-            RequestCode.GET_BROKER_CONSUME_STATS: progress.of_broker,
-            RequestCode.QUERY_CONSUME_TIME_SPAN: progress.times,
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: progress.reset,
+            RequestCode.GET_CONSUME_STATS: status.group_status,
+            RequestCode.GET_BROKER_CONSUME_STATS: status.broker_status,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: status.time_spans,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: status.reset,
             RequestCode.QUERY_MESSAGE: queries.by_key,
             RequestCode.VIEW_MESSAGE_BY_ID: queries.at_position,
             RequestCode.QUERY_CONSUME_QUEUE: queries.queue_units,
-            RequestCode.GET_BROKER_CONFIG: operations.settings,
-            RequestCode.UPDATE_BROKER_CONFIG: operations.update_settings,
-            RequestCode.GET_BROKER_RUNTIME_INFO: operations.state,
-            RequestCode.VIEW_BROKER_STATS_DATA: operations.counts,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: operations.delete_expired,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: forwarding.running,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: forwarding.consume,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: forwarding.offsets,
+            RequestCode.GET_BROKER_CONFIG: admin.settings,
+            RequestCode.UPDATE_BROKER_CONFIG: admin.update_settings,
+            RequestCode.GET_BROKER_RUNTIME_INFO: admin.runtime_info,
+            RequestCode.VIEW_BROKER_STATS_DATA: admin.stats,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: admin.delete_expired,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: forwarding.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: forwarding.consume_directly,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: forwarding.consumer_offsets,
         }

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from skyroute.broker.handlers.send import BATCH_MESSAGES_A_STEP
+from skyroute.broker.handlers.send_batch import BATCH_MESSAGES_A_STEP
 from skyroute.message.message_id import decode_offset_id
 from skyroute.message.reserved_topics import HALF_TOPIC
 from skyroute.remoting.dispatch import Peer

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.long_polling import LongPolling
+from skyroute.broker.handlers.consume_status import ConsumeStatusHandlers
 from skyroute.broker.handlers.groups import GroupHandlers
 from skyroute.broker.handlers.offsets import OffsetHandlers
-from skyroute.broker.handlers.progress import ProgressHandlers
 from skyroute.broker.handlers.topics import TopicHandlers
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
@@ -149,8 +149,8 @@ class State:
         )
 
     @property
-    def on_progress(self) -> ProgressHandlers:
-        return ProgressHandlers(
+    def on_consume_status(self) -> ConsumeStatusHandlers:
+        return ConsumeStatusHandlers(
             self.offsets,
             self.topics,
             self.groups,

@@ -118,7 +118,7 @@ async def test_who_asks_for_a_group_makes_it_where_that_is_allowed(state: State)
 
 async def test_reading_may_be_forbidden_and_asked_about(state: State) -> None:
     answers = [
-        json.loads((await state.ask(state.on_groups.permit, permit(readable))).body)
+        json.loads((await state.ask(state.on_groups.set_read_permission, permit(readable))).body)
         for readable in (None, "false", None, "true", None)
     ]
     assert [answer["readable"] for answer in answers] == [True, False, False, True, True]

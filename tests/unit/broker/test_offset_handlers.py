@@ -124,8 +124,8 @@ async def test_where_a_queue_begins_and_ends_is_told(state: State) -> None:
     on = state.on_offsets
     assert decode_offset(await state.ask(on.max_offset, encode_max_offset_query(QUEUE))) == 3
     assert decode_offset(await state.ask(on.min_offset, encode_min_offset_query(QUEUE))) == 0
-    assert decode_offset(await state.ask(on.at_time, encode_time_search(QUEUE, began_ms + 1))) == 1
-    assert decode_offset(await state.ask(on.at_time, encode_time_search(QUEUE, began_ms + 1, upper=True))) == 0
+    assert decode_offset(await state.ask(on.offset_at_time, encode_time_search(QUEUE, began_ms + 1))) == 1
+    assert decode_offset(await state.ask(on.offset_at_time, encode_time_search(QUEUE, began_ms + 1, upper=True))) == 0
     assert decode_timestamp(await state.ask(on.earliest_time, encode_earliest_time_query(QUEUE))) == began_ms
 
 
@@ -133,7 +133,7 @@ async def test_of_a_queue_that_nobody_wrote_to_all_is_zero_and_no_time(state: St
     nowhere, on = QueueRef("Unknown", BROKER, 9), state.on_offsets
     assert decode_offset(await state.ask(on.max_offset, encode_max_offset_query(nowhere))) == 0
     assert decode_offset(await state.ask(on.min_offset, encode_min_offset_query(nowhere))) == 0
-    assert decode_offset(await state.ask(on.at_time, encode_time_search(nowhere, 1))) == 0
+    assert decode_offset(await state.ask(on.offset_at_time, encode_time_search(nowhere, 1))) == 0
     assert decode_timestamp(await state.ask(on.earliest_time, encode_earliest_time_query(nowhere))) == -1
 
 

@@ -71,9 +71,9 @@ async def test_a_change_keeps_the_attributes_that_it_does_not_speak_of(state: St
         (TopicConfig("TBW102"), {}, 29, "The topic[TBW102] is conflict with system topic."),
         (TopicConfig(BROKER), {}, 29, "The topic[broker-a] is conflict with system topic."),
         (ORDERS, {"message.type": "MIXED"}, 29, "MIXED message type is not supported."),
-        (TopicConfig("Orders", -1), {}, 29, "queues"),
-        (TopicConfig("Orders", 1, 1 << 20), {}, 29, "queues"),
-        (TopicConfig("Orders", permission=8), {}, 29, "permission"),
+        (TopicConfig("Orders", -1), {}, 29, "queue count"),
+        (TopicConfig("Orders", 1, 1 << 20), {}, 29, "queue count"),
+        (TopicConfig("Orders", permission=8), {}, 29, "perm=8 is out of range (expected 0 to 7)"),
         (ORDERS, {"colour": "red"}, 1, "unsupported key: colour"),
         (ORDERS, {"message.type": None}, 1, "only add attribute is supported while creating topic. key: message.type"),
         (ORDERS, {"message.type": "ODD"}, 1, "value is not in set: ["),
@@ -260,7 +260,7 @@ async def test_where_queues_begin_and_end_is_told_of_those_to_read_and_to_write(
 async def test_who_reads_a_topic_is_told_also_if_nobody_is_there(state: State) -> None:
     state.offsets.commit("b", "Orders", 0, 1)
     state.offsets.commit("a", "Orders", 0, 1)
-    response = await state.ask(state.on_topics.readers, encode_topic_readers_query("Orders"))
+    response = await state.ask(state.on_topics.consuming_groups, encode_topic_readers_query("Orders"))
     assert decode_topic_readers(response.body) == ["a", "b"]
 
 

@@ -1,1 +1,1 @@
-"""What peers can ask of a broker. Every handler is a plain function: it runs whole before anything else does."""
+"""Request handlers of the broker. Each is a plain function; no other handler runs before it returns."""

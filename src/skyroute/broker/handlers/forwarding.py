@@ -1,4 +1,4 @@
-"""What tools ask of consumers: a broker has the connection, so it passes the question on."""
+"""Requests of tools to consumers. The broker has the connections, so it forwards them."""
 
 import asyncio
 from dataclasses import dataclass
@@ -29,18 +29,18 @@ from skyroute.wire.calls.query import encode_group_offsets
 from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 
-ANSWER_S: Final = 10.0
-OFFSETS_ANSWER_S: Final = 5.0
-"""How long a consumer may take to answer; as Apache's brokers have it, since tools wait accordingly."""
-ASKED_AT_ONCE: Final = 200
-"""So many members of a group are asked at the same time."""
+CALL_TIMEOUT_S: Final = 10.0
+OFFSETS_TIMEOUT_S: Final = 5.0
+"""Time limits of a forwarded request, as in Apache's brokers: the timeouts of tools fit them."""
+CONCURRENT_CALLS_MAX: Final = 200
+"""Maximum number of members of a group that are called at the same time."""
 _V3_0_7_SNAPSHOT: Final = 28
 _V3_1_8_SNAPSHOT: Final = 62
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardingHandlers:
-    """Questions to one consumer, or to all of a group."""
+    """Forwards requests to one consumer, or to all consumers of a group."""
 
     clients: ConnectedClients
     store: MessageStore
@@ -48,23 +48,23 @@ class ForwardingHandlers:
     groups: Groups
     identity: Identity
 
-    def running(self, request: Request, _peer: Peer) -> Answer:
-        """Have a consumer tell what it is doing."""
+    def running_info(self, request: Request, _peer: Peer) -> Answer:
+        """Return the running info of a consumer: its settings, queues, rates and threads."""
         query = decode_running_query(request)
-        return self._pass_on(request, query.group, query.client_id, dict(request.fields), b"")
+        return self._forward(request, query.group, query.client_id, dict(request.fields), b"")
 
-    def consume(self, request: Request, _peer: Peer) -> Answer:
-        """Have a consumer handle one message now, whatever its offsets say."""
-        wanted = decode_direct_consumption(request)
+    def consume_directly(self, request: Request, _peer: Peer) -> Answer:
+        """Make a consumer consume one message now, regardless of its offsets."""
+        order = decode_direct_consumption(request)
         fields = {**request.fields, "brokerName": self.identity.name}
-        topic = None if wanted.topic is None else self.topics.get(wanted.topic)
+        topic = None if order.topic is None else self.topics.get(order.topic)
         if topic is not None:
             fields["topicSysFlag"] = str(topic.sys_flag)
-        group = self.groups.get(wanted.group)
+        group = self.groups.get(order.group)
         if group is not None:
             fields["groupSysFlag"] = str(group.sys_flag)
-        record = self._record(wanted.message_id or "")
-        return self._pass_on(request, wanted.group, wanted.client_id or "", fields, record)
+        record = self._record(order.message_id or "")
+        return self._forward(request, order.group, order.client_id or "", fields, record)
 
     def _record(self, message_id: str) -> bytes:
         try:
@@ -73,10 +73,10 @@ class ForwardingHandlers:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from None
         record = self.store.record_at(position)
         if record is None:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"there is no message {message_id}")
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"message {message_id} not found")
         return record
 
-    def _pass_on(self, request: Request, group: str, client_id: str, fields: dict[str, str], body: bytes) -> Answer:
+    def _forward(self, request: Request, group: str, client_id: str, fields: dict[str, str], body: bytes) -> Answer:
         known = self.clients.consumers(group)
         member = None if known is None else known.find(client_id)
         if member is None:
@@ -87,10 +87,10 @@ class ForwardingHandlers:
                 f"The Consumer <{client_id}> Version <{release_name(member.version)}> too low to finish, "
                 "please upgrade it to V3_1_8_SNAPSHOT",
             )
-        return _relay(member, group, Request(request.code, fields, body=body))
+        return _call(member, group, Request(request.code, fields, body=body))
 
-    def offsets(self, request: Request, _peer: Peer) -> Answer:
-        """Have the members of a group tell how far they have got with a topic."""
+    def consumer_offsets(self, request: Request, _peer: Peer) -> Answer:
+        """Return the offsets of a topic that each member of a group holds in memory."""
         query = decode_offsets_query(request)
         known = self.clients.consumers(query.group)
         if known is None:
@@ -103,14 +103,14 @@ class ForwardingHandlers:
                     ResponseCode.SYSTEM_ERROR,
                     f"the client does not support this feature. version={release_name(member.version)}",
                 )
-        # It is called an address, and is a client's id.
-        asked = [member for member in known.members if query.client_address in (None, member.client_id)]
-        return _gather(asked, OffsetsQuery(query.topic, query.group))
+        # The field is called an address; tools send a client id.
+        members = [member for member in known.members if query.client_address in (None, member.client_id)]
+        return _gather_offsets(members, OffsetsQuery(query.topic, query.group))
 
 
-async def _relay(member: GroupMember, group: str, request: Request) -> Response:
+async def _call(member: GroupMember, group: str, request: Request) -> Response:
     try:
-        answer = await member.peer.call(request, ANSWER_S)
+        response = await member.peer.call(request, CALL_TIMEOUT_S)
     except CallTimeoutError as error:
         raise RefusedError(
             ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{group}> <{member.client_id}> Timeout: {error}"
@@ -119,21 +119,21 @@ async def _relay(member: GroupMember, group: str, request: Request) -> Response:
         raise RefusedError(
             ResponseCode.SYSTEM_ERROR, f"invoke consumer <{group}> <{member.client_id}> Exception: {error}"
         ) from None
-    return Response(answer.code, answer.remark, answer.fields, answer.body)
+    return Response(response.code, response.remark, response.fields, response.body)
 
 
-async def _gather(members: list[GroupMember], query: OffsetsQuery) -> Response:
-    """Ask all, and tell what those say who answer."""
+async def _gather_offsets(members: list[GroupMember], query: OffsetsQuery) -> Response:
+    """Request the offsets of all members; members that do not respond correctly are left out."""
     found: dict[str, dict[QueueRef, int]] = {}
 
-    async def ask(member: GroupMember) -> None:
+    async def call(member: GroupMember) -> None:
         try:
-            answer = await member.peer.call(encode_offsets_query(query), OFFSETS_ANSWER_S)
-            if answer.code == ResponseCode.SUCCESS and answer.body:
-                found[member.client_id] = decode_consumer_offsets(answer.body)
+            response = await member.peer.call(encode_offsets_query(query), OFFSETS_TIMEOUT_S)
+            if response.code == ResponseCode.SUCCESS and response.body:
+                found[member.client_id] = decode_consumer_offsets(response.body)
         except SkyrouteError:
-            return  # who does not answer, or not so that it can be read, is left out
+            return
 
-    for start in range(0, len(members), ASKED_AT_ONCE):
-        await asyncio.gather(*map(ask, members[start : start + ASKED_AT_ONCE]))
+    for start in range(0, len(members), CONCURRENT_CALLS_MAX):
+        await asyncio.gather(*map(call, members[start : start + CONCURRENT_CALLS_MAX]))
     return encode_group_offsets(found)

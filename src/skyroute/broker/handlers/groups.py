@@ -1,4 +1,4 @@
-"""Consumer groups: created, changed, deleted and looked at by administrators."""
+"""Requests of administrators about consumer groups: create, update, delete and list."""
 
 import asyncio
 import logging
@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, answer_with, check_list, in_pieces, respond
+from skyroute.broker.handlers.stepwise_responses import (
+    STEP_PARTS,
+    ResponseCache,
+    check_list_size,
+    join_parts,
+    make_response,
+    write_response,
+)
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
 from skyroute.broker.tables.attributes import GROUP_ATTRIBUTES, alter
@@ -50,7 +57,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GroupHandlers:
-    """Before a change of a group is answered, it is on the disk."""
+    """Saves each change of a group to the disk before it responds."""
 
     groups: Groups
     topics: Topics
@@ -59,17 +66,17 @@ class GroupHandlers:
     stats: Stats
     identity: Identity
     step_runner: StepRunner
-    kept: Kept = field(default_factory=Kept)
-    """The last response with the table of all groups."""
+    table_cache: ResponseCache = field(default_factory=ResponseCache)
+    """The last body with all groups."""
 
     def update(self, request: Request, peer: Peer) -> Answer:
-        """Create a group, or change it."""
-        self._put(self._wanted(decode_group_update(request.body)), peer)
+        """Create or update a group."""
+        self._put(self._checked(decode_group_update(request.body)), peer)
         return self._save()
 
     def update_many(self, request: Request, peer: Peer) -> Answer:
-        """Create or change several groups. If one of them may not be, none is touched."""
-        check_list(request)
+        """Create or update several groups; if one is invalid, none is changed."""
+        check_list_size(request)
         return OrderedResponse(self._update_many(decode_group_updates(request.body), peer))
 
     async def _update_many(self, updates: Sequence[GroupUpdate], peer: Peer) -> Response:
@@ -79,7 +86,7 @@ class GroupHandlers:
     def _put_all(self, updates: Sequence[GroupUpdate], peer: Peer) -> Generator[None, None, None]:
         configs: list[GroupConfig] = []
         for update in updates:
-            configs.append(self._wanted(update))
+            configs.append(self._checked(update))
             if len(configs) % STEP_PARTS == 0:
                 yield
         for number, config in enumerate(configs, 1):
@@ -91,7 +98,7 @@ class GroupHandlers:
         if self.groups.put(config):
             log.info("group set group=%s peer=%s", config.name, peer.address)
 
-    def _wanted(self, update: GroupUpdate) -> GroupConfig:
+    def _checked(self, update: GroupUpdate) -> GroupConfig:
         config = update.config
         try:
             check_group(config.name)
@@ -110,7 +117,7 @@ class GroupHandlers:
         return Response()
 
     def delete(self, request: Request, peer: Peer) -> Answer:
-        """Forget a group, and if so told, how far it had come."""
+        """Delete a group and, if the request says so, its offsets."""
         deletion = decode_group_deletion(request)
         if self.groups.delete(deletion.group):
             log.info("group deleted group=%s peer=%s", deletion.group, peer.address)
@@ -124,58 +131,58 @@ class GroupHandlers:
         return Response()
 
     def all(self, request: Request, _peer: Peer) -> Answer:
-        """Tell all groups, or those of one page."""
+        """Return all groups, or one page of them."""
         query, groups, version = decode_page_query("Group", request), self.groups.all(), self.groups.version
-        edition = Version.of(version)
+        wire_version = Version.of(version)
         if query is None:
-            return self.step_runner.answer(self._all(edition))
-        page = GroupPage(cut_page(groups, query, edition), edition, len(groups))
+            return self.step_runner.answer(self._all(wire_version))
+        page = GroupPage(cut_page(groups, query, wire_version), wire_version, len(groups))
         return encode_group_page(page, self.groups.forbidden())
 
-    def _all(self, edition: Version) -> Steps:
+    def _all(self, wire_version: Version) -> Steps:
         groups, forbidden = self.groups.all(), self.groups.forbidden()
         fields = {"totalGroupNum": str(len(groups))}
-        pieces = yield from self.kept.find(
-            edition, lambda: group_table_pieces(entry_pieces(forbidden), entry_pieces(groups), edition)
+        pieces = yield from self.table_cache.find(
+            wire_version, lambda: group_table_pieces(entry_pieces(forbidden), entry_pieces(groups), wire_version)
         )
-        return respond(pieces, fields)
+        return make_response(pieces, fields)
 
     def get(self, request: Request, _peer: Peer) -> Response:
-        """Tell the settings of one group. As in Java, asking for it is enough to make it."""
+        """Return the settings of one group. As in Java, this may create the group."""
         config = self.groups.find(required_name(request.fields, "group"))
         if config is None:
             raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
         return encode_group_config(config)
 
-    def permit(self, request: Request, peer: Peer) -> Answer:
-        """Let a group read a topic, or not, and tell whether it may."""
+    def set_read_permission(self, request: Request, peer: Peer) -> Answer:
+        """Allow or forbid a group to read a topic, if the request says so; return whether it may."""
         permit = decode_read_permit(request)
         if permit.readable is not None and self.groups.set_forbidden(
             permit.group, permit.topic, forbidden=not permit.readable
         ):
             log.info(
-                "reading permitted=%s group=%s topic=%s peer=%s",
+                "read permission set readable=%s group=%s topic=%s peer=%s",
                 permit.readable,
                 permit.group,
                 permit.topic,
                 peer.address,
             )
-        return self._save_permit(permit)
+        return self._save_read_permission(permit)
 
-    async def _save_permit(self, permit: ReadPermit) -> Response:
+    async def _save_read_permission(self, permit: ReadPermit) -> Response:
         await self.groups.table_file.save()
         readable = not self.groups.is_forbidden(permit.group, permit.topic)
         return encode_read_permit(msgspec.structs.replace(permit, readable=readable))
 
     def topics_of(self, request: Request, _peer: Peer) -> Answer:
-        """Tell which topics a group has come anywhere with."""
+        """Return the topics that a group has offsets for."""
         topics = self.offsets.topics_of(required_name(request.fields, "group"))
-        return self.step_runner.answer(answer_with(in_pieces(topic_list_parts(topics, self.identity.address))))
+        return self.step_runner.answer(write_response(join_parts(topic_list_parts(topics, self.identity.address))))
 
-    # -------------------------------------------------------------------------------------------------- request modes
+    # ---------------------------------------------------------------------------------------------------- request modes
 
     def set_request_mode(self, request: Request, peer: Peer) -> Answer:
-        """Set how members of a group ask for messages of a topic."""
+        """Set whether members of a group pull or pop the messages of a topic."""
         mode = decode_request_mode(request.body)
         if is_retry_topic(mode.topic):
             raise RefusedError(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
@@ -192,5 +199,5 @@ class GroupHandlers:
         return Response()
 
     def all_request_modes(self, _request: Request, _peer: Peer) -> Answer:
-        """Tell all request modes, as their file has them."""
-        return self.step_runner.answer(answer_with(self.request_modes.pieces()))
+        """Return all request modes, in the form of their file."""
+        return self.step_runner.answer(write_response(self.request_modes.pieces()))

@@ -1,4 +1,4 @@
-"""Where queues begin and end, where groups have got to, and where they are sent."""
+"""Offsets of queues and of consumer groups: query, commit, search by time, and copy."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from skyroute.broker.clients.connected_clients import ConnectedClients
-from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, in_pieces
+from skyroute.broker.handlers.stepwise_responses import STEP_PARTS, join_parts, write_response
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.consumer_offsets import OFFSETS_A_STEP, ConsumerOffsets
@@ -40,17 +40,17 @@ log = logging.getLogger(__name__)
 
 _NO_CORRECTION: Final = (1 << 63) - 1
 _IN_MEMORY_SHARE: Final = 0.4
-"""Of the machine's memory; what was stored so short ago is taken to be still in it."""
+"""Share of the machine's memory that is assumed to hold the end of the log."""
 
 
 def bytes_in_memory() -> int:
-    """Return how much of the log's end counts as being in memory, as Apache's brokers reckon."""
+    """Return the size of the log's end that counts as in memory, computed as in Apache's brokers."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _IN_MEMORY_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetHandlers:
-    """What consumers ask before they read and say after they have, and the tables for those who copy them."""
+    """Handles offset requests of consumers and tools."""
 
     offsets: ConsumerOffsets
     topics: Topics
@@ -58,13 +58,13 @@ class OffsetHandlers:
     clients: ConnectedClients
     store: MessageStore
     delay_offsets: Callable[[], object]
-    """Gives what the file of the delay levels' offsets says."""
+    """Returns the content of `delayOffset.json`."""
     young_bytes: int
-    """How far from the log's end the first message of a queue may be for a new group to start there."""
+    """A new group starts at a queue's first message if it is at most this far from the log's end."""
     step_runner: StepRunner
 
     def query(self, request: Request, _peer: Peer) -> Response:
-        """Tell where a group goes on in a queue. One that is new to a young queue starts with its first message."""
+        """Return the committed offset of a group; 0 for a new group if the queue's first message is in memory."""
         query = decode_offset_query(request)
         topic, queue_id = query.queue.topic, query.queue.queue_id
         offset = self.offsets.get(query.group, topic, queue_id)
@@ -72,18 +72,18 @@ class OffsetHandlers:
             return encode_offset(offset)
         if query.zero_if_not_found is False:
             reason = "Not found, do not set to zero, maybe this group boot first"
-        elif self._is_young(topic, queue_id):
+        elif self._is_in_memory(topic, queue_id):
             return encode_offset(0)
         else:
             reason = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
         return Response(ResponseCode.QUERY_NOT_FOUND, reason)
 
-    def _is_young(self, topic: str, queue_id: int) -> bool:
+    def _is_in_memory(self, topic: str, queue_id: int) -> bool:
         first = self.store.unit(topic, queue_id, 0)
         return first is not None and self.store.max_position - first[0] <= self.young_bytes
 
     def update(self, request: Request, _peer: Peer) -> Response:
-        """Note where a group says it goes on."""
+        """Commit an offset of a group."""
         update = decode_offset_update(request)
         group, topic = update.group, update.queue.topic
         if self.groups.get(group) is None:
@@ -99,7 +99,7 @@ class OffsetHandlers:
         return Response()
 
     def max_offset(self, request: Request, _peer: Peer) -> Response:
-        """Tell the offset that a queue's next message will have."""
+        """Return the offset of a queue's next message."""
         queue = decode_queue(request)
         return encode_offset(self.store.max_offset(queue.topic, queue.queue_id))
 
@@ -110,43 +110,43 @@ class OffsetHandlers:
             return encode_offset(NO_MIN_OFFSET)
         return encode_offset(self.store.min_offset(queue.topic, queue.queue_id))
 
-    def at_time(self, request: Request, _peer: Peer) -> Response:
-        """Tell the offset at a time."""
+    def offset_at_time(self, request: Request, _peer: Peer) -> Response:
+        """Return the offset of a queue at a time."""
         search = decode_time_search(request)
         queue = search.queue
         return encode_offset(self.store.offset_at(queue.topic, queue.queue_id, search.timestamp_ms, upper=search.upper))
 
     def earliest_time(self, request: Request, _peer: Peer) -> Response:
-        """Tell when a queue's oldest message was stored."""
+        """Return the store time of a queue's oldest message; -1 if it has none."""
         queue = decode_queue(request)
         earliest_ms = self.store.earliest_ms(queue.topic, queue.queue_id)
         return encode_timestamp(-1 if earliest_ms is None else earliest_ms)
 
     def corrections(self, request: Request, _peer: Peer) -> Answer:
-        """Tell the least offset of all groups for each queue of a topic; where the asker's is less, the largest of all.
+        """Return the least offset of all groups for each queue; where `compareGroup` is behind it, the largest long.
 
-        What points at messages that are gone counts for nobody.
+        Offsets of deleted messages are ignored.
         """
         return self.step_runner.answer(self._corrections(decode_correction_query(request)))
 
     def _corrections(self, query: CorrectionQuery) -> Steps:
         least: dict[int, int] = {}
-        looked_at = 0
+        visited = 0
         for group in self.offsets.groups_of(query.topic):
             known = {} if group in query.left_out else self.offsets.of(group, query.topic)
             for queue_id, offset in known.items():
                 if offset >= self.store.min_offset(query.topic, queue_id):
                     least[queue_id] = min(offset, least.get(queue_id, offset))
-                looked_at += 1
-                if looked_at % STEP_PARTS == 0:
+                visited += 1
+                if visited % STEP_PARTS == 0:
                     yield
         for queue_id, offset in self.offsets.of(query.group, query.topic).items():
             if least.get(queue_id, offset) > offset:
                 least[queue_id] = _NO_CORRECTION
-        return (yield from answer_with(in_pieces(correction_parts(least.items()))))
+        return (yield from write_response(join_parts(correction_parts(least.items()))))
 
     def clone(self, request: Request, peer: Peer) -> Answer:
-        """Have a group go on where another does."""
+        """Copy the offsets of one group to another."""
         order = decode_clone_order(request)
         try:
             check_group(order.destination)
@@ -167,10 +167,10 @@ class OffsetHandlers:
     def _clone_topics(self, order: CloneOrder, topics: Sequence[str]) -> Generator[None, None, int]:
         """Copy the offsets of topics that members of the source subscribe to; return the number of topics copied."""
         source = self.clients.consumers(order.source)
-        wanted = None if source is None or order.offline else source.subscriptions
+        subscribed = None if source is None or order.offline else source.subscriptions
         cloned = work = 0
         for topic in topics:
-            if self.topics.get(topic) is not None and (not wanted or topic in wanted):
+            if self.topics.get(topic) is not None and (not subscribed or topic in subscribed):
                 cloned += self.offsets.clone(order.source, order.destination, topic)
                 work += len(self.offsets.of(order.source, topic))
             work += 1
@@ -180,9 +180,9 @@ class OffsetHandlers:
         return cloned
 
     def all(self, _request: Request, _peer: Peer) -> Answer:
-        """Tell all offsets of consumers, as their file has them."""
-        return self.step_runner.answer(answer_with(self.offsets.pieces()))
+        """Return all consumer offsets, in the form of their file."""
+        return self.step_runner.answer(write_response(self.offsets.pieces()))
 
     def all_delays(self, _request: Request, _peer: Peer) -> Response:
-        """Tell how far each delay level has come, as its file has it."""
+        """Return the offset of each delay level, in the form of its file."""
         return Response(body=fastjson.dumps(self.delay_offsets(), Dialect.LEGACY))

@@ -1,4 +1,4 @@
-"""Giving messages to consumers, at once or when there are some."""
+"""Pull requests, with long polling."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -28,17 +28,16 @@ from skyroute.wire.codes import RequestCode, ResponseCode
 from skyroute.wire.command import Request, Response
 
 SUSPEND_MS_MAX: Final = 60_000
-"""Nobody waits longer, whatever is asked for: clients give up after 30 s."""
-
+"""Maximum time a pull is suspended, for any requested time. Clients time out after 30 s."""
 
 SEARCH_S: Final = 0.005
-"""Time limit of a search with an SQL condition; the response then says where to continue."""
+"""Time limit of a search with an SQL filter; the response then says where to continue."""
 
 _READ: Final = int(Permission.READ)
 
 
 class _Forbidden:
-    """Why reading is forbidden, as the field `forbiddenType` says it."""
+    """Values of the field `forbiddenType`: why reading is forbidden."""
 
     BROKER = 1
     GROUP = 2
@@ -60,7 +59,7 @@ _OUTCOMES: Final = {
 
 
 class _Read(NamedTuple):
-    """What came of looking at a queue."""
+    """The result of reading a queue, as a pull response reports it."""
 
     status: PullStatus
     remark: str
@@ -68,7 +67,7 @@ class _Read(NamedTuple):
 
 
 class _WaitingPull(SuspendedPull):
-    """A pull that found nothing. It is admitted anew each time: what its group may have, or wants, may have changed."""
+    """A suspended pull. Each attempt checks it again: permissions and subscriptions may have changed."""
 
     def __init__(
         self, peer: Peer, question: PullQuestion, code: int, deadline: float, handlers: "PullHandlers"
@@ -80,8 +79,10 @@ class _WaitingPull(SuspendedPull):
         self._offset = question.offset
 
     def _read(self) -> _Read | Response:
-        wanted = self._handlers.admit(self._question, self._code, self.peer)
-        return wanted if isinstance(wanted, Response) else self._handlers.read(self._question, self._offset, wanted)
+        accepted = self._handlers.admit(self._question, self._code, self.peer)
+        if isinstance(accepted, Response):
+            return accepted
+        return self._handlers.read(self._question, self._offset, accepted)
 
     def retry(self) -> Response | None:
         read = self._read()
@@ -90,7 +91,7 @@ class _WaitingPull(SuspendedPull):
         if read.status is PullStatus.NO_NEW_MESSAGE:
             return None
         if read.status is PullStatus.NO_MATCHED_MESSAGE and read.found.next_offset >= read.found.max_offset:
-            self._offset = read.found.next_offset  # nothing for this reader: it goes on waiting behind it
+            self._offset = read.found.next_offset  # the filter accepted none of them: wait for later ones
             return None
         return self._handlers.respond(self._question, read)
 
@@ -100,7 +101,7 @@ class _WaitingPull(SuspendedPull):
 
 
 class PullHandlers:
-    """Pulls of push consumers and of pull consumers."""
+    """Handles pulls of push consumers and of lite pull consumers."""
 
     def __init__(
         self,
@@ -128,14 +129,14 @@ class PullHandlers:
         self._monotonic = monotonic
 
     def pull(self, request: Request, peer: Peer) -> Answer:
-        """Give messages of a queue, or wait for some."""
+        """Return messages of a queue, or suspend the pull until there are some."""
         question = decode_pull(request)
-        wanted = self.admit(question, request.code, peer)
-        if isinstance(wanted, Response):
-            return wanted
+        accepted = self.admit(question, request.code, peer)
+        if isinstance(accepted, Response):
+            return accepted
         if question.commit_offset is not None:
             self._offsets.commit(question.group, question.topic, question.queue_id, question.commit_offset)
-        read = self.read(question, question.offset, wanted)
+        read = self.read(question, question.offset, accepted)
         if read.status is PullStatus.NO_NEW_MESSAGE and question.suspend_ms > 0 and not self._long_polling.is_full:
             config = self._config
             wait_ms = question.suspend_ms if config.long_polling_enabled else config.short_polling_ms
@@ -144,10 +145,10 @@ class PullHandlers:
         return self.respond(question, read)
 
     def admit(self, question: PullQuestion, code: int, peer: Peer) -> Filter | Response:
-        """Return which messages a consumer may have, or why it may have none.
+        """Return the filter of a pull, or a response that says what is forbidden.
 
         Raises:
-            RefusedError: it may have none, and needs no further word on what is forbidden.
+            RefusedError: the pull is refused for another reason.
         """
         config = self._config
         if not config.broker_permission & _READ:
@@ -173,18 +174,18 @@ class PullHandlers:
                 f"queueId[{question.queue_id}] is illegal, topic:[{question.topic}] "
                 f"topicConfig.readQueueNums:[{topic.read_queues}] consumer:[{peer.address}]",
             )
-        wanted = self._wanted(question, group)
-        if config.filter_retry_topics and question.topic == retry_topic(group.name) and isinstance(wanted, Filter):
+        accepted = self._filter(question, group)
+        if config.filter_retry_topics and question.topic == retry_topic(group.name) and isinstance(accepted, Filter):
             consumers = self._clients.consumers(group.name)
-            return wanted if consumers is None else retry_filter(wanted, consumers.subscriptions.values())
-        return wanted
+            return accepted if consumers is None else retry_filter(accepted, consumers.subscriptions.values())
+        return accepted
 
     @property
     def _ip(self) -> str:
         return self._identity.address.rpartition(":")[0]
 
-    def _wanted(self, question: PullQuestion, group: GroupConfig) -> Filter | Response:
-        """Return which messages a consumer wants: by its own word, or by its group's heartbeat."""
+    def _filter(self, question: PullQuestion, group: GroupConfig) -> Filter | Response:
+        """Return the filter of the pull's own subscription or, if it has none, of its group's heartbeat."""
         by_properties = self._config.property_filter_enabled
         if question.expression is not None:
             return make_filter(_subscription_of(question), by_properties=by_properties)
@@ -205,13 +206,13 @@ class PullHandlers:
         try:
             return make_filter(subscription, by_properties=by_properties)
         except RefusedError as error:
-            # A heartbeat is answered before anybody looks at its expressions, and nothing is kept of a wrong one.
+            # Heartbeats are not checked for invalid expressions; Apache's broker then has no filter data.
             if error.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
                 raise RefusedError(ResponseCode.FILTER_DATA_NOT_EXIST, str(error)) from None
             raise
 
-    def read(self, question: PullQuestion, offset: int, wanted: Filter) -> _Read:
-        """Look at a queue for what a consumer wants, from an offset on."""
+    def read(self, question: PullQuestion, offset: int, accepted: Filter) -> _Read:
+        """Read the messages that a filter accepts, from an offset on."""
         group, topic, queue_id = question.group, question.topic, question.queue_id
         reset = self._offsets.take_reset(group, topic, queue_id)
         if reset is not None:
@@ -225,9 +226,9 @@ class PullHandlers:
             offset,
             min(max(1, question.count_max), config.pull_messages_max),
             min(max(1, question.bytes_max), config.pull_bytes_max),
-            wanted.accept_code,
-            wanted.accept_record,
-            None if wanted.accept_record is None else self._for_a_while(),
+            accepted.accept_code,
+            accepted.accept_record,
+            None if accepted.accept_record is None else self._within_search_time(),
         )
         status, remark = _OUTCOMES[found.status]
         if found.status is ReadStatus.QUEUE_EMPTY:
@@ -237,31 +238,31 @@ class PullHandlers:
                 found = found._replace(min_offset=NO_MIN_OFFSET)
         return _Read(status, remark, found)
 
-    def _for_a_while(self) -> Callable[[], bool]:
-        """Return a function that is true until `SEARCH_S` have passed."""
+    def _within_search_time(self) -> Callable[[], bool]:
+        """Return a function that returns True until `SEARCH_S` have passed."""
         deadline = self._monotonic() + SEARCH_S
         return lambda: self._monotonic() < deadline
 
     def respond(self, question: PullQuestion, read: _Read) -> Response:
-        """Answer a pull with what was found, and take note of it."""
+        """Return the response for a read, and record it in offsets and statistics."""
         found = read.found
         group, topic = question.group, question.topic
         self._offsets.note_pull(group, topic, question.queue_id, found.next_offset)
         self._stats.fetched(group, topic, found.message_count, found.record_bytes)
-        about_topic, about_group = self._topics.get(topic), self._groups.get(group)
+        topic_config, group_config = self._topics.get(topic), self._groups.get(group)
         answer = PullAnswer(
             read.status,
             found.next_offset,
             found.min_offset,
             found.max_offset,
-            topic_sys_flag=None if about_topic is None else about_topic.sys_flag,
-            group_sys_flag=None if about_group is None else about_group.sys_flag,
+            topic_sys_flag=None if topic_config is None else topic_config.sys_flag,
+            group_sys_flag=None if group_config is None else group_config.sys_flag,
         )
         return encode_pull_answer(answer, read.remark, found.chunks)
 
 
 def _subscription_of(question: PullQuestion) -> Subscription:
-    """Return what a consumer says itself that it wants."""
+    """Return the subscription that a pull carries."""
     kind, expression, topic = question.expression_type, question.expression or "", question.topic
     if kind != TAG:
         return Subscription(topic, expression, kind)
@@ -271,10 +272,10 @@ def _subscription_of(question: PullQuestion) -> Subscription:
             f"the expression has {len(expression)} characters (expected at most {TAGS_CHARS_MAX})",
         )
     try:
-        wanted = parse_tag_expression(expression)
+        tags = parse_tag_expression(expression)
     except TagExpressionError:
         raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed") from None
-    return Subscription(topic, wanted.text, TAG, codes=tuple(wanted.codes))
+    return Subscription(topic, tags.text, TAG, codes=tuple(tags.codes))
 
 
 def _forbid(kind: int, reason: str) -> Response:

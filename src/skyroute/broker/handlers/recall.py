@@ -1,4 +1,4 @@
-"""Producers that want a message which waits for its time never to be delivered."""
+"""Recall of timer messages: a producer cancels one before its delivery."""
 
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _BODY: Final = b"0"
 
 @dataclass(frozen=True, slots=True)
 class RecallHandlers:
-    """Withdraws messages: a mark is stored in the timer topic for the same time, and is found before the message is."""
+    """Cancels timer messages with a cancel record in the timer topic, which is read before the message is due."""
 
     appender: Appender
     topics: Topics
@@ -44,17 +44,17 @@ class RecallHandlers:
     identity: Identity
 
     def recall(self, request: Request, _peer: Peer) -> Answer:
-        """Withdraw a message."""
+        """Cancel a timer message."""
         recall = decode_recall(request)
         now_ms = self.appender.now_ms()
         handle = self._checked(recall, now_ms)
         try:
-            appended = self.appender.put(self._mark(recall, handle, now_ms))
+            appended = self.appender.put(self._cancel_record(recall, handle, now_ms))
         except (RefusedError, StorageError, RecordError, PropertyError) as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"recall failed, execute error: {error}") from error
-        answer = Response(fields={"msgId": handle.unique_id, REGION: self.config.region_id})
+        response = Response(fields={"msgId": handle.unique_id, REGION: self.config.region_id})
         wait = self.appender.until_flushed(appended)
-        return answer if wait is None else _answer_after(wait, answer)
+        return response if wait is None else _respond_after(wait, response)
 
     def _checked(self, recall: Recall, now_ms: int) -> RecallHandle:
         if not self.config.recall_enabled:
@@ -76,7 +76,7 @@ class RecallHandlers:
             raise RefusedError(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         return handle
 
-    def _mark(self, recall: Recall, handle: RecallHandle, now_ms: int) -> Draft:
+    def _cancel_record(self, recall: Recall, handle: RecallHandle, now_ms: int) -> Draft:
         properties = {
             TAGS: _TAG,
             TIMER_DELETE_UNIQUE_ID: recall_key(handle.topic, handle.unique_id),
@@ -90,6 +90,6 @@ class RecallHandlers:
         return Draft(handle.topic, 0, _BODY, encode_properties(properties), now_ms, host, host)
 
 
-async def _answer_after(wait: Awaitable[None], answer: Response) -> Response:
+async def _respond_after(wait: Awaitable[None], response: Response) -> Response:
     await wait
-    return answer
+    return response

@@ -1,4 +1,4 @@
-"""Passing replies on to those who asked."""
+"""Reply messages: forwards each to the client that sent the request message."""
 
 import logging
 from dataclasses import dataclass
@@ -37,28 +37,28 @@ PUSH_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ReplyHandlers:
-    """Replies are messages: they go to the one who waits, and, if the settings say so, into the store."""
+    """Forwards reply messages, and stores them if `storeReplyMessageEnable` is set."""
 
     clients: ConnectedClients
     topics: Topics
     store: Handler
-    """Stores a message as any other."""
+    """The handler of sends."""
     identity: Identity
     config: BrokerConfig
     clock: Clock
 
     async def reply(self, request: Request, peer: Peer) -> Response:
-        """Pass a reply on, and answer when it has arrived."""
+        """Forward a reply message; respond when the requesting client has confirmed it."""
         sending = decode_send(request)
-        more = region_fields(self.config.region_id, trace_on=self.config.trace_on)
+        fields = region_fields(self.config.region_id, trace_on=self.config.trace_on)
         try:
             self._check(sending, peer)
         except RefusedError as error:
-            raise RefusedError(error.code, str(error), more) from None
-        trouble = await self._push(sending, request.body, peer)
+            raise RefusedError(error.code, str(error), fields) from None
+        failure = await self._push(sending, request.body, peer)
         stored = await self._store(request, peer) if self.config.store_replies else None
-        if trouble is not None:
-            return Response(ResponseCode.SYSTEM_ERROR, trouble, more)
+        if failure is not None:
+            return Response(ResponseCode.SYSTEM_ERROR, failure, fields)
         if stored is not None:
             return msgspec.structs.replace(stored, code=int(ResponseCode.SUCCESS))
         receipt = SendReceipt(
@@ -67,7 +67,7 @@ class ReplyHandlers:
         return encode_send_receipt(receipt)
 
     def _check(self, sending: Sending, peer: Peer) -> None:
-        """Refuse what could not be sent either, before anybody hears of it."""
+        """Refuse a reply that a send would refuse, before it is forwarded."""
         topic = self.topics.get(sending.topic)
         check_send(sending, topic, self.config, self.identity, self.clock)
         if topic is None:
@@ -75,12 +75,12 @@ class ReplyHandlers:
         check_queue(sending.queue_id, topic, peer)
 
     async def _push(self, sending: Sending, body: bytes, peer: Peer) -> str | None:
-        """Give a reply to the one who waits for it; return why not, if that fails."""
+        """Send a reply message to the requesting client; return the reason if that fails."""
         client_id = split_properties(sending.properties).get(REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{REPLY_TO_CLIENT}] is null"
-        asker = self.clients.producer_of(client_id)
-        if asker is None:
+        client = self.clients.producer_of(client_id)
+        if client is None:
             return f"push reply message fail, channel of <{client_id}> not found."
         now_ms = int(self.clock.wall() * 1000)
         pushed = encode_pushed_reply(
@@ -92,17 +92,17 @@ class ReplyHandlers:
             store_host=str(decode_host(self.identity.raw_store_host)),
         )
         try:
-            answer = await asker.call(pushed, PUSH_TIMEOUT_S)
+            response = await client.call(pushed, PUSH_TIMEOUT_S)
         except RemotingError as error:
             reason = str(error)
         else:
-            if answer.code == ResponseCode.SUCCESS:
+            if response.code == ResponseCode.SUCCESS:
                 return None
-            reason = f"it answered {answer.code}: {answer.remark}"
+            reason = f"its response was {response.code}: {response.remark}"
         return f"push reply message to {client_id} fail. {reason}"
 
     async def _store(self, request: Request, peer: Peer) -> Response | None:
-        """Store a reply; None where that fails, which does not matter to the two who talk."""
+        """Store a reply message; return None if that fails, which does not fail the reply."""
         try:
             answer = self.store(request, peer)
             if isinstance(answer, OrderedResponse):
@@ -113,6 +113,6 @@ class ReplyHandlers:
                 )
         except SkyrouteError as error:
             if peer.count_refusal():
-                log.warning("reply not stored peer=%s reason=%s", peer.address, error)
+                log.warning("reply message not stored peer=%s reason=%s", peer.address, error)
             return None
         return response if response.code in SENT_CODES else None

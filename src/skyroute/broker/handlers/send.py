@@ -1,8 +1,8 @@
-"""Taking messages from producers."""
+"""Sends of producers: checks, automatic creation of topics, and the store of single messages."""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable
 from functools import lru_cache, partial
 from typing import Final
 
@@ -10,25 +10,23 @@ from skyroute.broker.appender import Appender
 from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.cluster.topic_propagation import TopicPropagation
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.delivery.flush_wait import Flushed
 from skyroute.broker.handlers.send_back import redirect_retry
+from skyroute.broker.handlers.send_batch import BatchSends
+from skyroute.broker.handlers.send_responses import SendResponses
 from skyroute.broker.identity import Identity
 from skyroute.broker.scheduling.timers import recall_handle
-from skyroute.broker.store.draft import Appended, AppendedBatch, Draft
-from skyroute.broker.store.errors import RecordTooLargeError, StoreClosedError
+from skyroute.broker.store.draft import Draft
 from skyroute.broker.store.index.keys import find_value
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.broker.transactions import Transactions
 from skyroute.clock import Clock
-from skyroute.files.errors import DiskFullError, StorageError
-from skyroute.message.batch import RawItem, decode_some
-from skyroute.message.errors import BatchError, HostError, InvalidNameError, RecordError
-from skyroute.message.flags import INNER_BATCH, MULTI_TAGS, TRANSACTION_MASK
+from skyroute.files.errors import StorageError
+from skyroute.message.errors import HostError, InvalidNameError, RecordError
+from skyroute.message.flags import INNER_BATCH, MULTI_TAGS
 from skyroute.message.host import decode_host, encode_host
-from skyroute.message.message_id import encode_offset_id, encode_offset_ids
 from skyroute.message.message_ids import MessageIds
-from skyroute.message.names import TOPIC_CHARS_MAX, check_topic
+from skyroute.message.names import check_topic
 from skyroute.message.properties import PROPERTIES_BYTES_MAX, delete_property, encode_properties, find_property
 from skyroute.message.property_names import (
     CLUSTER,
@@ -46,42 +44,26 @@ from skyroute.remoting.dispatch import Answer, DeferredResponse, OrderedResponse
 from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.routing.topology import Permission, TopicFlag
-from skyroute.wire.calls.send import (
-    ReceiptForm,
-    Sending,
-    SendReceipt,
-    decode_send,
-    encode_send_receipt,
-    region_fields,
-)
+from skyroute.wire.calls.send import Sending, decode_send
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.codes import ResponseCode
-from skyroute.wire.command import FORM_JSON, Request, Response
-
-BATCH_MESSAGES_A_STEP: Final = 1_000
-"""Messages of a batch decoded and encoded in one step."""
-BATCH_IDS_A_STEP: Final = 10_000
-"""Message ids of a batch encoded in one step."""
+from skyroute.wire.command import Request, Response
 
 PACKED_ADDRESSES_MAX: Final = 16_384
-"""Maximum number of producer addresses that are kept as records hold them."""
+"""Maximum number of cached producer addresses."""
 
-_STAMPED: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)
-"""Properties that are the broker's to give; a message that is sent on from elsewhere may have them."""
+_BROKER_PROPERTIES: Final = (REGION, TRACE_ON, CLUSTER, POP_RECEIPT)
+"""Properties that only the broker sets. A message forwarded from another cluster may contain them."""
 _UNIQUE_ID_START: Final = f"{UNIQUE_ID}\x01".encode()
 _WRITE: Final = int(Permission.WRITE)
 _TRANSACTION_MARK: Final = f"{TRANSACTION_PREPARED}\x01"
 _INNER_COUNT_MARK: Final = f"{INNER_COUNT}\x01"
-"""Parts of properties that make a message special; they are looked for in text, which takes a sixth of the time."""
+"""Starts of properties of special messages. A search in the text takes a sixth of the time of `find_property`."""
 _NO_WAIT_MARK: Final = b"WAIT\x01false\x02"
-_NOT_AVAILABLE: Final = (
-    "service not available now. It may be caused by one of the following reasons: the broker's disk is full [%.2f], "
-    "messages are put to the slave, message store has been shut down, etc."
-)
 
 
 class SendHandlers:
-    """Sends of single messages and of batches."""
+    """Handles sends of single messages and of batches."""
 
     def __init__(
         self,
@@ -109,21 +91,16 @@ class SendHandlers:
         self._identity = identity
         self._clock = clock
         self._ids = MessageIds(str(decode_host(identity.raw_store_host).ip), clock.wall)
-        self._step_runner = step_runner
-        self._long_batches = asyncio.Lock()
-        """Held while a long batch is encoded, which takes several times its memory."""
-        self._unknown: set[str] = set()
-        """Topics that were just made, and that not every name server knows yet."""
-        self._region = config.region_id
-        self._trace_on = config.trace_on
-        self._refusal_fields = region_fields(self._region, trace_on=self._trace_on)
-        self._receipt_form = ReceiptForm(identity.raw_store_host, self._region, trace_on=self._trace_on)
-        self._stamp = encode_properties(
-            {REGION: self._region, TRACE_ON: "true" if self._trace_on else "false", CLUSTER: identity.cluster}
+        self._responses = SendResponses(appender, config, identity)
+        self._batches = BatchSends(appender, topics, config, identity, self._responses, step_runner)
+        self._announcing: set[str] = set()
+        """Created topics that are not yet registered at the name servers."""
+        self._broker_properties = encode_properties(
+            {REGION: config.region_id, TRACE_ON: "true" if config.trace_on else "false", CLUSTER: identity.cluster}
         )
 
     def send(self, request: Request, peer: Peer) -> Answer:
-        """Take a message, or a batch."""
+        """Store a message or a batch; respond with a receipt."""
         sending = decode_send(request)
         config, topic = self._config, self._topics.get(sending.topic)
         try:
@@ -134,27 +111,20 @@ class SendHandlers:
                 or config.accept_sends_from_ms
             ):
                 check_send(sending, topic, config, self._identity, self._clock)
-            if topic is None or sending.topic in self._unknown:
-                return self._say_more(self._create_and_take(sending, request, peer))
-            return self._take(sending, topic, request, peer)
+            if topic is None or sending.topic in self._announcing:
+                return self._responses.with_fields(self._create_topic_and_store(sending, request, peer))
+            return self._store(sending, topic, request, peer)
         except RefusedError as error:
-            raise RefusedError(error.code, str(error), self._refusal_fields) from None
+            raise RefusedError(error.code, str(error), self._responses.fields) from None
 
-    async def _say_more(self, answer: Awaitable[Response]) -> Response:
-        """Have a refusal that comes late say what any other does."""
-        try:
-            return await answer
-        except RefusedError as error:
-            raise RefusedError(error.code, str(error), self._refusal_fields) from None
-
-    async def _create_and_take(self, sending: Sending, request: Request, peer: Peer) -> Response:
-        """Create a topic for its first message; name servers know of it before the producer is answered."""
+    async def _create_topic_and_store(self, sending: Sending, request: Request, peer: Peer) -> Response:
+        """Create the topic of a first message, and announce it to the name servers before the response."""
         topic = self._topics.get(sending.topic)
-        if topic is None or sending.topic in self._unknown:  # else it has become known since we were asked
-            topic = await self._create(sending)
-        return await _answer_of(self._take(sending, topic, request, peer))
+        if topic is None or sending.topic in self._announcing:  # else it was announced in the meantime
+            topic = await self._create_topic(sending)
+        return await _wait_for(self._store(sending, topic, request, peer))
 
-    async def _create(self, sending: Sending) -> TopicConfig:
+    async def _create_topic(self, sending: Sending) -> TopicConfig:
         sys_flag = 0
         if sending.unit_mode:
             sys_flag = int(TopicFlag.UNIT_SUBSCRIPTION if is_retry_topic(sending.topic) else TopicFlag.UNIT)
@@ -167,63 +137,71 @@ class SendHandlers:
                 f"topic[{sending.topic}] not exist, apply first please! "
                 "Create it with `skyroute admin updateTopic`, or set autoCreateTopicEnable=true.",
             )
-        is_first = sending.topic not in self._unknown
-        self._unknown.add(sending.topic)
+        is_first = sending.topic not in self._announcing
+        self._announcing.add(sending.topic)
         try:
-            await self._make_known(topic)
+            await self._save_and_announce(topic)
         finally:
-            self._unknown.discard(sending.topic)
+            self._announcing.discard(sending.topic)
         if is_first:
             self._propagation.begin(topic, sending.default_topic)
         return topic
 
-    async def _make_known(self, topic: TopicConfig) -> None:
+    async def _save_and_announce(self, topic: TopicConfig) -> None:
         try:
             await asyncio.gather(self._announce([topic]), self._topics.table_file.save())
         except StorageError as error:
-            raise self._refusal(error) from error
+            raise self._responses.store_failure(error) from error
 
-    async def _answer_when_known(self, topic: TopicConfig, answer: Response | DeferredResponse) -> Response:
-        await self._make_known(topic)
-        return await wait_for_response(answer)
+    async def _respond_when_announced(self, topic: TopicConfig, response: Response | DeferredResponse) -> Response:
+        await self._save_and_announce(topic)
+        return await wait_for_response(response)
 
-    def _take(
+    def _store(
         self, sending: Sending, topic: TopicConfig, request: Request, peer: Peer
     ) -> Response | DeferredResponse | OrderedResponse | Awaitable[Response]:
         queue_id = sending.queue_id
         check_queue(queue_id, topic, peer)
         if queue_id < 0:
             queue_id = random.randrange(max(1, topic.write_queues))
+        raw_born_host = _pack_address(peer.address)
+        raw_properties, unique_id = self._complete_properties(sending.properties)
         if sending.is_batch:
-            return self._take_batch(sending, request.body, topic, queue_id, peer)
-        return self._take_one(sending, topic, queue_id, request, peer)
+            return self._batches.store(sending, request.body, topic, queue_id, raw_born_host, raw_properties, unique_id)
+        return self._store_one(sending, topic, queue_id, raw_born_host, raw_properties, unique_id, request)
 
-    def _take_one(
-        self, sending: Sending, topic: TopicConfig, queue_id: int, request: Request, peer: Peer
+    def _store_one(
+        self,
+        sending: Sending,
+        topic: TopicConfig,
+        queue_id: int,
+        raw_born_host: bytes,
+        raw_properties: bytes,
+        unique_id: bytes,
+        request: Request,
     ) -> Response | DeferredResponse | Awaitable[Response]:
         body = request.body
-        raw, unique_id = self._stamped(sending.properties)
-        if not body or len(body) > self._config.message_bytes_max or len(raw) > PROPERTIES_BYTES_MAX:
-            raise self._illegal()
+        if not body or len(body) > self._config.message_bytes_max or len(raw_properties) > PROPERTIES_BYTES_MAX:
+            raise self._responses.illegal()
         draft = Draft(
             sending.topic,
             queue_id,
             body,
-            raw,
+            raw_properties,
             sending.born_at_ms,
-            _pack_address(peer.address),
+            raw_born_host,
             self._identity.raw_store_host,
             sending.sys_flag | MULTI_TAGS if topic.filter_type == "MULTI_TAG" else sending.sys_flag,
             sending.flag,
             sending.reconsume_times,
         )
         if topic.attributes:
-            self._check_attributes(topic, raw)
+            self._check_attributes(topic, raw_properties)
         if sending.sys_flag & INNER_BATCH or _INNER_COUNT_MARK in sending.properties:
-            self._check_inner_batch(topic, sending.sys_flag, raw)
-        made: TopicConfig | None = None
+            self._check_inner_batch(topic, sending.sys_flag, raw_properties)
+        created: TopicConfig | None = None
         if sending.topic.startswith(RETRY_PREFIX):
-            edition = self._topics.version
+            version_before = self._topics.version
             draft = redirect_retry(
                 draft,
                 groups=self._groups,
@@ -232,8 +210,8 @@ class SendHandlers:
                 version=request.version,
                 is_locked=partial(self._locks.holds_any, now=self._clock.monotonic()),
             )
-            if self._topics.version != edition:
-                made = self._topics.get(draft.topic)
+            if self._topics.version != version_before:
+                created = self._topics.get(draft.topic)
         appender = self._appender
         handle: str | None = None
         try:
@@ -246,59 +224,44 @@ class SendHandlers:
                     handle = recall_handle(scheduled, self._identity.name)
             appended = appender.put_plain(scheduled)
         except (StorageError, RecordError) as error:
-            raise self._refusal(error) from error
-        if appender.waits_for_disk and _NO_WAIT_MARK not in raw:
-            say = partial(self._receipt, request, appended, queue_id, unique_id, handle)
-            answer: Response | DeferredResponse = self._answer_when_safe(appended.log_end, say)
+            raise self._responses.store_failure(error) from error
+        if appender.waits_for_disk and _NO_WAIT_MARK not in raw_properties:
+            make_receipt = partial(self._responses.receipt, request, appended, queue_id, unique_id, handle)
+            response: Response | DeferredResponse = self._responses.after_flush(appended.log_end, make_receipt)
         else:
-            answer = self._receipt(request, appended, queue_id, unique_id, handle)
-        return answer if made is None else self._say_more(self._answer_when_known(made, answer))
+            response = self._responses.receipt(request, appended, queue_id, unique_id, handle)
+        if created is None:
+            return response
+        return self._responses.with_fields(self._respond_when_announced(created, response))
 
-    def _receipt(
-        self, request: Request, appended: Appended, queue_id: int, unique_id: bytes, handle: str | None, code: int = 0
-    ) -> Response:
-        """Say where a message was stored."""
-        if request.form == FORM_JSON and handle is None and not code and unique_id.isalnum():
-            return self._receipt_form.fill(appended.log_position, queue_id, appended.queue_offset, unique_id)
-        receipt = SendReceipt(
-            encode_offset_id(self._identity.raw_store_host, appended.log_position),
-            queue_id,
-            appended.queue_offset,
-            unique_id.decode("utf-8", "replace"),
-            self._region,
-            self._trace_on,
-            handle,
-        )
-        return encode_send_receipt(receipt, code)
-
-    def _stamped(self, text: str) -> tuple[bytes, bytes]:
-        """Return a message's properties with what a broker adds, and its unique id."""
+    def _complete_properties(self, text: str) -> tuple[bytes, bytes]:
+        """Return a message's properties with those of the broker, and its unique id."""
         try:
             raw = text.encode()
         except UnicodeEncodeError:
-            raise self._illegal() from None
+            raise self._responses.illegal() from None
         if "CLUSTER\x01" in text or "POP_CK\x01" in text or "TRACE_ON\x01" in text or "MSG_REGION\x01" in text:
-            for name in _STAMPED:
+            for name in _BROKER_PROPERTIES:
                 raw = delete_property(raw, name)
         if raw and not raw.endswith(b"\x02"):
             raw += b"\x02"
         found = find_value(raw, _UNIQUE_ID_START)
         if found is not None:
-            return raw + self._stamp, found
+            return raw + self._broker_properties, found
         unique_id = self._ids.next().encode()
-        return b"%bUNIQ_KEY\x01%b\x02%b" % (raw, unique_id, self._stamp), unique_id
+        return b"%bUNIQ_KEY\x01%b\x02%b" % (raw, unique_id, self._broker_properties), unique_id
 
     def _check_attributes(self, topic: TopicConfig, raw: bytes) -> None:
         if topic.attributes.get("cleanup.policy") == "COMPACTION" and not (find_property(raw, KEYS) or "").strip():
             raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, "Required message key is missing")
 
     def _check_inner_batch(self, topic: TopicConfig, sys_flag: int, raw: bytes) -> None:
-        """Refuse what says that it is a batch in one record, and is none or may not be one here."""
+        """Refuse an inner batch outside batch topics, and a message with only half of its marks."""
         is_batch = bool(sys_flag & INNER_BATCH)
         if find_property(raw, INNER_COUNT) is not None and not is_batch:
-            raise self._illegal()
+            raise self._responses.illegal()
         if is_batch and not self._topics.is_batch_topic(topic.name):
-            raise self._illegal()
+            raise self._responses.illegal()
 
     def _check_transactions_allowed(self) -> None:
         if self._config.reject_transactions:
@@ -307,170 +270,17 @@ class SendHandlers:
                 ResponseCode.NO_PERMISSION, f"the broker[{where}] sending transaction message is forbidden"
             )
 
-    def _take_batch(
-        self, sending: Sending, body: bytes, topic: TopicConfig, queue_id: int, peer: Peer
-    ) -> Response | DeferredResponse | OrderedResponse:
-        if len(topic.name) > TOPIC_CHARS_MAX:
-            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"message topic length too long {len(topic.name)}")
-        if is_retry_topic(topic.name):
-            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {topic.name}")
-        header, unique_id = self._stamped(sending.properties)
-        if sending.sys_flag & TRANSACTION_MASK or (find_property(header, DELAY_LEVEL) or "0") != "0":
-            raise self._illegal()
-        if not body or len(body) > self._config.message_bytes_max:
-            raise self._illegal()
-        items, decoded_to = self._decode(body, 0)
-        is_whole = self._topics.is_batch_topic(topic.name) and _has_unique_id(sending)
-        draft = Draft(
-            sending.topic,
-            queue_id,
-            body if is_whole else b"",
-            header if is_whole else b"",
-            sending.born_at_ms,
-            _pack_address(peer.address),
-            self._identity.raw_store_host,
-            sending.sys_flag | MULTI_TAGS if topic.filter_type == "MULTI_TAG" else sending.sys_flag,
-            sending.flag,
-            sending.reconsume_times,
-        )
-        if decoded_to < len(body):
-            storing = self._take_long_batch(draft, body, items, decoded_to, unique_id, is_whole=is_whole)
-            return OrderedResponse(self._say_more(storing))
-        try:
-            if is_whole:
-                whole = self._appender.put_inner_batch(draft, len(items))
-                appended = AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
-            else:
-                appended = self._appender.put_batch(draft, items)
-        except (StorageError, RecordError) as error:
-            raise self._refusal(error) from error
-        ids = encode_offset_ids(self._identity.raw_store_host, appended.log_positions)
-        return self._batch_receipt(ids, queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole)
 
-    def _decode(self, body: bytes, start: int) -> tuple[list[RawItem], int]:
-        """Decode up to `BATCH_MESSAGES_A_STEP` messages from a position; return them and the position behind them."""
-        try:
-            return decode_some(body, start, BATCH_MESSAGES_A_STEP)
-        except BatchError as error:
-            raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from None
-
-    def _batch_receipt(
-        self, ids: str, queue_id: int, queue_offset: int, log_end: int, unique_id: bytes, *, is_whole: bool
-    ) -> Response | DeferredResponse:
-        sender_id = unique_id.decode("utf-8", "replace")
-        receipt = SendReceipt(
-            ids,
-            queue_id,
-            queue_offset,
-            sender_id,
-            self._region,
-            self._trace_on,
-            batch_unique_id=sender_id if is_whole else None,
-        )
-        if self._appender.waits_for_disk:
-            return self._answer_when_safe(log_end, partial(encode_send_receipt, receipt))
-        return encode_send_receipt(receipt)
-
-    async def _take_long_batch(
-        self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, unique_id: bytes, *, is_whole: bool
-    ) -> Response:
-        """Store a batch of many messages. It is decoded and encoded in steps, and stored with one write."""
-        try:
-            async with self._long_batches:
-                appended = await self._step_runner.run(
-                    self._put_long(draft, body, items, decoded_to, is_whole=is_whole)
-                )
-        except (StorageError, RecordError) as error:
-            raise self._refusal(error) from error
-        ids = await self._step_runner.run(self._ids_of(appended))
-        answer = self._batch_receipt(
-            ids, draft.queue_id, appended.queue_offset, appended.log_end, unique_id, is_whole=is_whole
-        )
-        response = await wait_for_response(answer)
-        await self._step_runner.run(self._derive())
-        return response
-
-    def _put_long(
-        self, draft: Draft, body: bytes, items: list[RawItem], decoded_to: int, *, is_whole: bool
-    ) -> Generator[None, None, AppendedBatch]:
-        batch = None if is_whole else self._appender.prepare_batch(draft)
-        messages = 0
-        while True:
-            messages += len(items)
-            if batch is not None:
-                batch.add(items)
-            yield
-            if decoded_to >= len(body):
-                break
-            items, decoded_to = self._decode(body, decoded_to)
-        self._check_exists(draft.topic)
-        if batch is not None:
-            return self._appender.put_prepared(batch)
-        whole = self._appender.put_inner_batch(draft, messages)
-        return AppendedBatch([whole.log_position], whole.queue_offset, whole.log_end)
-
-    def _ids_of(self, appended: AppendedBatch) -> Generator[None, None, str]:
-        parts: list[str] = []
-        for start in range(0, len(appended.log_positions), BATCH_IDS_A_STEP):
-            yield
-            positions = appended.log_positions[start : start + BATCH_IDS_A_STEP]
-            parts.append(encode_offset_ids(self._identity.raw_store_host, positions))
-        return ",".join(parts)
-
-    def _derive(self) -> Generator[None, None, None]:
-        while self._appender.dispatch_step():
-            yield
-
-    def _check_exists(self, topic: str) -> None:
-        """Refuse a message whose topic was deleted while the message waited."""
-        if self._topics.get(topic) is None:
-            raise RefusedError(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] was deleted before the message was stored"
-            )
-
-    def _answer_when_safe(self, log_end: int, say: Callable[[int], Response]) -> DeferredResponse:
-        """Answer once the disk has the message; `say` is told the code that goes with what came of it."""
-        answer = DeferredResponse()
-
-        def settle(outcome: Flushed) -> None:
-            if outcome is Flushed.FAILED:
-                answer.give(self._not_available())
-            else:
-                answer.give(say(ResponseCode.FLUSH_DISK_TIMEOUT if outcome is Flushed.LATE else 0))
-
-        self._appender.when_flushed(log_end, settle)
-        return answer
-
-    def _illegal(self) -> RefusedError:
-        return RefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            "the message is illegal, maybe msg body or properties length not matched. "
-            f"msg body length limit {self._config.message_bytes_max}B, msg properties length limit 32KB.",
-        )
-
-    def _not_available(self) -> Response:
-        reason = _NOT_AVAILABLE % self._appender.disk_used()
-        return Response(ResponseCode.SERVICE_NOT_AVAILABLE, reason, dict(self._refusal_fields))
-
-    def _refusal(self, error: Exception) -> RefusedError:
-        """Say in the protocol's words why nothing was stored."""
-        if isinstance(error, DiskFullError | StoreClosedError):
-            return RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE % self._appender.disk_used())
-        if isinstance(error, RecordTooLargeError | RecordError):
-            return self._illegal()
-        return RefusedError(ResponseCode.SYSTEM_ERROR, f"create mapped file failed, server is busy or broken. {error}")
-
-
-async def _answer_of(answer: Response | DeferredResponse | OrderedResponse | Awaitable[Response]) -> Response:
-    if isinstance(answer, Response | DeferredResponse):
-        return await wait_for_response(answer)
-    return await (answer.work if isinstance(answer, OrderedResponse) else answer)
+async def _wait_for(response: Response | DeferredResponse | OrderedResponse | Awaitable[Response]) -> Response:
+    if isinstance(response, Response | DeferredResponse):
+        return await wait_for_response(response)
+    return await (response.work if isinstance(response, OrderedResponse) else response)
 
 
 def check_send(
     sending: Sending, topic: TopicConfig | None, config: BrokerConfig, identity: Identity, clock: Clock
 ) -> None:
-    """Let pass what may be sent to, whether the topic is there or not.
+    """Check whether a producer may send to a topic, which need not exist.
 
     Raises:
         RefusedError: it may not.
@@ -493,10 +303,10 @@ def check_send(
 
 
 def check_queue(queue_id: int, topic: TopicConfig, peer: Peer) -> None:
-    """Let pass a queue that a topic has, and the wish that the broker choose one.
+    """Check that a topic has a queue; a negative id lets the broker choose.
 
     Raises:
-        RefusedError: there is no such queue.
+        RefusedError: the topic has no such queue.
     """
     if queue_id >= topic.write_queues and queue_id >= topic.read_queues:
         raise RefusedError(
@@ -508,7 +318,7 @@ def check_queue(queue_id: int, topic: TopicConfig, peer: Peer) -> None:
 
 @lru_cache(maxsize=PACKED_ADDRESSES_MAX)
 def _pack_address(address: str) -> bytes:
-    """Return a peer's address as records hold it."""
+    """Return a client's address in the form of records."""
     ip, _, port = address.rpartition(":")
     try:
         return encode_host(ip.strip("[]"), int(port))
@@ -516,12 +326,8 @@ def _pack_address(address: str) -> bytes:
         return encode_host("0.0.0.0", 0)
 
 
-def _has_unique_id(sending: Sending) -> bool:
-    return find_property(sending.properties.encode(), UNIQUE_ID) is not None
-
-
 def _is_prepared(draft: Draft) -> bool:
-    """Return whether a message waits for the end of a transaction. One that is tried again after a while does not."""
+    """Return whether a message is a half message; a delayed retry is not."""
     if (find_property(draft.raw_properties, TRANSACTION_PREPARED) or "").lower() != "true":
         return False
     level = find_property(draft.raw_properties, DELAY_LEVEL) or "0"

@@ -1,4 +1,4 @@
-"""Messages that a consumer could not deal with: they come again later, or end as dead letters."""
+"""Messages that a consumer failed to consume: stored for a retry, or in the dead-letter queue."""
 
 import asyncio
 import logging
@@ -38,9 +38,9 @@ from skyroute.wire.command import Request, Response
 log = logging.getLogger(__name__)
 
 FIRST_RETRY_LEVEL: Final = 3
-"""The delay level of a message that comes back for the first time, if its consumer leaves it to us."""
+"""Delay level of the first retry, if the consumer does not name one."""
 _V3_4_9: Final = 121
-"""Clients since this release say themselves how often they want to try."""
+"""Clients from this release on send their own maximum of retries."""
 _OPEN: Final = Permission.READ | Permission.WRITE
 
 
@@ -53,34 +53,36 @@ def redirect_retry(
     version: int,
     is_locked: Callable[[str], bool],
 ) -> Draft:
-    """Return a draft for a retry topic as it may be stored: itself, or a dead letter.
+    """Return a draft for a retry topic, or the dead letter that replaces it.
 
-    It is one when it was tried too often, and when its group consumes in order: such groups try again on the spot, and
-    send only what they give up. `max_reconsume_times` and `version` are what the sender says of itself.
+    It becomes a dead letter if its retries are exhausted, or if its group consumes in order: such groups retry locally
+    and send only failed messages. `max_reconsume_times` and `version` come from the sender.
 
     Raises:
-        RefusedError: nobody knows the group.
+        RefusedError: the group does not exist.
     """
     name = group_of(draft.topic) or ""
-    group = _known(groups, name)
-    if draft.reconsume_times <= _times_max(group, max_reconsume_times, version) and not is_locked(name):
+    group = _find_group(groups, name)
+    if draft.reconsume_times <= _retries_max(group, max_reconsume_times, version) and not is_locked(name):
         return draft
-    topic = topics.create(dead_letters(name)).name
-    log.info("message given up group=%s topic=%s reconsume_times=%d", name, topic, draft.reconsume_times)
+    topic = topics.create(dead_letter_config(name)).name
+    log.info(
+        "message moved to dead-letter queue group=%s topic=%s reconsume_times=%d", name, topic, draft.reconsume_times
+    )
     raw_properties = replace_properties(draft.raw_properties, {DELAY_LEVEL: "-1"})
     return msgspec.structs.replace(draft, topic=topic, queue_id=0, raw_properties=raw_properties)
 
 
-def dead_letters(group: str) -> TopicConfig:
-    """Return the topic for what a group has given up."""
+def dead_letter_config(group: str) -> TopicConfig:
+    """Return the dead-letter topic of a group."""
     return TopicConfig(dead_letter_topic(group), 1, 1, _OPEN)
 
 
-def _times_max(group: GroupConfig, wanted: int | None, version: int) -> int:
+def _retries_max(group: GroupConfig, wanted: int | None, version: int) -> int:
     return wanted if wanted is not None and version >= _V3_4_9 else group.retry_times_max
 
 
-def _known(groups: Groups, name: str) -> GroupConfig:
+def _find_group(groups: Groups, name: str) -> GroupConfig:
     group = groups.find(name)
     if group is None:
         raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
@@ -89,7 +91,7 @@ def _known(groups: Groups, name: str) -> GroupConfig:
 
 @dataclass(frozen=True, slots=True)
 class SendBackHandlers:
-    """Takes messages back."""
+    """Stores messages that consumers send back."""
 
     store: MessageStore
     appender: Appender
@@ -101,26 +103,28 @@ class SendBackHandlers:
     identity: Identity
 
     def send_back(self, request: Request, _peer: Peer) -> Answer:
-        """Store a message anew, for later or as a dead letter."""
-        wish = decode_send_back(request)
-        group = _known(self.groups, wish.group)
+        """Store a message again: with a delay in the retry topic, or in the dead-letter topic."""
+        order = decode_send_back(request)
+        group = _find_group(self.groups, order.group)
         if not self.config.broker_permission & Permission.WRITE:
             where = self.identity.address.rpartition(":")[0]
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{where}] sending message is forbidden")
         if group.retry_queues <= 0:
             return Response()
         created: list[TopicConfig] = []
-        sys_flag = int(TopicFlag.UNIT_SUBSCRIPTION) if wish.unit_mode else 0
+        sys_flag = int(TopicFlag.UNIT_SUBSCRIPTION) if order.unit_mode else 0
         wanted = TopicConfig(retry_topic(group.name), group.retry_queues, group.retry_queues, _OPEN, sys_flag=sys_flag)
         topic = self._find_or_create(wanted, created)
         if not topic.permission & Permission.WRITE:
             raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
-        message = self._message_at(wish.log_position)
+        message = self._message_at(order.log_position)
         if message is None:
-            return self._refuse(f"look message by offset failed, {wish.log_position}", created)
-        level = level_after(message.reconsume_times, wish, _times_max(group, wish.max_reconsume_times, request.version))
+            return self._refuse(f"look message by offset failed, {order.log_position}", created)
+        level = retry_level(
+            message.reconsume_times, order, _retries_max(group, order.max_reconsume_times, request.version)
+        )
         if level is None:
-            topic = self._find_or_create(dead_letters(group.name), created)
+            topic = self._find_or_create(dead_letter_config(group.name), created)
         queue_id = random.randrange(group.retry_queues) if level else 0
         return self._store(group.name, message, topic, queue_id, level or 0, created)
 
@@ -136,12 +140,12 @@ class SendBackHandlers:
         try:
             return None if record is None else decode_record(record)
         except RecordError as error:
-            log.warning("record that is sent back cannot be read position=%d reason=%s", position, error)
+            log.warning("cannot decode record sent back position=%d reason=%s", position, error)
             return None
 
     async def _refuse(self, reason: str, created: list[TopicConfig]) -> Response:
-        """Refuse; but the retry topic that was made meanwhile is to stay, and known."""
-        await asyncio.gather(*self._made_known(created))
+        """Refuse after the created retry topic, which stays, is announced."""
+        await asyncio.gather(*self._announced(created))
         raise RefusedError(ResponseCode.SYSTEM_ERROR, reason)
 
     def _store(
@@ -153,44 +157,44 @@ class SendBackHandlers:
         level: int,
         created: list[TopicConfig],
     ) -> Answer:
-        draft = returned(message, topic.name, queue_id, level, self.identity.raw_store_host)
+        draft = retry_draft(message, topic.name, queue_id, level, self.identity.raw_store_host)
         try:
             appended = self.appender.put(draft)
         except (StorageError, RecordError) as error:
-            log.warning("message not taken back group=%s reason=%s", group, error)
+            log.warning("message sent back was not stored group=%s reason=%s", group, error)
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the message cannot be stored: {error}") from error
         self.stats.sent_back(group, find_property(message.raw_properties, RETRY_TOPIC) or message.topic)
         if not level:
             log.info(
-                "message given up group=%s topic=%s message_id=%s reconsume_times=%d",
+                "message moved to dead-letter queue group=%s topic=%s message_id=%s reconsume_times=%d",
                 *(group, topic.name, message.message_id, message.reconsume_times),
             )
         waits = [
-            wait for wait in (self.appender.until_flushed(appended), *self._made_known(created)) if wait is not None
+            wait for wait in (self.appender.until_flushed(appended), *self._announced(created)) if wait is not None
         ]
-        return _answer_after(waits) if waits else Response()
+        return _respond_after(waits) if waits else Response()
 
-    def _made_known(self, created: list[TopicConfig]) -> list[Awaitable[None]]:
+    def _announced(self, created: list[TopicConfig]) -> list[Awaitable[None]]:
         return [self.announce(created), self.topics.table_file.save()] if created else []
 
 
-async def _answer_after(waits: Iterable[Awaitable[None]]) -> Response:
+async def _respond_after(waits: Iterable[Awaitable[None]]) -> Response:
     await asyncio.gather(*waits)
     return Response()
 
 
-def level_after(reconsume_times: int, wish: SendBack, times_max: int) -> int | None:
-    """Return the delay level at which a message waits to be given to its consumers again; None where it never is."""
-    if reconsume_times >= times_max or wish.delay_level < 0:
+def retry_level(reconsume_times: int, order: SendBack, retries_max: int) -> int | None:
+    """Return the delay level of the next retry; None for a dead letter."""
+    if reconsume_times >= retries_max or order.delay_level < 0:
         return None
-    return wish.delay_level or FIRST_RETRY_LEVEL + reconsume_times
+    return order.delay_level or FIRST_RETRY_LEVEL + reconsume_times
 
 
-def returned(message: StoredMessage, topic: str, queue_id: int, level: int, raw_store_host: bytes) -> Draft:
-    """Return a message as it is stored anew when it is sent back; level 0 means at once.
+def retry_draft(message: StoredMessage, topic: str, queue_id: int, level: int, raw_store_host: bytes) -> Draft:
+    """Return the draft of a message sent back; level 0 means without delay.
 
     Raises:
-        RefusedError: it has no room for what must be said of it.
+        RefusedError: its properties are too long with those to add.
     """
     raw_properties = message.raw_properties
     more = {WAIT_STORED: "false", DELAY_LEVEL: str(level)}

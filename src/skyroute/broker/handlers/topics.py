@@ -1,4 +1,4 @@
-"""Topics: created, changed, deleted and looked at by administrators."""
+"""Requests of administrators about topics: create, update, delete, list and clean up."""
 
 import asyncio
 import logging
@@ -11,7 +11,14 @@ import msgspec
 
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, answer_with, check_list, in_pieces, respond
+from skyroute.broker.handlers.stepwise_responses import (
+    STEP_PARTS,
+    ResponseCache,
+    check_list_size,
+    join_parts,
+    make_response,
+    write_response,
+)
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.broker.tables.attributes import MESSAGE_TYPE, MIXED, TOPIC_ATTRIBUTES, alter
@@ -53,7 +60,7 @@ _PERMISSION_MAX: Final = 7
 
 @dataclass(frozen=True, slots=True)
 class TopicHandlers:
-    """Before a change of a topic is answered, it is on the disk, and name servers know of it."""
+    """Saves each change of a topic to the disk and registers it at the name servers before it responds."""
 
     topics: Topics
     offsets: ConsumerOffsets
@@ -64,27 +71,27 @@ class TopicHandlers:
     announce: Announce
     now_ms: Callable[[], int]
     step_runner: StepRunner
-    kept: Kept = field(default_factory=Kept)
-    """The last response with the table of all topics."""
+    table_cache: ResponseCache = field(default_factory=ResponseCache)
+    """The last body with all topics."""
 
     def update(self, request: Request, peer: Peer) -> Answer:
-        """Create a topic, or change it."""
-        config = self._wanted(decode_topic_update(request))
-        return self._make_known([config]) if self._put(config, peer) else Response()
+        """Create or update a topic."""
+        config = self._checked(decode_topic_update(request))
+        return self._save_and_announce([config]) if self._put(config, peer) else Response()
 
     def update_many(self, request: Request, peer: Peer) -> Answer:
-        """Create or change several topics. If one of them may not be, none is touched."""
-        check_list(request)
+        """Create or update several topics; if one is invalid, none is changed."""
+        check_list_size(request)
         return OrderedResponse(self._update_many(decode_topic_updates(request.body), peer))
 
     async def _update_many(self, updates: Sequence[TopicUpdate], peer: Peer) -> Response:
         changed = await self.step_runner.run(self._put_all(updates, peer))
-        return await self._make_known(changed) if changed else Response()
+        return await self._save_and_announce(changed) if changed else Response()
 
     def _put_all(self, updates: Sequence[TopicUpdate], peer: Peer) -> Generator[None, None, list[TopicConfig]]:
         configs: list[TopicConfig] = []
         for update in updates:
-            configs.append(self._wanted(update))
+            configs.append(self._checked(update))
             if len(configs) % STEP_PARTS == 0:
                 yield
         self.topics.check_room(sum(self.topics.get(config.name) is None for config in configs))
@@ -109,7 +116,7 @@ class TopicHandlers:
         )
         return True
 
-    def _wanted(self, update: TopicUpdate) -> TopicConfig:
+    def _checked(self, update: TopicUpdate) -> TopicConfig:
         config, changes = update.config, update.attribute_changes
         _check_name(config.name)
         self._check_not_system(config.name)
@@ -117,9 +124,9 @@ class TopicHandlers:
             raise _invalid("MIXED message type is not supported.")
         for queues in (config.read_queues, config.write_queues):
             if not 0 <= queues <= QUEUES_MAX:
-                raise _invalid(f"a topic has from 0 to {QUEUES_MAX} queues, not {queues}")
+                raise _invalid(f"queue count {queues} is out of range (expected 0 to {QUEUES_MAX})")
         if not 0 <= config.permission <= _PERMISSION_MAX:
-            raise _invalid(f"a permission is from 0 to {_PERMISSION_MAX}, not {config.permission}")
+            raise _invalid(f"perm={config.permission} is out of range (expected 0 to {_PERMISSION_MAX})")
         known = self.topics.get(config.name)
         attributes = alter(None if known is None else known.attributes, changes, TOPIC_ATTRIBUTES)
         return msgspec.structs.replace(config, attributes=attributes)
@@ -128,12 +135,12 @@ class TopicHandlers:
         if self.config.protect_system_topics and self.topics.is_system(topic):
             raise _invalid(f"The topic[{topic}] is conflict with system topic.")
 
-    async def _make_known(self, configs: Collection[TopicConfig]) -> Response:
+    async def _save_and_announce(self, configs: Collection[TopicConfig]) -> Response:
         await asyncio.gather(self.announce(configs), self.topics.table_file.save())
         return Response()
 
     def delete(self, request: Request, peer: Peer) -> Answer:
-        """Delete a topic with its messages and everybody's offsets; of what name servers know, the asker sees to it."""
+        """Delete a topic with its queues and all offsets. The tool removes its route from the name servers."""
         topic = request.fields.get("topic", "")
         if not topic.strip():
             raise _invalid("The specified topic is blank.")
@@ -171,24 +178,26 @@ class TopicHandlers:
         ]
         return [name for name in names if self.topics.get(name) is not None]
 
-    # -------------------------------------------------------------------------------------------------------- looking
+    # ---------------------------------------------------------------------------------------------------------- listing
 
     def all(self, request: Request, _peer: Peer) -> Answer:
-        """Tell all topics, or those of one page."""
+        """Return all topics, or one page of them."""
         query, topics, version = decode_page_query("Topic", request), self.topics.all(), self.topics.version
-        edition = Version.of(version)
+        wire_version = Version.of(version)
         if query is None:
-            return self.step_runner.answer(self._all(edition))
-        return encode_topic_page(TopicPage(cut_page(topics, query, edition), edition, len(topics)))
+            return self.step_runner.answer(self._all(wire_version))
+        return encode_topic_page(TopicPage(cut_page(topics, query, wire_version), wire_version, len(topics)))
 
-    def _all(self, edition: Version) -> Steps:
+    def _all(self, wire_version: Version) -> Steps:
         topics = self.topics.all()
         fields = {"totalTopicNum": str(len(topics))}
-        pieces = yield from self.kept.find(edition, lambda: topic_table_pieces(entry_pieces(topics), edition))
-        return respond(pieces, fields)
+        pieces = yield from self.table_cache.find(
+            wire_version, lambda: topic_table_pieces(entry_pieces(topics), wire_version)
+        )
+        return make_response(pieces, fields)
 
     def get(self, request: Request, _peer: Peer) -> Response:
-        """Tell the settings of one topic."""
+        """Return the settings of one topic."""
         topic = request.fields.get("topic", "")
         config = self.topics.get(topic)
         if config is None:
@@ -204,7 +213,7 @@ class TopicHandlers:
         queue_ids = range(max(config.read_queues, config.write_queues))
         spans = ((queue_id, self._span(topic, queue_id)) for queue_id in queue_ids)
         parts = topic_stats_parts(topic, self.config.broker_name, spans, self.stats.put_rate(topic))
-        return self.step_runner.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(write_response(join_parts(parts)))
 
     def _span(self, topic: str, queue_id: int) -> QueueSpan:
         store = self.store
@@ -212,32 +221,32 @@ class TopicHandlers:
         updated_at_ms = store.stored_at_ms(topic, queue_id, end - 1) if end else None
         return QueueSpan(store.min_offset(topic, queue_id), end, updated_at_ms or 0)
 
-    def readers(self, request: Request, _peer: Peer) -> Answer:
-        """Tell which groups read a topic, or have."""
+    def consuming_groups(self, request: Request, _peer: Peer) -> Answer:
+        """Return the groups that subscribe to a topic or have offsets for it."""
         topic = required_name(request.fields, "topic")
-        return self.step_runner.answer(answer_with(in_pieces(topic_readers_parts(self._readers(topic)))))
+        return self.step_runner.answer(write_response(join_parts(topic_readers_parts(self._consuming_groups(topic)))))
 
-    def _readers(self, topic: str) -> Iterator[str | None]:
-        """Yield each group that reads a topic or has read it, and None for every other group."""
+    def _consuming_groups(self, topic: str) -> Iterator[str | None]:
+        """Yield each group that subscribes to a topic or has offsets for it, and None for every other group."""
         read = dict.fromkeys(self.offsets.groups_of(topic))
         yield from read
         for name, group in list(self.clients.consumer_groups.items()):
             yield name if topic in group.subscriptions and name not in read else None
 
     def system_topics(self, _request: Request, _peer: Peer) -> Response:
-        """Tell which names are the system's own."""
+        """Return the names of all system topics."""
         return encode_topic_list(self.topics.system_topics())
 
-    # ------------------------------------------------------------------------------------------------------- cleaning
+    # --------------------------------------------------------------------------------------------------------- cleaning
 
     def clean_expired_queues(self, _request: Request, peer: Peer) -> Response:
-        """Remove what queues hold of messages that are no longer in the log."""
+        """Delete the consume queue files whose messages are no longer in the log."""
         expired = self.store.delete_expired(self.now_ms(), is_due=False, disk_used=self.store.disk_used())
         log.info("queues cleaned segments=%d peer=%s", expired.queue_segments, peer.address)
         return Response()
 
     def clean_unused_topics(self, _request: Request, peer: Peer) -> Answer:
-        """Remove the queues of topics that are no longer there."""
+        """Delete the queues of topics that no longer exist."""
         return self.step_runner.answer(self._clean_unused_topics(peer))
 
     def _clean_unused_topics(self, peer: Peer) -> Steps:

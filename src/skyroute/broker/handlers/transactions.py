@@ -1,4 +1,4 @@
-"""What producers say of their transactions."""
+"""Requests to commit, roll back or check a transaction."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -16,7 +16,7 @@ from skyroute.wire.command import Request, Response
 
 
 class TransactionHandlers:
-    """The end of a transaction, and an operator's wish to have its producer asked again."""
+    """Ends transactions, and resumes checks of a half message."""
 
     def __init__(self, transactions: Transactions, appender: Appender, identity: Identity) -> None:
         self._transactions = transactions
@@ -25,34 +25,34 @@ class TransactionHandlers:
         self._is_due = False
 
     def end(self, request: Request, _peer: Peer) -> Answer:
-        """Commit or roll back. Whoever waits for an answer gets it when nobody will ask again, whatever happens."""
+        """Commit or roll back a transaction; respond once no further check can follow, even after a crash."""
         if self._identity.broker_id != 0:
-            raise RefusedError(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions")
+            raise RefusedError(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave does not end transactions")
         self._transactions.end(decode_end_transaction(request), self._appender.now_ms())
         if request.is_oneway:
-            # All that end in one turn of the loop share a record.
+            # All transactions that end in one turn of the loop share one op message.
             if not self._is_due:
                 self._is_due = True
                 asyncio.get_running_loop().call_soon(self._write_done)
             return Response()
         appended = self._transactions.write_op_messages()
         wait = None if appended is None else self._appender.until_flushed(appended)
-        return Response() if wait is None else _answer_after(wait)
+        return Response() if wait is None else _respond_after(wait)
 
     def _write_done(self) -> None:
         self._is_due = False
         self._transactions.write_op_messages()
 
     def resume(self, request: Request, _peer: Peer) -> Response:
-        """Have the producer of a half asked that was given up."""
+        """Check again a half message whose checks were exhausted."""
         try:
-            place = decode_offset_id(decode_resume_check(request))
+            message_id = decode_offset_id(decode_resume_check(request))
         except MessageIdError as error:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from None
-        self._transactions.resume(place.log_position)
+        self._transactions.resume(message_id.log_position)
         return Response()
 
 
-async def _answer_after(wait: Awaitable[None]) -> Response:
+async def _respond_after(wait: Awaitable[None]) -> Response:
     await wait
     return Response()

@@ -9,7 +9,7 @@ import pytest
 
 from skyroute.broker.components import Components
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.handlers.operations import OperationHandlers
+from skyroute.broker.handlers.broker_admin import BrokerAdminHandlers
 from skyroute.broker.identity import Identity
 from skyroute.remoting.dispatch import Answer, Peer
 from skyroute.remoting.errors import RefusedError
@@ -46,10 +46,10 @@ class Room:
         identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
         self.components = Components(self.config, identity, self.clock, lambda _connection: None)
         self.components.load()
-        self.on = OperationHandlers(self.components)
+        self.on = BrokerAdminHandlers(self.components)
 
     def state(self) -> dict[str, str]:
-        return decode_broker_state(whole(self.on.state(encode_broker_state_query(), PEER)).body)
+        return decode_broker_state(whole(self.on.runtime_info(encode_broker_state_query(), PEER)).body)
 
 
 def whole(answer: Answer) -> Response:
@@ -182,7 +182,7 @@ def test_counts_are_told_by_apaches_names(room: Room) -> None:
         ("BROKER_PUT_NUMS", "DefaultCluster", 2),
         ("BROKER_GET_NUMS", "DefaultCluster", 1),
     ):
-        answer = room.on.counts(encode_broker_stats_query(name, key), PEER)
+        answer = room.on.stats(encode_broker_stats_query(name, key), PEER)
         assert decode_broker_stats(answer.body).minute.sum == count, name
 
 
@@ -191,7 +191,7 @@ def test_counts_are_told_by_apaches_names(room: Room) -> None:
 )
 def test_counts_that_nobody_keeps_are_refused(room: Room, name: str, key: str) -> None:
     with pytest.raises(RefusedError, match=f"The stats <{name}> <{key}> not exist"):
-        room.on.counts(encode_broker_stats_query(name, key), PEER)
+        room.on.stats(encode_broker_stats_query(name, key), PEER)
 
 
 def test_old_messages_go_at_an_operators_word(room: Room) -> None:

@@ -1,4 +1,4 @@
-"""What clients say of themselves, and what others ask about them."""
+"""Heartbeats and queue locks of clients, and requests about connected clients."""
 
 import asyncio
 from collections.abc import Collection, Generator, Iterable
@@ -13,7 +13,7 @@ from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.clients.queue_locks import QueueLocks
 from skyroute.broker.config import BrokerConfig
 from skyroute.broker.delivery.filters import make_filter
-from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, in_pieces
+from skyroute.broker.handlers.stepwise_responses import STEP_PARTS, join_parts, write_response
 from skyroute.broker.tables.consumer_groups import Groups
 from skyroute.broker.tables.topics import Announce, Topics
 from skyroute.clock import Clock
@@ -53,14 +53,14 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 
 HEARTBEAT_BYTES_MAX: Final = 1024 * 1024
-"""How long a heartbeat may be: it is read in one go, and a thousand groups take less than half of this."""
+"""Maximum size of a heartbeat, which is parsed in one step; a thousand groups take less than half of it."""
 SHORT_HEARTBEAT_BYTES: Final = 32 * 1024
 """Size up to which a heartbeat is processed in one step."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemberHandlers:
-    """Heartbeats, goodbyes, locks, and who is in which group."""
+class ClientHandlers:
+    """Handles requests of clients about themselves, and of tools about clients."""
 
     clients: ConnectedClients
     locks: QueueLocks
@@ -75,49 +75,51 @@ class MemberHandlers:
     """Lane for heartbeats and locks, which do not wait for long responses."""
 
     def heartbeat(self, request: Request, peer: Peer) -> Answer:
-        """Take a heartbeat. It is answered at once, unless there is a new group whose topic has to be made known."""
+        """Process a heartbeat. The response waits only while retry topics of new groups are announced."""
         if len(request.body) > HEARTBEAT_BYTES_MAX:
             raise RefusedError(
                 ResponseCode.SYSTEM_ERROR,
-                f"a heartbeat may have {HEARTBEAT_BYTES_MAX} bytes, and this one has {len(request.body)}",
+                f"the heartbeat has {len(request.body)} bytes (expected at most {HEARTBEAT_BYTES_MAX})",
             )
         if len(request.body) > SHORT_HEARTBEAT_BYTES:
-            return OrderedResponse(self._take_long(request, peer))
-        needs_subscriptions, created = self._take(decode_heartbeat(request), request, peer)
-        answer = encode_heartbeat_answer(wants_whole=needs_subscriptions)
-        return self._make_known(created, answer) if created else answer
+            return OrderedResponse(self._process_long(request, peer))
+        wants_whole, created = self._process(decode_heartbeat(request), request, peer)
+        response = encode_heartbeat_answer(wants_whole=wants_whole)
+        return self._announce_topics(created, response) if created else response
 
-    def _take(self, said: Heartbeat, request: Request, peer: Peer) -> tuple[bool, list[TopicConfig]]:
+    def _process(self, heartbeat: Heartbeat, request: Request, peer: Peer) -> tuple[bool, list[TopicConfig]]:
         """Process a heartbeat; return whether the next one must be complete, and the retry topics created."""
-        beat = self._welcome(said)
-        outcome = self.clients.beat(peer, beat, request.language, request.version, self.clock.monotonic())
+        admitted = self._without_refused(heartbeat)
+        outcome = self.clients.beat(peer, admitted, request.language, request.version, self.clock.monotonic())
         self.notifications.put(outcome.changed)
-        return outcome.needs_subscriptions, self._create_retry_topics(beat.consumers)
+        return outcome.needs_subscriptions, self._create_retry_topics(admitted.consumers)
 
-    async def _take_long(self, request: Request, peer: Peer) -> Response:
+    async def _process_long(self, request: Request, peer: Peer) -> Response:
         """Process a long heartbeat in parts. Components before a refused one stay in effect."""
-        needs_subscriptions, created = await self.prompt_runner.run(self._take_parts(request, peer))
-        answer = encode_heartbeat_answer(wants_whole=needs_subscriptions)
-        return await self._make_known(created, answer) if created else answer
+        wants_whole, created = await self.prompt_runner.run(self._process_parts(request, peer))
+        response = encode_heartbeat_answer(wants_whole=wants_whole)
+        return await self._announce_topics(created, response) if created else response
 
-    def _take_parts(self, request: Request, peer: Peer) -> Generator[None, None, tuple[bool, list[TopicConfig]]]:
+    def _process_parts(self, request: Request, peer: Peer) -> Generator[None, None, tuple[bool, list[TopicConfig]]]:
         any_wants_whole, created = False, list[TopicConfig]()
         for part in decode_heartbeat_parts(request):
             yield
-            needs_subscriptions, made = self._take(part, request, peer)
-            any_wants_whole |= needs_subscriptions
+            wants_whole, made = self._process(part, request, peer)
+            any_wants_whole |= wants_whole
             created += made
         return any_wants_whole, created
 
-    def _welcome(self, beat: Heartbeat) -> Heartbeat:
-        """Return a heartbeat without the groups that may not be here. Nobody is told which."""
-        welcome = tuple(
+    def _without_refused(self, heartbeat: Heartbeat) -> Heartbeat:
+        """Return a heartbeat without refused consumer groups. The client is not notified, as in Java."""
+        admitted = tuple(
             consumer
-            for consumer in beat.consumers
+            for consumer in heartbeat.consumers
             if not (self.config.reject_pull_consumers and consumer.consume_type is ConsumeType.PULL)
             and self.groups.find(consumer.group) is not None
         )
-        return beat if len(welcome) == len(beat.consumers) else msgspec.structs.replace(beat, consumers=welcome)
+        if len(admitted) == len(heartbeat.consumers):
+            return heartbeat
+        return msgspec.structs.replace(heartbeat, consumers=admitted)
 
     def _create_retry_topics(self, consumers: Iterable[ConsumerData]) -> list[TopicConfig]:
         created = []
@@ -126,24 +128,24 @@ class MemberHandlers:
             group = self.groups.get(consumer.group)
             if self.topics.get(name) is not None or group is None or group.retry_queues <= 0:
                 continue
-            wanted = (self.topics.get(subscription.topic) for subscription in consumer.subscriptions)
+            subscribed = (self.topics.get(subscription.topic) for subscription in consumer.subscriptions)
             config = TopicConfig(
                 name,
                 group.retry_queues,
                 group.retry_queues,
                 Permission.READ | Permission.WRITE,
                 sys_flag=int(TopicFlag.UNIT_SUBSCRIPTION) if consumer.unit_mode else 0,
-                ordered=any(topic is not None and topic.ordered for topic in wanted),
+                ordered=any(topic is not None and topic.ordered for topic in subscribed),
             )
             created.append(self.topics.create(config))
         return created
 
-    async def _make_known(self, created: Collection[TopicConfig], answer: Response) -> Response:
+    async def _announce_topics(self, created: Collection[TopicConfig], response: Response) -> Response:
         await asyncio.gather(self.announce(created), self.topics.table_file.save())
-        return answer
+        return response
 
-    def leave(self, request: Request, peer: Peer) -> Response:
-        """Have a client leave a group."""
+    def unregister(self, request: Request, peer: Peer) -> Response:
+        """Remove a client from its groups."""
         leaving = decode_unregistration(request)
         changed = self.clients.leave(
             peer.connection, producer_group=leaving.producer_group, consumer_group=leaving.consumer_group
@@ -152,41 +154,41 @@ class MemberHandlers:
         return Response()
 
     def check_client(self, request: Request, _peer: Peer) -> Response:
-        """Say whether we can filter as a client wants."""
-        wanted = decode_client_check(request).subscription
-        if wanted is not None:
-            make_filter(wanted, by_properties=self.config.property_filter_enabled)
+        """Check a filter expression; refuse one that the broker cannot apply."""
+        subscription = decode_client_check(request).subscription
+        if subscription is not None:
+            make_filter(subscription, by_properties=self.config.property_filter_enabled)
         return Response()
 
     # Locks
 
     def lock(self, request: Request, _peer: Peer) -> Answer:
-        """Give queues to one member of a group alone."""
+        """Lock queues for one member of a group; return the queues it holds."""
         return self.prompt_runner.answer(self._lock(decode_locking(request)))
 
-    def _lock(self, wanted: QueueLocking) -> Steps:
-        given: list[QueueRef] = []
-        for queues in (yield from _queues(wanted)):
-            given += self.locks.lock(wanted.group, wanted.client_id, queues, self.clock.monotonic())
+    def _lock(self, locking: QueueLocking) -> Steps:
+        locked: list[QueueRef] = []
+        for queues in (yield from _queues(locking)):
+            locked += self.locks.lock(locking.group, locking.client_id, queues, self.clock.monotonic())
             if len(queues) == STEP_PARTS:
                 yield
-        return (yield from answer_with(in_pieces(locked_parts(given))))
+        return (yield from write_response(join_parts(locked_parts(locked))))
 
     def unlock(self, request: Request, _peer: Peer) -> Answer:
-        """Take queues back."""
+        """Unlock queues."""
         return self.prompt_runner.answer(self._unlock(decode_locking(request)))
 
-    def _unlock(self, given_back: QueueLocking) -> Steps:
-        for queues in (yield from _queues(given_back)):
-            self.locks.unlock(given_back.group, given_back.client_id, queues)
+    def _unlock(self, locking: QueueLocking) -> Steps:
+        for queues in (yield from _queues(locking)):
+            self.locks.unlock(locking.group, locking.client_id, queues)
             if len(queues) == STEP_PARTS:
                 yield
         return Response()
 
-    # Questions
+    # Groups and connections
 
     def client_ids(self, request: Request, _peer: Peer) -> Response:
-        """Tell a group's members, to those who share its queues out."""
+        """Return the client ids of a group; its members allocate queues by them."""
         name = decode_consumer_group(request)
         group = self.clients.consumers(name)
         if group is None:
@@ -194,7 +196,7 @@ class MemberHandlers:
         return Response(body=encode_members(member.client_id for member in group.members))
 
     def consumer_connections(self, request: Request, _peer: Peer) -> Answer:
-        """Tell who consumes in a group, and what."""
+        """Return the connections and subscriptions of a consumer group."""
         name = decode_consumer_group(request)
         group = self.clients.consumers(name)
         if group is None:
@@ -203,39 +205,42 @@ class MemberHandlers:
         parts = consumer_connections_parts(
             map(_connection, members), subscriptions, group.type, group.model, group.start_from
         )
-        return self.step_runner.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(write_response(join_parts(parts)))
 
     def producer_connections(self, request: Request, _peer: Peer) -> Answer:
-        """Tell who produces in a group."""
+        """Return the connections of a producer group."""
         name = decode_producer_group(request)
         members = self.clients.producers(name)
         if not members:
             return Response.error(f"the producer group[{name}] not exist")
-        return self.step_runner.answer(answer_with(in_pieces(producer_connections_parts(map(_connection, members)))))
+        return self.step_runner.answer(
+            write_response(join_parts(producer_connections_parts(map(_connection, members))))
+        )
 
     def all_producers(self, _request: Request, _peer: Peer) -> Answer:
-        """Tell who produces, by group."""
+        """Return the producers of all groups."""
         groups = (
-            (group.name, map(self._heard, list(group.members))) for group in list(self.clients.producer_groups.values())
+            (group.name, map(self._producer, list(group.members)))
+            for group in list(self.clients.producer_groups.values())
         )
-        return self.step_runner.answer(answer_with(in_pieces(producers_parts(groups))))
+        return self.step_runner.answer(write_response(join_parts(producers_parts(groups))))
 
-    def _heard(self, member: GroupMember) -> HeardProducer:
-        silence_s = self.clock.monotonic() - member.heard_at
+    def _producer(self, member: GroupMember) -> HeardProducer:
+        idle_s = self.clock.monotonic() - member.heard_at
         return HeardProducer(
             member.client_id,
             member.language,
-            int((self.clock.wall() - silence_s) * 1000),
-            # Java's tools expect an address as Java writes one.
+            int((self.clock.wall() - idle_s) * 1000),
+            # Java's tools expect an address in the form of InetSocketAddress.
             f"/{member.peer.address}",
             member.version,
         )
 
     def subscription(self, request: Request, _peer: Peer) -> Response:
-        """Tell what a group wants of a topic."""
+        """Return the subscription of a group to a topic."""
         query = decode_subscription_query(request)
-        wanted = None if query.topic is None else self.clients.subscription(query.group, query.topic)
-        return encode_subscription(query, wanted)
+        found = None if query.topic is None else self.clients.subscription(query.group, query.topic)
+        return encode_subscription(query, found)
 
 
 def _queues(locking: QueueLocking) -> Generator[None, None, list[list[QueueRef]]]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from skyroute.broker.handlers import long_answers
-from skyroute.broker.handlers.long_answers import STEP_PARTS, Kept, gather, in_pieces
+from skyroute.broker.handlers import stepwise_responses
+from skyroute.broker.handlers.stepwise_responses import STEP_PARTS, ResponseCache, join_parts, write_body
 from skyroute.broker.tables import table_format
 from skyroute.broker.tables.consumer_offsets import OFFSETS_A_STEP
 from skyroute.broker.tables.table_format import ENTRIES_A_STEP
@@ -72,10 +72,10 @@ async def test_a_topic_with_many_queues_is_looked_at_in_steps(
     longest = counted(monkeypatch, wide, type(wide.store), looks)
     on = {
         RequestCode.GET_TOPIC_STATS_INFO: wide.on_topics.status,
-        RequestCode.GET_CONSUME_STATS: wide.on_progress.of_group,
-        RequestCode.GET_BROKER_CONSUME_STATS: wide.on_progress.of_broker,
-        RequestCode.QUERY_CONSUME_TIME_SPAN: wide.on_progress.times,
-        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: wide.on_progress.reset,
+        RequestCode.GET_CONSUME_STATS: wide.on_consume_status.group_status,
+        RequestCode.GET_BROKER_CONSUME_STATS: wide.on_consume_status.broker_status,
+        RequestCode.QUERY_CONSUME_TIME_SPAN: wide.on_consume_status.time_spans,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: wide.on_consume_status.reset,
         RequestCode.QUERY_CORRECTION_OFFSET: wide.on_offsets.corrections,
     }
     response = await wide.ask(on[code], Request(code, fields))
@@ -96,13 +96,13 @@ async def test_what_is_told_in_steps_is_whole(wide: State) -> None:
     spans = decode_topic_stats((await wide.ask(wide.on_topics.status, Request(fields={"topic": "Wide"}))).body)
     assert sorted(queue.queue_id for queue in spans.queues) == list(range(WIDE))
     stats = decode_consume_stats(
-        (await wide.ask(wide.on_progress.of_group, Request(fields={"consumerGroup": "g"}))).body
+        (await wide.ask(wide.on_consume_status.group_status, Request(fields={"consumerGroup": "g"}))).body
     )
     assert {queue.queue_id: progress.consumer_offset for queue, progress in stats.queues.items()} == {
         queue_id: queue_id for queue_id in range(WIDE)
     }
     order = Request(fields={"group": "g", "topic": "Wide", "timestamp": "-1"})
-    moved = decode_reset_offsets((await wide.ask(wide.on_progress.reset, order)).body)
+    moved = decode_reset_offsets((await wide.ask(wide.on_consume_status.reset, order)).body)
     assert len(moved) == WIDE
     assert wide.offsets.get("g", "Wide", WIDE - 1) == 0
 
@@ -122,7 +122,7 @@ async def test_all_topics_are_told_in_steps_once_for_each_edition(
     assert state.step_runner.steps == steps
     state.topics.put(TopicConfig("New"))
     assert "New" in decode_topic_page(await state.ask(handlers.all, Request())).topics
-    monkeypatch.setattr(long_answers, "KEPT_BYTES_MAX", 1000)
+    monkeypatch.setattr(stepwise_responses, "CACHED_BYTES_MAX", 1000)
     state.topics.put(TopicConfig("Newer"))
     await state.ask(handlers.all, Request())
     steps = state.step_runner.steps
@@ -217,15 +217,12 @@ async def test_a_list_is_bounded_and_taken_in_steps(state: State, what: str) -> 
     assert (await state.ask(handler, Request(body=body))).code == ResponseCode.SUCCESS
     assert state.step_runner.steps >= 2 * 2000 // STEP_PARTS
     assert (state.topics.get("N1999") is not None) or (state.groups.get("N1999") is not None)
-    response = await state.ask(handler, Request(body=body.ljust(long_answers.LIST_BYTES_MAX + 1)))
-    assert (response.code, "send it in several parts" in (response.remark or "")) == (
-        ResponseCode.INVALID_PARAMETER,
-        True,
-    )
+    response = await state.ask(handler, Request(body=body.ljust(stepwise_responses.LIST_BYTES_MAX + 1)))
+    assert (response.code, "send it in several parts" in (response.remark or "")) == (29, True)
 
 
 def test_an_answer_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_answers, "ANSWER_BYTES_MAX", 100_000)
+    monkeypatch.setattr(stepwise_responses, "RESPONSE_BYTES_MAX", 100_000)
     looked_at = 0
 
     def parts() -> Iterator[str]:
@@ -234,18 +231,18 @@ def test_an_answer_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) 
             looked_at += 1
             yield "x" * 100
 
-    with pytest.raises(RefusedError, match="ask about fewer topics or groups"):
-        run_through(gather(in_pieces(parts())))
+    with pytest.raises(RefusedError, match="request fewer topics or groups"):
+        run_through(write_body(join_parts(parts())))
     assert looked_at <= 1000 + STEP_PARTS
 
 
 def test_pieces_are_put_together_to_steps() -> None:
     def pieces() -> Iterable[bytes]:
-        return [b"x"] * 10 + [b"y" * long_answers.STEP_BYTES] * 2 + [b"z"]
+        return [b"x"] * 10 + [b"y" * stepwise_responses.STEP_BYTES] * 2 + [b"z"]
 
-    gathered = run_through(gather(pieces()))
-    assert list(map(len, gathered)) == [long_answers.STEP_BYTES + 10, long_answers.STEP_BYTES, 1]
-    assert run_through(Kept().find(1, pieces)) == gathered
+    gathered = run_through(write_body(pieces()))
+    assert list(map(len, gathered)) == [stepwise_responses.STEP_BYTES + 10, stepwise_responses.STEP_BYTES, 1]
+    assert run_through(ResponseCache().find(1, pieces)) == gathered
 
 
 def test_entries_keep_what_only_others_understand() -> None:

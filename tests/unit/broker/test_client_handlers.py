@@ -9,8 +9,8 @@ import pytest
 
 from skyroute.broker.clients.change_notifications import ChangeNotifications
 from skyroute.broker.clients.queue_locks import QueueLocks
-from skyroute.broker.handlers.long_answers import STEP_PARTS
-from skyroute.broker.handlers.members import HEARTBEAT_BYTES_MAX, MemberHandlers
+from skyroute.broker.handlers.clients import HEARTBEAT_BYTES_MAX, ClientHandlers
+from skyroute.broker.handlers.stepwise_responses import STEP_PARTS
 from skyroute.message.queue_ref import QueueRef
 from skyroute.remoting.dispatch import Answer, Dispatcher, Handler, OrderedResponse, Peer
 from skyroute.wire.calls.clients import (
@@ -60,7 +60,7 @@ class Room:
         notifications = ChangeNotifications(
             state.clients, state.groups, state.config, lambda _, then: self.waiting.append(then)
         )
-        self.on = MemberHandlers(
+        self.on = ClientHandlers(
             state.clients,
             self.locks,
             state.topics,
@@ -177,8 +177,8 @@ async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
     room.let_the_gap_pass()
     room.let_the_gap_pass()
     told = len(line.told)
-    assert room.ask(room.on.leave, encode_unregistration("c", producer_group="p")).code == ResponseCode.SUCCESS
-    assert room.ask(room.on.leave, encode_unregistration("c", consumer_group="g")).code == ResponseCode.SUCCESS
+    assert room.ask(room.on.unregister, encode_unregistration("c", producer_group="p")).code == 0
+    assert room.ask(room.on.unregister, encode_unregistration("c", consumer_group="g")).code == 0
     assert room.state.clients.producers("p") == ()
     assert len(line.told) == told + 1
 

@@ -9,10 +9,10 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 from skyroute.wire.fast_path import PreparedResponse
 
-ANSWER_BYTES_MAX: Final = 128 * 1024 * 1024
+RESPONSE_BYTES_MAX: Final = 128 * 1024 * 1024
 """Maximum size of a response. Most clients refuse frames above 16 MiB."""
 
-KEPT_BYTES_MAX: Final = 64 * 1024 * 1024
+CACHED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Maximum size of a cached response."""
 
 LIST_BYTES_MAX: Final = 512 * 1024
@@ -29,7 +29,7 @@ Pieces = Sequence[bytes]
 """A body in one or more pieces."""
 
 
-def check_list(request: Request) -> None:
+def check_list_size(request: Request) -> None:
     """Check the size of a request with a list of topics or groups, which is parsed in one step.
 
     Raises:
@@ -42,7 +42,7 @@ def check_list(request: Request) -> None:
         )
 
 
-def in_pieces(parts: Iterable[str]) -> Iterator[bytes]:
+def join_parts(parts: Iterable[str]) -> Iterator[bytes]:
     """Join the parts of a text into pieces of at most `STEP_PARTS` parts."""
     texts: list[str] = []
     for text in parts:
@@ -53,65 +53,65 @@ def in_pieces(parts: Iterable[str]) -> Iterator[bytes]:
     yield "".join(texts).encode("utf-8", "replace")
 
 
-def gather(pieces: Iterable[bytes]) -> Generator[None, None, Pieces]:
+def write_body(pieces: Iterable[bytes]) -> Generator[None, None, Pieces]:
     """Write a body in steps; return it in pieces of about `STEP_BYTES`.
 
     Raises:
-        RefusedError: the body is longer than `ANSWER_BYTES_MAX`.
+        RefusedError: the body is longer than `RESPONSE_BYTES_MAX`.
     """
-    gathered: list[bytes] = []
+    body: list[bytes] = []
     step: list[bytes] = []
     size = step_bytes = 0
     for piece in pieces:
         step.append(piece)
         step_bytes += len(piece)
         if step_bytes >= STEP_BYTES:
-            gathered.append(b"".join(step))
+            body.append(b"".join(step))
             size += step_bytes
             step, step_bytes = [], 0
-            if size > ANSWER_BYTES_MAX:
+            if size > RESPONSE_BYTES_MAX:
                 raise RefusedError(
                     ResponseCode.SYSTEM_ERROR,
-                    f"the answer has more than {ANSWER_BYTES_MAX} bytes: ask about fewer topics or groups at a time",
+                    f"the response has more than {RESPONSE_BYTES_MAX} bytes: request fewer topics or groups at a time",
                 )
             yield
-    gathered.append(b"".join(step))
-    return gathered
+    body.append(b"".join(step))
+    return body
 
 
-def respond(pieces: Pieces, fields: dict[str, str] | None = None) -> Response:
+def make_response(pieces: Pieces, fields: dict[str, str] | None = None) -> Response:
     """Return a response with a body in pieces. They are not joined: for 70 MB that takes 50 ms."""
     return PreparedResponse(fields=fields, body=pieces[0], more=[memoryview(piece) for piece in pieces[1:]])
 
 
-def answer_with(pieces: Iterable[bytes]) -> Steps:
+def write_response(pieces: Iterable[bytes]) -> Steps:
     """Write a response whose body comes in pieces.
 
     Raises:
-        RefusedError: it is longer than `ANSWER_BYTES_MAX`.
+        RefusedError: it is longer than `RESPONSE_BYTES_MAX`.
     """
-    gathered = yield from gather(pieces)
-    return respond(gathered)
+    body = yield from write_body(pieces)
+    return make_response(body)
 
 
-class Kept:
-    """Cache of the last long response of one kind, with the data version of its table."""
+class ResponseCache:
+    """Cache of the last long body of one kind, with the data version of its table."""
 
-    __slots__ = ("_edition", "_pieces")
+    __slots__ = ("_pieces", "_version")
 
     def __init__(self) -> None:
-        self._edition: object = None
+        self._version: object = None
         self._pieces: Pieces = []
 
-    def find(self, edition: object, pieces: Callable[[], Iterable[bytes]]) -> Generator[None, None, Pieces]:
+    def find(self, version: object, pieces: Callable[[], Iterable[bytes]]) -> Generator[None, None, Pieces]:
         """Return the body for a data version: the cached one, or a new one made of `pieces`.
 
         Raises:
-            RefusedError: it is longer than `ANSWER_BYTES_MAX`.
+            RefusedError: it is longer than `RESPONSE_BYTES_MAX`.
         """
-        if self._edition == edition:
+        if self._version == version:
             return self._pieces
-        gathered = yield from gather(pieces())
-        if sum(map(len, gathered)) <= KEPT_BYTES_MAX:
-            self._edition, self._pieces = edition, gathered
-        return gathered
+        body = yield from write_body(pieces())
+        if sum(map(len, body)) <= CACHED_BYTES_MAX:
+            self._version, self._pieces = version, body
+        return body

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from skyroute.broker.handlers import queries
-from skyroute.broker.handlers.queries import QueryHandlers
+from skyroute.broker.handlers import message_queries
+from skyroute.broker.handlers.message_queries import MessageQueryHandlers
 from skyroute.broker.store.message_store import MessageStore
 from skyroute.message.record import decode_records
 from skyroute.message.tags import tag_code
@@ -27,15 +27,17 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 @pytest.fixture
-def on(state: State, store: MessageStore) -> QueryHandlers:
-    return QueryHandlers(store, state.topics, state.clients, state.config, state.step_runner, state.clock.monotonic)
+def on(state: State, store: MessageStore) -> MessageQueryHandlers:
+    return MessageQueryHandlers(
+        store, state.topics, state.clients, state.config, state.step_runner, state.clock.monotonic
+    )
 
 
 def put(store: MessageStore, body: bytes, topic: str = "T", **properties: str) -> int:
     return store.append(draft(topic, 0, body, properties), NOW_MS).log_position
 
 
-async def test_messages_are_found_by_key_and_by_id(state: State, store: MessageStore, on: QueryHandlers) -> None:
+async def test_messages_are_found_by_key_and_by_id(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
     put(store, b"one", KEYS="red blue", UNIQ_KEY="ID1")
     put(store, b"two", KEYS="blue", UNIQ_KEY="ID2")
     put(store, b"three", "Other", KEYS="blue")
@@ -48,7 +50,7 @@ async def test_messages_are_found_by_key_and_by_id(state: State, store: MessageS
     assert [message.body for message in decode_records(answer.body)] == [b"two"]
 
 
-async def test_nothing_found_has_a_code_of_its_own(state: State, store: MessageStore, on: QueryHandlers) -> None:
+async def test_nothing_found_has_a_code_of_its_own(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
     put(store, b"one", KEYS="red")
     for query in (
         encode_key_query("T", "green", count_max=10),
@@ -61,7 +63,9 @@ async def test_nothing_found_has_a_code_of_its_own(state: State, store: MessageS
         assert answer.fields is not None
 
 
-async def test_keys_with_the_same_hash_are_told_apart(state: State, store: MessageStore, on: QueryHandlers) -> None:
+async def test_keys_with_the_same_hash_are_told_apart(
+    state: State, store: MessageStore, on: MessageQueryHandlers
+) -> None:
     """`Aa` and `BB` have one hash in Java."""
     put(store, b"one", KEYS="Aa")
     put(store, b"two", KEYS="BB")
@@ -70,17 +74,17 @@ async def test_keys_with_the_same_hash_are_told_apart(state: State, store: Messa
 
 
 async def test_an_answer_has_room_for_one_message_at_least(
-    state: State, store: MessageStore, on: QueryHandlers, monkeypatch: pytest.MonkeyPatch
+    state: State, store: MessageStore, on: MessageQueryHandlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(5):
         put(store, b"x" * 1000, KEYS="k")
     for room, count in ((1, 1), (2500, 2), (100_000, 5)):
-        monkeypatch.setattr(queries, "FOUND_BYTES_MAX", room)
+        monkeypatch.setattr(message_queries, "FOUND_BYTES_MAX", room)
         answer = await state.ask(on.by_key, encode_key_query("T", "k", count_max=10))
         assert len(decode_records(answer.body)) == count
 
 
-async def test_a_message_is_viewed_by_its_place(state: State, store: MessageStore, on: QueryHandlers) -> None:
+async def test_a_message_is_viewed_by_its_place(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
     put(store, b"one")
     position = put(store, b"two")
     answer = await state.ask(on.at_position, encode_view("T", position))
@@ -93,7 +97,7 @@ async def test_a_message_is_viewed_by_its_place(state: State, store: MessageStor
         )
 
 
-async def test_units_of_a_queue_are_shown(state: State, store: MessageStore, on: QueryHandlers) -> None:
+async def test_units_of_a_queue_are_shown(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
     positions = [put(store, b"x", TAGS=tag) for tag in ("a", "b", "c")]
     answer = await state.ask(on.queue_units, encode_units_query(UnitsQuery("T", 0, 1, 10)))
     body = json.loads(answer.body)
@@ -108,7 +112,7 @@ async def test_units_of_a_queue_are_shown(state: State, store: MessageStore, on:
 
 
 async def test_a_groups_subscription_is_shown_with_the_units(
-    state: State, store: MessageStore, on: QueryHandlers
+    state: State, store: MessageStore, on: MessageQueryHandlers
 ) -> None:
     put(store, b"x")
     query = encode_units_query(UnitsQuery("T", 0, 0, 1, "g"))
@@ -120,7 +124,7 @@ async def test_a_groups_subscription_is_shown_with_the_units(
 
 
 async def test_units_that_are_not_there_are_said_to_be_missing(
-    state: State, store: MessageStore, on: QueryHandlers
+    state: State, store: MessageStore, on: MessageQueryHandlers
 ) -> None:
     put(store, b"x")
     answer = await state.ask(on.queue_units, encode_units_query(UnitsQuery("T", 9, 0, 1)))

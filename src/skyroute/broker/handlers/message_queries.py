@@ -1,4 +1,4 @@
-"""Finding single messages: by key, by their place in the log, by their place in a queue."""
+"""Queries for messages: by key, by log position, by queue offset."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ from skyroute.wire.codes import ResponseCode
 from skyroute.wire.command import Request, Response
 
 FOUND_BYTES_MAX: Final = 8 * 1024 * 1024
-"""One answer holds no more records than this, but one in any case: askers take frames of 16 MiB."""
+"""Maximum size of the records in a response; a single record may be larger. Clients accept frames of 16 MiB."""
 INDEX_WAIT_S: Final = 1.0
 """Maximum wait for the process that writes the index; then the search uses what it has written."""
 RECORD_BYTES_A_STEP: Final = 4 * 1024 * 1024
 """Bytes of records read in one step."""
 UNITS_MAX: Final = 1024
-"""So many units of a queue are told at once."""
+"""Maximum number of consume queue units in a response."""
 
 
 @dataclass(frozen=True, slots=True)
-class QueryHandlers:
-    """What people ask who look for one message."""
+class MessageQueryHandlers:
+    """Handles queries of tools and of clients for stored messages."""
 
     store: MessageStore
     topics: Topics
@@ -49,7 +49,7 @@ class QueryHandlers:
     monotonic: Callable[[], float]
 
     def by_key(self, request: Request, _peer: Peer) -> Answer:
-        """Find messages by a key of theirs, or by the id that their producer gave them."""
+        """Return messages by key, or by the unique id of their producer."""
         return self.step_runner.answer(self._by_key(decode_key_query(request)))
 
     def _by_key(self, query: KeyQuery) -> Steps:
@@ -59,15 +59,15 @@ class QueryHandlers:
             *(query.topic, query.key, count_max, query.begin_ms, query.end_ms, lambda: self.monotonic() < deadline)
         )
         records: list[bytes] = []
-        looked_at = 0
+        read_bytes = 0
         room = FOUND_BYTES_MAX
         for position in found.positions:
             record = self.store.record_at(position)
-            looked_at += len(record or b"")
-            if looked_at >= RECORD_BYTES_A_STEP:
-                looked_at = 0
+            read_bytes += len(record or b"")
+            if read_bytes >= RECORD_BYTES_A_STEP:
+                read_bytes = 0
                 yield
-            # The index knows hashes only, and different keys may have the same.
+            # The index holds hashes only, and different keys may have equal ones.
             if record is None or not _has_key(decode_record(record), query.topic, query.key):
                 continue
             room -= len(record)
@@ -79,7 +79,7 @@ class QueryHandlers:
         )
 
     def at_position(self, request: Request, _peer: Peer) -> Response:
-        """Give the message at a place of the log."""
+        """Return the message at a log position."""
         position = decode_view(request)
         record = self.store.record_at(position)
         if record is None:
@@ -87,7 +87,7 @@ class QueryHandlers:
         return Response(body=record)
 
     def queue_units(self, request: Request, _peer: Peer) -> Response:
-        """Tell what a queue knows of its messages."""
+        """Return units of a consume queue."""
         query = decode_units_query(request)
         topic, queue_id = query.topic, query.queue_id
         max_offset = self.store.max_offset(topic, queue_id)

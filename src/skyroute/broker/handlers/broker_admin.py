@@ -1,4 +1,4 @@
-"""What operators ask of a broker itself: its settings, its state, its counts."""
+"""Requests of operators about the broker: settings, runtime info and statistics."""
 
 import logging
 import shutil
@@ -25,7 +25,7 @@ from skyroute.wire.calls.settings import (
 from skyroute.wire.codes import OUR_VERSION, ResponseCode
 from skyroute.wire.command import Request, Response
 
-if TYPE_CHECKING:  # they are made of us, among others
+if TYPE_CHECKING:  # components imports this module
     from skyroute.broker.components import Components
 
 log = logging.getLogger(__name__)
@@ -35,13 +35,12 @@ _OF_TOPIC: Final = {"TOPIC_PUT_NUMS": Measure.MESSAGES, "TOPIC_PUT_SIZE": Measur
 _OF_GROUP: Final = {"GROUP_GET_NUMS": Measure.MESSAGES, "GROUP_GET_SIZE": Measure.BYTES}
 _OF_BROKER: Final = ("BROKER_PUT_NUMS", "BROKER_GET_NUMS")
 _POOLS: Final = ("send", "pull", "litePull", "query", "ack")
-"""Apache's brokers have threads for each kind of request and queues before them, and tools show how long these are.
-Here nothing queues."""
+"""Thread pools of Apache's brokers. Tools show the length of their queues; here all are empty."""
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-class OperationHandlers:
-    """Every change is logged with who made it: there is no other guard."""
+class BrokerAdminHandlers:
+    """Logs each change with the address of its peer: there is no access control."""
 
     def __init__(self, components: "Components") -> None:
         self._components = components
@@ -51,14 +50,14 @@ class OperationHandlers:
     def _now_ms(self) -> int:
         return int(self._components.clock.wall() * 1000)
 
-    # ------------------------------------------------------------------------------------------------------- settings
+    # --------------------------------------------------------------------------------------------------------- settings
 
     def settings(self, _request: Request, _peer: Peer) -> Response:
-        """Tell all settings."""
+        """Return all settings; secrets are masked."""
         return encode_settings_answer(self._components.config.render(), self._settings_version)
 
     def update_settings(self, request: Request, peer: Peer) -> Answer:
-        """Change settings: all that are named, or none."""
+        """Change settings; if one is invalid, none is changed."""
         config = self._components.config
         try:
             changed = config.apply_update(request.body.decode())
@@ -71,31 +70,31 @@ class OperationHandlers:
             store.settings = config.with_retention(store.settings)
             self._settings_version = next_version(self._settings_version, self._now_ms())
             log.info("settings updated peer=%s keys=%s", peer.address, ",".join(sorted(changed)))
-        return self._register_anew() if "brokerPermission" in changed else Response()
+        return self._register_again() if "brokerPermission" in changed else Response()
 
-    async def _register_anew(self) -> Response:
-        """Name servers know what a broker allows by its topics, and look at these only if they are a new edition."""
+    async def _register_again(self) -> Response:
+        """Register all topics with their new permission. Name servers read them only if the data version changed."""
         self._components.topics.renew()
         await self._components.registrar.register()
         return Response()
 
     def delete_expired(self, _request: Request, peer: Peer) -> Response:
-        """Remove messages that are too old, whatever the hour."""
-        log.info("expired messages deleted by operator peer=%s", peer.address)
+        """Delete expired messages now, regardless of `deleteWhen`."""
+        log.info("expired messages deleted by request peer=%s", peer.address)
         self._components.retention.clean_now()
         return Response()
 
-    # --------------------------------------------------------------------------------------------------------- counts
+    # ------------------------------------------------------------------------------------------------------- statistics
 
-    def counts(self, request: Request, _peer: Peer) -> Response:
-        """Tell how often something happened in the last minute, hour and day."""
+    def stats(self, request: Request, _peer: Peer) -> Response:
+        """Return one statistic for the last minute, hour and day."""
         query = decode_broker_stats_query(request)
-        found = self._find_counts(query)
+        found = self._find_stats(query)
         if found is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"The stats <{query.name}> <{query.key}> not exist")
         return encode_broker_stats(found)
 
-    def _find_counts(self, query: StatsQuery) -> BrokerStats | None:
+    def _find_stats(self, query: StatsQuery) -> BrokerStats | None:
         stats = self._components.stats
         if query.name in _OF_TOPIC:
             return stats.of_topic(query.key, _OF_TOPIC[query.name])
@@ -106,21 +105,21 @@ class OperationHandlers:
             return stats.of_group(group, topic, _OF_GROUP[query.name])
         return stats.of_returns(group, topic) if query.name == "SNDBCK_PUT_NUMS" else None
 
-    # ---------------------------------------------------------------------------------------------------------- state
+    # ----------------------------------------------------------------------------------------------------- runtime info
 
-    def state(self, _request: Request, _peer: Peer) -> Response:
-        """Tell how the broker is, under the names that Apache's tools look for."""
+    def runtime_info(self, _request: Request, _peer: Peer) -> Response:
+        """Return the broker's state, under the names of Apache's tools."""
         return encode_broker_state(
             {
-                **dict(self._about_broker()),
-                **dict(self._about_store()),
-                **dict(self._about_waiting()),
-                **dict(self._about_flow()),
-                **dict(_about_pools()),
+                **dict(self._broker_info()),
+                **dict(self._store_info()),
+                **dict(self._delay_info()),
+                **dict(self._rate_info()),
+                **dict(_pool_info()),
             }
         )
 
-    def _about_broker(self) -> Iterator[tuple[str, str]]:
+    def _broker_info(self) -> Iterator[tuple[str, str]]:
         now_ms = self._now_ms()
         yield "brokerActive", "true"
         yield "brokerVersionDesc", release_name(OUR_VERSION)
@@ -130,7 +129,7 @@ class OperationHandlers:
         opens_at_ms = self._components.config.accept_sends_from_ms
         yield "startAcceptSendRequestTimeStamp", str(opens_at_ms)
 
-    def _about_store(self) -> Iterator[tuple[str, str]]:
+    def _store_info(self) -> Iterator[tuple[str, str]]:
         store = self._components.store
         used = str(round(store.disk_used(), 4))
         oldest_ms = store.oldest_ms
@@ -142,7 +141,7 @@ class OperationHandlers:
         yield "commitLogDamagedRanges", str(store.damage.count)
         yield "commitLogDamagedBytes", str(store.damage.bytes)
         yield "commitLogCutBytes", str(sum(cut.size for cut in store.damage.cuts))
-        # Tools take the difference to now, and for a broker without messages there is none.
+        # Tools show the difference to now, which is 0 for a broker without messages.
         yield "earliestMessageTimeStamp", str(self._now_ms() if oldest_ms is None else oldest_ms)
         yield "remainHowManyDataToFlush", _size(store.max_position - store.flushed_position)
         disk = shutil.disk_usage(store.folder)
@@ -151,7 +150,7 @@ class OperationHandlers:
         yield "pageCacheLockTimeMills", "0"
         yield "remainTransientStoreBufferNumbs", "2147483647"
 
-    def _about_waiting(self) -> Iterator[tuple[str, str]]:
+    def _delay_info(self) -> Iterator[tuple[str, str]]:
         components = self._components
         for level, (offset, end) in components.delays.offsets().items():
             yield f"scheduleMessageOffset_{level}", f"{offset},{end}"
@@ -161,7 +160,7 @@ class OperationHandlers:
         yield "timerEnqueueTps", str(components.stats.put_rate(TIMER_TOPIC))
         yield "timerDequeueTps", "0.0"
 
-    def _about_flow(self) -> Iterator[tuple[str, str]]:
+    def _rate_info(self) -> Iterator[tuple[str, str]]:
         stats = self._components.stats
         totals, rates = stats.totals(), stats.rates()
         for key, name in _RATES.items():
@@ -181,7 +180,7 @@ class OperationHandlers:
             yield f"msgGetTotal{moment}", str(counts.fetched)
 
 
-def _about_pools() -> Iterator[tuple[str, str]]:
+def _pool_info() -> Iterator[tuple[str, str]]:
     for pool in _POOLS:
         yield f"{pool}ThreadPoolQueueSize", "0"
         yield f"{pool}ThreadPoolQueueCapacity", _capacity(f"{pool}ThreadPoolQueueCapacity")
@@ -191,7 +190,7 @@ def _about_pools() -> Iterator[tuple[str, str]]:
 
 
 def _capacity(key: str) -> str:
-    """Return the default of a queue that we do not have: monitors divide by it."""
+    """Return Apache's default capacity of a queue: monitors divide by it."""
     return str(BROKER_INERT_SETTINGS[key][1])
 
 

@@ -1,4 +1,4 @@
-"""How far groups have come, for people to see, and sending them elsewhere."""
+"""Consume status of groups (offsets, lag, times), and the reset of their offsets."""
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Final
 
 from skyroute.broker.clients.connected_clients import ConnectedClients
 from skyroute.broker.config import BrokerConfig
-from skyroute.broker.handlers.long_answers import STEP_PARTS, answer_with, gather, in_pieces
+from skyroute.broker.handlers.stepwise_responses import STEP_PARTS, join_parts, write_body, write_response
 from skyroute.broker.identity import Identity
 from skyroute.broker.stats import Stats
 from skyroute.broker.store.message_store import MessageStore
@@ -40,15 +40,15 @@ from skyroute.wire.command import Request, Response
 log = logging.getLogger(__name__)
 
 _V3_0_7_SNAPSHOT: Final = 28
-"""Clients before it do not understand that they are sent elsewhere."""
+"""Older clients do not support an offset reset."""
 
-TOLD_BYTES_A_STEP: Final = 4 * 1024 * 1024
+PUSHED_BYTES_A_STEP: Final = 4 * 1024 * 1024
 """Bytes sent to the members of a group in one step."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressHandlers:
-    """What administrators see of groups at work, and where they send them."""
+class ConsumeStatusHandlers:
+    """Handles requests of administrators for the status and the reset of consumer groups."""
 
     offsets: ConsumerOffsets
     topics: Topics
@@ -60,35 +60,35 @@ class ProgressHandlers:
     identity: Identity
     now_ms: Callable[[], int]
     wake: Callable[[str, int], None]
-    """Has those who wait at a queue look again."""
+    """Wakes the suspended pulls of a queue."""
     step_runner: StepRunner
 
-    def of_group(self, request: Request, _peer: Peer) -> Answer:
-        """Return a group's progress, with each queue as of the time it is read."""
-        parts = consume_stats_parts(self._of_group(decode_consume_stats_query(request)))
-        return self.step_runner.answer(answer_with(in_pieces(parts)))
+    def group_status(self, request: Request, _peer: Peer) -> Answer:
+        """Return a group's offsets and lag; each queue has its state at the time it is read."""
+        parts = consume_stats_parts(self._group_status(decode_consume_stats_query(request)))
+        return self.step_runner.answer(write_response(join_parts(parts)))
 
-    def _of_group(self, query: ConsumeStatsQuery) -> Iterator[TopicProgress]:
+    def _group_status(self, query: ConsumeStatsQuery) -> Iterator[TopicProgress]:
         topics: Collection[str] = query.topics or self.offsets.topics_of(query.group)
         if not query.even_if_not_subscribed:
-            topics = self._wanted(query.group, topics)
+            topics = self._subscribed(query.group, topics)
         for topic in dict.fromkeys(topics):
             if (config := self.topics.get(topic)) is not None:
                 yield self._progress(query.group, topic, config.read_queues)
 
-    def of_broker(self, request: Request, _peer: Peer) -> Answer:
-        """Return the progress of all groups, with each queue as of the time it is read."""
+    def broker_status(self, request: Request, _peer: Peer) -> Answer:
+        """Return offsets and lag of all groups; each queue has its state at the time it is read."""
         only_ordered = decode_broker_progress_query(request)
-        groups = ((group, self._of_topics(group, only_ordered=only_ordered)) for group in list(self.groups.all()))
-        return self.step_runner.answer(answer_with(in_pieces(broker_progress_parts(self.identity.address, groups))))
+        groups = ((group, self._ordered_or_all(group, only_ordered=only_ordered)) for group in list(self.groups.all()))
+        return self.step_runner.answer(write_response(join_parts(broker_progress_parts(self.identity.address, groups))))
 
-    def _of_topics(self, group: str, *, only_ordered: bool) -> Iterator[TopicProgress]:
-        for topic in self._wanted(group, self.offsets.topics_of(group)):
+    def _ordered_or_all(self, group: str, *, only_ordered: bool) -> Iterator[TopicProgress]:
+        for topic in self._subscribed(group, self.offsets.topics_of(group)):
             if (config := self.topics.get(topic)) is not None and (config.ordered or not only_ordered):
                 yield self._progress(group, topic, config.write_queues)
 
-    def _wanted(self, group: str, topics: Iterable[str]) -> Collection[str]:
-        """Return those of the topics that members of a group want; all, where it has no members."""
+    def _subscribed(self, group: str, topics: Iterable[str]) -> Collection[str]:
+        """Return those of the topics that a group subscribes to; all if it has no members."""
         online = self.clients.consumers(group)
         if online is None or not online.subscriptions:
             return list(topics)
@@ -106,18 +106,18 @@ class ProgressHandlers:
             self.store.max_offset(topic, queue_id), offset, max(offset, pulled), 0 if last_at_ms is None else last_at_ms
         )
 
-    def times(self, request: Request, _peer: Peer) -> Answer:
-        """Tell when the messages were stored that a group has consumed, and how long the next ones wait."""
+    def time_spans(self, request: Request, _peer: Peer) -> Answer:
+        """Return the store times of the oldest, last and last consumed message, and the delay of a group."""
         query = decode_time_span_query(request)
         config = self.topics.get(query.topic)
         if config is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{query.topic}] not exist")
         queue_ids = range(config.write_queues)
-        spans = ((queue_id, self._times(query.group, query.topic, queue_id)) for queue_id in queue_ids)
+        spans = ((queue_id, self._queue_times(query.group, query.topic, queue_id)) for queue_id in queue_ids)
         parts = time_spans_parts(query.topic, self.identity.name, spans)
-        return self.step_runner.answer(answer_with(in_pieces(parts)))
+        return self.step_runner.answer(write_response(join_parts(parts)))
 
-    def _times(self, group: str, topic: str, queue_id: int) -> QueueTimes:
+    def _queue_times(self, group: str, topic: str, queue_id: int) -> QueueTimes:
         def stored_ms(offset: int) -> int:
             stored_at_ms = self.store.stored_at_ms(topic, queue_id, offset)
             return -1 if stored_at_ms is None else stored_at_ms
@@ -129,13 +129,13 @@ class ProgressHandlers:
         behind_ms = self.now_ms() - next_ms if next_ms >= 0 else 0
         return QueueTimes(stored_ms(oldest), stored_ms(end - 1), consumed_ms, behind_ms)
 
-    # -------------------------------------------------------------------------------------------------- moving groups
+    # ---------------------------------------------------------------------------------------------------- reset offsets
 
     def reset(self, request: Request, peer: Peer) -> Answer:
-        """Send a group elsewhere: the next pull of each queue is told, or, the old way, its members are at once."""
+        """Reset a group's offsets: by the response to the next pull, or, as before 5.0, by a request to its members."""
         order = decode_reset_order(request)
         if not self.config.server_side_offset_reset:
-            return self.step_runner.answer(self._tell_members(order, peer))
+            return self.step_runner.answer(self._reset_by_members(order, peer))
         if (config := self.topics.get(order.topic)) is None:
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {order.topic} does not exist")
         if self.groups.get(order.group) is None:
@@ -149,7 +149,9 @@ class ProgressHandlers:
 
     def _check_target(self, order: ResetOrder, queue_id: int) -> None:
         if queue_id >= QUEUES_MAX:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"no topic has a queue {queue_id}")
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR, f"queueId={queue_id} is out of range (expected 0 to {QUEUES_MAX - 1})"
+            )
         low, high = self.store.min_offset(order.topic, queue_id), self.store.max_offset(order.topic, queue_id)
         if order.offset is not None and not low <= order.offset <= high + 1:
             raise RefusedError(
@@ -159,18 +161,18 @@ class ProgressHandlers:
     async def _reset(self, order: ResetOrder, queue_ids: Sequence[int], peer: Peer) -> Response:
         targets = await self.step_runner.run(self._reset_queues(order, queue_ids))
         log.info(
-            "group sent elsewhere group=%s topic=%s queues=%d timestamp_ms=%d offset=%s peer=%s",
+            "offsets reset group=%s topic=%s queues=%d timestamp_ms=%d offset=%s peer=%s",
             *(order.group, order.topic, len(targets), order.timestamp_ms, order.offset, peer.address),
         )
         await self.offsets.table_file.save()
         parts = reset_offsets_parts(order.topic, self.identity.name, targets.items())
-        return await self.step_runner.run(answer_with(in_pieces(parts)))
+        return await self.step_runner.run(write_response(join_parts(parts)))
 
     def _reset_queues(self, order: ResetOrder, queue_ids: Sequence[int]) -> Generator[None, None, dict[int, int]]:
         """Reset the queues, or none if the table has no room for their offsets; return the new offsets."""
         targets: dict[int, int] = {}
         for queue_id in queue_ids:
-            # An offset is given for one queue only.
+            # Only a reset of one queue has an offset.
             given = order.offset if order.queue_id is not None else None
             targets[queue_id] = self._target(order, queue_id) if given is None else given
             if len(targets) % STEP_PARTS == 0:
@@ -189,7 +191,7 @@ class ProgressHandlers:
             return self.store.max_offset(order.topic, queue_id)
         return self.store.offset_at(order.topic, queue_id, order.timestamp_ms)
 
-    def _tell_members(self, order: ResetOrder, peer: Peer) -> Steps:
+    def _reset_by_members(self, order: ResetOrder, peer: Peer) -> Steps:
         if (config := self.topics.get(order.topic)) is None:
             raise RefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
@@ -206,7 +208,7 @@ class ProgressHandlers:
             if len(offsets) % STEP_PARTS == 0:
                 yield
         parts = reset_offsets_parts(order.topic, self.identity.name, offsets.items())
-        body = b"".join((yield from gather(in_pieces(parts))))
+        body = b"".join((yield from write_body(join_parts(parts))))
         online = self.clients.consumers(order.group)
         if online is None or not online.members:
             raise RefusedError(
@@ -214,7 +216,7 @@ class ProgressHandlers:
                 f"Consumer not online, so can not reset offset, Group: {order.group} Topic: {order.topic} "
                 f"Timestamp: {order.timestamp_ms}",
             )
-        told_bytes = 0
+        pushed_bytes = 0
         for member in list(online.members):
             if member.version < _V3_0_7_SNAPSHOT:
                 raise RefusedError(
@@ -222,9 +224,9 @@ class ProgressHandlers:
                     f"the client does not support this feature. version={release_name(member.version)}",
                 )
             member.peer.send_oneway(encode_offset_reset(order.topic, order.group, order.timestamp_ms, body))
-            told_bytes += len(body)
-            if told_bytes >= TOLD_BYTES_A_STEP:
-                told_bytes = 0
+            pushed_bytes += len(body)
+            if pushed_bytes >= PUSHED_BYTES_A_STEP:
+                pushed_bytes = 0
                 yield
-        log.info("members sent elsewhere group=%s topic=%s peer=%s", order.group, order.topic, peer.address)
+        log.info("offset reset sent to members group=%s topic=%s peer=%s", order.group, order.topic, peer.address)
         return Response(body=body)

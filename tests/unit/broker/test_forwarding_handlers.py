@@ -38,24 +38,19 @@ RUNNING = encode_running_query(RunningQuery("g", "c1"))
 async def test_a_consumers_word_on_itself_is_passed_on_as_it_is(state: State, on: ForwardingHandlers) -> None:
     line = join(state, 1, "c1")
     line.answer = Response(0, "remark", {"a": "b"}, b"body")
-    answer = await state.ask(on.running, RUNNING)
-    assert (answer.code, answer.remark, answer.fields, answer.body) == (
-        ResponseCode.SUCCESS,
-        "remark",
-        {"a": "b"},
-        b"body",
-    )
+    answer = await state.ask(on.running_info, RUNNING)
+    assert (answer.code, answer.remark, answer.fields, answer.body) == (0, "remark", {"a": "b"}, b"body")
     ((request, timeout_s),) = line.calls
     assert (request.code, request.fields) == (RequestCode.GET_CONSUMER_RUNNING_INFO, RUNNING.fields)
     assert timeout_s == 10
 
 
 async def test_who_is_not_there_cannot_be_asked(state: State, on: ForwardingHandlers) -> None:
-    assert (await state.ask(on.running, RUNNING)).remark == "The Consumer <g> <c1> not online"
+    assert (await state.ask(on.running_info, RUNNING)).remark == "The Consumer <g> <c1> not online"
     join(state, 1, "c2")
-    assert (await state.ask(on.running, RUNNING)).code == ResponseCode.SYSTEM_ERROR
+    assert (await state.ask(on.running_info, RUNNING)).code == ResponseCode.SYSTEM_ERROR
     join(state, 2, "c1", version=61)
-    answer = await state.ask(on.running, RUNNING)
+    answer = await state.ask(on.running_info, RUNNING)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark is not None
     assert "too low" in answer.remark
@@ -63,7 +58,7 @@ async def test_who_is_not_there_cannot_be_asked(state: State, on: ForwardingHand
 
 async def test_a_consumer_that_does_not_answer_is_late(state: State, on: ForwardingHandlers) -> None:
     join(state, 1, "c1")
-    assert (await state.ask(on.running, RUNNING)).code == ResponseCode.CONSUME_MSG_TIMEOUT
+    assert (await state.ask(on.running_info, RUNNING)).code == ResponseCode.CONSUME_MSG_TIMEOUT
 
 
 async def test_a_consumer_that_goes_meanwhile_is_said_to_have_gone(state: State, on: ForwardingHandlers) -> None:
@@ -74,7 +69,7 @@ async def test_a_consumer_that_goes_meanwhile_is_said_to_have_gone(state: State,
     peer, _ = a_peer(1)
     peer.caller = Cut()
     state.clients.beat(peer, a_beat("c1", a_consumer("g", "T")), "JAVA", 479, 0.0)
-    answer = await state.ask(on.running, RUNNING)
+    answer = await state.ask(on.running_info, RUNNING)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark is not None
     assert answer.remark.startswith("invoke consumer <g> <c1>")
@@ -89,7 +84,7 @@ async def test_a_message_to_be_handled_now_travels_with_the_question(state: Stat
     record = state.store.record_at(0)
     assert record is not None
     wanted = DirectConsumption("g", "c1", b"", encode_offset_id(HOST, 0), "T")
-    answer = await state.ask(on.consume, encode_direct_consumption(wanted))
+    answer = await state.ask(on.consume_directly, encode_direct_consumption(wanted))
     assert answer.body == b"{}"
     ((request, _),) = line.calls
     assert request.body == record
@@ -103,7 +98,7 @@ async def test_a_message_that_is_not_there_cannot_be_handled(
 ) -> None:
     join(state, 1, "c1")
     wanted = DirectConsumption("g", "c1", b"", message_id, "T")
-    assert (await state.ask(on.consume, encode_direct_consumption(wanted))).code == ResponseCode.SYSTEM_ERROR
+    assert (await state.ask(on.consume_directly, encode_direct_consumption(wanted))).code == ResponseCode.SYSTEM_ERROR
 
 
 async def test_all_members_tell_how_far_they_have_got(state: State, on: ForwardingHandlers) -> None:
@@ -113,11 +108,13 @@ async def test_all_members_tell_how_far_they_have_got(state: State, on: Forwardi
     join(state, 3, "c3")
     join(state, 4, "c4").answer = Response.error("no")
     asked = Request(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, {"topic": "T", "group": "g"})
-    answer = await state.ask(on.offsets, asked)
+    answer = await state.ask(on.consumer_offsets, asked)
     assert answer.code == ResponseCode.SUCCESS
     assert answer.body == b'{"consumerTable":{"c1":{{"brokerName":"broker-a","queueId":0,"topic":"T"}:7}}}'
     assert b'"c1"' in quote_object_keys(answer.body)
     asked.fields["clientAddr"] = "c3"
-    assert (await state.ask(on.offsets, asked)).body == b'{"consumerTable":{}}'
+    assert (await state.ask(on.consumer_offsets, asked)).body == b'{"consumerTable":{}}'
     asked.fields["group"] = "nobody"
-    assert (await state.ask(on.offsets, asked)).remark == "No Any Consumer online in the consumer group: [nobody]"
+    assert (
+        await state.ask(on.consumer_offsets, asked)
+    ).remark == "No Any Consumer online in the consumer group: [nobody]"
