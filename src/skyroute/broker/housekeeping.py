@@ -27,7 +27,7 @@ async def every(seconds: float, work: Callable[[], Awaitable[None] | None]) -> N
             if waiting is not None:
                 await waiting
         except StoreError as error:
-            log.warning("%s failed reason=%s", getattr(work, "__qualname__", work), error)
+            log.warning("periodic work failed work=%s reason=%s", getattr(work, "__qualname__", work), error)
 
 
 async def save_all(table_files: Collection[TableFile]) -> None:
