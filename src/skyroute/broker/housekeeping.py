@@ -19,7 +19,7 @@ TABLES_S: Final = 10.0
 
 
 async def every(seconds: float, work: Callable[[], Awaitable[None] | None]) -> None:
-    """Run `work` at an interval. A StoreError is logged, and the next run tries again."""
+    """Run `work` at an interval. A StorageError is logged, and the next run tries again."""
     while True:
         await asyncio.sleep(seconds)
         try:
@@ -27,7 +27,7 @@ async def every(seconds: float, work: Callable[[], Awaitable[None] | None]) -> N
             if waiting is not None:
                 await waiting
         except StorageError as error:
-            log.warning("%s failed reason=%s", getattr(work, "__qualname__", work), error)
+            log.warning("periodic work failed work=%s reason=%s", getattr(work, "__qualname__", work), error)
 
 
 async def save_all(table_files: Collection[TableFile]) -> None:

@@ -50,7 +50,7 @@ async def test_periodic_work_continues_after_a_store_error(
         await work.enough
     running.cancel()
     name = "Work.awaited" if awaited else "Work.plain"
-    assert (f"{name} failed reason=no room" in caplog.text) == fails
+    assert (f"periodic work failed work={name} reason=no room" in caplog.text) == fails
 
 
 async def test_periodic_work_raises_other_errors() -> None:
