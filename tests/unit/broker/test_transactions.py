@@ -170,7 +170,7 @@ def test_a_message_the_disk_refuses_stays_half(tmp_path: Path) -> None:
     room = Room(tmp_path, disk=disk)
     half = room.begin("ID1", b"x" * 1000)
     disk.is_full = True
-    with pytest.raises(Exception, match="no room"):
+    with pytest.raises(Exception, match="no space left"):
         room.end(half)
     disk.is_full = False
     room.end(half)
