@@ -46,16 +46,6 @@ def due_ms(raw_properties: bytes, stored_at_ms: int, delays_ms: tuple[int, ...])
     return stored_at_ms + delays_ms[level - 1] if level > 0 else None
 
 
-def unit_code(topic: str, raw_properties: bytes, stored_at_ms: int, delays_ms: tuple[int, ...]) -> int:
-    """Return the code in a record's unit: the hash of its tag or, in the schedule topic, its due time."""
-    code = 0
-    if topic == SCHEDULE_TOPIC:
-        code = due_ms(raw_properties, stored_at_ms, delays_ms) or 0
-    if not code and (tag := find_value(raw_properties, _TAGS)):
-        code = _hash_of(tag)
-    return code
-
-
 class Dispatcher:
     """Writes the units and keys of records. The only writer of queues, index and ledger."""
 
@@ -130,15 +120,15 @@ class Dispatcher:
             del ready[len(ready) - len(self.pending) :]
         if not ready:
             return
-        queues, keys, delays_ms = self._unwritten_queues, self._index_writer.collected, self._settings.delays_ms
+        queues, keys = self._unwritten_queues, self._index_writer.collected
         for queue, queue_offset, position, size, raw_properties, sys_flag, stored_at_ms in ready:
             topic = queue.topic
             if not sys_flag & NOT_IN_QUEUE:
-                code = 0  # as `unit_code`, without a call: every message passes here
+                code = 0
                 if topic == SCHEDULE_TOPIC:
-                    code = due_ms(raw_properties, stored_at_ms, delays_ms) or 0
+                    code = due_ms(raw_properties, stored_at_ms, self._settings.delays_ms) or 0
                 if not code and (tag := find_value(raw_properties, _TAGS)):
-                    code = _hash_of(tag)
+                    code = code_of(tag)
                 messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
                 queue.add(queue_offset, position, size, code, stored_at_ms, messages)
                 queues[queue] = None
@@ -297,7 +287,11 @@ class Dispatcher:
     def add_unit(self, record: PendingRecord) -> None:
         """Add a record's unit to its queue, without its keys."""
         queue, offset, position, size, raw_properties, sys_flag, stored_at_ms = record
-        code = unit_code(queue.topic, raw_properties, stored_at_ms, self._settings.delays_ms)
+        code = 0
+        if queue.topic == SCHEDULE_TOPIC:
+            code = due_ms(raw_properties, stored_at_ms, self._settings.delays_ms) or 0
+        if not code and (tag := find_value(raw_properties, _TAGS)):
+            code = code_of(tag)
         messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
         queue.add(offset, position, size, code, stored_at_ms, messages)
         self._unwritten_queues[queue] = None
@@ -336,6 +330,6 @@ class Dispatcher:
 
 
 @lru_cache(maxsize=4096)
-def _hash_of(tag: bytes) -> int:
-    """Return the hash of a tag."""
+def code_of(tag: bytes) -> int:
+    """Return the number that stands for a tag in a unit."""
     return tag_code(tag.decode("utf-8", "replace"))
