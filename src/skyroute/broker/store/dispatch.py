@@ -46,6 +46,16 @@ def due_ms(raw_properties: bytes, stored_at_ms: int, delays_ms: tuple[int, ...])
     return stored_at_ms + delays_ms[level - 1] if level > 0 else None
 
 
+def unit_code(topic: str, raw_properties: bytes, stored_at_ms: int, delays_ms: tuple[int, ...]) -> int:
+    """Return the code in a record's unit: the hash of its tag or, in the schedule topic, its due time."""
+    code = 0
+    if topic == SCHEDULE_TOPIC:
+        code = due_ms(raw_properties, stored_at_ms, delays_ms) or 0
+    if not code and (tag := find_value(raw_properties, _TAGS)):
+        code = _hash_of(tag)
+    return code
+
+
 class Dispatcher:
     """Writes the units and keys of records. The only writer of queues, index and ledger."""
 
@@ -111,15 +121,15 @@ class Dispatcher:
             del ready[len(ready) - len(self.pending) :]
         if not ready:
             return
-        queues, keys = self._unwritten_queues, self._index_writer.collected
+        queues, keys, delays_ms = self._unwritten_queues, self._index_writer.collected, self._settings.delays_ms
         for queue, queue_offset, position, size, raw_properties, sys_flag, stored_at_ms in ready:
             topic = queue.topic
             if not sys_flag & NOT_IN_QUEUE:
-                code = 0
+                code = 0  # as `unit_code`, without a call: every message passes here
                 if topic == SCHEDULE_TOPIC:
-                    code = due_ms(raw_properties, stored_at_ms, self._settings.delays_ms) or 0
+                    code = due_ms(raw_properties, stored_at_ms, delays_ms) or 0
                 if not code and (tag := find_value(raw_properties, _TAGS)):
-                    code = code_of(tag)
+                    code = _hash_of(tag)
                 messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
                 queue.add(queue_offset, position, size, code, stored_at_ms, messages)
                 queues[queue] = None
@@ -278,11 +288,7 @@ class Dispatcher:
     def add_unit(self, record: PendingRecord) -> None:
         """Add a record's unit to its queue, without its keys."""
         queue, offset, position, size, raw_properties, sys_flag, stored_at_ms = record
-        code = 0
-        if queue.topic == SCHEDULE_TOPIC:
-            code = due_ms(raw_properties, stored_at_ms, self._settings.delays_ms) or 0
-        if not code and (tag := find_value(raw_properties, _TAGS)):
-            code = code_of(tag)
+        code = unit_code(queue.topic, raw_properties, stored_at_ms, self._settings.delays_ms)
         messages = queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1
         queue.add(offset, position, size, code, stored_at_ms, messages)
         self._unwritten_queues[queue] = None
@@ -321,6 +327,6 @@ class Dispatcher:
 
 
 @lru_cache(maxsize=4096)
-def code_of(tag: bytes) -> int:
-    """Return the number that stands for a tag in a unit."""
+def _hash_of(tag: bytes) -> int:
+    """Return the hash of a tag."""
     return tag_code(tag.decode("utf-8", "replace"))

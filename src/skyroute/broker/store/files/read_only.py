@@ -12,7 +12,7 @@ _REFUSAL: Final = "the store is open for reading only"
 
 
 class ReadOnlyDisk(Disk):
-    """Opens existing files for reading. Every other call is refused."""
+    """Opens existing files for reading, so that the system refuses writes to them. Other changes are refused here."""
 
     def open(self, path: Path, size: int) -> int:
         """Open a file for reading.
@@ -25,16 +25,7 @@ class ReadOnlyDisk(Disk):
         except OSError as error:
             raise FileReadError(f"cannot read {path}: {error.strerror}") from error
 
-    def write(self, descriptor: int, data: bytes, at: int) -> NoReturn:
-        raise FileWriteError(_REFUSAL)
-
     def create(self, path: Path, *, like: Path | None = None) -> NoReturn:
-        raise FileWriteError(_REFUSAL)
-
-    def reserve(self, descriptor: int, size: int) -> NoReturn:
-        raise FileWriteError(_REFUSAL)
-
-    def cut(self, descriptor: int, at: int, size: int) -> NoReturn:
         raise FileWriteError(_REFUSAL)
 
     def make_folder(self, folder: Path) -> NoReturn:

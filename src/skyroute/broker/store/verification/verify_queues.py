@@ -12,19 +12,16 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from skyroute.broker.store.commit_log import ScannedTuple
-from skyroute.broker.store.dispatch import NOT_IN_QUEUE, code_of, due_ms
+from skyroute.broker.store.dispatch import NOT_IN_QUEUE, unit_code
 from skyroute.broker.store.files.read_only import segments_in
 from skyroute.broker.store.files.segment import OpenSegments, Segment
-from skyroute.broker.store.index.keys import find_value
-from skyroute.broker.store.queues.batch_queue import BATCH_MESSAGES_MAX, BatchQueue
+from skyroute.broker.store.queues.batch_queue import BatchQueue, messages_in_batch
 from skyroute.broker.store.queues.consume_queue import ConsumeQueue
 from skyroute.broker.store.queues.queue_ledger import KnownQueues
 from skyroute.broker.store.queues.unit_rows import NO_MESSAGE_BYTES, UNIT
 from skyroute.broker.store.settings import DELAYS_MS
 from skyroute.broker.store.verification.findings import Report
 from skyroute.message.flags import INNER_BATCH
-from skyroute.message.properties import find_property
-from skyroute.message.property_names import INNER_COUNT, TAGS
 from skyroute.message.reserved_topics import SCHEDULE_TOPIC
 
 BAD_UNITS_MAX: Final = 100
@@ -36,7 +33,6 @@ WITHOUT_UNIT_MAX: Final = 10_000
 _READ_BYTES: Final = 1 << 16
 _BATCH_UNIT: Final = Struct(">qiqqqh")
 """A unit of a batch queue up to the number of messages; the rest is for compacted topics."""
-_TAGS: Final = f"{TAGS}\x01".encode()
 _EXT_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Maximum of the filter bitmap address that Apache's broker may store in place of a tag code."""
 
@@ -174,9 +170,9 @@ class QueueCheck:
         if offset == 0 and queue.last_offset >= 0:
             self._drop_findings(topic)
         queue.last_offset = offset
-        code = _code_of(topic, raw, stored_at_ms)
+        code = unit_code(topic, raw, stored_at_ms, DELAYS_MS)
         if queue.is_batch:
-            messages = _messages_in(raw) if sys_flag & INNER_BATCH else 1
+            messages = messages_in_batch(raw) if sys_flag & INNER_BATCH else 1
             has_unit = self._check_batch(queue, (position, size, code, stored_at_ms, offset, messages))
         else:
             has_unit = self._check_message(record, queue, code, has_record)
@@ -361,16 +357,3 @@ def _find_fault(position: int, size: int, before: int, log_end: int) -> str:
 
 def _start_of(segment: Segment) -> int:
     return segment.start
-
-
-def _messages_in(raw_properties: bytes) -> int:
-    text = find_property(raw_properties, INNER_COUNT) or ""
-    messages = int(text) if text.isascii() and text.isdecimal() and len(text) <= 5 else 1
-    return messages if 1 <= messages <= BATCH_MESSAGES_MAX else 1
-
-
-def _code_of(topic: str, raw_properties: bytes, stored_at_ms: int) -> int:
-    code = due_ms(raw_properties, stored_at_ms, DELAYS_MS) or 0 if topic == SCHEDULE_TOPIC else 0
-    if not code and (tag := find_value(raw_properties, _TAGS)):
-        code = code_of(tag)
-    return code
