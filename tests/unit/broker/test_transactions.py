@@ -174,7 +174,7 @@ def test_a_commit_that_cannot_be_stored_leaves_the_transaction_open(tmp_path: Pa
     room = Room(tmp_path, disk=disk)
     half = room.begin("ID1", b"x" * 1000)
     disk.is_full = True
-    with pytest.raises(Exception, match="no room"):
+    with pytest.raises(Exception, match="no space left"):
         room.end(half)
     disk.is_full = False
     room.end(half)

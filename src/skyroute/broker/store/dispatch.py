@@ -113,18 +113,9 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------------------ new records
 
-    def add(
-        self,
-        queue: TopicQueue,
-        offset: int,
-        position: int,
-        size: int,
-        raw_properties: bytes,
-        sys_flag: int,
-        stored_at_ms: int,
-    ) -> int:
+    def add(self, record: PendingRecord) -> int:
         """Add an appended record; return the number of pending records."""
-        self.pending.append((queue, offset, position, size, raw_properties, sys_flag, stored_at_ms))
+        self.pending.append(record)
         return len(self.pending)
 
     def add_all(self, records: Iterable[PendingRecord]) -> int:

@@ -189,16 +189,17 @@ class MessageStore(StoreReader):
             RecordTooLargeError: the record is larger than a segment.
             RecordError: a value does not fit its field in the record.
         """
-        if self._refusal is not None or self._dispatcher.failure is not None:
+        dispatcher = self._dispatcher
+        if self._refusal is not None or dispatcher.failure is not None:
             self._refuse()
         key = draft.topic, draft.queue_id
         queue = self._queues.by_key.get(key) or self._queues.create_file(draft.topic, draft.queue_id)
-        body, raw_properties = draft.body, draft.raw_properties
+        body, raw_properties, sys_flag = draft.body, draft.raw_properties, draft.sys_flag
         if raw_properties[-1:] == b"\0":
             raw_properties += b"\x02"  # recovery takes a last record that ends with zero for a torn one
         log = self._log
         position = log.end
-        has_offset = not draft.sys_flag & NOT_IN_QUEUE
+        has_offset = not sys_flag & NOT_IN_QUEUE
         offset = queue.next_offset if has_offset else 0
         record = queue.encode(draft, body, raw_properties, draft.flag, offset, position, now_ms)
         size = len(record)
@@ -207,11 +208,10 @@ class MessageStore(StoreReader):
             record = queue.encode(draft, body, raw_properties, draft.flag, offset, position, now_ms)
         log.append(position, record)
         if has_offset:
-            queue.advance(offset + (queue.messages_in(raw_properties) if draft.sys_flag & INNER_BATCH else 1))
+            queue.advance(offset + (queue.messages_in(raw_properties) if sys_flag & INNER_BATCH else 1))
         self._last_stored_ms = now_ms
-        pending = self._dispatcher.add(queue, offset, position, size, raw_properties, draft.sys_flag, now_ms)
-        if pending > BACKLOG_MAX:
-            self._dispatcher.write_backlog()
+        if dispatcher.add((queue, offset, position, size, raw_properties, sys_flag, now_ms)) > BACKLOG_MAX:
+            dispatcher.write_backlog()
         return appended_at(position, offset, size, now_ms)
 
     def append_inner_batch(self, draft: Draft, messages: int, now_ms: int) -> Appended:
