@@ -42,7 +42,9 @@ def queue_key(queue_id: int, topic: str = "T") -> str:
 
 async def test_a_change_of_members_causes_a_rebalance(cluster: FakeCluster, consumer: Consumer) -> None:
     asked = len(cluster.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
-    await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
+    await cluster.tell_client(
+        consumer.session.client_id, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}
+    )
     await cluster.until_seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked + 1)
 
 
@@ -52,7 +54,7 @@ async def test_a_broker_can_reset_offsets(cluster: FakeCluster, consumer: Consum
     await inbox.until(3)
     body = f'{{"offsetTable":{{{queue_key(0)}:1}}}}'.encode()
     fields = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true"}
-    await cluster.tell_client(consumer.session.client_id, 220, fields, body)
+    await cluster.tell_client(consumer.session.client_id, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, fields, body)
     assert (await inbox.until(5))[3:] == [b"1", b"2"]
 
 

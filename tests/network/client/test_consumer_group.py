@@ -129,7 +129,7 @@ async def test_a_topic_without_readable_queues_keeps_the_assignment(
     assert "queue released" not in caplog.text
 
 
-async def test_another_strategy(cluster: FakeCluster) -> None:
+async def test_members_share_by_the_given_strategy(cluster: FakeCluster) -> None:
     consumers = [consumer_of(cluster, instance_name=name, strategy=AverageByCircle()) for name in ("a", "b")]
     for consumer in consumers:
         consumer.subscribe("T", handler=Inbox())
@@ -138,9 +138,7 @@ async def test_another_strategy(cluster: FakeCluster) -> None:
         await eventually(lambda: queue_ids(consumers[1].assignment) == [1, 3])
 
 
-async def test_a_strategy_that_fails_changes_nothing_and_is_tried_again(
-    cluster: FakeCluster, expects_errors: None
-) -> None:
+async def test_a_failing_strategy_is_retried(cluster: FakeCluster, expects_errors: None) -> None:
     calls = 0
 
     def strategy(_client_id: str, queues: object, _client_ids: object) -> list[QueueRef]:
@@ -164,7 +162,9 @@ async def test_a_broker_without_our_membership_gets_a_heartbeat_and_queues_stay(
         members.clear()
         members["somebody else"] = next(iter(cluster.broker().peers))
         beats = len(cluster.seen(RequestCode.HEART_BEAT))
-        await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
+        await cluster.tell_client(
+            consumer.session.client_id, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}
+        )
         await eventually(lambda: len(consumer.assignment) == 2)
         assert len(cluster.seen(RequestCode.HEART_BEAT)) > beats
 
@@ -177,7 +177,9 @@ async def test_a_broker_that_names_us_twice_does_not_cost_us_our_queues(cluster:
         cluster.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda _command, _peer: Reply(body=twice))
         for _ in range(2):  # when the second round begins, the first has had its effect
             asked = len(cluster.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
-            await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
+            await cluster.tell_client(
+                consumer.session.client_id, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}
+            )
             await cluster.until_seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked + 2)
         assert len(consumer.assignment) == 4
 
@@ -188,7 +190,9 @@ async def test_without_the_member_list_the_assignment_stays(cluster: FakeCluster
     async with consumer:
         cluster.refuse(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ResponseCode.SYSTEM_ERROR, "do not know")
         asked = len(cluster.seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
-        await cluster.tell_client(consumer.session.client_id, 40, {"consumerGroup": "g"})
+        await cluster.tell_client(
+            consumer.session.client_id, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": "g"}
+        )
         await cluster.until_seen(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked + 4)
         assert len(consumer.assignment) == 4
 
@@ -266,10 +270,12 @@ async def test_stop_waits_for_handlers_and_drops_waiting_messages(cluster: FakeC
     assert inbox.bodies == [b"0"]
     assert cluster.offsets["g", cluster.queue("T")] == 1
     codes = [command.code for _, command in cluster.heard]
-    assert max(at for at, code in enumerate(codes) if code == 15) < codes.index(35)
+    assert max(at for at, code in enumerate(codes) if code == RequestCode.UPDATE_CONSUMER_OFFSET) < codes.index(
+        RequestCode.UNREGISTER_CLIENT
+    )
 
 
-async def test_offsets_are_kept_from_time_to_time(cluster: FakeCluster) -> None:
+async def test_offsets_are_committed_periodically(cluster: FakeCluster) -> None:
     inbox = Inbox()
     consumer = consumer_of(cluster, intervals=replace(HURRIED, commit_s=0.01))
     consumer.subscribe("T", handler=inbox)

@@ -69,8 +69,16 @@ async def test_queues_are_locked_before_anything_is_pulled_and_unlocked_at_the_e
         await inbox.until(1)
         assert {queue for _, queue in cluster.locks} >= {cluster.queue("T", number) for number in range(3)}
     codes = [command.code for _, command in cluster.heard]
-    assert codes.index(41) < codes.index(14) < codes.index(11)
-    assert codes.index(15) < codes.index(42) < codes.index(35)
+    assert (
+        codes.index(RequestCode.LOCK_BATCH_MQ)
+        < codes.index(RequestCode.QUERY_CONSUMER_OFFSET)
+        < codes.index(RequestCode.PULL_MESSAGE)
+    )
+    assert (
+        codes.index(RequestCode.UPDATE_CONSUMER_OFFSET)
+        < codes.index(RequestCode.UNLOCK_BATCH_MQ)
+        < codes.index(RequestCode.UNREGISTER_CLIENT)
+    )
     assert cluster.locks == {}
     assert committed(cluster) == 1
 
@@ -207,7 +215,7 @@ async def test_without_a_valid_lock_nothing_is_handled(cluster: FakeCluster) -> 
         cluster.put(queue, b"two")
         await cluster.until_seen(RequestCode.LOCK_BATCH_MQ, len(cluster.seen(RequestCode.LOCK_BATCH_MQ)) + 3)
         assert inbox.bodies == [b"one"]
-        cluster.heal(41)
+        cluster.heal(RequestCode.LOCK_BATCH_MQ)
         assert await inbox.until(2) == [b"one", b"two"]
 
 
@@ -226,7 +234,7 @@ async def test_a_lock_regained_after_a_minute_begins_anew(cluster: FakeCluster) 
             cluster.put(queue, body)
         await cluster.until_seen(RequestCode.LOCK_BATCH_MQ, len(cluster.seen(RequestCode.LOCK_BATCH_MQ)) + 2)
         cluster.offsets["g", queue] = 2  # another member has consumed meanwhile
-        cluster.heal(41)
+        cluster.heal(RequestCode.LOCK_BATCH_MQ)
         assert await inbox.until(2) == [b"one", b"three"]
 
 

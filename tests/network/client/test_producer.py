@@ -189,9 +189,9 @@ async def test_traces_say_whether_a_message_was_recalled(cluster: FakeCluster) -
 @pytest.mark.parametrize(
     ("code", "status"),
     [
-        (10, SendStatus.FLUSH_DISK_TIMEOUT),
-        (11, SendStatus.SLAVE_NOT_AVAILABLE),
-        (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
+        (ResponseCode.FLUSH_DISK_TIMEOUT, SendStatus.FLUSH_DISK_TIMEOUT),
+        (ResponseCode.SLAVE_NOT_AVAILABLE, SendStatus.SLAVE_NOT_AVAILABLE),
+        (ResponseCode.FLUSH_SLAVE_TIMEOUT, SendStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
 async def test_a_message_that_is_stored_less_safely_is_stored(
@@ -419,7 +419,18 @@ async def test_a_namespace_is_added_to_requests_and_removed_from_results(cluster
 # ------------------------------------------------------------------------------------------------- retries and refusals
 
 
-@pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205])
+@pytest.mark.parametrize(
+    "code",
+    [
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+    ],
+)
 async def test_another_broker_is_tried_after_a_refusal_that_only_concerns_the_first(
     two_brokers: FakeCluster, code: int
 ) -> None:
@@ -432,7 +443,10 @@ async def test_another_broker_is_tried_after_a_refusal_that_only_concerns_the_fi
     assert properties_of(first) == properties_of(second)
 
 
-@pytest.mark.parametrize(("code", "error"), [(13, MessageRefusedError), (29, InvalidParameterError)])
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(ResponseCode.MESSAGE_ILLEGAL, MessageRefusedError), (ResponseCode.INVALID_PARAMETER, InvalidParameterError)],
+)
 async def test_a_refusal_of_the_message_itself_is_final(
     two_brokers: FakeCluster, code: int, error: type[BrokerRefusedError]
 ) -> None:
@@ -633,7 +647,7 @@ async def test_a_shared_session_outlives_its_producers(cluster: FakeCluster) -> 
             "g1",
             "g2",
         }
-        assert session.requests.handlers[326] == []
+        assert session.requests.handlers[RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT] == []
 
 
 async def test_a_session_has_one_producer_of_a_group(cluster: FakeCluster) -> None:

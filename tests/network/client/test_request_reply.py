@@ -115,7 +115,7 @@ async def test_brokers_know_of_us_before_the_first_request(cluster: FakeCluster,
     for number in (1, 2):
         await give_up_asking(cluster, producer, number)
     codes = [command.code for name, command in cluster.heard if name]
-    assert codes.index(34) < codes.index(SEND)
+    assert codes.index(RequestCode.HEART_BEAT) < codes.index(SEND)
     assert {command.fields["topic"] for command in cluster.seen(RequestCode.GET_ROUTEINFO_BY_TOPIC)} == {
         "T",
         REPLY_TOPIC,

@@ -435,7 +435,7 @@ async def test_the_first_handler_with_a_response_wins(cluster: FakeCluster, sess
         session.requests.add(999, handler)
     client_id = await member_of(session, cluster)
     answer = await cluster.ask_client(client_id, 999, {"a": "1"})
-    assert (answer.code, answer.fields, asked) == (0, {"had": "1"}, [cluster.broker().address])
+    assert (answer.code, answer.fields, asked) == (ResponseCode.SUCCESS, {"had": "1"}, [cluster.broker().address])
     session.requests.remove(999, mine)
     answer = await cluster.ask_client(client_id, 999, {"a": "1"})
     assert (answer.code, answer.remark) == (
@@ -594,7 +594,7 @@ async def test_every_name_server_can_be_asked(cluster: FakeCluster) -> None:
     good, unknown, gone = answers[cluster.address], answers[other.address], answers["127.0.0.1:1"]
     assert isinstance(good, Response)
     assert b"broker-a" in good.body
-    assert getattr(unknown, "code", None) == 17
+    assert getattr(unknown, "code", None) == ResponseCode.TOPIC_NOT_EXIST
     assert isinstance(gone, ConnectError)
 
 
@@ -628,7 +628,12 @@ async def test_every_request_is_signed(cluster: FakeCluster) -> None:
         await producer.send_oneway(Message("T", b"body"))
         await cluster.until_seen(HEARTBEAT)
         await cluster.until_seen(RequestCode.SEND_MESSAGE_V2, 2)
-    assert {command.code for _, command in cluster.heard} == {105, HEARTBEAT, 310, UNREGISTER}
+    assert {command.code for _, command in cluster.heard} == {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        HEARTBEAT,
+        RequestCode.SEND_MESSAGE_V2,
+        UNREGISTER,
+    }
     for _, command in cluster.heard:
         assert (command.fields["AccessKey"], command.fields["SecurityToken"]) == ("key", "token")
         values = [command.fields[name] for name in sorted(command.fields) if name != "Signature"]
@@ -711,7 +716,7 @@ async def test_sends_take_the_second_port_and_heartbeats_the_first(cluster: Fake
         await producer.send(Message("T", b"x"))
         await eventually(lambda: any(peer.client_id for peer in first.peers))
     second.close()
-    assert [command.code for command in sent] == [310]
+    assert [command.code for command in sent] == [RequestCode.SEND_MESSAGE_V2]
     assert len(cluster.seen(UNREGISTER)) == 1
     assert cluster.stored_bodies("T") == [b"x"]
 

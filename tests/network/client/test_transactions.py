@@ -93,7 +93,9 @@ async def test_the_outcome_is_sent_to_the_broker(
     }
 
 
-@pytest.mark.parametrize("code", [10, 11, 12])
+@pytest.mark.parametrize(
+    "code", [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT]
+)
 async def test_execute_is_not_called_if_the_half_message_is_not_safe(cluster: FakeCluster, code: int) -> None:
     async def unsafe(command: Command, peer: Any) -> Reply:
         reply = await cluster.answer(command, peer)

@@ -139,7 +139,6 @@ class PullConsumer:
         self.session = session if session is not None else Session(name_servers, **client)
         self.group = with_namespace(self.session.namespace, group)
         self._start = start
-        self._auto_commit = auto_commit
         self._intervals = intervals or Intervals()
         self._offsets = BrokerOffsets(self.session, self.group)
         self._subscriptions: dict[str, Subscription] = {}
@@ -219,7 +218,7 @@ class PullConsumer:
             raise
         rebalances = self._membership.run(is_balanced=is_balanced)
         self._tasks.append(self.session.spawn(rebalances, name=f"rebalance of {self.group}"))
-        if self._auto_commit:
+        if self._assignment.auto_commit:
             self._tasks.append(self.session.spawn(self._keep_committing(), name=f"commits of {self.group}"))
 
     async def stop(self) -> None:
@@ -239,7 +238,7 @@ class PullConsumer:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._auto_commit:
+        if self._assignment.auto_commit:
             await self._assignment.commit_processed(self._prefetch.readers.values(), wait=True)
         self._requests.stop()
         await self._membership.leave()
@@ -340,7 +339,7 @@ class PullConsumer:
         removed = [reader for queue, reader in self._prefetch.readers.items() if queue not in wanted]
         for reader in removed:
             self._prefetch.drop(reader)
-        if self._auto_commit and self._running and removed:
+        if self._assignment.auto_commit and self._running and removed:
             commit = self._assignment.commit_processed(removed, wait=False)
             self.session.spawn(commit, name=f"last commit of {self.group}")
         for queue in wanted:

@@ -6,8 +6,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Self, Unpack
 
 from skyroute.client.arguments import (
@@ -28,7 +27,6 @@ from skyroute.client.errors import (
     BrokerRefusedError,
     ClientError,
     NoBrokerError,
-    NoRouteError,
     NotRunningError,
 )
 from skyroute.client.namespaces import queue_with_namespace, queue_without_namespace
@@ -37,10 +35,10 @@ from skyroute.client.producing.delivery import Choose, Delivery
 from skyroute.client.producing.in_flight import InFlight
 from skyroute.client.producing.prepared_message import BODY_BYTES_MAX, Outbound, Packing, write_properties
 from skyroute.client.producing.request_reply import Replies, reply_properties
+from skyroute.client.producing.send_trace import trace_recall, trace_send
 from skyroute.client.producing.transactions import Check, Transactions, as_outcome
 from skyroute.client.results import SendResult, TransactionResult
 from skyroute.client.session.session import ClientArguments, Session
-from skyroute.client.trace.records import DEFAULT_REGION, Recalled, Sent, kind_of
 from skyroute.client.trace.tracer import Tracer, check_trace
 from skyroute.clock import Clock
 from skyroute.errors import SkyrouteError
@@ -51,22 +49,19 @@ from skyroute.message.errors import InvalidMessageError
 from skyroute.message.flags import Compression, TransactionState
 from skyroute.message.message import Message, StoredMessage
 from skyroute.message.names import check_open_to_senders, check_producer_group, check_topic
-from skyroute.message.properties import split_properties
 from skyroute.message.queue_ref import QueueRef
 from skyroute.message.reserved_topics import (
-    DEFAULT_TOPIC,
     TRACE_GROUP,
     TRACE_TOPIC,
     reply_topic,
     with_namespace,
-    without_namespace,
 )
 from skyroute.message.tags import java_hash
 from skyroute.remoting.errors import CallTimeoutError, RemotingError
 from skyroute.wire.calls.clients import ConsumerData
-from skyroute.wire.calls.send_back import decode_recall_handle, encode_recall
+from skyroute.wire.calls.send_back import encode_recall
 from skyroute.wire.calls.transaction import TransactionOutcome
-from skyroute.wire.errors import FieldError
+from skyroute.wire.command import Response
 
 log = logging.getLogger(__name__)
 
@@ -384,7 +379,7 @@ class Producer:
         deadline = self._clock.monotonic() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._prepare_for_replies(message.topic)
+                await self._replies.prepare(with_namespace(self.session.namespace, message.topic), self._delivery)
         except TimeoutError:
             raise CallTimeoutError(
                 f"request not sent: heartbeats to the brokers of topic {message.topic} took longer than {timeout_s:g} s"
@@ -432,18 +427,21 @@ class Producer:
         route = await self.session.routes.find(topic)
         brokers = [broker_name] if broker_name else [group.name for group in route.groups]
         failure: SkyrouteError = NoBrokerError(f"the route of topic {topic} has no broker: does the topic exist?")
+        response: Response | None = None
         for name in brokers:
             try:
                 address = await self._delivery.address(topic, QueueRef(topic, name, 0))
                 request = encode_recall(self.group, topic, recall_handle)
-                answer = await self.session.ask(address, request, self._send_timeout_s)
+                response = await self.session.ask(address, request, self._send_timeout_s)
+                break
             except (BrokerRefusedError, RemotingError, NoBrokerError) as error:
                 failure = error
-            else:
-                self._trace_recall(topic, recall_handle, (answer.fields or {}).get(names.REGION), success=True)
-                return
-        self._trace_recall(topic, recall_handle, None, success=False)
-        raise failure
+        if self._trace is not None:
+            region = None if response is None else (response.fields or {}).get(names.REGION)
+            args = (self._trace.tracer, self.session, self.group, topic, recall_handle, region)
+            trace_recall(*args, success=response is not None)
+        if response is None:
+            raise failure
 
     async def queues(self, topic: str) -> list[QueueRef]:
         """Return the writable queues of a topic, in the order that `select` gets.
@@ -529,48 +527,9 @@ class Producer:
     ) -> SendResult:
         await self._compress(outbound)
         result = await self._delivery.deliver(outbound, choose, timeout_s)
-        if self._trace is not None and result.trace_on:
-            for record in self._sent_records(outbound, message, result):
-                self._trace.tracer.add(record)
+        if self._trace is not None:
+            trace_send(self._trace.tracer, self.session, self.group, outbound, message, result)
         return result
-
-    def _sent_records(self, outbound: Outbound, message: Message, result: SendResult) -> Iterator[Sent]:
-        """Return the trace record of a send; of a batch, one for each of its messages."""
-        cost_s = self._clock.monotonic() - outbound.began_at
-        offset_ids = result.offset_id.split(",")
-        message_ids = outbound.message_id.split(",")
-        for index, message_id in enumerate(message_ids):
-            yield Sent(
-                at_ms=int((self._clock.wall() - cost_s) * 1000),
-                region=result.region or DEFAULT_REGION,
-                group=without_namespace(self.session.namespace, self.group),
-                topic=message.topic,
-                message_id=message_id,
-                tag=message.tag,
-                keys=message.keys,
-                store_host=self.session.routes.address(result.queue.broker_name) or "",
-                body_bytes=len(outbound.body) // len(message_ids),
-                cost_ms=int(cost_s * 1000),
-                kind=kind_of(split_properties(outbound.properties)),
-                offset_id=offset_ids[index] if len(offset_ids) == len(message_ids) else result.offset_id,
-                success=result.ok,
-            )
-
-    def _trace_recall(self, topic: str, recall_handle: str, region: str | None, *, success: bool) -> None:
-        if self._trace is None:
-            return
-        namespace = self.session.namespace
-        with suppress(FieldError):  # a damaged handle identifies no message
-            self._trace.tracer.add(
-                Recalled(
-                    at_ms=int(self._clock.wall() * 1000),
-                    region=region or DEFAULT_REGION,
-                    group=without_namespace(namespace, self.group),
-                    topic=without_namespace(namespace, topic),
-                    message_id=decode_recall_handle(recall_handle).unique_id,
-                    success=success,
-                )
-            )
 
     async def _batches(
         self, messages: Sequence[Message], queue: QueueRef | None, select: Select | None
@@ -588,22 +547,6 @@ class Producer:
             item = BatchItem(message.body, write_properties(properties).encode(), message.flag)
             entries.append((None if choose is None else choose(queues), BatchEntry(index, message_id, item)))
         return split_batches(entries, self._batch_bytes_max)
-
-    async def _prepare_for_replies(self, topic: str) -> None:
-        """Send heartbeats to every broker that may deliver the reply."""
-        topic = with_namespace(self.session.namespace, topic)
-        routes = self.session.routes
-        await self._delivery.rotation(topic)
-        route = routes.cached(topic) or await routes.find(DEFAULT_TOPIC)
-        unknown = {reply_topic(group.cluster) for group in route.groups} - self._replies.ready
-        for replies in unknown:
-            try:
-                await routes.find(replies)
-            except NoRouteError as error:
-                log.info("reply topic not found topic=%s cause=%s", replies, error)
-        if unknown:
-            await self.session.heartbeats.send()
-            self._replies.ready |= unknown
 
     # --------------------------------------------------------------------------------------------- heartbeat source
 

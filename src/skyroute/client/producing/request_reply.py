@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from skyroute.client.errors import ClientError, NotRunningError, RequestTimeoutError
+from skyroute.client.errors import ClientError, NoRouteError, NotRunningError, RequestTimeoutError
+from skyroute.client.producing.delivery import Delivery
 from skyroute.client.session.session import Session
 from skyroute.message import property_names as names
 from skyroute.message.errors import InvalidMessageError
@@ -16,6 +17,7 @@ from skyroute.message.message import StoredMessage
 from skyroute.message.positions import LogPosition, QueueOffset
 from skyroute.message.properties import PAIR_END, find_property, join_properties
 from skyroute.message.record import body_crc
+from skyroute.message.reserved_topics import DEFAULT_TOPIC, reply_topic
 from skyroute.wire.calls.send import PushedReply, decode_pushed_reply
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request, Response
@@ -46,6 +48,25 @@ class Replies:
         for future in self._awaited.values():
             if not future.done():
                 future.set_exception(NotRunningError("the producer was stopped before the reply arrived"))
+
+    async def prepare(self, topic: str, delivery: Delivery) -> None:
+        """Send heartbeats to every broker that may deliver the reply to a request to `topic`.
+
+        Raises:
+            NoRouteError: no broker serves the topic, and none would create it.
+        """
+        routes = self._session.routes
+        await delivery.rotation(topic)
+        route = routes.cached(topic) or await routes.find(DEFAULT_TOPIC)
+        unknown = {reply_topic(group.cluster) for group in route.groups} - self.ready
+        for replies in unknown:
+            try:
+                await routes.find(replies)
+            except NoRouteError as error:
+                log.info("reply topic not found topic=%s cause=%s", replies, error)
+        if unknown:
+            await self._session.heartbeats.send()
+            self.ready |= unknown
 
     @contextmanager
     def expect(self) -> "Iterator[tuple[str, Callable[[float], Awaitable[StoredMessage]]]]":

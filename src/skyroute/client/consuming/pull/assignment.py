@@ -46,7 +46,7 @@ class PullAssignment:
         self._subscriptions = subscriptions
         self._prefetch = prefetch
         self._offsets = offsets
-        self._auto_commit = auto_commit
+        self.auto_commit = auto_commit
         self._on_changed = on_changed
 
     async def rebalance(self, membership: GroupMembership, is_running: Callable[[], bool]) -> bool:
@@ -78,7 +78,7 @@ class PullAssignment:
             return  # the application has stopped the consumer, which committed everything
         for reader in removed:
             self._prefetch.drop(reader)
-        if self._auto_commit:
+        if self.auto_commit:
             # The next owner starts at this offset: the earlier the commit, the fewer messages are read twice.
             await self.commit_processed(removed, wait=True)
         for reader in removed:
