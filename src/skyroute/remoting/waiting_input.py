@@ -1,7 +1,6 @@
 """The input of a connection that is received and not processed yet."""
 
 import asyncio
-from collections import deque
 from typing import Final
 
 from skyroute.remoting.limits import ByteBudget, ByteCount
@@ -19,7 +18,8 @@ class WaitingInput:
     __slots__ = ("_frames", "_frames_bytes", "count", "has_ended", "is_paused", "unread")
 
     def __init__(self, budget: ByteBudget) -> None:
-        self._frames: deque[bytes] = deque()
+        self._frames: list[bytes] = []
+        """The first frame is last, so that it is removed and put back cheaply. An empty deque takes 600 bytes more."""
         self._frames_bytes = 0
         self.unread = b""
         """Bytes received while earlier frames wait."""
@@ -44,13 +44,14 @@ class WaitingInput:
 
     def put_back(self, frames: list[bytes]) -> None:
         """Put frames back at the front."""
-        self._frames.extendleft(reversed(frames))
+        self._frames += reversed(frames)
         self._frames_bytes += sum(map(len, frames)) + FRAME_OVERHEAD_BYTES * len(frames)
 
     def take_frames(self) -> list[bytes]:
-        """Remove and return the first frames."""
-        waiting = self._frames
-        frames = [waiting.popleft() for _ in range(min(BACKLOG_FRAMES, len(waiting)))]
+        """Remove and return the first frames, if `has_frames`."""
+        frames = self._frames[-BACKLOG_FRAMES:]
+        del self._frames[-BACKLOG_FRAMES:]
+        frames.reverse()
         self._frames_bytes -= sum(map(len, frames)) + FRAME_OVERHEAD_BYTES * len(frames)
         return frames
 
