@@ -7,7 +7,11 @@ from skyroute.client.arguments import check_times_or_zero
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Intervals and delays of a consumer, in seconds. The defaults are those of Apache's clients."""
+    """Intervals and delays of a consumer, in seconds. The defaults are those of Apache's clients.
+
+    Examples:
+        >>> consumer = Consumer("billing", intervals=Intervals(rebalance_s=5.0, commit_s=1.0))
+    """
 
     rebalance_s: float = 20.0
     """Between two rebalances when no change is reported."""

@@ -43,7 +43,7 @@ class NameServers:
         self.addresses = tuple(map(_checked, pieces))
         if not self.addresses and self.source is None:
             raise ClientError(
-                "no name server address: pass name_servers='host:port;host:port' (-n on the command line), or set"
+                "no name server is given: pass name_servers='host:port;host:port' (-n on the command line), or set"
                 f" {ADDRESSES_ENV}"
             )
         # Clients with the same list start at different servers.
