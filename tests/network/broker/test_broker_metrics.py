@@ -14,6 +14,7 @@ from skyroute.broker import metrics as metrics_module
 from skyroute.broker.config import BrokerConfig
 from skyroute.files.errors import FileWriteError
 from skyroute.settings.errors import ConfigError
+from skyroute.wire.codes import ResponseCode
 from tests.network.broker.calls import SUBSCRIPTION, SUSPEND, batch_body, heartbeat, pull, send
 from tests.network.broker.clusters import Cluster
 from tests.support.apache import free_port
@@ -47,13 +48,13 @@ def commit(offset: int, *, group: str = "g", queue_id: int = 0) -> Request:
 # ---------------------------------------------------------------------------------------------------------- messages
 
 
-async def test_messages_are_counted_as_they_come_and_go(watched: Cluster) -> None:
+async def test_stored_and_pulled_messages_are_counted(watched: Cluster) -> None:
     line = await watched.line()
     for number in range(5):
-        assert (await line.call(send(body=b"x" * (number + 1)))).code == 0
-    assert (await line.call(send(code=320, body=batch_body([(b"a", ""), (b"b", "")])))).code == 0
+        assert (await line.call(send(body=b"x" * (number + 1)))).code == ResponseCode.SUCCESS
+    assert (await line.call(send(code=320, body=batch_body([(b"a", ""), (b"b", "")])))).code == ResponseCode.SUCCESS
     answer = await line.call(pull(count=3))
-    assert answer.code == 0
+    assert answer.code == ResponseCode.SUCCESS
     seen = await scrape(pages_of(watched))
     of_broker = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
     of_topic = {"topic": "T", "is_system": "false", **of_broker}
@@ -64,7 +65,7 @@ async def test_messages_are_counted_as_they_come_and_go(watched: Cluster) -> Non
     assert seen("rocketmq_storage_flush_behind_bytes", **of_broker) == watched.broker.components.store.max_position
 
 
-async def test_how_far_a_group_is_behind(watched: Cluster) -> None:
+async def test_metrics_show_the_lag_of_a_group(watched: Cluster) -> None:
     line = await watched.line()
     for queue_id, count in ((0, 6), (1, 2)):
         for _ in range(count):
@@ -72,7 +73,7 @@ async def test_how_far_a_group_is_behind(watched: Cluster) -> None:
             watched.clock.advance(1)
     await line.call(heartbeat())
     await line.call(pull(count=4))
-    assert (await line.call(commit(1))).code == 0
+    assert (await line.call(commit(1))).code == ResponseCode.SUCCESS
     seen = await scrape(pages_of(watched))
     told_of = {"consumer_group": "g", "topic": "T", "is_retry": "false", "is_system": "false"}
     assert seen("rocketmq_consumer_lag_messages", **told_of) == 7
@@ -100,7 +101,7 @@ async def test_transactions_timers_and_dead_letters_are_counted(watched: Cluster
     line = await watched.line()
     await line.call(heartbeat())
     fields = {"offset": "0", "group": "g", "delayLevel": "-1", "originMsgId": "x", "unitMode": "false"}
-    assert (await line.call(36, fields)).code == 0
+    assert (await line.call(36, fields)).code == ResponseCode.SUCCESS
     transactions = watched.broker.components.transactions
     await eventually(lambda: transactions.committed + transactions.rolled_back == 3)
     await transactions.send_checks()  # it looks for those that are open
@@ -117,14 +118,14 @@ async def test_transactions_timers_and_dead_letters_are_counted(watched: Cluster
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-async def test_every_request_is_counted_by_what_became_of_it(empty_cluster: Cluster, flush: str) -> None:
+async def test_requests_are_counted_by_result(empty_cluster: Cluster, flush: str) -> None:
     await empty_cluster.start(metrics_port=free_port(), flush_disk_type=flush)
     await empty_cluster.add_topic()
     line = await empty_cluster.line()
     for _ in range(3):
-        assert (await line.call(send())).code == 0
+        assert (await line.call(send())).code == ResponseCode.SUCCESS
     await line.tell(send())
-    assert (await line.call(send(body=b""))).code != 0
+    assert (await line.call(send(body=b""))).code != ResponseCode.SUCCESS
     store = empty_cluster.broker.components.store
     await eventually(lambda: store.max_offset("T", 0) == 4)  # under SYNC_FLUSH they show when the disk has them
     asked = await line.send(pull(offset=4, flag=SUBSCRIPTION | SUSPEND))
@@ -134,9 +135,9 @@ async def test_every_request_is_counted_by_what_became_of_it(empty_cluster: Clus
     assert seen("skyroute_broker_suspended_pulls") == 1
     assert not seen.has("rocketmq_rpc_latency_milliseconds_count", request_code="pull_message")
     empty_cluster.clock.advance(2)
-    assert (await line.call(send())).code == 0
-    assert (await line.answer(asked)).code == 0
-    assert (await line.call(9999)).code == 3
+    assert (await line.call(send())).code == ResponseCode.SUCCESS
+    assert (await line.answer(asked)).code == ResponseCode.SUCCESS
+    assert (await line.call(9999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     seen = await scrape(pages_of(empty_cluster))
     counts = {
         tuple(sample.labels[label] for label in ("request_code", "response_code", "is_long_polling", "result")): (
@@ -157,14 +158,14 @@ async def test_every_request_is_counted_by_what_became_of_it(empty_cluster: Clus
     assert seen("rocketmq_rpc_latency_milliseconds_bucket", request_code="pull_message", le="2000") == 1
 
 
-async def test_clients_are_told_apart_by_what_is_known_of_them(watched: Cluster) -> None:
+async def test_connections_are_counted_by_known_language_and_version(watched: Cluster) -> None:
     line, other = await watched.line(), await watched.line()
     await line.call(heartbeat())
     for number, language in enumerate((b"JAVA", b"LAVA", b"KAVA")):  # whoever makes up languages makes no labels
         groups = {"clientID": "c", "consumerDataSet": [], "producerDataSet": [{"groupName": f"p{number}"}]}
         frame = encode(Request(34, body=json.dumps(groups).encode()), number)
         await other.write(frame.replace(b'"language":"JAVA"', b'"language":"%s"' % language))
-        assert (await other.receive()).code == 0
+        assert (await other.receive()).code == ResponseCode.SUCCESS
     seen = await scrape(pages_of(watched))
     assert seen("rocketmq_consumer_connections", consumer_group="g", consume_mode="push", is_system="false") == 1
     assert seen("rocketmq_producer_connections", language="other", protocol_type="remoting") == 2
@@ -172,7 +173,9 @@ async def test_clients_are_told_apart_by_what_is_known_of_them(watched: Cluster)
     assert seen("skyroute_broker_connections") == 2
 
 
-async def test_only_the_largest_of_many_are_told_apart(watched: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_largest_topics_and_groups_have_their_own_metrics(
+    watched: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics_module, "SERIES_MAX", 3)
     line = await watched.line()
     await line.call(heartbeat())
@@ -181,7 +184,7 @@ async def test_only_the_largest_of_many_are_told_apart(watched: Cluster, monkeyp
         for _ in range(number + 1):
             await line.call(send(f"Topic{number}"))
         commit_none = {"consumerGroup": "g", "topic": f"Topic{number}", "queueId": "0", "commitOffset": "0"}
-        assert (await line.call(15, commit_none)).code == 0
+        assert (await line.call(15, commit_none)).code == ResponseCode.SUCCESS
     seen = await scrape(pages_of(watched))
     for name in ("rocketmq_messages_in", "rocketmq_consumer_lag_messages"):
         samples = {sample.labels["topic"]: sample.value for sample in seen.families[name].samples}
@@ -192,7 +195,7 @@ async def test_only_the_largest_of_many_are_told_apart(watched: Cluster, monkeyp
 # ------------------------------------------------------------------------------------------------------------ health
 
 
-async def test_a_broker_is_ready_once_a_name_server_has_taken_it(tmp_path: Path, empty_cluster: Cluster) -> None:
+async def test_a_broker_is_ready_once_it_is_registered(tmp_path: Path, empty_cluster: Cluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     await empty_cluster.start_live(metrics_port=free_port(), name_server_list=address)
     pages = pages_of(empty_cluster)
@@ -214,7 +217,7 @@ async def registrar_heard(cluster: Cluster) -> None:
     await eventually(lambda: registrar.registered_with == 1)
 
 
-async def test_a_broker_that_nobody_can_find_says_so(empty_cluster: Cluster) -> None:
+async def test_a_broker_without_name_servers_is_not_ready(empty_cluster: Cluster) -> None:
     await empty_cluster.start(metrics_port=free_port(), name_server_list="")
     status, reason = await page(pages_of(empty_cluster), "/readyz")
     assert (status, "set namesrvAddr" in reason) == (503, True)
@@ -234,7 +237,7 @@ async def test_a_broker_whose_disk_failed_is_not_ready(empty_cluster: Cluster, e
     assert (await page(pages_of(empty_cluster), "/readyz"))[0] == 200
     disk.dead = True
     line = await empty_cluster.line()
-    assert (await line.call(send())).code != 0
+    assert (await line.call(send())).code != ResponseCode.SUCCESS
     status, reason = await page(pages_of(empty_cluster), "/readyz")
     assert (status, "restart the broker" in reason) == (503, True)
     await empty_cluster.kill()
@@ -243,7 +246,7 @@ async def test_a_broker_whose_disk_failed_is_not_ready(empty_cluster: Cluster, e
 # ---------------------------------------------------------------------------------------------------------- settings
 
 
-async def test_a_file_for_apaches_broker_is_understood(empty_cluster: Cluster) -> None:
+async def test_metrics_settings_of_apaches_broker_are_understood(empty_cluster: Cluster) -> None:
     port = free_port()
     await empty_cluster.start(metrics_exporter_type="PROM", prometheus_port=port)
     assert pages_of(empty_cluster) == f"127.0.0.1:{port}"
@@ -262,12 +265,12 @@ async def test_a_file_for_apaches_broker_is_understood(empty_cluster: Cluster) -
         ({"metricsExporterType": "DISABLE", "metricsPromExporterPort": "7"}, None),
     ],
 )
-def test_where_metrics_are_served(settings: dict[str, str], address: Any) -> None:
+def test_metrics_are_served_at_the_configured_address(settings: dict[str, str], address: Any) -> None:
     assert BrokerConfig.load(options=settings).metrics_address == address
 
 
 @pytest.mark.parametrize("kind", ["OTLP_GRPC", "LOG"])
-def test_metrics_are_not_sent_anywhere(kind: str) -> None:
+def test_push_exporters_of_metrics_are_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=f"metricsExporterType={kind} .*PROM"):
         BrokerConfig.load(options={"metricsExporterType": kind})
 
@@ -275,7 +278,7 @@ def test_metrics_are_not_sent_anywhere(kind: str) -> None:
 # --------------------------------------------------------------------------------------------------------- documents
 
 
-async def test_every_metric_is_listed_and_every_listed_metric_is_there(
+async def test_the_documentation_lists_exactly_the_metrics_that_exist(
     watched: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics_module, "SERIES_MAX", 1)

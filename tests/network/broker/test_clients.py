@@ -69,13 +69,13 @@ async def client_of(cluster: Cluster) -> Client:
 # ---------------------------------------------------------------------------------------------------- groups
 
 
-async def test_the_retry_topic_has_a_route_before_the_heartbeat_is_answered(cluster: Cluster) -> None:
+async def test_the_retry_topic_has_a_route_before_the_heartbeat_response(cluster: Cluster) -> None:
     client = await client_of(cluster)
     await client.beat(a_consumer("g", "T"))
     assert RETRY in cluster.name_server.server.table.topics
 
 
-async def test_members_hear_of_each_other_as_they_come_and_go(cluster: Cluster) -> None:
+async def test_members_are_notified_when_others_join_and_leave(cluster: Cluster) -> None:
     first, second = await client_of(cluster), await client_of(cluster)
     await first.beat(a_consumer("g", "T"))
     await second.beat(a_consumer("g", "T"))
@@ -87,7 +87,7 @@ async def test_members_hear_of_each_other_as_they_come_and_go(cluster: Cluster) 
     await eventually(lambda: len(first.heard) > heard)
 
 
-async def test_a_connection_that_ends_takes_its_members_with_it(cluster: Cluster) -> None:
+async def test_a_closed_connection_removes_its_clients_from_their_groups(cluster: Cluster) -> None:
     first, second = await client_of(cluster), await client_of(cluster)
     await second.beat(a_consumer("g", "T"))
     await first.beat(a_consumer("g", "T"))
@@ -98,7 +98,7 @@ async def test_a_connection_that_ends_takes_its_members_with_it(cluster: Cluster
     assert await first.members() == {first.session.client_id}
 
 
-async def test_a_client_that_falls_silent_is_cut_off(cluster: Cluster) -> None:
+async def test_a_client_without_heartbeats_is_evicted(cluster: Cluster) -> None:
     client = await client_of(cluster)
     await client.beat(a_consumer("g", "T"))
     scan = cluster.broker.components.client_expiry.scan
@@ -109,7 +109,7 @@ async def test_a_client_that_falls_silent_is_cut_off(cluster: Cluster) -> None:
     await eventually(lambda: cluster.broker.address not in client.session.connections.by_address)
 
 
-async def test_nobody_is_in_a_group_that_nobody_joined(cluster: Cluster) -> None:
+async def test_an_unknown_group_has_no_members(cluster: Cluster) -> None:
     client = await client_of(cluster)
     with pytest.raises(ServerFailedError, match="no consumer for this group, nobody"):
         await client.members("nobody")
@@ -137,7 +137,7 @@ async def test_two_consumers_share_the_queues_of_a_topic(cluster: Cluster) -> No
 # --------------------------------------------------------------------------------------------------- filters
 
 
-async def test_a_consumer_gets_the_tags_it_wants(cluster: Cluster) -> None:
+async def test_a_consumer_gets_messages_with_its_tags(cluster: Cluster) -> None:
     await cluster.send(*(Message("T", tag.encode(), tag=tag) for tag in ("A", "红", "B", "C")))
     inbox = Inbox()
     consumer = cluster.consumer()
@@ -146,7 +146,7 @@ async def test_a_consumer_gets_the_tags_it_wants(cluster: Cluster) -> None:
         assert sorted(await inbox.until(2)) == [b"A", "红".encode()]
 
 
-async def test_a_consumer_gets_what_fulfils_its_condition(cluster: Cluster) -> None:
+async def test_a_consumer_gets_messages_that_its_sql_filter_accepts(cluster: Cluster) -> None:
     await cluster.send(*(Message("T", b"%d" % number, properties={"n": str(number)}) for number in range(6)))
     inbox = Inbox()
     consumer = cluster.consumer()
@@ -155,7 +155,7 @@ async def test_a_consumer_gets_what_fulfils_its_condition(cluster: Cluster) -> N
         assert sorted(await inbox.until(2)) == [b"2", b"3"]
 
 
-async def test_a_condition_that_is_none_keeps_a_consumer_from_starting(cluster: Cluster) -> None:
+async def test_an_invalid_sql_filter_makes_the_start_of_a_consumer_fail(cluster: Cluster) -> None:
     consumer = cluster.consumer()
     consumer.subscribe("T", sql("n LIKE '2'"), handler=Inbox())
     with pytest.raises(ExpressionRefusedError):
@@ -181,7 +181,7 @@ async def test_a_queue_is_locked_by_one_client_at_a_time(cluster: Cluster) -> No
 # --------------------------------------------------------------------------------------------------- replies
 
 
-async def test_a_request_is_replied_to(cluster: Cluster) -> None:
+async def test_a_request_message_gets_its_reply(cluster: Cluster) -> None:
     async with (
         Producer("askers", cluster.name_server.address) as asker,
         Producer("repliers", cluster.name_server.address) as replier,

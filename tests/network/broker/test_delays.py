@@ -29,7 +29,7 @@ async def start(cluster: Cluster, clock: Clock | None = None, **settings: Any) -
     return cluster.broker
 
 
-async def test_messages_come_by_themselves_when_they_are_due(cluster: Cluster) -> None:
+async def test_delayed_messages_are_delivered_when_they_are_due(cluster: Cluster) -> None:
     await start(cluster, SystemClock(), delay_level_list="1s")
     inbox = Inbox()
     consumer = cluster.consumer()
@@ -47,7 +47,7 @@ async def test_messages_come_by_themselves_when_they_are_due(cluster: Cluster) -
     assert late.properties["REAL_TOPIC"] == "T"
 
 
-async def test_what_fails_comes_again_and_then_is_a_dead_letter(cluster: Cluster) -> None:
+async def test_a_failed_message_is_retried_and_then_becomes_a_dead_letter(cluster: Cluster) -> None:
     broker = await start(cluster, SystemClock(), delay_level_list="0s 0s 0s 0s")
     attempts: list[int] = []
 
@@ -64,7 +64,7 @@ async def test_what_fails_comes_again_and_then_is_a_dead_letter(cluster: Cluster
     assert {"%RETRY%g", "%DLQ%g"} <= set(cluster.name_server.server.table.topics)
 
 
-async def test_a_recalled_message_never_comes(cluster: Cluster) -> None:
+async def test_a_recalled_message_is_never_delivered(cluster: Cluster) -> None:
     clock = cluster.clock
     broker = await start(cluster, recall_enabled=True)
     due = datetime.fromtimestamp(clock.wall() + 60, UTC)
@@ -87,7 +87,7 @@ async def test_a_recalled_message_never_comes(cluster: Cluster) -> None:
     assert b"recalled" not in inbox.bodies
 
 
-async def test_what_waits_outlives_the_broker(cluster: Cluster) -> None:
+async def test_delayed_messages_survive_a_broker_restart(cluster: Cluster) -> None:
     clock = cluster.clock
     broker = await start(cluster)
     async with cluster.producer() as producer:

@@ -38,11 +38,11 @@ async def test_our_client_reads_an_empty_batch_queue_from_offset_zero(cluster: C
     assert await min_offset(await cluster.session(), QueueRef("T", "broker-a", 0)) == 0
 
 
-async def test_a_batch_is_one_record_and_any_of_its_offsets_finds_it(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_is_one_record_found_by_each_of_its_offsets(cluster: Cluster, line: AsyncLine) -> None:
     body = batch_body(ITEMS)
     await line.call(send(body=b"0"))
     answer = await line.call(send(body=body, code=320, properties="UNIQ_KEY\x01WHOLE\x02"))
-    assert (answer.code, answer.fields["queueOffset"]) == (0, "1")
+    assert (answer.code, answer.fields["queueOffset"]) == (ResponseCode.SUCCESS, "1")
     assert answer.fields["batchUniqId"] == answer.fields["transactionId"] == "WHOLE"
     single, whole = read_all(cluster.broker.components.store)
     assert (single.body, single.sys_flag) == (b"0", 0)
@@ -51,27 +51,31 @@ async def test_a_batch_is_one_record_and_any_of_its_offsets_finds_it(cluster: Cl
     assert whole.properties.items() >= {"INNER_NUM": "3", "INNER_BASE": "1", "UNIQ_KEY": "WHOLE"}.items()
     for offset in (1, 2, 3):
         pulled = await line.call(pull(offset=offset))
-        assert (pulled.code, pulled.fields["nextBeginOffset"]) == (0, "4")
+        assert (pulled.code, pulled.fields["nextBeginOffset"]) == (ResponseCode.SUCCESS, "4")
         assert [message.queue_offset for message in unwrap_batches(found(pulled))] == [1, 2, 3]
     assert (await line.call(send(body=b"4"))).fields["queueOffset"] == "4"
 
 
-async def test_a_batch_without_an_id_is_stored_as_its_messages(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_without_a_unique_id_is_stored_as_single_messages(cluster: Cluster, line: AsyncLine) -> None:
     answer = await line.call(send(body=batch_body(ITEMS), code=320))
-    assert answer.code == 0
+    assert answer.code == ResponseCode.SUCCESS
     assert "batchUniqId" not in answer.fields
     assert cluster.stored() == [b"1", b"2", b"3"]
 
 
-async def test_a_batch_that_cannot_be_a_record_is_refused(cluster: Cluster, line: AsyncLine) -> None:
+async def test_a_batch_too_large_for_one_record_is_refused(cluster: Cluster, line: AsyncLine) -> None:
     many = batch_body([(b"x", "")] * 32_768)
-    assert (await line.call(send(body=many, code=320, properties="UNIQ_KEY\x01M\x02"))).code == 13
+    assert (
+        await line.call(send(body=many, code=320, properties="UNIQ_KEY\x01M\x02"))
+    ).code == ResponseCode.MESSAGE_ILLEGAL
     long = "UNIQ_KEY\x01M\x02k\x01" + "v" * 32_700 + "\x02"
-    assert (await line.call(send(body=batch_body(ITEMS), code=320, properties=long))).code == 13
+    assert (
+        await line.call(send(body=batch_body(ITEMS), code=320, properties=long))
+    ).code == ResponseCode.MESSAGE_ILLEGAL
     assert cluster.stored() == []
 
 
-async def test_what_our_producer_sends_our_consumer_gets(cluster: Cluster) -> None:
+async def test_our_consumer_receives_the_batches_of_our_producer(cluster: Cluster) -> None:
     async with cluster.producer() as producer:
         await producer.send_batch([Message("T", b"%d" % number) for number in range(5)])
         await producer.send(Message("T", b"5"))
@@ -88,7 +92,7 @@ async def test_what_our_producer_sends_our_consumer_gets(cluster: Cluster) -> No
     assert got == {number: b"%d" % number for number in range(6)}
 
 
-async def test_a_killed_broker_has_its_batches_again(cluster: Cluster) -> None:
+async def test_batches_survive_a_kill_of_the_broker(cluster: Cluster) -> None:
     line = await cluster.line()
     await line.call(send(body=b"0"))
     await line.call(send(body=batch_body(ITEMS), code=320, properties="UNIQ_KEY\x01WHOLE\x02"))

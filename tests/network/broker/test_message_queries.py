@@ -54,7 +54,7 @@ async def consume(place: OneBroker, ends: AsyncExitStack, count: int) -> tuple[C
     return consumer, inbox
 
 
-async def test_messages_are_found_by_key_id_and_place(place: OneBroker, admin: Admin) -> None:
+async def test_messages_are_found_by_key_id_and_offset(place: OneBroker, admin: Admin) -> None:
     first, second = await send(
         place, Message("Orders", b"one", keys=("red", "blue")), Message("Orders", b"two", keys="blue")
     )
@@ -65,7 +65,7 @@ async def test_messages_are_found_by_key_id_and_place(place: OneBroker, admin: A
     assert (await admin.message_at(first.queue, 1)).body == b"two"
 
 
-async def test_a_silent_broker_hides_nothing_that_others_have(
+async def test_a_query_returns_matches_of_other_brokers_when_one_does_not_respond(
     place: OneBroker, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
     (sent,) = await send(place, Message("Orders", b"one", keys="red"))
@@ -84,13 +84,13 @@ async def test_a_silent_broker_hides_nothing_that_others_have(
             await admin.messages_by_key("Orders", "blue")
 
 
-async def test_no_group_goes_on_where_one_is_that_nobody_knows(place: OneBroker, admin: Admin) -> None:
+async def test_copying_offsets_of_an_unknown_group_is_refused(place: OneBroker, admin: Admin) -> None:
     await send(place, Message("Orders", b"one"))
     with pytest.raises(ClientError, match="the group misspelt has no offsets in Orders"):
         await admin.clone_offsets("misspelt", "g", "Orders")
 
 
-async def test_whoever_reads_gets_past_a_damaged_record(place: OneBroker, admin: Admin) -> None:
+async def test_readers_can_continue_after_a_damaged_record(place: OneBroker, admin: Admin) -> None:
     sent = await send(place, *(Message("Orders", b"%d" % number) for number in range(5)))
     at = decode_offset_id(sent[2].offset_id).log_position + 4
     with next((place.folder / "store" / "commitlog").iterdir()).open("r+b") as log:
@@ -109,7 +109,7 @@ async def test_whoever_reads_gets_past_a_damaged_record(place: OneBroker, admin:
         assert [message.body for message in await reader.poll()] == rest[2:]
 
 
-async def test_a_queues_own_view_of_its_messages_is_shown(place: OneBroker, admin: Admin) -> None:
+async def test_units_of_a_consume_queue_are_returned(place: OneBroker, admin: Admin) -> None:
     await send(place, Message("Orders", b"one", tag="a"), Message("Orders", b"two"))
     answer = await admin.session.ask(place.address, encode_units_query(UnitsQuery("Orders", 0, 0, 10)))
     assert answer.body.count(b'"physicOffset"') == 2
@@ -125,12 +125,12 @@ async def test_settings_are_read_and_changed(place: OneBroker, admin: Admin) -> 
         await admin.update_broker_settings({"configBlackList": "x"}, broker=place.address)
 
 
-async def test_a_broker_that_takes_no_more_messages_has_no_route_to_write(place: OneBroker, admin: Admin) -> None:
+async def test_a_read_only_broker_has_no_writable_route(place: OneBroker, admin: Admin) -> None:
     await admin.update_broker_settings({"brokerPermission": "4"}, broker=place.address)
     assert place.name_server.server.table.queues_of("broker-a")["Orders"].permission == 4
 
 
-async def test_the_state_and_the_counts_show_what_passed(place: OneBroker, admin: Admin) -> None:
+async def test_runtime_info_and_statistics_count_messages(place: OneBroker, admin: Admin) -> None:
     await send(place, *(Message("Orders", b"x") for _ in range(5)))
     async with AsyncExitStack() as ends:
         await consume(place, ends, 5)
@@ -142,7 +142,7 @@ async def test_the_state_and_the_counts_show_what_passed(place: OneBroker, admin
             assert decode_broker_stats(answer.body).day.sum == count
 
 
-async def test_a_consumer_tells_of_itself_through_the_broker(place: OneBroker, admin: Admin) -> None:
+async def test_running_info_of_a_consumer_is_returned_through_the_broker(place: OneBroker, admin: Admin) -> None:
     await send(place, Message("Orders", b"x"))
     async with AsyncExitStack() as ends:
         consumer, _ = await consume(place, ends, 1)
@@ -160,7 +160,7 @@ async def test_a_consumer_tells_of_itself_through_the_broker(place: OneBroker, a
     assert refused.value.code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_a_consumer_handles_one_message_at_an_operators_word(place: OneBroker, admin: Admin) -> None:
+async def test_an_operator_makes_a_consumer_consume_one_message(place: OneBroker, admin: Admin) -> None:
     (sent,) = await send(place, Message("Orders", b"again"))
     async with AsyncExitStack() as ends:
         consumer, inbox = await consume(place, ends, 1)

@@ -120,20 +120,20 @@ async def until_known(server: Running, topic: str = BROKER) -> None:
             pass
 
 
-async def test_a_broker_is_known_with_all_its_topics_once_it_has_started(nameserver: Running, tmp_path: Path) -> None:
+async def test_a_started_broker_is_registered_with_all_its_topics(nameserver: Running, tmp_path: Path) -> None:
     async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
         assert await addresses(line, "TBW102") == {BROKER: {"0": ADDRESS}}
         assert await topics(line) == sorted(broker.topics.all())
 
 
-async def test_a_broker_that_stops_says_goodbye(nameserver: Running, tmp_path: Path) -> None:
+async def test_a_stopping_broker_unregisters(nameserver: Running, tmp_path: Path) -> None:
     async with line_to(nameserver.address) as line:
         async with broker_at(nameserver.address, folder=tmp_path):
             assert await topics(line) != []
         assert await topics(line) == []
 
 
-async def test_a_new_topic_is_known_when_the_announcement_returns(tmp_path: Path) -> None:
+async def test_a_new_topic_has_a_route_when_the_announcement_returns(tmp_path: Path) -> None:
     async with (
         running(tmp_path / "one") as one,
         running(tmp_path / "two") as two,
@@ -145,7 +145,7 @@ async def test_a_new_topic_is_known_when_the_announcement_returns(tmp_path: Path
                 assert await addresses(line, "Orders") == {BROKER: {"0": ADDRESS}}
 
 
-async def test_a_name_server_that_is_down_delays_nobody_and_is_told_when_it_comes(
+async def test_a_name_server_that_is_down_delays_no_other_and_is_registered_at_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tmp_path / "one") as one:
@@ -160,7 +160,7 @@ async def test_a_name_server_that_is_down_delays_nobody_and_is_told_when_it_come
                 await until_known(two, "Orders")
 
 
-async def test_failures_are_tried_again_more_and_more_rarely_and_said_once(
+async def test_failed_registrations_are_retried_with_backoff_and_logged_once(
     nameserver: Running, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with broker_at(nameserver.address, NOBODY, folder=tmp_path) as broker:
@@ -174,7 +174,7 @@ async def test_failures_are_tried_again_more_and_more_rarely_and_said_once(
     assert caplog.text.count("registration failed") == 1
 
 
-async def test_a_name_server_that_hangs_delays_nobody_for_long(nameserver: Running, tmp_path: Path) -> None:
+async def test_a_name_server_that_hangs_delays_announcements_briefly(nameserver: Running, tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     async with silence() as silent, broker_at(silent.address, nameserver.address, folder=tmp_path) as broker:
         await until_known(nameserver)
@@ -186,7 +186,9 @@ async def test_a_name_server_that_hangs_delays_nobody_for_long(nameserver: Runni
             assert await addresses(line, "Orders19")
 
 
-async def test_one_that_begins_to_hang_is_waited_for_once(nameserver: Running, tmp_path: Path) -> None:
+async def test_an_announcement_waits_once_for_a_name_server_that_begins_to_hang(
+    nameserver: Running, tmp_path: Path
+) -> None:
     loop = asyncio.get_running_loop()
     async with (
         silence(takes_registrations=True) as silent,
@@ -199,7 +201,7 @@ async def test_one_that_begins_to_hang_is_waited_for_once(nameserver: Running, t
         assert loop.time() - begun_at < 3.0
 
 
-async def test_a_name_server_that_restarts_learns_everything_again(tmp_path: Path) -> None:
+async def test_a_restarted_name_server_gets_a_full_registration(tmp_path: Path) -> None:
     async with running(tmp_path / "ns") as first:
         port = first.server.config.listen_port
         async with broker_at(first.address, folder=tmp_path) as broker:
@@ -213,7 +215,7 @@ async def test_a_name_server_that_restarts_learns_everything_again(tmp_path: Pat
                 await until_known(second, "Orders")
 
 
-async def test_one_that_has_forgotten_us_is_told_everything(nameserver: Running, tmp_path: Path) -> None:
+async def test_a_name_server_that_lost_the_broker_gets_a_full_registration(nameserver: Running, tmp_path: Path) -> None:
     async with broker_at(nameserver.address, folder=tmp_path) as broker:
         nameserver.server.table.unregister(CLUSTER, ADDRESS, BROKER, 0)
         await broker.create("Orders")
@@ -221,7 +223,7 @@ async def test_one_that_has_forgotten_us_is_told_everything(nameserver: Running,
             assert await topics(line) == sorted(broker.topics.all())
 
 
-async def test_it_registers_again_before_its_lease_ends(nameserver: Running, tmp_path: Path) -> None:
+async def test_the_broker_registers_again_before_its_lease_ends(nameserver: Running, tmp_path: Path) -> None:
     async with broker_at(nameserver.address, folder=tmp_path) as broker:
         for _ in range(6):
             nameserver.pass_time(30.0)
@@ -232,7 +234,7 @@ async def test_it_registers_again_before_its_lease_ends(nameserver: Running, tmp
 
 
 @pytest.mark.parametrize(("period_ms", "period_s"), [(30_000, 30), (1, 10), (900_000, 60)])
-async def test_it_repeats_itself_after_ten_seconds_and_then_every_period_which_has_bounds(
+async def test_the_registration_is_repeated_after_ten_seconds_and_then_at_the_bounded_interval(
     tmp_path: Path, period_ms: int, period_s: int
 ) -> None:
     async with (
@@ -248,7 +250,7 @@ async def test_it_repeats_itself_after_ten_seconds_and_then_every_period_which_h
             assert [command.code for command in silent.heard] == [REGISTER] * told
 
 
-async def test_a_new_topic_does_not_put_off_the_next_word_on_all(nameserver: Running, tmp_path: Path) -> None:
+async def test_a_new_topic_does_not_delay_the_next_full_registration(nameserver: Running, tmp_path: Path) -> None:
     async with broker_at(nameserver.address, folder=tmp_path) as broker:
         due_at = broker.registrar._name_servers[0].due_at
         broker.clock.advance(5.0)
@@ -256,7 +258,7 @@ async def test_a_new_topic_does_not_put_off_the_next_word_on_all(nameserver: Run
         assert broker.registrar._name_servers[0].due_at == due_at
 
 
-async def test_it_registers_no_ha_address_since_no_port_for_slaves_is_open(tmp_path: Path) -> None:
+async def test_the_broker_registers_an_empty_ha_address(tmp_path: Path) -> None:
     async with silence(takes_registrations=True) as server, broker_at(server.address, folder=tmp_path):
         assert server.heard[0].fields["haServerAddr"] == ""
 
@@ -268,7 +270,7 @@ async def test_a_slave_of_a_broker_without_an_ha_address_gets_none(nameserver: R
 
 
 @pytest.mark.parametrize("broker_permission", [6, 4])
-async def test_name_servers_are_told_all_that_is_set_for_a_topic(tmp_path: Path, broker_permission: int) -> None:
+async def test_a_registration_has_all_settings_of_a_topic(tmp_path: Path, broker_permission: int) -> None:
     orders = TopicConfig("Orders", 4, 2, 6, "MULTI_TAG", 1, ordered=True, attributes={"message.type": "FIFO"})
     async with (
         silence(takes_registrations=True) as silent,
@@ -289,7 +291,7 @@ async def test_name_servers_are_told_all_that_is_set_for_a_topic(tmp_path: Path,
     ("broker_permission", "seen"),
     [(Permission.READ, Permission.READ), (Permission.WRITE, Permission.WRITE), (6, 6), (7, 6)],
 )
-async def test_what_the_broker_forbids_no_topic_allows(
+async def test_registered_topics_allow_no_more_than_the_broker(
     nameserver: Running, tmp_path: Path, broker_permission: int, seen: int
 ) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, broker_permission=broker_permission) as broker:
@@ -300,7 +302,7 @@ async def test_what_the_broker_forbids_no_topic_allows(
         assert broker.topics.all()["Orders"].permission == 6
 
 
-async def test_a_change_of_what_the_broker_allows_is_told_at_once(nameserver: Running, tmp_path: Path) -> None:
+async def test_a_changed_broker_permission_is_registered_at_once(nameserver: Running, tmp_path: Path) -> None:
     async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
         broker.config.broker_permission = 4
         broker.topics.renew()
@@ -308,10 +310,10 @@ async def test_a_change_of_what_the_broker_allows_is_told_at_once(nameserver: Ru
         assert await permissions(line, "SELF_TEST_TOPIC") == {BROKER: 4}
 
 
-async def test_topics_that_name_servers_call_ordered_become_so(nameserver: Running, tmp_path: Path) -> None:
+async def test_topics_in_the_order_config_of_name_servers_become_ordered(nameserver: Running, tmp_path: Path) -> None:
     async with line_to(nameserver.address) as line:
         fields = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": f"{BROKER}:4"}
-        assert (await line.call(100, fields)).code == 0
+        assert (await line.call(100, fields)).code == ResponseCode.SUCCESS
         async with broker_at(nameserver.address, folder=tmp_path) as broker:
             await broker.create("Orders", "Others")
             await broker.registrar.register()
@@ -319,7 +321,7 @@ async def test_topics_that_name_servers_call_ordered_become_so(nameserver: Runni
             assert not broker.topics.all()["Others"].ordered
 
 
-async def test_many_topics_go_compressed_and_arrive(nameserver: Running, tmp_path: Path) -> None:
+async def test_many_topics_are_registered_compressed(nameserver: Running, tmp_path: Path) -> None:
     names = [f"Topic-{number:05d}" for number in range(IN_THREAD_FROM)]
     async with broker_at(nameserver.address, folder=tmp_path) as broker, line_to(nameserver.address) as line:
         assert len(names) > ANNOUNCED_MAX
@@ -332,7 +334,7 @@ async def test_many_topics_go_compressed_and_arrive(nameserver: Running, tmp_pat
 
 
 @pytest.mark.parametrize("settings", [{"sys_flag": 1}, {"ordered": True}])
-async def test_a_body_that_would_lose_something_is_not_compressed(
+async def test_a_registration_with_fields_that_compression_loses_is_not_compressed(
     nameserver: Running, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, compress_registration=True) as broker:
@@ -341,7 +343,9 @@ async def test_a_body_that_would_lose_something_is_not_compressed(
         assert (await broker.registrar._full_registration()).fields["compressed"] == "false"
 
 
-async def test_without_force_it_asks_before_it_repeats_itself(nameserver: Running, tmp_path: Path) -> None:
+async def test_without_force_the_broker_compares_versions_before_it_registers_again(
+    nameserver: Running, tmp_path: Path
+) -> None:
     async with broker_at(nameserver.address, folder=tmp_path, force_registration=False) as broker:
         before = broker.registrar._encoded
         broker.topics.put(TopicConfig("Orders"))
@@ -353,7 +357,7 @@ async def test_without_force_it_asks_before_it_repeats_itself(nameserver: Runnin
 
 
 @pytest.mark.parametrize(("compatible", "code"), [(True, QUERY_VERSION), (False, HEARTBEAT)])
-async def test_only_with_an_acting_master_are_there_heartbeats(tmp_path: Path, compatible: bool, code: int) -> None:
+async def test_heartbeats_are_sent_only_with_an_acting_master(tmp_path: Path, compatible: bool, code: int) -> None:
     settings = {"acting_master_enabled": True, "supports_old_name_servers": compatible}
     async with (
         silence(takes_registrations=True) as silent,
@@ -367,7 +371,7 @@ async def test_only_with_an_acting_master_are_there_heartbeats(tmp_path: Path, c
         assert (silent.heard[1].code, silent.heard[1].fields["brokerAddr"]) == (code, ADDRESS)
 
 
-async def test_a_goodbye_that_nobody_answers_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+async def test_an_unregistration_without_response_does_not_block_the_stop(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     async with silence(takes_registrations=True) as silent:
         async with broker_at(silent.address, folder=tmp_path):
@@ -376,20 +380,21 @@ async def test_a_goodbye_that_nobody_answers_does_not_hold_up_the_stop(tmp_path:
         assert loop.time() - begun_at < 3.0
 
 
-async def test_a_broker_that_is_killed_says_nothing(nameserver: Running, tmp_path: Path) -> None:
+async def test_a_killed_broker_does_not_unregister(nameserver: Running, tmp_path: Path) -> None:
     async with silence() as silent:
         async with broker_at(nameserver.address, silent.address, folder=tmp_path) as broker:
             await broker.registrar.kill()
         assert [command.code for command in silent.heard] == [REGISTER]
 
 
-async def test_it_speaks_tls_where_it_is_told_to(tmp_path: Path) -> None:
+async def test_the_broker_registers_over_tls(tmp_path: Path) -> None:
     context = client_context(TlsClientSettings(enabled=True), test_mode=True)
     async with running(tmp_path / "ns") as server, broker_at(server.address, folder=tmp_path, tls=context):
         await until_known(server)
+        assert BROKER in server.server.table.topics
 
 
-async def test_without_a_name_server_it_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_without_name_servers_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with broker_at(folder=tmp_path) as broker:
         await broker.create("Orders")
         broker.pass_time(60.0)

@@ -51,7 +51,7 @@ class Ledger:
         return self.outcome
 
 
-async def test_consumers_see_what_is_committed_and_nothing_else(place: OneBroker) -> None:
+async def test_consumers_receive_only_committed_messages(place: OneBroker) -> None:
     inbox = Inbox()
     consumer = place.consumer()
     consumer.on("Orders")(inbox)
@@ -67,7 +67,7 @@ async def test_consumers_see_what_is_committed_and_nothing_else(place: OneBroker
 
 
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
-async def test_a_producer_that_left_it_open_is_asked(place: OneBroker, outcome: TransactionOutcome) -> None:
+async def test_the_producer_of_an_open_transaction_is_checked(place: OneBroker, outcome: TransactionOutcome) -> None:
     ledger = Ledger(outcome)
     async with Producer("p", place.name_server.address, check=ledger.check) as producer:
         await producer.send_in_transaction(Message("Orders", b"coffee", keys="k"), lambda *_: UNKNOWN)
@@ -81,7 +81,7 @@ async def test_a_producer_that_left_it_open_is_asked(place: OneBroker, outcome: 
 
 
 @pytest.mark.parametrize("by_force", [False, True])
-async def test_open_transactions_outlive_the_broker(place: OneBroker, by_force: bool) -> None:
+async def test_open_transactions_survive_a_broker_restart(place: OneBroker, by_force: bool) -> None:
     ledger = Ledger(COMMIT)
     async with Producer("p", place.name_server.address, check=ledger.check) as producer:
         await producer.send_in_transaction(Message("Orders", b"ended"), lambda *_: COMMIT)
@@ -99,7 +99,7 @@ async def test_open_transactions_outlive_the_broker(place: OneBroker, by_force: 
     assert bodies(ledger.asked) == [b"open"]
 
 
-async def test_another_producer_of_the_group_answers_for_one_that_is_gone(place: OneBroker) -> None:
+async def test_a_check_goes_to_another_producer_of_the_group(place: OneBroker) -> None:
     ledger = Ledger(COMMIT)
     async with Producer("p", place.name_server.address, check=Ledger(UNKNOWN).check) as leaving:
         await leaving.send_in_transaction(Message("Orders", b"left open"), lambda *_: UNKNOWN)
@@ -111,7 +111,7 @@ async def test_another_producer_of_the_group_answers_for_one_that_is_gone(place:
     assert len(ledger.asked) == 1
 
 
-async def test_what_nobody_knows_is_given_up_where_people_find_it(tmp_path: Path) -> None:
+async def test_a_half_message_without_a_result_moves_to_the_discard_topic(tmp_path: Path) -> None:
     async with one_broker(tmp_path, transaction_checks_max=2) as place:
         ledger = Ledger(UNKNOWN)
         async with Producer("p", place.name_server.address, check=ledger.check) as producer:
@@ -123,7 +123,7 @@ async def test_what_nobody_knows_is_given_up_where_people_find_it(tmp_path: Path
         assert HALF_GIVEN_UP_TOPIC in place.name_server.server.table.topics
 
 
-async def test_whoever_asks_for_an_answer_gets_it_with_a_reason(place: OneBroker) -> None:
+async def test_a_wrong_end_of_a_transaction_returns_the_reason(place: OneBroker) -> None:
     async with Producer("p", place.name_server.address, check=Ledger(UNKNOWN).check) as producer:
         result = await producer.send_in_transaction(Message("Orders", b"coffee"), lambda *_: UNKNOWN)
         position = decode_offset_id(result.sent.offset_id).log_position
@@ -142,7 +142,7 @@ async def test_whoever_asks_for_an_answer_gets_it_with_a_reason(place: OneBroker
             await end("p")
 
 
-async def test_many_transactions_at_once_all_end_as_they_should(tmp_path: Path) -> None:
+async def test_many_concurrent_transactions_end_correctly(tmp_path: Path) -> None:
     async with AsyncExitStack() as ends:
         place = await ends.enter_async_context(one_broker(tmp_path))
         producer = await ends.enter_async_context(Producer("p", place.name_server.address, check=Ledger(UNKNOWN).check))

@@ -30,7 +30,7 @@ from skyroute.remoting.errors import RefusedError
 from skyroute.remoting.stepwise import StepRunner
 from skyroute.wire.calls.topics import TopicConfig
 from skyroute.wire.command import FORM_JSON, Request, Response
-from skyroute.wire.fast_path import response_pieces
+from skyroute.wire.fast_path import PreparedResponse, response_pieces
 from tests.support.clock import ManualClock
 
 BROKER = "broker-a"
@@ -71,6 +71,8 @@ class CountingStepRunner(StepRunner):
 
 def whole(response: Response) -> Response:
     """Return a response with its body in one piece."""
+    if not isinstance(response, PreparedResponse):
+        return response
     body = b"".join(response_pieces(response, 1, FORM_JSON)[1:])
     return Response(response.code, response.remark, response.fields, body)
 

@@ -64,14 +64,14 @@ async def room(tmp_path: Path) -> AsyncIterator[Room]:
     await room.components.kill()
 
 
-def test_settings_are_told_with_their_edition(room: Room) -> None:
+def test_settings_are_returned_with_their_data_version(room: Room) -> None:
     answer = room.on.settings(encode_broker_settings_query(), PEER)
     assert decode_settings(answer.body)["brokerName"] == "broker-a"
     assert answer.fields is not None
     assert re.fullmatch(r'\{"counter":0,"stateVersion":0,"timestamp":\d+\}', answer.fields["version"])
 
 
-def test_settings_can_be_changed_and_kept(room: Room) -> None:
+def test_changed_settings_are_saved(room: Room) -> None:
     whole(room.on.update_settings(encode_broker_settings_update({"transactionCheckMax": "3"}), PEER))
     assert room.config.transaction_checks_max == 3
     assert "transactionCheckMax=3" in room.config.settings_path.read_text()
@@ -80,7 +80,7 @@ def test_settings_can_be_changed_and_kept(room: Room) -> None:
     assert '"counter":1' in answer.fields["version"]
 
 
-def test_secrets_are_not_told(room: Room) -> None:
+def test_secrets_are_masked(room: Room) -> None:
     room.config.extras |= {
         "innerClientAuthenticationCredentials": "geheim",
         "initAuthenticationUser": "geheim",
@@ -96,20 +96,20 @@ def test_secrets_are_not_told(room: Room) -> None:
     assert told["socksProxyConfig"] == "{}"
 
 
-def test_how_long_messages_are_kept_changes_at_once(room: Room) -> None:
+def test_a_changed_retention_time_applies_at_once(room: Room) -> None:
     before = room.components.store.settings
     update = encode_broker_settings_update({"fileReservedTime": "1", "diskMaxUsedSpaceRatio": "50"})
     whole(room.on.update_settings(update, PEER))
     assert room.components.store.settings == replace(before, reserved_ms=3_600_000, disk_used_max=0.5)
 
 
-async def test_what_is_only_for_the_start_stays(room: Room) -> None:
+async def test_start_only_settings_are_refused(room: Room) -> None:
     with pytest.raises(StartOnlyError, match="flushDiskType=SYNC_FLUSH is refused, it stays ASYNC_FLUSH"):
         room.on.update_settings(encode_broker_settings_update({"flushDiskType": "SYNC_FLUSH"}), PEER)
     assert not room.config.settings_path.exists()
 
 
-async def test_what_the_broker_allows_is_a_new_edition_of_its_topics(room: Room) -> None:
+async def test_a_changed_broker_permission_changes_the_data_version_of_topics(room: Room) -> None:
     before = room.components.topics.version
     answer = room.on.update_settings(encode_broker_settings_update({"brokerPermission": "4"}), PEER)
     assert not isinstance(answer, Response)
@@ -126,13 +126,13 @@ async def test_what_the_broker_allows_is_a_new_edition_of_its_topics(room: Room)
         (b"a=\\u00zz\n", ResponseCode.SYSTEM_ERROR),
     ],
 )
-def test_updates_that_may_not_be_are_refused(room: Room, body: bytes, code: int) -> None:
+def test_invalid_settings_updates_are_refused(room: Room, body: bytes, code: int) -> None:
     with pytest.raises(RefusedError) as refused:
         room.on.update_settings(Request(25, body=body), PEER)
     assert refused.value.code == code
 
 
-def test_the_state_has_what_apaches_tools_look_for(room: Room) -> None:
+def test_runtime_info_has_the_keys_of_apaches_tools(room: Room) -> None:
     room.clock.advance(10)
     for _ in range(20):
         room.components.appender.put_plain(draft("T", 0, b"x" * 100))
@@ -160,7 +160,7 @@ def test_the_state_has_what_apaches_tools_look_for(room: Room) -> None:
     assert re.fullmatch(r"Total : [\d.]+ \w+, Free : [\d.]+ \w+\.", state["commitLogDirCapacity"])
 
 
-def test_delayed_messages_show_in_the_state(room: Room) -> None:
+def test_runtime_info_shows_delayed_messages(room: Room) -> None:
     for _ in range(2):
         room.components.appender.put(draft("T", 0, b"x", {"DELAY": "2"}))
         room.clock.advance(3)
@@ -168,7 +168,7 @@ def test_delayed_messages_show_in_the_state(room: Room) -> None:
     assert room.state()["scheduleMessageOffset_2"] == "1,2"
 
 
-def test_counts_are_told_by_apaches_names(room: Room) -> None:
+def test_statistics_have_the_names_of_apaches_broker(room: Room) -> None:
     stats = room.components.stats
     stats.stored("T", 2, 200)
     stats.fetched("g", "T", 1, 100)
@@ -189,12 +189,12 @@ def test_counts_are_told_by_apaches_names(room: Room) -> None:
 @pytest.mark.parametrize(
     ("name", "key"), [("TOPIC_PUT_NUMS", "U"), ("GROUP_GET_NUMS", "T"), ("BROKER_PUT_NUMS", "x"), ("NOTHING", "T")]
 )
-def test_counts_that_nobody_keeps_are_refused(room: Room, name: str, key: str) -> None:
+def test_unknown_statistics_are_refused(room: Room, name: str, key: str) -> None:
     with pytest.raises(RefusedError, match=f"The stats <{name}> <{key}> not exist"):
         room.on.stats(encode_broker_stats_query(name, key), PEER)
 
 
-def test_old_messages_go_at_an_operators_word(room: Room) -> None:
+def test_an_operator_deletes_expired_messages(room: Room) -> None:
     for _ in range(20):
         room.components.appender.put_plain(draft("T", 0, b"x" * 100_000))
     room.clock.advance(100 * 3600)

@@ -107,7 +107,7 @@ def room(state: State) -> Room:
 # ------------------------------------------------------------------------------------------------------ heartbeats
 
 
-async def test_the_first_heartbeat_of_a_group_makes_its_retry_topic_known_before_it_is_answered(room: Room) -> None:
+async def test_the_first_heartbeat_of_a_group_announces_its_retry_topic_before_the_response(room: Room) -> None:
     room.state.topics.put(TopicConfig("T", 4, 4))
     response = await room.beat(a_consumer("g", "T"))
     assert (response.code, response.fields) == (ResponseCode.SUCCESS, GREETING)
@@ -116,14 +116,14 @@ async def test_the_first_heartbeat_of_a_group_makes_its_retry_topic_known_before
     assert RETRY in (room.state.folder / "config" / "topics.json").read_text()
 
 
-async def test_a_heartbeat_that_brings_nothing_new_is_answered_at_once(room: Room) -> None:
+async def test_a_heartbeat_without_changes_gets_its_response_at_once(room: Room) -> None:
     await room.beat(a_consumer("g", "T"))
     answer = room.answer(room.on.heartbeat, encode_heartbeat("c", ["p"], [a_consumer("g", "T")]))
     assert isinstance(answer, Response)
     assert len(room.state.announced) == 1
 
 
-async def test_the_retry_topic_is_as_the_group_and_its_topics_want_it(room: Room) -> None:
+async def test_the_retry_topic_follows_the_group_and_its_topics(room: Room) -> None:
     room.state.groups.put(GroupConfig("g", retry_queues=3))
     room.state.topics.put(TopicConfig("Ordered", ordered=True))
     consumer = msgspec.structs.replace(a_consumer("g", "Missing", "Ordered"), unit_mode=True)
@@ -131,13 +131,13 @@ async def test_the_retry_topic_is_as_the_group_and_its_topics_want_it(room: Room
     assert room.state.announced == [TopicConfig(RETRY, 3, 3, sys_flag=2, ordered=True)]
 
 
-async def test_a_group_without_retry_queues_gets_no_topic(room: Room) -> None:
+async def test_a_group_without_retry_queues_gets_no_retry_topic(room: Room) -> None:
     room.state.groups.put(GroupConfig("g", retry_queues=0))
     await room.beat(a_consumer("g", "T"))
     assert room.state.announced == []
 
 
-async def test_a_group_that_may_not_be_made_is_passed_over_silently(room: Room) -> None:
+async def test_a_group_that_may_not_be_created_is_ignored(room: Room) -> None:
     room.state.config.auto_create_groups = False
     room.state.groups.put(GroupConfig("known"))
     response = await room.beat(a_consumer("g", "T"), a_consumer("known", "T"), producers=("p",))
@@ -147,7 +147,7 @@ async def test_a_group_that_may_not_be_made_is_passed_over_silently(room: Room) 
     assert room.state.clients.producers("p")
 
 
-async def test_pull_consumers_may_be_turned_away(room: Room) -> None:
+async def test_pull_consumers_can_be_rejected(room: Room) -> None:
     room.state.config.reject_pull_consumers = True
     puller = msgspec.structs.replace(a_consumer("g", "T"), consume_type=ConsumeType.PULL)
     await room.beat(puller, a_consumer("h", "T"))
@@ -155,7 +155,7 @@ async def test_pull_consumers_may_be_turned_away(room: Room) -> None:
     assert room.state.clients.consumers("h") is not None
 
 
-async def test_members_are_told_of_each_other(room: Room) -> None:
+async def test_members_are_notified_of_a_new_member(room: Room) -> None:
     await room.beat(a_consumer("g", "T"))
     assert [(request.code, request.fields) for request in room.line.told] == [(40, {"consumerGroup": "g"})]
 
@@ -170,15 +170,15 @@ def test_a_heartbeat_that_cannot_be_read_is_refused(room: Room, body: bytes) -> 
     assert room.ask(room.on.heartbeat, Request(34, body=body)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
+async def test_an_unregistered_client_leaves_and_the_others_are_notified(room: Room) -> None:
     await room.beat(a_consumer("g", "T"), producers=("p",))
     other, line = a_peer(2)
     room.ask(room.on.heartbeat, encode_heartbeat("d", [], [a_consumer("g", "T")]), other)
     room.let_the_gap_pass()
     room.let_the_gap_pass()
     told = len(line.told)
-    assert room.ask(room.on.unregister, encode_unregistration("c", producer_group="p")).code == 0
-    assert room.ask(room.on.unregister, encode_unregistration("c", consumer_group="g")).code == 0
+    assert room.ask(room.on.unregister, encode_unregistration("c", producer_group="p")).code == ResponseCode.SUCCESS
+    assert room.ask(room.on.unregister, encode_unregistration("c", consumer_group="g")).code == ResponseCode.SUCCESS
     assert room.state.clients.producers("p") == ()
     assert len(line.told) == told + 1
 
@@ -197,14 +197,14 @@ async def test_who_leaves_is_gone_and_the_others_are_told(room: Room) -> None:
         (Subscription("T", "a", "MAGIC"), True, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
     ],
 )
-def test_a_client_can_ask_how_it_may_filter(
+def test_a_client_can_check_its_filter(
     room: Room, subscription: Subscription, allowed: bool, code: ResponseCode
 ) -> None:
     room.state.config.property_filter_enabled = allowed
     assert room.ask(room.on.check_client, encode_client_check("c", "g", subscription)).code == code
 
 
-def test_a_client_that_asks_about_no_subscription_may_filter_so(room: Room) -> None:
+def test_a_client_check_without_a_subscription_succeeds(room: Room) -> None:
     request = Request(46, body=b'{"clientId":"c","group":"g"}')
     assert room.ask(room.on.check_client, request).code == ResponseCode.SUCCESS
 
@@ -227,7 +227,7 @@ def test_queues_are_locked_and_unlocked(room: Room) -> None:
 # ------------------------------------------------------------------------------------------------------- questions
 
 
-async def test_members_are_listed_for_those_who_share_queues_out(room: Room) -> None:
+async def test_the_client_ids_of_a_group_are_returned(room: Room) -> None:
     await room.beat(a_consumer("g", "T"), client_id="one")
     room.ask(room.on.heartbeat, encode_heartbeat("two", [], [a_consumer("g", "T")]), a_peer(2)[0])
     assert decode_members(room.ask(room.on.client_ids, encode_member_query("g")).body) == ["one", "two"]
@@ -235,7 +235,7 @@ async def test_members_are_listed_for_those_who_share_queues_out(room: Room) -> 
     assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, "no consumer for this group, h")
 
 
-async def test_who_consumes_is_told_as_our_own_tools_read_it(room: Room) -> None:
+async def test_consumer_connections_are_returned(room: Room) -> None:
     tags = Subscription("T", "A || B", "TAG", 7, ("A", "B"), (65, 66))
     consumer = ConsumerData("g", ConsumeType.PULL, MessageModel.BROADCASTING, StartFrom.TIMESTAMP, (tags,))
     await room.beat(consumer)
@@ -253,7 +253,7 @@ async def test_who_consumes_is_told_as_our_own_tools_read_it(room: Room) -> None
     assert offline.code == ResponseCode.CONSUMER_NOT_ONLINE
 
 
-async def test_who_produces_is_told(room: Room) -> None:
+async def test_producer_connections_are_returned(room: Room) -> None:
     await room.beat(producers=("p",))
     response = room.ask(room.on.producer_connections, encode_producer_connections_query("p"))
     assert decode_producer_connections(response.body) == (Connection("c", "10.0.0.1:40001", "GO", 317),)
@@ -261,7 +261,7 @@ async def test_who_produces_is_told(room: Room) -> None:
     assert (missing.code, missing.remark) == (ResponseCode.SYSTEM_ERROR, "the producer group[q] not exist")
 
 
-async def test_all_producers_are_told_with_the_time_they_were_heard(room: Room) -> None:
+async def test_all_producers_are_returned_with_their_last_heartbeat(room: Room) -> None:
     await room.beat(producers=("p", "q"))
     heard_at_ms = room.state.now_ms()
     room.state.clock.advance(5)
@@ -276,7 +276,7 @@ async def test_all_producers_are_told_with_the_time_they_were_heard(room: Room) 
     assert told == {"data": {"p": [entry], "q": [entry]}}
 
 
-async def test_a_subscription_is_told(room: Room) -> None:
+async def test_the_subscription_of_a_group_is_returned(room: Room) -> None:
     await room.beat(a_consumer("g", "T"))
     told = json.loads(room.ask(room.on.subscription, Request(345, {"group": "g", "topic": "T"})).body)
     assert (told["group"], told["topic"], told["subscriptionData"]["subString"]) == ("g", "T", "*")
@@ -286,7 +286,7 @@ async def test_a_subscription_is_told(room: Room) -> None:
 
 
 @pytest.mark.parametrize("name", ["client_ids", "consumer_connections", "producer_connections", "subscription"])
-def test_a_question_about_no_group_is_refused(room: Room, name: str) -> None:
+def test_a_request_without_a_group_is_refused(room: Room, name: str) -> None:
     assert room.ask(getattr(room.on, name), Request(1)).code == ResponseCode.SYSTEM_ERROR
 
 
@@ -299,7 +299,7 @@ async def finish(room: Room, handler: Handler, request: Request) -> Response:
     return whole(await answer.work)
 
 
-async def test_a_heartbeat_of_many_groups_is_taken_in_steps(room: Room) -> None:
+async def test_a_heartbeat_of_many_groups_is_processed_in_steps(room: Room) -> None:
     names = [f"group-{number}" for number in range(20 * PART_GROUPS)]
     request = encode_heartbeat("c", [f"p-{name}" for name in names], [a_consumer(name) for name in names])
     counts: list[int] = []
@@ -310,7 +310,7 @@ async def test_a_heartbeat_of_many_groups_is_taken_in_steps(room: Room) -> None:
     assert room.state.topics.get("%RETRY%group-7") in room.state.announced
 
 
-async def test_a_heartbeat_of_many_topics_is_taken_in_steps(room: Room) -> None:
+async def test_a_heartbeat_of_many_topics_is_processed_in_steps(room: Room) -> None:
     topics = [f"topic-{number}" for number in range(1000)]
     consumers = [a_consumer(f"g{number}", *topics) for number in range(6)]
     assert (await finish(room, room.on.heartbeat, encode_heartbeat("c", [], consumers))).code == ResponseCode.SUCCESS
@@ -318,7 +318,7 @@ async def test_a_heartbeat_of_many_topics_is_taken_in_steps(room: Room) -> None:
     assert all(len(group.subscriptions) == 1000 for group in room.state.clients.consumer_groups.values())
 
 
-async def test_many_queues_are_locked_and_given_back_in_steps(room: Room) -> None:
+async def test_many_queues_are_locked_and_unlocked_in_steps(room: Room) -> None:
     queues = [QueueRef("T", "broker-a", queue_id) for queue_id in range(10 * STEP_PARTS)]
     counts: list[int] = []
     room.state.step_runner.on_step = lambda: counts.append(len(room.locks))
@@ -338,6 +338,6 @@ async def test_nothing_is_locked_if_one_queue_has_no_name(room: Room) -> None:
 
 
 @pytest.mark.parametrize("body", [b" " * (REQUEST_BYTES_MAX + 1), b'{"a":[' + b"{a:1}," * 3000 + b"{]"])
-def test_a_body_that_is_long_is_standard_json_or_refused_at_once(room: Room, body: bytes) -> None:
+def test_a_long_body_must_be_standard_json(room: Room, body: bytes) -> None:
     with pytest.raises(BodyError, match=r"at most|malformed"):
         room.on.lock(Request(RequestCode.LOCK_BATCH_MQ, body=body), room.peer)

@@ -35,17 +35,24 @@ def join(state: State, connection: int, client_id: str, version: int = 479) -> R
 RUNNING = encode_running_query(RunningQuery("g", "c1"))
 
 
-async def test_a_consumers_word_on_itself_is_passed_on_as_it_is(state: State, on: ForwardingHandlers) -> None:
+async def test_running_info_of_a_consumer_is_forwarded_unchanged(state: State, on: ForwardingHandlers) -> None:
     line = join(state, 1, "c1")
     line.answer = Response(0, "remark", {"a": "b"}, b"body")
     answer = await state.ask(on.running_info, RUNNING)
-    assert (answer.code, answer.remark, answer.fields, answer.body) == (0, "remark", {"a": "b"}, b"body")
+    assert (answer.code, answer.remark, answer.fields, answer.body) == (
+        ResponseCode.SUCCESS,
+        "remark",
+        {"a": "b"},
+        b"body",
+    )
     ((request, timeout_s),) = line.calls
     assert (request.code, request.fields) == (RequestCode.GET_CONSUMER_RUNNING_INFO, RUNNING.fields)
     assert timeout_s == 10
 
 
-async def test_who_is_not_there_cannot_be_asked(state: State, on: ForwardingHandlers) -> None:
+async def test_a_request_to_a_consumer_that_is_offline_or_too_old_is_refused(
+    state: State, on: ForwardingHandlers
+) -> None:
     assert (await state.ask(on.running_info, RUNNING)).remark == "The Consumer <g> <c1> not online"
     join(state, 1, "c2")
     assert (await state.ask(on.running_info, RUNNING)).code == ResponseCode.SYSTEM_ERROR
@@ -56,12 +63,12 @@ async def test_who_is_not_there_cannot_be_asked(state: State, on: ForwardingHand
     assert "too low" in answer.remark
 
 
-async def test_a_consumer_that_does_not_answer_is_late(state: State, on: ForwardingHandlers) -> None:
+async def test_a_consumer_that_does_not_respond_times_out(state: State, on: ForwardingHandlers) -> None:
     join(state, 1, "c1")
     assert (await state.ask(on.running_info, RUNNING)).code == ResponseCode.CONSUME_MSG_TIMEOUT
 
 
-async def test_a_consumer_that_goes_meanwhile_is_said_to_have_gone(state: State, on: ForwardingHandlers) -> None:
+async def test_a_consumer_that_disconnects_during_a_request_is_reported(state: State, on: ForwardingHandlers) -> None:
     class Cut(RecordingLine):
         async def call(self, request: Request, timeout_s: float) -> Response:
             raise ConnectionLostError(f"cut {request.code} {timeout_s}")
@@ -75,7 +82,7 @@ async def test_a_consumer_that_goes_meanwhile_is_said_to_have_gone(state: State,
     assert answer.remark.startswith("invoke consumer <g> <c1>")
 
 
-async def test_a_message_to_be_handled_now_travels_with_the_question(state: State, on: ForwardingHandlers) -> None:
+async def test_a_direct_consumption_carries_the_message(state: State, on: ForwardingHandlers) -> None:
     line = join(state, 1, "c1")
     line.answer = Response(body=b"{}")
     state.topics.put(TopicConfig("T", 1, 1, sys_flag=3))
@@ -93,7 +100,7 @@ async def test_a_message_to_be_handled_now_travels_with_the_question(state: Stat
 
 
 @pytest.mark.parametrize("message_id", ["", "nonsense", encode_offset_id(HOST, 1 << 30)])
-async def test_a_message_that_is_not_there_cannot_be_handled(
+async def test_a_direct_consumption_of_a_missing_message_is_refused(
     state: State, on: ForwardingHandlers, message_id: str
 ) -> None:
     join(state, 1, "c1")
@@ -101,7 +108,7 @@ async def test_a_message_that_is_not_there_cannot_be_handled(
     assert (await state.ask(on.consume_directly, encode_direct_consumption(wanted))).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_all_members_tell_how_far_they_have_got(state: State, on: ForwardingHandlers) -> None:
+async def test_the_offsets_of_all_members_are_returned(state: State, on: ForwardingHandlers) -> None:
     queue = QueueRef("T", BROKER, 0)
     join(state, 1, "c1").answer = Response(body=encode_consumer_offsets({queue: 7}))
     join(state, 2, "c2").answer = Response(body=b"not JSON")

@@ -32,7 +32,7 @@ def mode(**changes: Any) -> Request:
     return Request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=json.dumps(body).encode())
 
 
-async def test_a_group_is_on_the_disk_when_its_creation_is_answered(state: State) -> None:
+async def test_a_created_group_is_saved_before_the_response(state: State) -> None:
     response = await state.ask(state.on_groups.update, encode_group_update(GroupConfig("g", retry_times_max=3)))
     assert response.code == ResponseCode.SUCCESS
     assert stored(state)["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 3
@@ -42,28 +42,44 @@ async def test_a_group_is_on_the_disk_when_its_creation_is_answered(state: State
 @pytest.mark.parametrize(
     ("request_", "code", "remark"),
     [
-        (encode_group_update(GroupConfig("")), 29, "The specified group is blank."),
-        (Request(200, body=b"{}"), 29, "The specified group is blank."),
-        (encode_group_update(GroupConfig("a b")), 29, "contains illegal characters"),
-        (encode_group_update(GroupConfig("x" * 121)), 29, "is longer than group max length: 120"),
+        (encode_group_update(GroupConfig("")), ResponseCode.INVALID_PARAMETER, "The specified group is blank."),
+        (Request(200, body=b"{}"), ResponseCode.INVALID_PARAMETER, "The specified group is blank."),
+        (encode_group_update(GroupConfig("a b")), ResponseCode.INVALID_PARAMETER, "contains illegal characters"),
+        (
+            encode_group_update(GroupConfig("x" * 121)),
+            ResponseCode.INVALID_PARAMETER,
+            "is longer than group max length: 120",
+        ),
         (
             encode_group_update(GroupConfig("g", retry_queues=2**31 - 1)),
-            29,
+            ResponseCode.INVALID_PARAMETER,
             "retryQueueNums=2147483647 (expected",
         ),
-        (encode_group_update(GroupConfig("g"), {"colour": "red"}), 1, "unsupported key: colour"),
-        (encode_group_update(GroupConfig("g", retry_policy={"ratio": 0.5})), 1, "could not be kept"),
-        (Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"{"), 1, "a group's settings"),
+        (
+            encode_group_update(GroupConfig("g"), {"colour": "red"}),
+            ResponseCode.SYSTEM_ERROR,
+            "unsupported key: colour",
+        ),
+        (
+            encode_group_update(GroupConfig("g", retry_policy={"ratio": 0.5})),
+            ResponseCode.SYSTEM_ERROR,
+            "could not be kept",
+        ),
+        (
+            Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b"{"),
+            ResponseCode.SYSTEM_ERROR,
+            "a group's settings",
+        ),
     ],
 )
-async def test_what_may_not_be_is_refused(state: State, request_: Request, code: int, remark: str) -> None:
+async def test_invalid_groups_are_refused(state: State, request_: Request, code: int, remark: str) -> None:
     response = await state.ask(state.on_groups.update, request_)
     assert response.code == code
     assert remark in (response.remark or "")
     assert state.groups.version.counter == 0
 
 
-async def test_several_groups_come_at_once_or_not_at_all(state: State) -> None:
+async def test_several_groups_are_created_together_or_not_at_all(state: State) -> None:
     def many(*names: str) -> Request:
         body = {"groupConfigList": [{"groupName": name} for name in names]}
         return Request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=json.dumps(body).encode())
@@ -77,7 +93,9 @@ async def test_several_groups_come_at_once_or_not_at_all(state: State) -> None:
 
 
 @pytest.mark.parametrize("with_offsets", [True, False])
-async def test_a_deleted_group_leaves_its_offsets_unless_told_otherwise(state: State, with_offsets: bool) -> None:
+async def test_a_deleted_group_keeps_its_offsets_unless_the_request_deletes_them(
+    state: State, with_offsets: bool
+) -> None:
     state.groups.find("g")
     state.offsets.commit("g", "T", 0, 1)
     response = await state.ask(state.on_groups.delete, encode_group_deletion("g", with_offsets=with_offsets))
@@ -89,7 +107,7 @@ async def test_a_deleted_group_leaves_its_offsets_unless_told_otherwise(state: S
     ).code == ResponseCode.SUCCESS
 
 
-async def test_groups_are_told_whole_and_in_pages(state: State) -> None:
+async def test_groups_are_returned_whole_and_in_pages(state: State) -> None:
     for number in range(PAGE_MAX):
         state.groups.find(f"g{number:05}")
     state.groups.set_forbidden("TOOLS_CONSUMER", "T", forbidden=True)
@@ -106,7 +124,7 @@ async def test_groups_are_told_whole_and_in_pages(state: State) -> None:
     assert first.groups | rest.groups == dict(state.groups.all())
 
 
-async def test_who_asks_for_a_group_makes_it_where_that_is_allowed(state: State) -> None:
+async def test_getting_a_group_creates_it_where_that_is_allowed(state: State) -> None:
     response = await state.ask(state.on_groups.get, encode_group_config_query("g"))
     assert decode_group_config(response.body) == GroupConfig("g")
     state.config = settings(auto_create_groups=False)
@@ -116,7 +134,7 @@ async def test_who_asks_for_a_group_makes_it_where_that_is_allowed(state: State)
     assert (response.code, response.remark) == (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
 
 
-async def test_reading_may_be_forbidden_and_asked_about(state: State) -> None:
+async def test_the_read_permission_of_a_group_is_set_and_returned(state: State) -> None:
     answers = [
         json.loads((await state.ask(state.on_groups.set_read_permission, permit(readable))).body)
         for readable in (None, "false", None, "true", None)
@@ -125,7 +143,7 @@ async def test_reading_may_be_forbidden_and_asked_about(state: State) -> None:
     assert answers[0] == {"group": "g", "topic": "T", "readable": True}
 
 
-async def test_the_topics_of_a_group_are_told_with_the_brokers_address(state: State) -> None:
+async def test_the_topics_of_a_group_are_returned_with_the_brokers_address(state: State) -> None:
     state.offsets.commit("g", "B", 0, 1)
     state.offsets.commit("g", "A", 0, 1)
     response = await state.ask(state.on_groups.topics_of, Request(RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": "g"}))
@@ -133,7 +151,7 @@ async def test_the_topics_of_a_group_are_told_with_the_brokers_address(state: St
     assert json.loads(response.body)["brokerAddr"] == "127.0.0.1:10911"
 
 
-async def test_request_modes_are_kept_and_told(state: State) -> None:
+async def test_request_modes_are_saved_and_returned(state: State) -> None:
     state.topics.put(TopicConfig("T"))
     assert (await state.ask(state.on_groups.set_request_mode, mode())).code == ResponseCode.SUCCESS
     response = await state.ask(state.on_groups.all_request_modes, Request(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE))
@@ -147,13 +165,13 @@ async def test_request_modes_are_kept_and_told(state: State) -> None:
 @pytest.mark.parametrize(
     ("changes", "code", "remark"),
     [
-        ({"topic": "%RETRY%g"}, 16, "retry topic is not allowed to set mode"),
-        ({"topic": "Unknown"}, 17, "topic[Unknown] not exist"),
-        ({"consumerGroup": "a b"}, 26, "subscription group does not exist"),
-        ({"mode": "PUSH"}, 1, "not a request mode"),
+        ({"topic": "%RETRY%g"}, ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode"),
+        ({"topic": "Unknown"}, ResponseCode.TOPIC_NOT_EXIST, "topic[Unknown] not exist"),
+        ({"consumerGroup": "a b"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "subscription group does not exist"),
+        ({"mode": "PUSH"}, ResponseCode.SYSTEM_ERROR, "not a request mode"),
     ],
 )
-async def test_a_request_mode_is_for_a_topic_and_a_group_that_are_there(
+async def test_a_request_mode_requires_an_existing_topic_and_group(
     state: State, changes: dict[str, str], code: int, remark: str
 ) -> None:
     state.topics.put(TopicConfig("T"))

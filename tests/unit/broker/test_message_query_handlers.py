@@ -50,7 +50,9 @@ async def test_messages_are_found_by_key_and_by_id(state: State, store: MessageS
     assert [message.body for message in decode_records(answer.body)] == [b"two"]
 
 
-async def test_nothing_found_has_a_code_of_its_own(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
+async def test_a_query_without_matches_returns_query_not_found(
+    state: State, store: MessageStore, on: MessageQueryHandlers
+) -> None:
     put(store, b"one", KEYS="red")
     for query in (
         encode_key_query("T", "green", count_max=10),
@@ -63,7 +65,7 @@ async def test_nothing_found_has_a_code_of_its_own(state: State, store: MessageS
         assert answer.fields is not None
 
 
-async def test_keys_with_the_same_hash_are_told_apart(
+async def test_keys_with_the_same_hash_are_distinguished(
     state: State, store: MessageStore, on: MessageQueryHandlers
 ) -> None:
     """`Aa` and `BB` have one hash in Java."""
@@ -73,7 +75,7 @@ async def test_keys_with_the_same_hash_are_told_apart(
     assert [message.body for message in decode_records(answer.body)] == [b"two"]
 
 
-async def test_an_answer_has_room_for_one_message_at_least(
+async def test_a_query_response_has_at_least_one_message(
     state: State, store: MessageStore, on: MessageQueryHandlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(5):
@@ -84,7 +86,9 @@ async def test_an_answer_has_room_for_one_message_at_least(
         assert len(decode_records(answer.body)) == count
 
 
-async def test_a_message_is_viewed_by_its_place(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
+async def test_a_message_is_returned_by_log_position(
+    state: State, store: MessageStore, on: MessageQueryHandlers
+) -> None:
     put(store, b"one")
     position = put(store, b"two")
     answer = await state.ask(on.at_position, encode_view("T", position))
@@ -97,7 +101,7 @@ async def test_a_message_is_viewed_by_its_place(state: State, store: MessageStor
         )
 
 
-async def test_units_of_a_queue_are_shown(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
+async def test_units_of_a_queue_are_returned(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
     positions = [put(store, b"x", TAGS=tag) for tag in ("a", "b", "c")]
     answer = await state.ask(on.queue_units, encode_units_query(UnitsQuery("T", 0, 1, 10)))
     body = json.loads(answer.body)
@@ -111,7 +115,7 @@ async def test_units_of_a_queue_are_shown(state: State, store: MessageStore, on:
     assert len(json.loads(answer.body)["queueData"]) == 1
 
 
-async def test_a_groups_subscription_is_shown_with_the_units(
+async def test_a_groups_subscription_is_returned_with_the_units(
     state: State, store: MessageStore, on: MessageQueryHandlers
 ) -> None:
     put(store, b"x")
@@ -123,9 +127,7 @@ async def test_a_groups_subscription_is_shown_with_the_units(
     assert body["filterData"] == "null"
 
 
-async def test_units_that_are_not_there_are_said_to_be_missing(
-    state: State, store: MessageStore, on: MessageQueryHandlers
-) -> None:
+async def test_missing_units_are_reported(state: State, store: MessageStore, on: MessageQueryHandlers) -> None:
     put(store, b"x")
     answer = await state.ask(on.queue_units, encode_units_query(UnitsQuery("T", 9, 0, 1)))
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "9@T is not exist!")

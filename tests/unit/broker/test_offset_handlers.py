@@ -35,7 +35,7 @@ def corrections(response: Response) -> dict[str, int]:
     return offsets
 
 
-async def test_the_least_offset_of_all_groups_is_told_unless_the_asker_is_further_back(state: State) -> None:
+async def test_corrections_are_the_least_offset_of_all_groups_unless_the_compared_group_is_behind(state: State) -> None:
     for group, *offsets in (("g", 5, 5), ("ahead", 7, 9), ("behind", 8, 3), ("left out", 1, 1)):
         for queue_id, offset in enumerate(offsets):
             state.offsets.commit(group, "Orders", queue_id, offset)
@@ -54,7 +54,7 @@ async def test_the_least_offset_of_all_groups_is_told_unless_the_asker_is_furthe
     assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, "compareGroup is required")
 
 
-async def test_an_offset_of_messages_that_are_gone_corrects_nobody(state: State) -> None:
+async def test_offsets_of_deleted_messages_are_no_corrections(state: State) -> None:
     state.offsets.commit("g", "Orders", 0, 5)
     state.offsets.commit("gone", "Orders", 0, -1)
     fields = {"topic": "Orders", "compareGroup": "g"}
@@ -64,19 +64,19 @@ async def test_an_offset_of_messages_that_are_gone_corrects_nobody(state: State)
 # ------------------------------------------------------------------------------------------- where a group goes on (14)
 
 
-async def test_what_a_group_said_is_what_it_is_told(state: State) -> None:
+async def test_a_committed_offset_is_returned(state: State) -> None:
     assert (await state.ask(state.on_offsets.update, encode_offset_update("g", QUEUE, 7))).code == ResponseCode.SUCCESS
     response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE))
     assert (response.code, decode_offset(response)) == (ResponseCode.SUCCESS, 7)
 
 
-async def test_a_new_group_starts_with_the_first_message_of_a_young_queue(state: State) -> None:
+async def test_a_new_group_starts_at_the_first_message_if_it_is_in_memory(state: State) -> None:
     state.write("Orders")
     response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE))
     assert (response.code, decode_offset(response)) == (ResponseCode.SUCCESS, 0)
 
 
-async def test_unless_it_wants_to_hear_that_nothing_is_known(state: State) -> None:
+async def test_a_missing_offset_is_reported_if_the_request_wants_no_zero(state: State) -> None:
     state.write("Orders")
     response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE, zero_if_not_found=False))
     assert (response.code, response.remark) == (
@@ -85,7 +85,7 @@ async def test_unless_it_wants_to_hear_that_nothing_is_known(state: State) -> No
     )
 
 
-async def test_a_new_group_hears_of_nothing_in_a_queue_without_messages(state: State) -> None:
+async def test_a_new_group_has_no_offset_in_an_empty_queue(state: State) -> None:
     response = await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE, zero_if_not_found=True))
     assert (response.code, response.remark) == (
         22,
@@ -93,14 +93,14 @@ async def test_a_new_group_hears_of_nothing_in_a_queue_without_messages(state: S
     )
 
 
-async def test_a_queue_is_no_longer_young_when_much_was_stored_since_its_first_message(state: State) -> None:
+async def test_a_new_group_has_no_offset_if_the_first_message_is_no_longer_in_memory(state: State) -> None:
     state.write("Orders")
     state.write("Other", count=10)
     handlers = replace(state.on_offsets, young_bytes=500)
     assert (await state.ask(handlers.query, encode_offset_query("g", QUEUE))).code == ResponseCode.QUERY_NOT_FOUND
 
 
-async def test_where_it_was_sent_counts_more_and_what_it_says_meanwhile_does_not(state: State) -> None:
+async def test_a_reset_offset_overrides_commits_until_the_group_pulls(state: State) -> None:
     state.offsets.commit("g", "Orders", 0, 7)
     state.offsets.reset("g", "Orders", 0, 2)
     response = await state.ask(state.on_offsets.update, encode_offset_update("g", QUEUE, 8))
@@ -108,7 +108,7 @@ async def test_where_it_was_sent_counts_more_and_what_it_says_meanwhile_does_not
     assert decode_offset(await state.ask(state.on_offsets.query, encode_offset_query("g", QUEUE))) == 2
 
 
-async def test_an_offset_is_of_a_group_and_a_topic_that_are_there(state: State) -> None:
+async def test_a_commit_requires_an_existing_group_and_topic(state: State) -> None:
     response = await state.ask(state.on_offsets.update, encode_offset_update("unknown", QUEUE, 7))
     assert (response.code, response.remark) == (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "Group unknown not exist!")
     response = await state.ask(state.on_offsets.update, encode_offset_update("g", QueueRef("Unknown", BROKER, 0), 7))
@@ -118,7 +118,7 @@ async def test_an_offset_is_of_a_group_and_a_topic_that_are_there(state: State) 
 # ---------------------------------------------------------------------------------------------------------- of queues
 
 
-async def test_where_a_queue_begins_and_ends_is_told(state: State) -> None:
+async def test_the_offsets_and_times_of_a_queue_are_returned(state: State) -> None:
     began_ms = state.now_ms()
     state.write("Orders", count=3)
     on = state.on_offsets
@@ -129,7 +129,7 @@ async def test_where_a_queue_begins_and_ends_is_told(state: State) -> None:
     assert decode_timestamp(await state.ask(on.earliest_time, encode_earliest_time_query(QUEUE))) == began_ms
 
 
-async def test_of_a_queue_that_nobody_wrote_to_all_is_zero_and_no_time(state: State) -> None:
+async def test_an_empty_queue_has_zero_offsets_and_no_times(state: State) -> None:
     nowhere, on = QueueRef("Unknown", BROKER, 9), state.on_offsets
     assert decode_offset(await state.ask(on.max_offset, encode_max_offset_query(nowhere))) == 0
     assert decode_offset(await state.ask(on.min_offset, encode_min_offset_query(nowhere))) == 0
@@ -140,7 +140,7 @@ async def test_of_a_queue_that_nobody_wrote_to_all_is_zero_and_no_time(state: St
 # ------------------------------------------------------------------------------------------------------ whole tables
 
 
-async def test_a_group_goes_on_where_another_does(state: State) -> None:
+async def test_offsets_are_copied_to_another_group(state: State) -> None:
     for topic in ("Orders", "Gone"):
         state.offsets.commit("g", topic, 0, 5)
     response = await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "h", None, offline=True)))
@@ -149,7 +149,7 @@ async def test_a_group_goes_on_where_another_does(state: State) -> None:
     assert "Orders@h" in (state.folder / "config/consumerOffset.json").read_text()
 
 
-async def test_topics_that_members_do_not_want_are_not_copied_while_they_are_there(state: State) -> None:
+async def test_unsubscribed_topics_are_not_copied_while_members_are_online(state: State) -> None:
     state.topics.put(TopicConfig("Old"))
     for topic in ("Orders", "Old"):
         state.offsets.commit("g", topic, 0, 5)
@@ -160,13 +160,13 @@ async def test_topics_that_members_do_not_want_are_not_copied_while_they_are_the
     assert set(state.offsets.topics_of("h")) == {"Orders", "Old"}
 
 
-async def test_offsets_are_copied_only_to_what_can_be_a_group(state: State) -> None:
+async def test_offsets_are_not_copied_to_an_invalid_group_name(state: State) -> None:
     state.offsets.commit("g", "Orders", 0, 5)
     response = await state.ask(state.on_offsets.clone, encode_clone_order(CloneOrder("g", "a@b", None, offline=True)))
     assert response.code == ResponseCode.INVALID_PARAMETER
 
 
-async def test_tables_are_told_as_their_files_have_them(state: State) -> None:
+async def test_offset_tables_are_returned_in_the_form_of_their_files(state: State) -> None:
     state.offsets.commit("g", "Orders", 0, 5)
     state.offsets.table_file.save_now()
     response = await state.ask(state.on_offsets.all, Request(RequestCode.GET_ALL_CONSUMER_OFFSET))
@@ -176,6 +176,6 @@ async def test_tables_are_told_as_their_files_have_them(state: State) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, *({"topic": "Orders", "queueId": text} for text in ("", "x", "2147483648"))])
-async def test_a_question_without_its_queue_is_refused(state: State, fields: dict[str, str]) -> None:
+async def test_an_offset_query_without_a_queue_is_refused(state: State, fields: dict[str, str]) -> None:
     response = await state.ask(state.on_offsets.max_offset, Request(RequestCode.GET_MAX_OFFSET, fields))
     assert response.code == ResponseCode.SYSTEM_ERROR

@@ -72,7 +72,7 @@ def next_offset(response: object) -> int:
     return int((response.fields or {})["nextBeginOffset"])
 
 
-def test_a_search_ends_after_a_while_and_goes_on_from_there(state: State, handlers: PullHandlers) -> None:
+def test_a_filtered_search_ends_at_its_time_limit_and_continues_later(state: State, handlers: PullHandlers) -> None:
     for number in range(40):
         store(state, a=str(number))
     offset, pulls = 0, 0
@@ -86,7 +86,7 @@ def test_a_search_ends_after_a_while_and_goes_on_from_there(state: State, handle
     assert pulls >= 6
 
 
-def test_what_was_found_in_time_is_given(state: State, handlers: PullHandlers) -> None:
+def test_messages_found_within_the_time_limit_are_returned(state: State, handlers: PullHandlers) -> None:
     for number in range(40):
         store(state, a=str(number))
     response = handlers.pull(a_pull("a < 2"), state.peer)
@@ -95,7 +95,7 @@ def test_what_was_found_in_time_is_given(state: State, handlers: PullHandlers) -
     assert 2 <= next_offset(response) <= 6
 
 
-def test_one_who_waits_is_told_to_come_again_where_the_search_ends_too_early(
+def test_a_suspended_pull_returns_retry_immediately_when_its_search_ends_early(
     state: State, handlers: PullHandlers
 ) -> None:
     store(state, a="0")
@@ -122,9 +122,7 @@ def test_a_long_expression_is_refused(state: State, handlers: PullHandlers, expr
     assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_conditions_of_retries_are_compiled_when_a_message_needs_them(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sql_filters_of_retries_are_compiled_on_first_use(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
     def compiling(text: str) -> Condition:
@@ -143,7 +141,7 @@ def test_conditions_of_retries_are_compiled_when_a_message_needs_them(
     assert compiled == ["lazy7 = 1"]
 
 
-def test_an_invalid_condition_of_retries_is_compiled_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_sql_filter_of_retries_is_compiled_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
 
     def compiling(text: str) -> Condition:
@@ -160,7 +158,7 @@ def test_an_invalid_condition_of_retries_is_compiled_once(state: State, monkeypa
     assert compiled == ["a = = 1"]
 
 
-def test_short_conditions_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_sql_filters_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filters, "_compiled", kept := filters._CompiledConditions())
     monkeypatch.setattr(filters, "COMPILED_MAX", 10)
     for number in range(30):

@@ -68,7 +68,7 @@ def room(state: State) -> Room:
     return Room(state)
 
 
-async def test_a_reply_goes_to_the_one_who_asked(room: Room) -> None:
+async def test_a_reply_message_is_forwarded_to_the_requesting_client(room: Room) -> None:
     response = await room.reply(REPLY_TO_CLIENT="asker")
     assert response.code == ResponseCode.SUCCESS
     ((pushed, timeout_s),) = room.line.calls
@@ -88,7 +88,7 @@ async def test_a_reply_goes_to_the_one_who_asked(room: Room) -> None:
 @pytest.mark.parametrize(
     "how", [lambda answer: answer, later, given_later, lambda answer: OrderedResponse(later(answer))]
 )
-async def test_a_reply_is_stored_too_and_the_answer_says_where(room: Room, how: object) -> None:
+async def test_a_reply_message_is_stored_and_the_response_has_its_offset(room: Room, how: object) -> None:
     assert callable(how)
     room.store_answer = how(STORED)
     receipt = decode_send_receipt(await room.reply(REPLY_TO_CLIENT="asker"))
@@ -96,14 +96,14 @@ async def test_a_reply_is_stored_too_and_the_answer_says_where(room: Room, how: 
     assert [request.code for request in room.stored] == [325]
 
 
-async def test_a_reply_need_not_be_stored(room: Room) -> None:
+async def test_storing_reply_messages_can_be_disabled(room: Room) -> None:
     room.state.config.store_replies = False
     receipt = decode_send_receipt(await room.reply(REPLY_TO_CLIENT="asker"))
     assert (receipt.offset_id, receipt.queue_id, receipt.queue_offset) == ("0", 0, 0)
     assert room.stored == []
 
 
-async def test_a_disk_that_is_full_does_not_keep_a_reply_from_its_asker(room: Room) -> None:
+async def test_a_full_disk_does_not_stop_reply_messages(room: Room) -> None:
     async def refuse() -> Response:
         raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "full")
 
@@ -114,7 +114,7 @@ async def test_a_disk_that_is_full_does_not_keep_a_reply_from_its_asker(room: Ro
         assert receipt.offset_id == "0"
 
 
-async def test_a_reply_to_nobody_is_refused(room: Room) -> None:
+async def test_a_reply_message_without_a_connected_client_is_refused(room: Room) -> None:
     response = await room.reply()
     assert (response.code, response.remark) == (
         ResponseCode.SYSTEM_ERROR,
@@ -128,7 +128,7 @@ async def test_a_reply_to_nobody_is_refused(room: Room) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, Response.error("no request has this id")])
-async def test_a_reply_that_does_not_arrive_is_refused(room: Room, answer: Response | None) -> None:
+async def test_a_reply_message_that_is_not_delivered_is_refused(room: Room, answer: Response | None) -> None:
     room.line.answer = answer
     response = await room.reply(REPLY_TO_CLIENT="asker")
     assert response.code == ResponseCode.SYSTEM_ERROR
@@ -147,7 +147,7 @@ async def test_a_reply_that_does_not_arrive_is_refused(room: Room, answer: Respo
         ("Ordered", 0, ResponseCode.NO_PERMISSION),
     ],
 )
-async def test_a_reply_that_could_not_be_sent_reaches_nobody(
+async def test_a_reply_message_that_a_send_would_refuse_is_not_forwarded(
     room: Room, topic: str, queue_id: int, code: ResponseCode
 ) -> None:
     room.state.topics.put(TopicConfig("Ordered", ordered=True))
@@ -158,5 +158,5 @@ async def test_a_reply_that_could_not_be_sent_reaches_nobody(
     assert (room.line.calls, room.stored) == ([], [])
 
 
-async def test_the_broker_chooses_a_queue_for_a_reply_that_names_none(room: Room) -> None:
+async def test_the_broker_chooses_a_queue_for_a_reply_message_without_one(room: Room) -> None:
     assert (await room.reply(queue_id=-1, REPLY_TO_CLIENT="asker")).code == ResponseCode.SUCCESS

@@ -103,7 +103,7 @@ def room(state: State) -> Room:
 # Sending back
 
 
-async def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic(room: Room) -> None:
+async def test_a_message_sent_back_is_stored_in_the_retry_topic(room: Room) -> None:
     stored = room.store_message({"TAGS": "paid"})
     assert (await room.send_back(stored.log_position)).code == ResponseCode.SUCCESS
     assert room.state.announced == [TopicConfig("%RETRY%CG", 1, 1)]
@@ -124,7 +124,7 @@ async def test_a_message_that_is_sent_back_comes_again_in_the_retry_topic(room: 
     assert (message.raw_born_host, message.raw_store_host) == (PRODUCER, HOST)
 
 
-async def test_the_next_time_it_waits_longer_and_keeps_where_it_came_from(room: Room) -> None:
+async def test_a_second_retry_waits_longer_and_keeps_the_original_topic_and_id(room: Room) -> None:
     stored = room.store_message({"RETRY_TOPIC": "Orders", "ORIGIN_MESSAGE_ID": "FIRST"}, "%RETRY%CG", 4)
     await room.send_back(stored.log_position)
     scheduled = room.only(SCHEDULE_TOPIC, 6)
@@ -132,7 +132,7 @@ async def test_the_next_time_it_waits_longer_and_keeps_where_it_came_from(room: 
     assert scheduled.reconsume_times == 5
 
 
-async def test_a_consumer_may_choose_the_level(room: Room) -> None:
+async def test_a_consumer_may_choose_the_delay_level(room: Room) -> None:
     stored = room.store_message({})
     await room.send_back(stored.log_position, level=1)
     assert room.store.max_offset(SCHEDULE_TOPIC, 0) == 1
@@ -149,7 +149,7 @@ async def test_a_consumer_may_choose_the_level(room: Room) -> None:
         (20, 0, 25, OUR_VERSION, False),
     ],
 )
-async def test_a_message_that_failed_too_often_is_a_dead_letter(
+async def test_a_message_with_exhausted_retries_becomes_a_dead_letter(
     room: Room, reconsume_times: int, level: int, times_max: int, version: int, is_dead: bool
 ) -> None:
     stored = room.store_message({}, reconsume_times=reconsume_times)
@@ -161,7 +161,7 @@ async def test_a_message_that_failed_too_often_is_a_dead_letter(
         assert room.state.announced == [TopicConfig("%RETRY%CG", 1, 1), TopicConfig("%DLQ%CG", 1, 1)]
 
 
-async def test_a_dead_letter_that_once_waited_for_a_time_is_stored_at_once(room: Room) -> None:
+async def test_a_dead_letter_of_a_timer_message_is_stored_without_delay(room: Room) -> None:
     room.state.topics.create(TopicConfig("Orders", 2, 2))
     room.store_message({"TIMER_DELAY_SEC": "5"})
     room.pass_s(6)
@@ -171,14 +171,14 @@ async def test_a_dead_letter_that_once_waited_for_a_time_is_stored_at_once(room:
     assert room.only("%DLQ%CG").body == b"coffee"
 
 
-async def test_a_group_may_want_nothing_again(room: Room) -> None:
+async def test_a_group_without_retry_queues_drops_messages_sent_back(room: Room) -> None:
     room.state.groups.put(GroupConfig("CG", retry_queues=0))
     stored = room.store_message({})
     assert (await room.send_back(stored.log_position)).code == ResponseCode.SUCCESS
     assert room.store.max_position == stored.log_end
 
 
-async def test_what_cannot_be_taken_back(state: State) -> None:
+async def test_invalid_send_backs_are_refused(state: State) -> None:
     room = Room(state)
     stored = room.store_message({})
     for position in (-1, stored.log_position + 1, 1 << 40):
@@ -210,7 +210,7 @@ async def test_what_cannot_be_taken_back(state: State) -> None:
         (0, None, OUR_VERSION, True, True),
     ],
 )
-def test_what_is_sent_to_a_retry_topic_may_be_a_dead_letter(
+def test_a_send_to_a_retry_topic_may_become_a_dead_letter(
     state: State, reconsume_times: int, times_max: int | None, version: int, is_locked: bool, is_dead: bool
 ) -> None:
     raw = encode_properties({"DELAY": "5"})
@@ -256,7 +256,7 @@ def test_a_retry_topic_of_no_group_is_refused(state: State) -> None:
 # Recalling
 
 
-async def test_a_recalled_message_never_comes(room: Room) -> None:
+async def test_a_recalled_message_is_never_delivered(room: Room) -> None:
     state = room.state
     state.config.recall_enabled = True
     state.topics.create(TopicConfig("Orders", 2, 2))
@@ -284,7 +284,7 @@ async def test_a_recalled_message_never_comes(room: Room) -> None:
         ("Nobody", RecallHandle("Nobody", BROKER, 5_000, "U1"), ResponseCode.TOPIC_NOT_EXIST),
     ],
 )
-async def test_recalls_that_are_refused(room: Room, topic: str, handle: RecallHandle | str, code: int) -> None:
+async def test_invalid_recalls_are_refused(room: Room, topic: str, handle: RecallHandle | str, code: int) -> None:
     state = room.state
     state.topics.create(TopicConfig("Orders", 2, 2))
     if isinstance(handle, RecallHandle):
@@ -296,7 +296,7 @@ async def test_recalls_that_are_refused(room: Room, topic: str, handle: RecallHa
     assert (await state.ask(room.recall_handler, request)).code == code
 
 
-def test_a_handle_is_what_java_makes_of_it() -> None:
+def test_a_recall_handle_has_the_form_of_java() -> None:
     text = "djEgT3JkZXJzIGJyb2tlci1hIDE3NTgyNzUxNDQwMDEgVTE="
     handle = RecallHandle("Orders", "broker-a", 1_758_275_144_001, "U1")
     assert encode_recall_handle(handle) == text
@@ -304,6 +304,6 @@ def test_a_handle_is_what_java_makes_of_it() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "=", "djE=", "djIgYSBiIDEgYw==", "djEgYSBiIHggYw==", "\x00\xff"])
-def test_what_is_no_handle(text: str) -> None:
+def test_invalid_recall_handles_are_refused(text: str) -> None:
     with pytest.raises(FieldError):
         decode_recall_handle(text)

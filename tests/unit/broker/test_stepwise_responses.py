@@ -66,7 +66,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, state: State, owner: type, name: st
         (RequestCode.QUERY_CORRECTION_OFFSET, {"topic": "Wide", "compareGroup": "h"}, "min_offset"),
     ],
 )
-async def test_a_topic_with_many_queues_is_looked_at_in_steps(
+async def test_the_status_of_a_topic_with_many_queues_is_written_in_steps(
     wide: State, monkeypatch: pytest.MonkeyPatch, code: RequestCode, fields: dict[str, str], looks: str
 ) -> None:
     longest = counted(monkeypatch, wide, type(wide.store), looks)
@@ -85,14 +85,14 @@ async def test_a_topic_with_many_queues_is_looked_at_in_steps(
     assert longest() <= 4 * PARTS_MAX
 
 
-async def test_a_small_topic_is_told_at_once(state: State) -> None:
+async def test_the_status_of_a_small_topic_is_written_in_one_step(state: State) -> None:
     state.topics.put(TopicConfig("Small", 8, 8))
     answer = state.on_topics.status(Request(fields={"topic": "Small"}), state.peer)
     assert isinstance(answer, Response)
     assert len(decode_topic_stats(answer.body).queues) == 8
 
 
-async def test_what_is_told_in_steps_is_whole(wide: State) -> None:
+async def test_a_response_written_in_steps_is_complete(wide: State) -> None:
     spans = decode_topic_stats((await wide.ask(wide.on_topics.status, Request(fields={"topic": "Wide"}))).body)
     assert sorted(queue.queue_id for queue in spans.queues) == list(range(WIDE))
     stats = decode_consume_stats(
@@ -107,7 +107,7 @@ async def test_what_is_told_in_steps_is_whole(wide: State) -> None:
     assert wide.offsets.get("g", "Wide", WIDE - 1) == 0
 
 
-async def test_all_topics_are_told_in_steps_once_for_each_edition(
+async def test_all_topics_are_written_in_steps_once_per_data_version(
     state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(10 * ENTRIES_A_STEP):
@@ -130,7 +130,7 @@ async def test_all_topics_are_told_in_steps_once_for_each_edition(
     assert state.step_runner.steps > steps
 
 
-async def test_a_change_between_two_steps_does_not_show(state: State) -> None:
+async def test_a_change_between_two_steps_is_not_in_the_response(state: State) -> None:
     for number in range(3 * ENTRIES_A_STEP):
         state.groups.put(GroupConfig(f"G{number}"))
     before = dict(state.groups.all())
@@ -161,12 +161,12 @@ async def test_all_offsets_are_written_in_steps(state: State) -> None:
     assert (state.folder / "config/consumerOffset.json").read_bytes() == response.body
 
 
-async def test_offsets_of_no_pair_are_an_empty_table(state: State) -> None:
+async def test_an_empty_offset_table_is_written(state: State) -> None:
     told = fastjson.loads((await state.ask(state.on_offsets.all, Request())).body)
     assert (told["offsetTable"], told["groupTopicMap"]) == ({}, {})
 
 
-async def test_all_request_modes_are_told_in_steps(state: State) -> None:
+async def test_all_request_modes_are_written_in_steps(state: State) -> None:
     for number in range(3 * ENTRIES_A_STEP):
         state.modes.put(RequestMode(f"T{number % 10}", f"g{number}"))
     told = fastjson.loads((await state.ask(state.on_groups.all_request_modes, Request())).body)
@@ -174,7 +174,7 @@ async def test_all_request_modes_are_told_in_steps(state: State) -> None:
     assert told["messageRequestModeMap"]["T3"]["g13"]["mode"] == "PULL"
 
 
-async def test_offsets_of_a_group_with_many_topics_are_forgotten_in_steps(state: State) -> None:
+async def test_offsets_of_a_group_with_many_topics_are_deleted_in_steps(state: State) -> None:
     state.groups.put(GroupConfig("g"))
     for number in range(3 * OFFSETS_A_STEP):
         state.offsets.commit("g", f"T{number}", 0, 1)
@@ -185,7 +185,7 @@ async def test_offsets_of_a_group_with_many_topics_are_forgotten_in_steps(state:
     assert repr(state.offsets).startswith("<ConsumerOffsets 0 ")
 
 
-async def test_a_topic_with_many_queues_is_deleted_in_steps_and_not_made_again_meanwhile(state: State) -> None:
+async def test_a_topic_with_many_queues_is_deleted_in_steps_and_not_created_during_it(state: State) -> None:
     state.topics.put(TopicConfig("Wide", 300, 300))
     for queue_id in range(300):
         state.write("Wide", queue_id)
@@ -209,7 +209,7 @@ async def test_a_topic_with_many_queues_is_deleted_in_steps_and_not_made_again_m
 
 
 @pytest.mark.parametrize("what", ["topicConfigList", "groupConfigList"])
-async def test_a_list_is_bounded_and_taken_in_steps(state: State, what: str) -> None:
+async def test_a_list_of_topics_is_bounded_and_processed_in_steps(state: State, what: str) -> None:
     handler = state.on_topics.update_many if what == "topicConfigList" else state.on_groups.update_many
     name = "topicName" if what == "topicConfigList" else "groupName"
     entries = ",".join(f'{{"{name}":"N{number}"}}' for number in range(2000))
@@ -218,10 +218,13 @@ async def test_a_list_is_bounded_and_taken_in_steps(state: State, what: str) -> 
     assert state.step_runner.steps >= 2 * 2000 // STEP_PARTS
     assert (state.topics.get("N1999") is not None) or (state.groups.get("N1999") is not None)
     response = await state.ask(handler, Request(body=body.ljust(stepwise_responses.LIST_BYTES_MAX + 1)))
-    assert (response.code, "send it in several parts" in (response.remark or "")) == (29, True)
+    assert (response.code, "send it in several parts" in (response.remark or "")) == (
+        ResponseCode.INVALID_PARAMETER,
+        True,
+    )
 
 
-def test_an_answer_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepwise_responses, "RESPONSE_BYTES_MAX", 100_000)
     looked_at = 0
 
@@ -236,7 +239,7 @@ def test_an_answer_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert looked_at <= 1000 + STEP_PARTS
 
 
-def test_pieces_are_put_together_to_steps() -> None:
+def test_pieces_are_joined_into_steps() -> None:
     def pieces() -> Iterable[bytes]:
         return [b"x"] * 10 + [b"y" * stepwise_responses.STEP_BYTES] * 2 + [b"z"]
 
@@ -245,7 +248,7 @@ def test_pieces_are_put_together_to_steps() -> None:
     assert run_through(ResponseCache().find(1, pieces)) == gathered
 
 
-def test_entries_keep_what_only_others_understand() -> None:
+def test_entries_keep_unknown_fields() -> None:
     table = {"a": TopicConfig("a"), "b": TopicConfig("b")}
     pieces = table_format.object_pieces({"x": 1}, {"t": table_format.entry_pieces(table, {"b": {"odd": [1]}})})
     kept = fastjson.loads(b"".join(pieces))

@@ -38,7 +38,7 @@ def many(*configs: dict[str, Any]) -> Request:
 # ----------------------------------------------------------------------------------------------------------- changing
 
 
-async def test_a_topic_is_on_the_disk_and_known_to_name_servers_when_its_creation_is_answered(state: State) -> None:
+async def test_a_created_topic_is_saved_and_announced_before_the_response(state: State) -> None:
     response = await state.ask(state.on_topics.update, encode_topic_update(ORDERS, {"message.type": "FIFO"}))
     made = msgspec.structs.replace(ORDERS, attributes={"message.type": "FIFO"})
     assert response.code == ResponseCode.SUCCESS
@@ -46,7 +46,7 @@ async def test_a_topic_is_on_the_disk_and_known_to_name_servers_when_its_creatio
     assert json.loads((state.folder / "config/topics.json").read_bytes())["topicConfigTable"]["Orders"]["perm"] == 6
 
 
-async def test_what_changes_nothing_is_not_made_known_again(state: State) -> None:
+async def test_an_update_without_changes_is_not_announced(state: State) -> None:
     request = encode_topic_update(ORDERS, {"message.type": "FIFO"})
     await state.ask(state.on_topics.update, request)
     assert (await state.ask(state.on_topics.update, request)).code == ResponseCode.SUCCESS
@@ -54,7 +54,7 @@ async def test_what_changes_nothing_is_not_made_known_again(state: State) -> Non
     assert state.topics.version.counter == 1
 
 
-async def test_a_change_keeps_the_attributes_that_it_does_not_speak_of(state: State) -> None:
+async def test_an_update_keeps_attributes_that_it_does_not_name(state: State) -> None:
     await state.ask(state.on_topics.update, encode_topic_update(ORDERS, {"message.type": "FIFO"}))
     await state.ask(state.on_topics.update, encode_topic_update(TopicConfig("Orders", 8, 8)))
     assert state.topics.get("Orders") == TopicConfig("Orders", 8, 8, attributes={"message.type": "FIFO"})
@@ -65,24 +65,49 @@ async def test_a_change_keeps_the_attributes_that_it_does_not_speak_of(state: St
 @pytest.mark.parametrize(
     ("config", "changes", "code", "remark"),
     [
-        (TopicConfig(""), {}, 29, "The specified topic is blank."),
-        (TopicConfig("a.b"), {}, 29, "The specified topic: a.b, contains illegal characters, allowing only"),
-        (TopicConfig("x" * 128), {}, 29, "is longer than topic max length: 127"),
-        (TopicConfig("TBW102"), {}, 29, "The topic[TBW102] is conflict with system topic."),
-        (TopicConfig(BROKER), {}, 29, "The topic[broker-a] is conflict with system topic."),
-        (ORDERS, {"message.type": "MIXED"}, 29, "MIXED message type is not supported."),
-        (TopicConfig("Orders", -1), {}, 29, "queue count"),
-        (TopicConfig("Orders", 1, 1 << 20), {}, 29, "queue count"),
-        (TopicConfig("Orders", permission=8), {}, 29, "perm=8 is out of range (expected 0 to 7)"),
-        (ORDERS, {"colour": "red"}, 1, "unsupported key: colour"),
-        (ORDERS, {"message.type": None}, 1, "only add attribute is supported while creating topic. key: message.type"),
-        (ORDERS, {"message.type": "ODD"}, 1, "value is not in set: ["),
-        (ORDERS, {"cleanup.policy": "COMPACTION"}, 1, "cleanup.policy=COMPACTION is not supported by this broker"),
-        (ORDERS, {"reserve.time": "1"}, 1, "Update topic reserveTime not supported"),
-        (TopicConfig("Orders", filter_type="ODD"), {}, 1, "topicFilterType = [ODD] value invalid"),
+        (TopicConfig(""), {}, ResponseCode.INVALID_PARAMETER, "The specified topic is blank."),
+        (
+            TopicConfig("a.b"),
+            {},
+            ResponseCode.INVALID_PARAMETER,
+            "The specified topic: a.b, contains illegal characters, allowing only",
+        ),
+        (TopicConfig("x" * 128), {}, ResponseCode.INVALID_PARAMETER, "is longer than topic max length: 127"),
+        (TopicConfig("TBW102"), {}, ResponseCode.INVALID_PARAMETER, "The topic[TBW102] is conflict with system topic."),
+        (TopicConfig(BROKER), {}, ResponseCode.INVALID_PARAMETER, "The topic[broker-a] is conflict with system topic."),
+        (ORDERS, {"message.type": "MIXED"}, ResponseCode.INVALID_PARAMETER, "MIXED message type is not supported."),
+        (TopicConfig("Orders", -1), {}, ResponseCode.INVALID_PARAMETER, "queue count"),
+        (TopicConfig("Orders", 1, 1 << 20), {}, ResponseCode.INVALID_PARAMETER, "queue count"),
+        (
+            TopicConfig("Orders", permission=8),
+            {},
+            ResponseCode.INVALID_PARAMETER,
+            "perm=8 is out of range (expected 0 to 7)",
+        ),
+        (ORDERS, {"colour": "red"}, ResponseCode.SYSTEM_ERROR, "unsupported key: colour"),
+        (
+            ORDERS,
+            {"message.type": None},
+            ResponseCode.SYSTEM_ERROR,
+            "only add attribute is supported while creating topic. key: message.type",
+        ),
+        (ORDERS, {"message.type": "ODD"}, ResponseCode.SYSTEM_ERROR, "value is not in set: ["),
+        (
+            ORDERS,
+            {"cleanup.policy": "COMPACTION"},
+            ResponseCode.SYSTEM_ERROR,
+            "cleanup.policy=COMPACTION is not supported by this broker",
+        ),
+        (ORDERS, {"reserve.time": "1"}, ResponseCode.SYSTEM_ERROR, "Update topic reserveTime not supported"),
+        (
+            TopicConfig("Orders", filter_type="ODD"),
+            {},
+            ResponseCode.SYSTEM_ERROR,
+            "topicFilterType = [ODD] value invalid",
+        ),
     ],
 )
-async def test_what_may_not_be_is_refused_in_apaches_words(
+async def test_invalid_topics_are_refused_with_apaches_texts(
     state: State, config: TopicConfig, changes: dict[str, str | None], code: int, remark: str
 ) -> None:
     response = await state.ask(state.on_topics.update, encode_topic_update(config, changes))
@@ -99,7 +124,7 @@ async def test_what_may_not_be_is_refused_in_apaches_words(
         ({"message.type": None}, "attempt to delete a nonexistent key: message.type"),
     ],
 )
-async def test_of_a_topic_that_is_there_not_all_may_change(
+async def test_some_attributes_of_an_existing_topic_cannot_change(
     state: State, changes: dict[str, str | None], remark: str
 ) -> None:
     state.topics.put(ORDERS)
@@ -107,7 +132,7 @@ async def test_of_a_topic_that_is_there_not_all_may_change(
     assert (response.code, response.remark) == (ResponseCode.SYSTEM_ERROR, remark)
 
 
-async def test_several_topics_come_at_once_and_those_that_are_there_do_not_stop_the_others(state: State) -> None:
+async def test_several_topics_are_created_together_also_if_some_exist(state: State) -> None:
     state.topics.put(TopicConfig("Old", 4, 4))
     response = await state.ask(
         state.on_topics.update_many,
@@ -121,7 +146,7 @@ async def test_several_topics_come_at_once_and_those_that_are_there_do_not_stop_
 
 
 @pytest.mark.parametrize("bad", [{"topicName": "TBW102"}, {"topicName": "B", "attributes": {"message.type": "X"}}])
-async def test_of_several_topics_none_is_made_if_one_may_not_be(state: State, bad: dict[str, Any]) -> None:
+async def test_of_several_topics_none_is_created_if_one_is_invalid(state: State, bad: dict[str, Any]) -> None:
     response = await state.ask(state.on_topics.update_many, many({"topicName": "A"}, bad))
     assert response.code in (1, 29)
     assert state.topics.get("A") is None
@@ -153,7 +178,7 @@ async def test_a_topic_is_not_created_again_before_its_queues_are_removed(state:
     assert state.store.topics() == set()
 
 
-async def test_two_requests_may_delete_one_topic(state: State) -> None:
+async def test_two_requests_can_delete_one_topic(state: State) -> None:
     state.topics.put(ORDERS)
     for queue_id in range(4):
         state.write("Orders", queue_id)
@@ -164,14 +189,14 @@ async def test_two_requests_may_delete_one_topic(state: State) -> None:
 
 
 @pytest.mark.parametrize(("topic", "remark"), [(" ", "The specified topic is blank."), ("TBW102", "conflict with")])
-async def test_not_everything_may_be_deleted(state: State, topic: str, remark: str) -> None:
+async def test_blank_names_and_system_topics_cannot_be_deleted(state: State, topic: str, remark: str) -> None:
     response = await state.ask(state.on_topics.delete, encode_topic_deletion(topic))
     assert response.code == ResponseCode.INVALID_PARAMETER
     assert remark in (response.remark or "")
 
 
 @pytest.mark.parametrize("outside", ["../beside", "..", ".", "/", "a/../../beside", "beside\0", "\ud800"])
-async def test_no_name_reaches_a_folder_outside_the_queues(state: State, outside: str) -> None:
+async def test_no_topic_name_reaches_a_folder_outside_the_queues(state: State, outside: str) -> None:
     beside = state.folder / "beside"
     beside.mkdir()
     for name in (outside, str(beside)):
@@ -181,11 +206,11 @@ async def test_no_name_reaches_a_folder_outside_the_queues(state: State, outside
     assert beside.is_dir()
 
 
-async def test_who_deletes_what_is_not_there_is_told_that_all_is_well(state: State) -> None:
+async def test_deleting_a_missing_topic_succeeds(state: State) -> None:
     assert (await state.ask(state.on_topics.delete, encode_topic_deletion("Unknown"))).code == ResponseCode.SUCCESS
 
 
-async def test_system_topics_may_be_changed_where_the_settings_say_so(state: State) -> None:
+async def test_system_topics_can_be_changed_if_the_settings_allow_it(state: State) -> None:
     state.config = settings(protect_system_topics=False)
     response = await state.ask(state.on_topics.update, encode_topic_update(TopicConfig("TBW102", 2, 2, 7)))
     assert response.code == ResponseCode.SUCCESS
@@ -195,7 +220,7 @@ async def test_system_topics_may_be_changed_where_the_settings_say_so(state: Sta
 # ------------------------------------------------------------------------------------------------------------ looking
 
 
-async def test_all_topics_are_told_whole_to_those_who_know_no_pages(state: State) -> None:
+async def test_all_topics_are_returned_whole_without_paging(state: State) -> None:
     response = await state.ask(state.on_topics.all, Request(RequestCode.GET_ALL_TOPIC_CONFIG))
     page = decode_topic_page(response)
     assert page.topics == dict(state.topics.all())
@@ -208,7 +233,7 @@ async def test_all_topics_are_told_whole_to_those_who_know_no_pages(state: State
     }
 
 
-async def test_pages_give_all_topics_once_and_begin_anew_after_a_change(state: State) -> None:
+async def test_pages_return_each_topic_once_and_restart_after_a_change(state: State) -> None:
     for number in range(PAGE_MAX + 10):
         state.topics.put(TopicConfig(f"T{number:05}"))
     first = decode_topic_page(await state.ask(state.on_topics.all, encode_topic_page_query()))
@@ -229,12 +254,12 @@ async def test_pages_give_all_topics_once_and_begin_anew_after_a_change(state: S
 
 
 @pytest.mark.parametrize("text", ["x", "[]", '{"counter":"x"}'])
-async def test_an_edition_that_makes_no_sense_is_refused(state: State, text: str) -> None:
+async def test_an_invalid_data_version_is_refused(state: State, text: str) -> None:
     request = Request(RequestCode.GET_ALL_TOPIC_CONFIG, {"topicSeq": "0", "dataVersion": text})
     assert (await state.ask(state.on_topics.all, request)).code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_one_topic_is_told(state: State) -> None:
+async def test_the_settings_of_one_topic_are_returned(state: State) -> None:
     state.topics.put(ORDERS)
     response = await state.ask(state.on_topics.get, encode_topic_config_query("Orders"))
     assert decode_topic_config(response.body) == ORDERS
@@ -242,7 +267,7 @@ async def test_one_topic_is_told(state: State) -> None:
     assert (response.code, response.remark) == (ResponseCode.TOPIC_NOT_EXIST, "No topic in this broker. topic: Unknown")
 
 
-async def test_where_queues_begin_and_end_is_told_of_those_to_read_and_to_write(state: State) -> None:
+async def test_topic_status_covers_read_and_write_queues(state: State) -> None:
     state.topics.put(TopicConfig("Orders", 1, 2))
     state.write("Orders", 0, 3)
     at_ms = state.now_ms() - 1000
@@ -257,14 +282,14 @@ async def test_where_queues_begin_and_end_is_told_of_those_to_read_and_to_write(
     assert (response.code, response.remark) == (ResponseCode.TOPIC_NOT_EXIST, "topic[Unknown] not exist")
 
 
-async def test_who_reads_a_topic_is_told_also_if_nobody_is_there(state: State) -> None:
+async def test_the_groups_of_a_topic_are_returned_even_if_they_are_offline(state: State) -> None:
     state.offsets.commit("b", "Orders", 0, 1)
     state.offsets.commit("a", "Orders", 0, 1)
     response = await state.ask(state.on_topics.consuming_groups, encode_topic_readers_query("Orders"))
     assert decode_topic_readers(response.body) == ["a", "b"]
 
 
-async def test_the_names_that_are_the_systems_own_are_told(state: State) -> None:
+async def test_system_topics_are_returned(state: State) -> None:
     response = await state.ask(state.on_topics.system_topics, Request(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER))
     assert {"TBW102", BROKER, "rmq_sys_wheel_timer"} <= set(decode_topic_list(response.body))
 
@@ -272,7 +297,7 @@ async def test_the_names_that_are_the_systems_own_are_told(state: State) -> None
 # ----------------------------------------------------------------------------------------------------------- cleaning
 
 
-async def test_queues_of_topics_that_are_gone_are_removed(state: State) -> None:
+async def test_queues_of_deleted_topics_are_removed(state: State) -> None:
     state.topics.put(ORDERS)
     for topic in ("Orders", "Gone", "rmq_sys_x", "%LMQ%x"):
         state.write(topic)
@@ -281,7 +306,7 @@ async def test_queues_of_topics_that_are_gone_are_removed(state: State) -> None:
     assert state.store.topics() == {"Orders", "rmq_sys_x", "%LMQ%x"}
 
 
-async def test_cleaning_keeps_a_topic_that_is_created_meanwhile(state: State) -> None:
+async def test_cleaning_keeps_a_topic_that_is_created_during_it(state: State) -> None:
     for topic in ("Gone", "Orders"):
         state.write(topic)
 
@@ -296,7 +321,7 @@ async def test_cleaning_keeps_a_topic_that_is_created_meanwhile(state: State) ->
     assert (state.store.topics(), state.store.max_offset("Orders", 0)) == ({"Orders"}, 2)
 
 
-async def test_cleaning_queues_takes_nothing_that_is_still_there(state: State) -> None:
+async def test_cleaning_removes_no_queue_with_messages_in_the_log(state: State) -> None:
     state.write("Orders", count=3)
     response = await state.ask(state.on_topics.clean_expired_queues, Request(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE))
     assert response.code == ResponseCode.SUCCESS
