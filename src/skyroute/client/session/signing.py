@@ -1,14 +1,10 @@
 """Signs requests for brokers with access control (ACL)."""
 
-import base64
-import hmac
 from dataclasses import dataclass, field
-from typing import Final
 
 from skyroute.client.errors import ArgumentError
 from skyroute.wire.command import Request
-
-SIGNATURE: Final = "Signature"
+from skyroute.wire.signature import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, signature_of, signed_content
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +34,7 @@ class Credentials:
     def sign(self, request: Request) -> None:
         """Add the access key, and the signature of all fields and the body, to a request. Signing twice is harmless."""
         fields = request.fields
-        fields["AccessKey"] = self.access_key
+        fields[ACCESS_KEY] = self.access_key
         if self.security_token:
-            fields["SecurityToken"] = self.security_token
-        text = "".join([fields[name] for name in sorted(fields) if name != SIGNATURE])
-        digest = hmac.digest(self.secret_key.encode(), text.encode() + request.body, "sha1")
-        fields[SIGNATURE] = base64.b64encode(digest).decode()
+            fields[SECURITY_TOKEN] = self.security_token
+        fields[SIGNATURE] = signature_of(self.secret_key, signed_content(fields, request.body))
