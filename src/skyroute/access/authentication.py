@@ -1,9 +1,10 @@
 """Finds out which user sent a request: by signature, by client certificate, or by a trusted source address."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from skyroute.access.rules import Rules
 from skyroute.access.users import User
@@ -20,8 +21,7 @@ class Failure(StrEnum):
     BAD_SIGNATURE = "bad_signature"
 
 
-@dataclass(frozen=True, slots=True)
-class Unauthenticated:
+class Unauthenticated(msgspec.Struct, frozen=True, gc=False):
     """A request whose sender is not known."""
 
     failure: Failure
@@ -31,8 +31,7 @@ class Unauthenticated:
     """The reason, in Apache's words."""
 
 
-@dataclass(frozen=True, slots=True)
-class Authenticated:
+class Authenticated(msgspec.Struct, frozen=True, gc=False):
     """A request whose sender is known."""
 
     user: User

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from skyroute.access.audit import AuditRecord
 from skyroute.access.authentication import Authenticated, Unauthenticated, access_key_of, authenticate
 from skyroute.access.errors import SettingsError
 from skyroute.access.needs import NEEDS, Door, Row
 from skyroute.access.policies import Decision, Need
-from skyroute.access.resources import Action, Resource
 from skyroute.access.rules import Rules
 from skyroute.access.sources import NO_SOURCES, Sources
 from skyroute.access.users import User
@@ -107,8 +108,7 @@ def check_settings(*, authentication: bool, authorization: bool) -> None:
         raise SettingsError("authorizationEnabled needs authenticationEnabled: set both to true, or both to false")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, gc=False):
     """The decision about one request."""
 
     reason: Reason
@@ -144,7 +144,7 @@ class Gate:
         self.settings = settings
         self._rules = rules
         self._table = table
-        self._decisions: dict[tuple[str, Resource, frozenset[Action], str], Decision | None] = {}
+        self._decisions: dict[tuple[str, Need, str], Decision | None] = {}
         self.counts: Counter[Reason] = Counter()
         """Number of decisions by reason."""
 
@@ -214,7 +214,7 @@ class Gate:
         return Verdict(Reason.POLICY, user, user.name, door=door, needs=needs, is_reusable=is_reusable)
 
     def _decide(self, user: User, need: Need, source: str) -> Decision | None:
-        key = user.name, need.resource, need.actions, source
+        key = user.name, need, source
         try:
             return self._decisions[key]
         except KeyError:

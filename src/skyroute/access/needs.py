@@ -78,6 +78,8 @@ class Row:
         Raises:
             WireError: a name is missing, or the body cannot be read.
         """
+        if len(self.parts) == 1:
+            return tuple(self.parts[0].find(request, cluster_name))
         return tuple(need for part in self.parts for need in part.find(request, cluster_name))
 
 

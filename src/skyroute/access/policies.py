@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from skyroute.access.errors import RulesError
 from skyroute.access.resources import Action, Resource
 from skyroute.access.sources import NO_SOURCES, Sources
@@ -27,8 +29,7 @@ class PolicyKind(StrEnum):
     DEFAULT = "Default"
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(msgspec.Struct, frozen=True, gc=False):
     """A resource that a request is about, and the actions of which one must be allowed."""
 
     resource: Resource
@@ -72,18 +73,17 @@ class Acl:
 
     custom: tuple[Entry, ...] = ()
     default: tuple[Entry, ...] = ()
+    has_sources: bool = field(init=False, repr=False, compare=False)
+    """Whether a decision may depend on the source address."""
     _ranked: tuple[tuple[Entry, ...], tuple[Entry, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ranked", (_ranked(self.custom), _ranked(self.default)))
+        has_sources = any(entry.sources.texts for entry in (*self.custom, *self.default))
+        object.__setattr__(self, "has_sources", has_sources)
 
     def __bool__(self) -> bool:
         return bool(self.custom or self.default)
-
-    @property
-    def has_sources(self) -> bool:
-        """Whether a decision may depend on the source address."""
-        return any(entry.sources.texts for entry in (*self.custom, *self.default))
 
     def entries(self, kind: PolicyKind) -> tuple[Entry, ...]:
         """Return the entries of a policy."""

@@ -1,8 +1,9 @@
 """Resources and actions: what a policy names, and what a request needs."""
 
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Final
+
+import msgspec
 
 from skyroute.access.errors import RulesError
 from skyroute.message.reserved_topics import RETRY_PREFIX
@@ -48,8 +49,7 @@ _KINDS: Final = {kind.lower(): kind for kind in ResourceKind if kind is not Reso
 _ACTIONS: Final = {action.lower(): action for action in Action}
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(msgspec.Struct, frozen=True, gc=False):
     """A resource: in a policy a literal name, a prefix or all of a kind; in a request always a literal name.
 
     `str` gives the form of ACL 2.0: `*`, `Topic:orders`, `Topic:orders*` or `Topic:*`.
