@@ -38,24 +38,26 @@ from tests.unit.wire.golden import golden_line
 ADDRESSES = ["10.0.0.1", "10.1.2.3", "192.168.1.7", "fd00::1", "::ffff:10.0.0.1"]
 NETWORKS = ["10.0.0.0/8", "10.1.0.0/16", "192.168.1.7", "fd00::/8", "0.0.0.0/0"]
 NAMES = ["a", "ab", "abc", "b", "%RETRY%a"]
-RESOURCES = [
-    "*",
-    *(f"{kind}:{name}" for kind in ("Topic", "Group", "Cluster") for name in ("*", "a", "a*", "ab*", "b")),
-]
+RESOURCES = ["*", *(f"{kind}:{name}" for kind in ("Topic", "Group") for name in ("*", "a", "a*", "ab*", "abc*", "b"))]
+NEEDED = [f"{kind}:{name}" for kind in ("Topic", "Group", "Cluster") for name in ("a", "ab", "abc", "b")]
 
-actions = st.frozensets(st.sampled_from(list(Action)), min_size=1, max_size=3)
-asked = st.frozensets(
-    st.sampled_from([action for action in Action if action is not Action.ALL]), min_size=1, max_size=2
+# Few kinds of each, so that several entries cover the same request.
+actions = st.sampled_from([{Action.ALL}, {Action.PUB}, {Action.PUB, Action.SUB}, {Action.GET, Action.LIST}]).map(
+    frozenset
 )
+asked = st.sampled_from([{Action.PUB}, {Action.SUB, Action.GET}, {Action.DELETE}]).map(frozenset)
 entries = st.builds(
     Entry,
-    st.sampled_from(RESOURCES).map(parse_resource),
+    st.one_of(st.sampled_from(["Topic:a*", "Topic:ab*", "Topic:abc*", "Topic:abc"]), st.sampled_from(RESOURCES)).map(
+        parse_resource
+    ),
     actions,
     st.sampled_from(list(Decision)),
-    st.lists(st.sampled_from(NETWORKS), max_size=2).map(parse_sources),
+    st.one_of(st.just([]), st.just([]), st.lists(st.sampled_from(NETWORKS), max_size=2)).map(parse_sources),
 )
 policies = st.lists(entries, max_size=6)
-needs = st.builds(Need, st.sampled_from([r for r in RESOURCES if not r.endswith("*")]).map(parse_resource), asked)
+needed = st.one_of(st.just("Topic:abc"), st.sampled_from(NEEDED)).map(parse_resource)
+needs = st.builds(Need, needed, asked)
 
 
 def naive_match(entry: Entry, need: Need, address: str) -> bool:

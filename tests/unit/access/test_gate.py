@@ -77,6 +77,14 @@ def test_a_disabled_user_is_refused_but_only_its_key_learns_that() -> None:
     assert reason(gate, wrong) is Reason.BAD_SIGNATURE
 
 
+def test_the_longest_prefix_decides() -> None:
+    gate = Gate(
+        CLOSED, rules(entry("Topic:o*", "Pub"), entry("Topic:or*", "Pub", "Deny"), entry("Topic:orders", "Pub"))
+    )
+    allowed = [name for name in ("o1", "or1", "orders", "x") if gate.check(signed(310, {"b": name}), "::1").is_allowed]
+    assert allowed == ["o1", "orders"]
+
+
 def test_changed_rules_count_at_once() -> None:
     gate = Gate(CLOSED, rules(entry("Topic:orders", "Pub")))
     request = signed(310, {"b": "orders"})
