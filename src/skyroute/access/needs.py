@@ -86,12 +86,32 @@ class Row:
 PUB, SUB, GET, LIST = Action.PUB, Action.SUB, Action.GET, Action.LIST
 CREATE, UPDATE, DELETE = Action.CREATE, Action.UPDATE, Action.DELETE
 
-_Make = Callable[[str], Resource]
+_Make = Callable[[str, frozenset[Action]], Need]
 _EVERY: Final = "*"
 """Name of a resource that only `Topic:*`, `Group:*` and `*` cover: it stands for all topics or groups."""
 
 
+_PUB: Final = frozenset({PUB})
+_SUB: Final = frozenset({SUB})
+
+
 # Parts
+
+
+def _topic_need(name: str, actions: frozenset[Action]) -> Need:
+    """Return the need for a topic. A retry topic is part of its group, and only consumers use it: Pub becomes Sub."""
+    resource = topic(name)
+    if resource.kind is ResourceKind.GROUP and PUB in actions:
+        actions = (actions - _PUB) | _SUB
+    return Need(resource, actions)
+
+
+def _group_need(name: str, actions: frozenset[Action]) -> Need:
+    return Need(group(name), actions)
+
+
+def _cluster_need(name: str, actions: frozenset[Action]) -> Need:
+    return Need(cluster(name), actions)
 
 
 def _words(actions: Iterable[Action]) -> str:
@@ -112,17 +132,17 @@ def _field(
             raise FieldError(f"{name} is required")
         for one in value.split(split) if split else (value,):
             if one:
-                yield Need(make(one), wanted)
+                yield make(one, wanted)
 
     return Part(f"{kind} in `{name}`: {_words(actions)}", find)
 
 
 def _topic(name: str, *actions: Action) -> Part:
-    return _field(name, topic, ResourceKind.TOPIC, actions)
+    return _field(name, _topic_need, ResourceKind.TOPIC, actions)
 
 
 def _group(name: str, *actions: Action) -> Part:
-    return _field(name, group, ResourceKind.GROUP, actions)
+    return _field(name, _group_need, ResourceKind.GROUP, actions)
 
 
 def _cluster(*actions: Action) -> Part:
@@ -133,13 +153,15 @@ def _cluster(*actions: Action) -> Part:
 
 def _named_cluster(*actions: Action) -> Part:
     """The cluster in the field `clusterName`."""
-    return _if_given(_field("clusterName", cluster, ResourceKind.CLUSTER, actions), "clusterName", _cluster(*actions))
+    return _if_given(
+        _field("clusterName", _cluster_need, ResourceKind.CLUSTER, actions), "clusterName", _cluster(*actions)
+    )
 
 
 def _every(kind: ResourceKind, *actions: Action) -> Part:
     """All topics or groups."""
     wanted = frozenset(actions)
-    return Part(f"{kind}:*: {_words(actions)}", lambda _request, _cluster: (Need(Resource(kind, _EVERY), wanted),))
+    return Part(f"every {kind}: {_words(actions)}", lambda _request, _cluster: (Need(Resource(kind, _EVERY), wanted),))
 
 
 def _if_given(part: Part, name: str, otherwise: Part | None = None) -> Part:
@@ -150,7 +172,7 @@ def _if_given(part: Part, name: str, otherwise: Part | None = None) -> Part:
             return part.find(request, cluster_name)
         return () if otherwise is None else otherwise.find(request, cluster_name)
 
-    return Part(f"{part.text}{' if given' if otherwise is None else f', or {otherwise.text}'}", find)
+    return Part(f"{part.text}{' if given' if otherwise is None else f'; without it, {otherwise.text}'}", find)
 
 
 def _send(short: bool) -> Part:  # noqa: FBT001 - a helper of this table
@@ -161,14 +183,9 @@ def _send(short: bool) -> Part:  # noqa: FBT001 - a helper of this table
         value = fields.get(name, "") if isinstance(fields, dict) else fields.topic
         if not value:
             raise FieldError("topic is required")
-        resource = topic(value)
-        yield Need(resource, _PUB if resource.kind is ResourceKind.TOPIC else _SUB)
+        yield _topic_need(value, _PUB)
 
-    return Part(f"Topic in `{name}`: Pub; of a retry topic, its Group: Sub", find)
-
-
-_PUB: Final = frozenset({PUB})
-_SUB: Final = frozenset({SUB})
+    return Part(f"Topic in `{name}`: Pub", find)
 
 
 def _heartbeat(request: Request, _cluster: str) -> Iterator[Need]:
@@ -197,7 +214,7 @@ def _watch(request: Request, _cluster: str) -> Iterator[Need]:
     if query.topics is None:
         yield Need(Resource(ResourceKind.TOPIC, _EVERY), frozenset({LIST, GET}))
     for name in query.topics or ():
-        yield Need(topic(name), frozenset({PUB, SUB, GET}))
+        yield _topic_need(name, frozenset({PUB, SUB, GET}))
 
 
 def _body(text: str, find: Find) -> Part:
@@ -254,7 +271,7 @@ _READERS: Final[dict[int, tuple[Part, ...]]] = {
     _Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _EVERY_TOPIC,
     _Code.GET_KV_CONFIG: _CLUSTER_GET,
     _Code.GET_KVLIST_BY_NAMESPACE: _CLUSTER_GET,
-    _Code.WATCH_ROUTES: (_body("each Topic: Pub or Sub or Get; with `anyTopic`, Topic:*: List or Get", _watch),),
+    _Code.WATCH_ROUTES: (_body("each Topic: Pub or Sub or Get; with `anyTopic`, every Topic: List or Get", _watch),),
 }
 
 _BROKERS_AT_NAME_SERVER: Final[dict[int, tuple[Part, ...]]] = {
@@ -347,8 +364,8 @@ _OPERATORS_AT_BROKER: Final[dict[int, tuple[Part, ...]]] = {
     _Code.SET_MESSAGE_REQUEST_MODE: (_body_group_and_topic(UPDATE),),
     _Code.GET_CONSUME_STATS: (
         _group("consumerGroup", GET),
-        _if_given(_field("topic", topic, ResourceKind.TOPIC, (GET,), strips=True), "topic"),
-        _if_given(_field("topicList", topic, ResourceKind.TOPIC, (GET,), split=";"), "topicList"),
+        _if_given(_field("topic", _topic_need, ResourceKind.TOPIC, (GET,), strips=True), "topic"),
+        _if_given(_field("topicList", _topic_need, ResourceKind.TOPIC, (GET,), split=";"), "topicList"),
     ),
     _Code.GET_BROKER_CONSUME_STATS: _CLUSTER_GET,
     _Code.QUERY_CONSUME_TIME_SPAN: (_topic("topic", GET), _group("group", GET)),
@@ -362,7 +379,7 @@ _OPERATORS_AT_BROKER: Final[dict[int, tuple[Part, ...]]] = {
     _Code.QUERY_CORRECTION_OFFSET: (
         _topic("topic", GET),
         _group("compareGroup", GET),
-        _if_given(_field("filterGroups", group, ResourceKind.GROUP, (GET,), split=","), "filterGroups"),
+        _if_given(_field("filterGroups", _group_need, ResourceKind.GROUP, (GET,), split=","), "filterGroups"),
     ),
     _Code.QUERY_CONSUME_QUEUE: (_topic("topic", GET), _if_given(_group("consumerGroup", GET), "consumerGroup")),
     _Code.GET_CONSUMER_CONNECTION_LIST: (_group("consumerGroup", GET),),
@@ -420,3 +437,11 @@ SENT_TO_CLIENTS: Final = frozenset(
     }
 )
 """Requests that only brokers send, to clients: no server answers them, so they have no row."""
+
+
+def needs_table() -> str:
+    """Return the table of needs in Markdown, for `docs/security.md`."""
+    lines = ["| Code | Request | Server | Door | Needs |", "|---|---|---|---|---|"]
+    for code, row in sorted(NEEDS.items()):
+        lines.append(f"| {code} | {RequestCode(code).name} | {row.server} | {row.door} | {row.text} |")
+    return "\n".join(lines) + "\n"

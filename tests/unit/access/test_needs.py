@@ -74,7 +74,7 @@ def test_readers_only_read_and_changes_of_operators_need_more_than_a_look() -> N
     ("code", "fields", "expected"),
     [
         (105, {"topic": "t"}, {"Topic:t Get/Pub/Sub"}),
-        (105, {"topic": "%RETRY%g"}, {"Group:g Get/Pub/Sub"}),
+        (105, {"topic": "%RETRY%g"}, {"Group:g Get/Sub"}),
         (310, {"b": "t"}, {"Topic:t Pub"}),
         (310, {"b": "%RETRY%g"}, {"Group:g Sub"}),
         (10, {"topic": "t"}, {"Topic:t Pub"}),
