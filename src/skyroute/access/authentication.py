@@ -9,6 +9,7 @@ import msgspec
 from skyroute.access.rules import Rules
 from skyroute.access.users import User
 from skyroute.wire.command import Request
+from skyroute.wire.fields import NAME_CHARS_MAX
 from skyroute.wire.signature import ACCESS_KEY, SIGNATURE, received_content
 
 
@@ -61,6 +62,7 @@ def authenticate(
         return _if_enabled(Authenticated(rules.users[name], is_signed=False))
     user = rules.users.get(name)
     if user is None:
+        name = name[:NAME_CHARS_MAX]  # it may be as long as a frame
         return Unauthenticated(Failure.UNKNOWN_USER, name, f"User:{name} is not found.")
     if user.trusted_sources.contains(source):
         return _if_enabled(Authenticated(user, is_signed=False, is_trusted=True))

@@ -23,6 +23,7 @@ from skyroute.wire.calls.watch import decode_watch
 from skyroute.wire.codes import RequestCode
 from skyroute.wire.command import Request
 from skyroute.wire.errors import FieldError
+from skyroute.wire.fields import is_name
 
 
 class Server(StrEnum):
@@ -100,18 +101,25 @@ _SUB: Final = frozenset({SUB})
 
 def _topic_need(name: str, actions: frozenset[Action]) -> Need:
     """Return the need for a topic. A retry topic is part of its group, and only consumers use it: Pub becomes Sub."""
-    resource = topic(name)
+    resource = topic(_checked(name))
     if resource.kind is ResourceKind.GROUP and PUB in actions:
         actions = (actions - _PUB) | _SUB
     return Need(resource, actions)
 
 
+def _checked(name: str) -> str:
+    # Names become part of refusals, audit records and remembered decisions.
+    if not is_name(name):
+        raise FieldError(f"not a name: {name[:80]!r}")
+    return name
+
+
 def _group_need(name: str, actions: frozenset[Action]) -> Need:
-    return Need(group(name), actions)
+    return Need(group(_checked(name)), actions)
 
 
 def _cluster_need(name: str, actions: frozenset[Action]) -> Need:
-    return Need(cluster(name), actions)
+    return Need(cluster(_checked(name)), actions)
 
 
 def _words(actions: Iterable[Action]) -> str:
@@ -190,23 +198,23 @@ def _send(short: bool) -> Part:  # noqa: FBT001 - a helper of this table
 
 def _heartbeat(request: Request, _cluster: str) -> Iterator[Need]:
     for consumer in decode_heartbeat(request).consumers:
-        yield Need(group(consumer.group), _SUB)
+        yield _group_need(consumer.group, _SUB)
         for subscription in consumer.subscriptions:
-            yield Need(topic(subscription.topic), _SUB)
+            yield _topic_need(subscription.topic, _SUB)
 
 
 def _locks(request: Request, _cluster: str) -> Iterator[Need]:
     locking = decode_locking(request)
-    yield Need(group(locking.group), _SUB)
+    yield _group_need(locking.group, _SUB)
     for name in {queue.topic for queue in locking.queues}:
-        yield Need(topic(name), _SUB)
+        yield _topic_need(name, _SUB)
 
 
 def _client_check(request: Request, _cluster: str) -> Iterator[Need]:
     check = decode_client_check(request)
-    yield Need(group(check.group), _SUB)
+    yield _group_need(check.group, _SUB)
     if check.subscription is not None:
-        yield Need(topic(check.subscription.topic), _SUB)
+        yield _topic_need(check.subscription.topic, _SUB)
 
 
 def _watch(request: Request, _cluster: str) -> Iterator[Need]:
@@ -226,24 +234,24 @@ def _body_group_and_topic(*actions: Action) -> Part:
 
     def find(request: Request, _cluster: str) -> Iterator[Need]:
         group_name, topic_name = group_and_topic(request.body)
-        yield Need(group(group_name), wanted)
-        yield Need(topic(topic_name), wanted)
+        yield _group_need(group_name, wanted)
+        yield _topic_need(topic_name, wanted)
 
     return _body(f"Group and Topic: {_words(actions)}", find)
 
 
 def _acks(request: Request, _cluster: str) -> Iterator[Need]:
     for group_name, topic_name in groups_and_topics_in_acks(request.body):
-        yield Need(group(group_name), _SUB)
-        yield Need(topic(topic_name), _SUB)
+        yield _group_need(group_name, _SUB)
+        yield _topic_need(topic_name, _SUB)
 
 
 def _body_names(kind: ResourceKind, names: Callable[[bytes], Iterable[str]], *actions: Action) -> Part:
     wanted = frozenset(actions)
-    make = topic if kind is ResourceKind.TOPIC else group
+    make = _topic_need if kind is ResourceKind.TOPIC else _group_need
     return _body(
         f"each {kind}: {_words(actions)}",
-        lambda request, _cluster: [Need(make(name), wanted) for name in names(request.body)],
+        lambda request, _cluster: [make(name, wanted) for name in names(request.body)],
     )
 
 
@@ -387,7 +395,10 @@ _OPERATORS_AT_BROKER: Final[dict[int, tuple[Part, ...]]] = {
     _Code.GET_ALL_PRODUCER_INFO: _CLUSTER_GET,
     _Code.QUERY_SUBSCRIPTION_BY_CONSUMER: (_group("group", GET), _if_given(_topic("topic", GET), "topic")),
     _Code.GET_CONSUMER_RUNNING_INFO: (_group("consumerGroup", GET),),
-    _Code.CONSUME_MESSAGE_DIRECTLY: (_group("consumerGroup", SUB), _if_given(_topic("topic", SUB), "topic")),
+    _Code.CONSUME_MESSAGE_DIRECTLY: (
+        _group("consumerGroup", SUB),
+        _if_given(_topic("topic", SUB), "topic", _cluster(GET)),
+    ),
     _Code.RESUME_CHECK_HALF_MESSAGE: (_if_given(_topic("topic", UPDATE), "topic", _cluster(UPDATE)),),
     _Code.GET_BROKER_CONFIG: _CLUSTER_GET,
     _Code.UPDATE_BROKER_CONFIG: _CLUSTER_UPDATE,

@@ -156,6 +156,25 @@ def test_what_cannot_be_read_is_refused() -> None:
         assert reason(gate, request) is Reason.MALFORMED
 
 
+def test_long_names_are_neither_repeated_nor_remembered() -> None:
+    gate = Gate(CLOSED, rules(entry("*", "All")))
+    long = "x" * 1_000_000
+    for request in (
+        signed(310, {"b": long}),
+        signed(11, {"topic": "t", "consumerGroup": long}),
+        signed(103, {"clusterName": long}),
+        signed(18, body=b'{"topicConfigList":[{"topicName":"%b"}]}' % long.encode()),
+        Request(310, {"b": "t", "AccessKey": long}),
+    ):
+        verdict = gate.check(request, "10.0.0.1")
+        assert not verdict.is_allowed
+        assert len(verdict.text) < 1_000
+        record = gate.audit(verdict, request, server="b", source="10.0.0.1", time_ms=7)
+        assert record is not None
+        assert len(record.line()) < 2_000
+    assert all(len(need.resource.name) < 10 for _, need, _ in gate._decisions)
+
+
 def test_exempt_codes_are_not_checked() -> None:
     gate = Gate(GateSettings("c1", authorization=True, exempt_codes=frozenset({26})), rules())
     assert reason(gate, Request(26)) is Reason.EXEMPT
