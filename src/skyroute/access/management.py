@@ -60,7 +60,7 @@ def manage(rules: Rules, request: Request, sender: User | None) -> Managed:
     """Handle a request of codes 3001 to 3010. A refusal leaves the rules as they are.
 
     Raises:
-        KeyError: the code is none of these.
+        KeyError: it is another code.
     """
     handle = HANDLERS[request.code]
     try:

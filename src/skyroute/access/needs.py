@@ -38,13 +38,13 @@ class Door(StrEnum):
     """A kind of caller. Each door has a rule of its own for callers without a key."""
 
     READER = "reader"
-    """Those who look up routes. Open by default: the clients of old releases cannot sign there."""
+    """Route lookups. Open by default, as with Apache's name server."""
     CLIENT = "client"
     """Applications that send and receive messages."""
     BROKER = "broker"
     """Brokers that register and copy tables. A list of source addresses can stand in for a key."""
     OPERATOR = "operator"
-    """Those who inspect and change servers. Always with a key."""
+    """Tools that inspect and change servers. Always with a key."""
 
 
 Find = Callable[[Request, str], Iterable[Need]]
