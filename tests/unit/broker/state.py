@@ -1,4 +1,4 @@
-"""The parts that keep a broker's topics, groups and offsets, over real files, with a clock that stands still."""
+"""A broker's tables, store and handlers over real files, with a manual clock."""
 
 from collections.abc import Callable, Collection, Generator
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class CountingStepRunner(StepRunner):
-    """Counts the steps of long work, and does something after each."""
+    """Counts the steps of long work, and calls `on_step` after each."""
 
     steps = 0
 
@@ -71,13 +71,13 @@ class CountingStepRunner(StepRunner):
 
 
 def whole(response: Response) -> Response:
-    """Return an answer with its body in one piece."""
+    """Return a response with its body in one piece."""
     return msgspec.structs.replace(response, body=b"".join((response.body, *response.more)), more=())
 
 
 @dataclass
 class State:
-    """All of it, as a broker would put it together."""
+    """The components that handlers need, as a broker creates them."""
 
     folder: Path
     config: BrokerConfig = field(default_factory=settings)
@@ -165,7 +165,7 @@ class State:
         )
 
     async def ask(self, handler: Handler, request: Request) -> Response:
-        """Have a request answered, as a connection would."""
+        """Handle a request as a connection would."""
         answer: Answer = Dispatcher({request.code: handler}).answer(request, self.peer)
         if isinstance(answer, Response):
             return whole(answer)
