@@ -1,4 +1,4 @@
-"""A broker's life: its start and what may stand in its way, its end by will and by force, and what outlives it."""
+"""Start, stop, kill and restart of a broker, and the data that survives each."""
 
 import asyncio
 import json
@@ -25,11 +25,11 @@ from tests.support.lines import AsyncLine, eventually, line_to, until
 from tests.support.raw import ClosedError
 
 STOP_S = 4.0
-"""A stop that waits for nobody ends well within it, also on a busy machine."""
+"""Time limit of a stop that waits for no client, also on a busy machine."""
 
 
 def free_pair() -> int:
-    """A port that is free, and whose second neighbour below is free too."""
+    """A free port whose fast port (two below) is free as well."""
     while True:
         with socket.socket() as upper, socket.socket() as lower:
             upper.bind(("127.0.0.1", 0))
@@ -60,7 +60,7 @@ async def test_acknowledged_messages_survive_a_broker_restart(
     group = {"groupName": "g", "retryMaxTimes": 7, "consumeEnable": True}
     assert (await line.call(200, body=json.dumps(group).encode())).code == ResponseCode.SUCCESS
     order = {"topic": "Made", "group": "g", "timestamp": "-1", "isForce": "true"}
-    assert (await line.call(222, order)).code == ResponseCode.SUCCESS  # an offset that is saved before it is answered
+    assert (await line.call(222, order)).code == ResponseCode.SUCCESS  # a reset is saved before the response
     await (cluster.kill() if by_force else cluster.stop())
     broker = await cluster.start(flush_disk_type=flush)
     components = broker.components
@@ -149,7 +149,7 @@ async def test_a_damaged_file_is_named_in_the_error_and_not_changed(
     assert (folder / f"{name}.json.bak").read_bytes() == damage
     for path in (folder / f"{name}.json", folder / f"{name}.json.bak"):
         path.unlink(missing_ok=True)
-    await cluster.start()  # nothing of the failed attempt holds the lock or the port
+    await cluster.start()  # the failed start released the lock and the port
 
 
 async def test_a_damaged_file_is_restored_from_its_backup(cluster: Cluster) -> None:
@@ -387,7 +387,7 @@ async def test_a_restarted_broker_keeps_its_routes_and_a_stopped_one_loses_them(
 
 
 class SlowJson(HastyDisk):
-    """Lets the first table that is replaced wait until it is told to go on."""
+    """Blocks the first replacement of a table until the test releases it."""
 
     def __init__(self) -> None:
         self.stuck = StuckDisk()

@@ -1,4 +1,4 @@
-"""Topics whose batches are stored whole (`queue.type=BatchCQ`)."""
+"""Batch topics (`queue.type=BatchCQ`), which store a batch as one record."""
 
 import pytest
 

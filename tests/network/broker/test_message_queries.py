@@ -1,4 +1,4 @@
-"""What people ask a running broker, through our own client for administrators."""
+"""Message queries, settings and runtime info of a running broker, through our admin client."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -79,7 +79,7 @@ async def test_a_query_returns_matches_of_other_brokers_when_one_does_not_respon
             assert [message.body for message in found] == [b"one"]
         said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert len([line for line in said if "broker=127.0.0.1:1" in line]) == 2
-        # It may have what was asked for.
+        # The broker that failed may have matches.
         with pytest.raises(SomeFailedError, match="1 of 2 failed"):
             await admin.messages_by_key("Orders", "blue")
 

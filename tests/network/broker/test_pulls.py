@@ -1,4 +1,4 @@
-"""Pulls: what is given, what is refused, and what those who wait are told, and when."""
+"""Pulls: their messages and refusals, and the responses of suspended pulls."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ async def cluster(cluster: Cluster) -> Cluster:
 
 
 async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0) -> None:
-    """Store messages with these tags, which are their bodies as well."""
+    """Store messages with these tags; each body is its tag."""
     for tag in tags:
         properties = {"TAGS": tag, "length": str(len(tag))}
         assert (
@@ -45,7 +45,7 @@ async def fill(line: AsyncLine, *tags: str, topic: str = "T", queue_id: int = 0)
 
 
 async def suspended_pull(cluster: Cluster, line: AsyncLine, request: Request) -> int:
-    """Have a pull wait; gives its number."""
+    """Send a pull that is suspended; return its request id."""
     waiting = len(cluster.broker.components.long_polling)
     opaque = await line.send(request)
     await eventually(lambda: len(cluster.broker.components.long_polling) == waiting + 1)
@@ -409,7 +409,7 @@ async def test_messages_that_do_not_match_keep_a_pull_suspended_and_are_read_onc
     await fill(sender, "other", "another")
     assert (
         await sender.call(pull(offset=2))
-    ).code == ResponseCode.PULL_NOT_FOUND  # whoever was woken has been answered by now
+    ).code == ResponseCode.PULL_NOT_FOUND  # woken pulls have been answered by now
     assert len(cluster.broker.components.long_polling) == 1
     expire(cluster, 16)
     answer = await line.answer(waiting)

@@ -100,22 +100,22 @@ async def test_a_batch_is_stored_as_single_messages(cluster: Cluster, line: Asyn
 LONG_BATCH = 4 * BATCH_MESSAGES_A_STEP + 1
 
 
-class Rests:
-    """Takes the place of the rests between the steps of long work: stops at one of them until the test goes on."""
+class StepPauses:
+    """Replaces the pauses between steps of long work; blocks at one until the test continues."""
 
     def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
         self._store = cluster.broker.components.store
         self._stop_at = stop_at
-        self.stopped, self.go_on = asyncio.Event(), asyncio.Event()
+        self.stopped, self.resume = asyncio.Event(), asyncio.Event()
         self.ends: list[int] = []
-        """The end of the queue at each rest."""
+        """Max offset of the queue at each pause."""
         monkeypatch.setattr(cluster.broker.components.prompt_runner, "_rest", self._rest)
 
     async def _rest(self, step_s: float) -> None:
         self.ends.append(self._store.max_offset("T", 0))
         if len(self.ends) == self._stop_at:
             self.stopped.set()
-            await self.go_on.wait()
+            await self.resume.wait()
         await asyncio.sleep(0)
 
 
@@ -123,16 +123,20 @@ class Rests:
 async def test_a_long_batch_is_one_write_and_other_requests_run_before_it(
     cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    other, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, stop_at)
+    other, store, pauses = (
+        await cluster.line(),
+        cluster.broker.components.store,
+        StepPauses(cluster, monkeypatch, stop_at),
+    )
     batch = await line.send(send(body=batch_body((b"%d" % number, "") for number in range(LONG_BATCH)), code=320))
-    await rests.stopped.wait()
+    await pauses.stopped.wait()
     answers = [(await other.call(send(body=b"before"))).fields["queueOffset"] for _ in range(3)]
     assert answers == ["0", "1", "2"]
-    rests.go_on.set()
+    pauses.resume.set()
     receipt = await line.answer(batch)
     assert (receipt.code, receipt.fields["queueOffset"]) == (ResponseCode.SUCCESS, "3")
     assert (await other.call(send(body=b"later"))).fields["queueOffset"] == str(LONG_BATCH + 3)
-    assert set(rests.ends) == {0, 3, LONG_BATCH + 3} - ({3} if stop_at == 5 else set())
+    assert set(pauses.ends) == {0, 3, LONG_BATCH + 3} - ({3} if stop_at == 5 else set())
     stored = read_all(store, "T", 0)
     wanted = [*[b"before"] * 3, *(b"%d" % number for number in range(LONG_BATCH)), b"later"]
     assert [message.body for message in stored] == wanted
@@ -155,11 +159,15 @@ async def test_a_long_batch_with_an_invalid_end_is_refused_whole(cluster: Cluste
 async def test_nothing_of_a_long_batch_is_stored_if_its_topic_is_deleted_first(
     cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch, stop_at: int
 ) -> None:
-    admin, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, stop_at)
+    admin, store, pauses = (
+        await cluster.line(),
+        cluster.broker.components.store,
+        StepPauses(cluster, monkeypatch, stop_at),
+    )
     batch = await line.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
-    await rests.stopped.wait()
+    await pauses.stopped.wait()
     assert (await admin.call(215, {"topic": "T"})).code == ResponseCode.SUCCESS
-    rests.go_on.set()
+    pauses.resume.set()
     refused = await line.answer(batch)
     assert (refused.code, refused.fields["MSG_REGION"]) == (ResponseCode.TOPIC_NOT_EXIST, "DefaultRegion")
     assert refused.remark == "topic[T] was deleted before the message was stored"
@@ -170,11 +178,11 @@ async def test_nothing_of_a_long_batch_is_stored_if_its_topic_is_deleted_first(
 async def test_a_long_batch_is_stored_even_if_its_producer_disconnects(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender, store, rests = await cluster.line(), cluster.broker.components.store, Rests(cluster, monkeypatch, 1)
+    sender, store, pauses = await cluster.line(), cluster.broker.components.store, StepPauses(cluster, monkeypatch, 1)
     await sender.send(send(body=batch_body([(b"x", "")] * LONG_BATCH), code=320))
-    await rests.stopped.wait()
+    await pauses.stopped.wait()
     await sender.close()
-    rests.go_on.set()
+    pauses.resume.set()
     await eventually(lambda: store.max_offset("T", 0) > 0)
     assert store.max_offset("T", 0) == LONG_BATCH
 
@@ -264,7 +272,7 @@ async def test_a_send_queued_during_the_creation_of_its_topic_does_not_announce_
     assert isinstance(first, Coroutine)
     assert isinstance(second, Coroutine)
     assert (await first).code == ResponseCode.SUCCESS
-    with pytest.raises(StopIteration) as answered:  # at once: it has nothing to wait for
+    with pytest.raises(StopIteration) as answered:  # at once: nothing to wait for
         second.send(None)
     assert answered.value.value.code == ResponseCode.SUCCESS
     assert cluster.stored("Made", 0) == [b"body"] * 2
@@ -453,7 +461,7 @@ async def test_messages_up_to_the_size_limit_are_stored_and_larger_ones_refused(
     assert cluster.broker.components.store.max_position == 0
     assert (await line.call(send(body=bytes(TOO_LARGE - 1)))).code == ResponseCode.SUCCESS
     assert (await line.call(send(properties=padded(room)))).code == ResponseCode.SUCCESS
-    # In a batch, unlike alone, there is a difference between an empty body and none.
+    # Unlike a single message, a batch may have items with an empty body.
     assert (await line.call(send(body=batch_body([(b"1", ""), (b"", "")]), code=320))).code == ResponseCode.SUCCESS
     assert cluster.stored()[-2:] == [b"1", b""]
 
@@ -521,8 +529,8 @@ async def test_the_response_and_readers_wait_for_the_flush(empty_cluster: Cluste
         sent = await line.send(send(body=b"1"))
         await eventually(lambda: cluster.broker.components.store.max_position > 0)
         more = [await line.send(send(body=batch_body([(b"2", ""), (b"3", "")]), code=320)), await line.send(send())]
-        unhurried = await line.call(send(body=b"5", properties={"WAIT": "false"}))
-        assert unhurried.code == ResponseCode.SUCCESS  # it does not want to wait, and the others still do
+        without_wait = await line.call(send(body=b"5", properties={"WAIT": "false"}))
+        assert without_wait.code == ResponseCode.SUCCESS  # it does not wait for the flush; the others do
         assert cluster.broker.components.store.max_offset("T", 0) == 0
         assert line.strays == reader.strays == []
     finally:
@@ -541,7 +549,7 @@ async def test_a_slow_flush_is_reported_within_its_time_limit(empty_cluster: Clu
     disk.stick()
     try:
         first = await line.call(send(body=b"1"))
-        # No flush has begun for this one: the disk is still at the first.
+        # The first flush still runs; none has begun for this message.
         second = await line.call(send(body=b"2"))
     finally:
         disk.move()

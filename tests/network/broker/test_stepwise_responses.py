@@ -1,4 +1,4 @@
-"""Long answers over the network: whole, and others are served while they are made."""
+"""Long responses over the network: complete, and other requests run while they are written."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ async def test_other_requests_are_answered_while_a_long_response_is_written(clus
         assert (await other.call(OTHER)).code == ResponseCode.SUCCESS
         answers += 1
     assert len(decode_topic_stats((await asked).body).queues) == QUEUES_MAX
-    assert answers >= 30  # 15 where the answer is made in one go
+    assert answers >= 30  # 15 if the response is written in one step
 
 
 async def test_long_responses_of_one_connection_arrive_whole_and_in_order(cluster: Cluster, line: AsyncLine) -> None:
@@ -56,9 +56,9 @@ async def test_a_closed_connection_ends_its_long_response(cluster: Cluster, line
 
 
 async def test_a_closed_connection_ends_all_its_queued_requests(cluster: Cluster, line: AsyncLine) -> None:
-    """The questions behind the first keep the server from reading, so it is not told of the end."""
+    """The requests behind the first stop the server from reading, so it does not see the close."""
     components, (server, *_) = cluster.broker.components, cluster.broker._servers
-    async with components.step_runner._lane:  # no long answer is made meanwhile
+    async with components.step_runner._lane:  # blocks long responses
         connections = server.connection_count
         asked = (PROGRESS, send("Wide"), STATUS, PROGRESS)
         await line.write(b"".join(encode(request, number) for number, request in enumerate(asked, 1)))

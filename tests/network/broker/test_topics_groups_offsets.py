@@ -1,4 +1,4 @@
-"""Topics, groups and offsets of running brokers, through our own client for administrators."""
+"""Topics, groups and offsets of running brokers, through our admin client."""
 
 import pytest
 

@@ -37,7 +37,7 @@ async def send_checks(place: OneBroker) -> None:
 
 
 class Ledger:
-    """Answers a broker's questions as it is told to, and keeps what it was asked."""
+    """Answers transaction checks with a given state, and records them."""
 
     def __init__(self, outcome: TransactionOutcome) -> None:
         self.outcome = outcome

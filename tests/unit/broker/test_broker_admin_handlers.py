@@ -1,4 +1,4 @@
-"""What operators ask of a broker itself, with all its components and no sockets."""
+"""Requests of operators about the broker, with all its components and without sockets."""
 
 import re
 from collections.abc import AsyncIterator

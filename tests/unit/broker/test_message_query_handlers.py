@@ -1,4 +1,4 @@
-"""Finding single messages."""
+"""Queries for single messages."""
 
 import json
 from collections.abc import Iterator
