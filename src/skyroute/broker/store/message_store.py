@@ -113,6 +113,8 @@ class MessageStore(StoreReader):
 
     def _recover(self, now_ms: int) -> None:
         shutdown = self._abort.find_shutdown()
+        if shutdown is not Shutdown.PROCESS_DIED:
+            self._checkpoint.end_batch()  # a note of an earlier log: this recovery may die, and the next one trust it
         self._log.load()
         self._queues.load()
         on_disk = self._checkpoint.on_disk if shutdown is Shutdown.MACHINE_STOPPED else None
@@ -302,7 +304,7 @@ class MessageStore(StoreReader):
         self._checkpoint.begin_batch(position)
         try:
             self._log.append(position, records)
-        except StorageError:
+        except Exception:  # of any kind: a note that stays would have recovery drop all later messages
             self._checkpoint.end_batch()
             raise
         self._checkpoint.end_batch()
