@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from skyroute.broker.store.dispatch import KEYS_A_STEP
+from skyroute.broker.store.dispatch import BACKLOG_MAX, KEYS_A_STEP
 from skyroute.broker.store.draft import AppendedBatch, Draft
 from skyroute.broker.store.errors import RecordTooLargeError
 from skyroute.broker.store.files.checkpoint import Checkpoint
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.prepared_batch import BATCH_KEYS_MAX
 from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError
 from skyroute.message.batch import RawItem
@@ -301,3 +302,28 @@ def test_messages_behind_a_batch_that_failed_for_any_reason_survive_a_process_th
         store.append(draft(body=b"last"), NOW_MS)
     with opened(tmp_path) as store:
         assert bodies(store) == [b"first", b"last"]
+
+
+@pytest.mark.parametrize("keys", [20, 16_000])
+def test_keys_of_single_messages_do_not_pile_up(tmp_path: Path, keys: int) -> None:
+    store = small_store(
+        tmp_path, HastyDisk(), log_segment_bytes=1 << 23, index_slots=5000, index_entries=1 << 20, index_process=False
+    )
+    about = draft(properties={"KEYS": " ".join("ab"[number % 2] for number in range(keys))})
+    for _ in range(40 if keys > 1000 else 20 * BACKLOG_MAX):
+        if keys > 1000:
+            store.append_batch(draft(), [(about.body, about.raw_properties, 0)], NOW_MS)
+        store.append(about, NOW_MS)
+        assert len(store._dispatcher) <= (5 if keys > 1000 else BACKLOG_MAX)
+    assert not store.dispatch_step(), "keys are left for a later step"
+    store.close()
+
+
+def test_a_long_batch_has_a_bounded_number_of_keys(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        batch = store.prepare_batch(draft())
+        many: RawItem = b"", b"KEYS\x01" + b"k " * 16_000, 0
+        with pytest.raises(RecordError, match="too many keys"):  # noqa: PT012 - one of the calls raises
+            for _ in range(BATCH_KEYS_MAX // 16_000 + 1):
+                batch.add([many])
+        assert store.append(draft(), NOW_MS).queue_offset == 0
