@@ -109,9 +109,9 @@ class StepPauses:
         self.stopped, self.resume = asyncio.Event(), asyncio.Event()
         self.ends: list[int] = []
         """Max offset of the queue at each pause."""
-        monkeypatch.setattr(cluster.broker.components.prompt_runner, "_rest", self._rest)
+        monkeypatch.setattr(cluster.broker.components.prompt_runner, "_pause", self._pause)
 
-    async def _rest(self, step_s: float) -> None:
+    async def _pause(self, step_s: float) -> None:
         self.ends.append(self._store.max_offset("T", 0))
         if len(self.ends) == self._stop_at:
             self.stopped.set()
@@ -142,6 +142,18 @@ async def test_a_long_batch_is_one_write_and_other_requests_run_before_it(
     assert [message.body for message in stored] == wanted
     positions = [decode_offset_id(text).log_position for text in receipt.fields["msgId"].split(",")]
     assert positions == [message.log_position for message in stored[3:-1]]
+
+
+async def test_a_batch_of_few_messages_with_many_keys_is_encoded_in_steps(
+    cluster: Cluster, line: AsyncLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = StepPauses(cluster, monkeypatch, -1)
+    items = [(b"x", "KEYS\x01" + "k " * 10_000)] * 20
+    assert (await line.call(send(body=batch_body(items), code=320))).code == ResponseCode.SUCCESS
+    assert len(pauses.ends) > len(items)
+    assert cluster.broker.components.store.max_offset("T", 0) == len(items)
+    refused = await line.call(send(body=batch_body(items * 3), code=320))
+    assert (refused.code, refused.remark) == (ResponseCode.MESSAGE_ILLEGAL, ILLEGAL)
 
 
 async def test_a_long_batch_with_an_invalid_end_is_refused_whole(cluster: Cluster, line: AsyncLine) -> None:

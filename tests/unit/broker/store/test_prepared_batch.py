@@ -1,17 +1,20 @@
 """Long batches: encoded in parts, stored with one write, and all or nothing after a crash."""
 
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyroute.broker.store.dispatch import KEYS_A_STEP
+from skyroute.broker.store.dispatch import BACKLOG_MAX, KEYS_A_STEP
 from skyroute.broker.store.draft import AppendedBatch, Draft
 from skyroute.broker.store.errors import RecordTooLargeError
+from skyroute.broker.store.files.checkpoint import Checkpoint
 from skyroute.broker.store.message_store import MessageStore
+from skyroute.broker.store.prepared_batch import BATCH_KEYS_MAX
 from skyroute.files.disk import Disk
 from skyroute.files.errors import DiskFullError
 from skyroute.message.batch import RawItem
@@ -246,3 +249,81 @@ def test_a_first_batch_at_the_start_of_the_log_survives_a_process_that_dies(tmp_
     again = small_store(tmp_path)
     assert bodies(again) == [b"first"]
     again.close()
+
+
+@pytest.mark.parametrize("abort", ["4711\nan-earlier-boot", "4711", None])
+def test_the_note_of_a_batch_is_void_once_another_process_has_had_the_store(tmp_path: Path, abort: str | None) -> None:
+    wanted = [b"first", *(body for body, _, _ in items_of(9)), b"last"]
+    for fail_at in count(5):  # behind the lock and the checkpoint, which a killed process closes
+        folder = tmp_path / f"{fail_at}"
+        store = small_store(folder, HastyDisk(), log_segment_bytes=SEGMENT, index_entries=200, index_process=False)
+        store.append(draft(body=b"first"), NOW_MS)
+        batch = store.append_batch(draft(), items_of(9), NOW_MS)
+        store.append(draft(body=b"last"), NOW_MS)
+        store.close()
+        # Apache's broker has continued the log, or the disk has the checkpoint of a moment before the machine stopped.
+        checkpoint = Checkpoint(folder / "checkpoint", HastyDisk())
+        checkpoint.begin_batch(batch.log_positions[0])
+        checkpoint.close()
+        if abort is not None:
+            (folder / "abort").write_text(abort)
+        shutil.rmtree(folder / "consumequeue")
+        disk = KillingDisk(fail_at)
+        with suppress(KilledError), opened(folder, disk):
+            pass
+        with opened(folder) as store:
+            assert bodies(store) == wanted, f"call {fail_at}, {disk.failed}"
+        if not disk.failed:
+            break
+
+
+class ShortOfMemory(HastyDisk):
+    """Writes a part of the first long data, then has no memory."""
+
+    is_short = False
+
+    def write(self, descriptor: int, data: bytes | bytearray, at: int) -> None:
+        if self.is_short and len(data) > 1000:
+            self.is_short = False
+            super().write(descriptor, data[:700], at)
+            raise MemoryError
+        super().write(descriptor, data, at)
+
+
+def test_messages_behind_a_batch_that_failed_for_any_reason_survive_a_process_that_dies(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store.append(draft(body=b"first"), NOW_MS)
+        store.flush()
+    disk = ShortOfMemory()
+    with opened(tmp_path, disk) as store:
+        disk.is_short = True
+        with pytest.raises(MemoryError):
+            append_long(store, items_of(60))
+        store.append(draft(body=b"last"), NOW_MS)
+    with opened(tmp_path) as store:
+        assert bodies(store) == [b"first", b"last"]
+
+
+@pytest.mark.parametrize("keys", [20, 16_000])
+def test_keys_of_single_messages_do_not_pile_up(tmp_path: Path, keys: int) -> None:
+    store = small_store(
+        tmp_path, HastyDisk(), log_segment_bytes=1 << 23, index_slots=5000, index_entries=1 << 20, index_process=False
+    )
+    about = draft(properties={"KEYS": " ".join("ab"[number % 2] for number in range(keys))})
+    for _ in range(40 if keys > 1000 else 20 * BACKLOG_MAX):
+        if keys > 1000:
+            store.append_batch(draft(), [(about.body, about.raw_properties, 0)], NOW_MS)
+        store.append(about, NOW_MS)
+        assert len(store._dispatcher) <= (5 if keys > 1000 else BACKLOG_MAX)
+    assert not store.dispatch_step(), "keys are left for a later step"
+    store.close()
+
+
+def test_a_long_batch_has_a_bounded_number_of_keys(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        batch = store.prepare_batch(draft())
+        many: RawItem = b"", b"KEYS\x01" + b"k " * 16_000, 0
+        with pytest.raises(RecordError, match="too many keys"):  # noqa: PT012 - one of the calls raises
+            for _ in range(BATCH_KEYS_MAX // 16_000 + 1):
+                batch.add([many])
+        assert store.append(draft(), NOW_MS).queue_offset == 0
