@@ -150,3 +150,12 @@ def test_paths_in_documents_exist(document: Path) -> None:
 def test_a_path_that_does_not_exist_is_found() -> None:
     text = "`broker/appender.py`, `handlers/send.py`, `broker/aside.py`, `aside.py`, `broker/aside`, `commitlog/`"
     assert missing_paths(text) == ["broker/aside.py", "aside.py", "broker/aside"]
+
+
+def test_contributing_lists_every_package_and_test_folder() -> None:
+    listed = text_of("CONTRIBUTING.md")
+    packages = [path.parent.name for path in SOURCE.glob("*/**/__init__.py")]
+    folders = [
+        f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "_."
+    ]
+    assert [name for name in [*packages, *folders] if f"`{name}`" not in listed] == []
