@@ -159,3 +159,15 @@ def test_contributing_lists_every_package_and_test_folder() -> None:
         f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "_."
     ]
     assert [name for name in [*packages, *folders] if f"`{name}`" not in listed] == []
+
+
+@pytest.mark.parametrize("title", ["## Log of the name server", "### Log of the broker"])
+def test_log_phrases_of_the_operating_page_are_in_the_source(title: str) -> None:
+    source = "".join((SOURCE / module).read_text(encoding="utf-8") for module in MODULES)
+    phrases = [
+        phrase.split(" …")[0]
+        for listed, _ in rows(section(text_of("docs/operating.md"), title))
+        for phrase in re.findall(r"`([^`]+)`", listed)
+    ]
+    assert len(phrases) > 10
+    assert [phrase for phrase in phrases if phrase not in source] == []
