@@ -133,8 +133,8 @@ def forwarded_for(lab: Lab) -> Iterator[Outcome]:
         status = connection.getresponse().status
         connection.close()
         written = "".join(path.read_text() for path in console.folder.glob("*audit*") if path.is_file())
-        believed = "believed" if LIE in written else "not believed" if written else "nothing written"
+        believed = "accepted" if LIE in written else "not accepted" if written else "nothing written"
         what = "X-Forwarded-For from anyone"
         yield Outcome(
-            "console-forwarded-for", "console", what, believed, wanted="not believed", note=f"status {status}"
+            "console-forwarded-for", "console", what, believed, wanted="not accepted", note=f"status {status}"
         )

@@ -118,3 +118,56 @@ def test_defaults_of_the_broker_are_those_that_are_listed() -> None:
                 assert values[name].lower() == default.lower(), name
                 checked += 1
     assert checked >= 14
+
+
+SOURCE = ROOT / "src" / "skyroute"
+MODULES = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
+PACKAGES = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+
+
+def missing_paths(text: str) -> list[str]:
+    """Return the paths in backticks that are not in the tree: modules, and folders of a package.
+
+    `handlers/send.py` may be short for `broker/handlers/send.py`.
+    """
+    missing = []
+    for path in re.findall(r"`([\w/]+\.py|\w+(?:/\w+)+/?)`", text):
+        is_module = path.endswith(".py")
+        if any((folder / path).exists() for folder in (SOURCE, ROOT, ROOT / "examples")):
+            continue
+        if is_module and any(module.endswith(f"/{path}") for module in MODULES):
+            continue
+        if is_module or path.split("/")[0] in PACKAGES:
+            missing.append(path)
+    return missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_in_documents_exist(document: Path) -> None:
+    assert missing_paths(document.read_text(encoding="utf-8")) == []
+
+
+def test_a_path_that_does_not_exist_is_found() -> None:
+    text = "`broker/appender.py`, `handlers/send.py`, `broker/aside.py`, `aside.py`, `broker/aside`, `commitlog/`"
+    assert missing_paths(text) == ["broker/aside.py", "aside.py", "broker/aside"]
+
+
+def test_contributing_lists_every_package_and_test_folder() -> None:
+    listed = text_of("CONTRIBUTING.md")
+    packages = [path.parent.name for path in SOURCE.glob("*/**/__init__.py")]
+    folders = [
+        f"tests/{path.name}" for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "_."
+    ]
+    assert [name for name in [*packages, *folders] if f"`{name}`" not in listed] == []
+
+
+@pytest.mark.parametrize("title", ["## Log of the name server", "### Log of the broker"])
+def test_log_phrases_of_the_operating_page_are_in_the_source(title: str) -> None:
+    source = "".join((SOURCE / module).read_text(encoding="utf-8") for module in MODULES)
+    phrases = [
+        phrase.split(" …")[0]
+        for listed, _ in rows(section(text_of("docs/operating.md"), title))
+        for phrase in re.findall(r"`([^`]+)`", listed)
+    ]
+    assert len(phrases) > 10
+    assert [phrase for phrase in phrases if phrase not in source] == []
