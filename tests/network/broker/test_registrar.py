@@ -409,7 +409,7 @@ async def test_a_broker_without_name_servers_logs_a_warning(tmp_path: Path, capl
 
 async def test_a_single_topic_registration_keeps_all_other_routes(tmp_path: Path) -> None:
     async with (
-        running(tmp_path / "ns", delete_topic_with_broker_registration=True) as server,
+        running(tmp_path / "ns", delete_missing_topics=True) as server,
         broker_at(server.address, folder=tmp_path, register_single_topics=True, broker_permission=4) as broker,
         line_to(server.address) as line,
     ):
