@@ -55,7 +55,7 @@ async def broker_at(*name_servers: str, folder: Path, tls: Any = None, **setting
     config = BrokerConfig(broker_name=BROKER, store_path=str(folder / "store"), **settings)
     clock = ManualClock()
     table = Topics(JsonFile(folder / "topics.json"), config, lambda: int(clock.wall() * 1000))
-    identity = Identity(CLUSTER, BROKER, 0, ADDRESS, "10.0.0.1:10912", raw_store_host=bytes(8))
+    identity = Identity(CLUSTER, BROKER, 0, ADDRESS, raw_store_host=bytes(8))
     registrar = Registrar(name_servers, identity, table, config, clock, tls)
     await registrar.start()
     try:

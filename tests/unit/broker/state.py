@@ -100,7 +100,7 @@ class State:
         self.long_polling = LongPolling(self.clock.monotonic)
         self.stats = Stats(self.clock)
         self.step_runner = CountingStepRunner(BusyPolling(), self.clock)
-        self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", "127.0.0.1:10912", HOST)
+        self.identity = Identity("DefaultCluster", BROKER, 0, "127.0.0.1:10911", HOST)
 
     def now_ms(self) -> int:
         return int(self.clock.wall() * 1000)

@@ -40,7 +40,7 @@ class Room:
         self.folder = folder
         self.clock = ManualClock()
         self.config = BrokerConfig(store_path=str(folder))
-        self.identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", "127.0.0.1:10912", HERE)
+        self.identity = Identity("DefaultCluster", "broker-a", 0, "127.0.0.1:10911", HERE)
         self.announced: list[str] = []
         self.disk = disk or HastyDisk()
         self.open()
