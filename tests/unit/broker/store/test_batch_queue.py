@@ -252,3 +252,19 @@ def test_properties_without_a_last_separator_get_one(store: MessageStore) -> Non
     record = store.record_at(position)
     assert record is not None
     assert decode_record(record).properties == {"K": "v", "INNER_NUM": "1", "INNER_BASE": "0"}
+
+
+@pytest.mark.parametrize("bit", [1, 2])
+def test_a_unit_with_a_damaged_first_offset_hides_no_other_batch(tmp_path: Path, bit: int) -> None:
+    store = batch_store(tmp_path)
+    for number in range(0, 12, 2):
+        append_batch(store, b"%d" % number, b"%d" % (number + 1))
+    store.close()
+    path = tmp_path / "batchconsumequeue" / TOPIC / "0" / f"{0:020d}"
+    content = bytearray(path.read_bytes())
+    content[3 * UNIT.size + 35] ^= 1 << bit  # 6 becomes 4 or 2: the unit claims offsets of a batch before it
+    path.write_bytes(content)
+    again = batch_store(tmp_path)
+    found = {message.body for message in unwrapped(again)}
+    assert found >= {b"%d" % number for number in range(12) if number not in (6, 7)}
+    again.close()
