@@ -383,6 +383,11 @@ class Dispatcher:
 
     # ---------------------------------------------------------------------------------------------------------- removal
 
+    def drop_all(self) -> None:
+        """Drop everything that is not in files."""
+        self.pending, self._batches, self._unwritten_queues, self._newest = [], {}, {}, None
+        self._index_writer.drop_keys()
+
     def drop_queue(self, queue: TopicQueue) -> None:
         """Drop the unwritten units of a queue that is being removed."""
         self.pending = [record for record in self.pending if record[0] is not queue]

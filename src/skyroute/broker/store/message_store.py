@@ -178,6 +178,7 @@ class MessageStore(StoreReader):
     def kill(self) -> None:
         """Close all files without writing, as if the process had died. For tests, and for a broker that gives up."""
         self._refusal = StoreClosedError(f"{self.folder} is closed")
+        self._dispatcher.drop_all()  # long work may go on for a moment, and the files be another broker's
         self._closing.close()
 
     # -------------------------------------------------------------------------------------------------------- appending

@@ -1,8 +1,9 @@
 """What a broker can say to a name server."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from skyroute.clock import Clock
@@ -33,6 +34,10 @@ log = logging.getLogger(__name__)
 
 LARGE_BODY_BYTES: Final = 64 * 1024
 """Beyond this a registration would keep others waiting for more than a moment."""
+STEPS_AT_ONCE: Final = 8
+"""Steps of a registration with a short body that are run at once; the body may inflate to a thousand times its size."""
+STEPS_AT_A_TIME: Final = 8
+"""Steps that all registrations may take. Then they continue one at a time: each takes several times its memory."""
 
 Publish = Callable[[Collection[RouteEvent]], None]
 """Tells everyone concerned what a change of the table did; without events, has what a refusal left over swept."""
@@ -48,6 +53,8 @@ class BrokerHandlers:
     clock: Clock
     publish: Publish
     step_runner: StepRunner
+    large: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a registration with more than `STEPS_AT_A_TIME` steps."""
 
     def register(self, request: Request, peer: Peer) -> Answer:
         """Process a registration: a small one at once, one with a long body or response in steps."""
@@ -56,10 +63,22 @@ class BrokerHandlers:
         delete_missing = self.config.delete_missing_topics
         is_short = len(request.body) <= LARGE_BODY_BYTES and self.kv.entry_count <= KV_ENTRIES_A_STEP
         if is_short and not self.table.is_long(registration.broker_name, 0, delete_missing_topics=delete_missing):
-            return run_through(steps)
+            response = run_through(_begin(steps, STEPS_AT_ONCE))
+            if response is not None:
+                return response
         # It may have to wait for others; its broker has been heard from all the same.
         self._renew(registration.key, peer)
-        return OrderedResponse(self.step_runner.run(steps))
+        return OrderedResponse(self._register_long(steps))
+
+    async def _register_long(self, steps: Generator[None, None, Response]) -> Response:
+        try:
+            response = await self.step_runner.run(_begin(steps, STEPS_AT_A_TIME))
+            if response is None:
+                async with self.large:
+                    response = await self.step_runner.run(steps)
+            return response
+        finally:
+            steps.close()
 
     def _register(
         self, registration: Registration, request: Request, peer: Peer, ticket: int
@@ -143,3 +162,15 @@ class BrokerHandlers:
             log.debug("single topic changed nothing peer=%s topic=%s brokers=%s", peer.address, topic, list(queues))
         self.publish(events)
         return Response()
+
+
+def _begin(steps: Generator[None, None, Response], count: int) -> Generator[None, None, Response | None]:
+    """Run some steps; return the response, or None if there are more steps."""
+    for _ in range(count):
+        try:
+            next(steps)
+        except StopIteration as end:
+            response: Response = end.value
+            return response
+        yield
+    return None

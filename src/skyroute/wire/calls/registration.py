@@ -243,7 +243,7 @@ def decode_topic_table(
     try:
         # Brokers of 5.x announce a compressed body as plain; no JSON starts as zlib does.
         if request.version >= V3_0_11 and (truth(request.fields, "compressed") or _looks_like_zlib(body)):
-            inflated = _inflate(body, inflated_bytes_max)
+            inflated = yield from _inflate(body, inflated_bytes_max)
             yield
             return (yield from _decode_compressed(inflated, with_mappings=request.version >= V5_0_0))
         # A topic is an object with at most one other in it, so this bounds what decoding may cost.
@@ -441,17 +441,26 @@ def _looks_like_zlib(body: bytes) -> bool:
     return body[0] == 0x78 and len(body) > 2 and int.from_bytes(body[:2]) % 31 == 0
 
 
-def _inflate(body: bytes, bytes_max: int) -> bytes:
+def _inflate(body: bytes, bytes_max: int) -> Generator[None, None, bytes]:
     inflater = zlib.decompressobj()
-    try:
-        inflated = inflater.decompress(body, bytes_max)
-    except zlib.error as error:
-        raise BodyError(f"it does not inflate: {error}") from None
-    if inflater.unconsumed_tail:
+    inflated: list[bytes] = []
+    left = bytes_max
+    for part in _parts(body):
+        rest: bytes | memoryview = part
+        while rest and left and not inflater.eof:
+            try:
+                inflated.append(inflater.decompress(rest, min(left, BYTES_A_STEP)))
+            except zlib.error as error:
+                raise BodyError(f"it does not inflate: {error}") from None
+            left -= len(inflated[-1])
+            rest = inflater.unconsumed_tail
+            if len(inflated[-1]) == BYTES_A_STEP or len(part) == BYTES_A_STEP:
+                yield
+    if not left and not inflater.eof:
         raise BodyError(f"it inflates to more than {bytes_max} bytes")
     if not inflater.eof:
         raise BodyError("the compressed stream is cut short")
-    return inflated
+    return b"".join(inflated)
 
 
 class _Reader:

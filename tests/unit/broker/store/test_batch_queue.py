@@ -265,6 +265,9 @@ def test_a_unit_with_a_damaged_first_offset_hides_no_other_batch(tmp_path: Path,
     content[3 * UNIT.size + 35] ^= 1 << bit  # 6 becomes 4 or 2: the unit claims offsets of a batch before it
     path.write_bytes(content)
     again = batch_store(tmp_path)
-    found = {message.body for message in unwrapped(again)}
+    found: set[bytes] = set()
+    for offset in range(12):
+        read = again.read_queue(TOPIC, 0, offset, 1, 1 << 20)
+        found |= {message.body for message in unwrap_batches(decode_records(b"".join(read.chunks)))}
     assert found >= {b"%d" % number for number in range(12) if number not in (6, 7)}
     again.close()

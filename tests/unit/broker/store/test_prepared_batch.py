@@ -327,3 +327,16 @@ def test_a_long_batch_has_a_bounded_number_of_keys(tmp_path: Path) -> None:
             for _ in range(BATCH_KEYS_MAX // 16_000 + 1):
                 batch.add([many])
         assert store.append(draft(), NOW_MS).queue_offset == 0
+
+
+def test_a_closed_store_writes_no_keys(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"log_segment_bytes": 1 << 21, "queue_segment_units": 5000, "index_entries": 9000}
+    store = small_store(tmp_path, HastyDisk(), index_process=False, **settings)
+    append_long(store, items_of(KEYS_A_STEP))
+    assert store.dispatch_step()
+    store.kill()
+    files = {path: path.read_bytes() for path in (tmp_path / "index").iterdir()}
+    assert not store.dispatch_step()
+    with suppress(StopIteration):
+        next(store.search_by_key("T", "k1", 1, 0, NOW_MS, lambda: False))
+    assert {path: path.read_bytes() for path in (tmp_path / "index").iterdir()} == files

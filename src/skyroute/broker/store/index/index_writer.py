@@ -124,6 +124,10 @@ class IndexWriter:
         process.end()
         return process.progress.position, process.progress.size
 
+    def drop_keys(self) -> None:
+        """Drop the keys that are not in the index yet."""
+        self._keys.clear()
+
     def kill_process(self) -> None:
         """Kill the process, if there is one."""
         if self.process is not None:

@@ -95,7 +95,7 @@ class BatchQueue(TopicQueue):
                 return max(row, first)
 
     def _likely_offset_of(self, row: int) -> int:
-        """As `_offset_of`; if both neighbours of a unit agree on another offset, its own is damaged, and it is theirs."""
+        """As `_offset_of`, but a unit whose neighbours both state another offset is damaged, and has theirs."""
         first = self._offset_of(row)
         if self._first_row < row < self._count - 1 and (previous := self._stop_of(row - 1)) != first:
             following = self._offset_of(row + 1)
